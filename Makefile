@@ -1,0 +1,104 @@
+# What a person needs to work on retinue: `make help` lists it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(shell command -v uv 2>/dev/null)
+# Passed on to the command behind a target: make test ARGS="-k inbox -x"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-slow check format-check lint types imports generated bench crash spec docs \
+	generate requirements clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- the environment: with uv where it is on PATH, otherwise with venv and pip; the same packages either way ---
+
+NEW_ENOUGH := import sys; v = sys.version_info; \
+	v >= (3, 11) or sys.exit("error: retinue needs Python 3.11 or newer, and $(PYTHON) is %d.%d\n" \
+	"try: make setup PYTHON=python3.12" % v[:2])
+
+setup: $(VENV)/.installed ## make .venv with everything pinned (PYTHON=python3.12 chooses the Python)
+
+# Made anew whenever a pin changes, so that nothing stays behind which the pins do not name.
+$(VENV)/.requirements: requirements/build.txt requirements/test.txt
+	@command -v $(PYTHON) >/dev/null || { printf '%s\n' "error: there is no $(PYTHON) on PATH" \
+		"try: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c '$(NEW_ENOUGH)'
+	rm -rf $(VENV)
+ifdef UV
+	uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
+	uv pip install --quiet --python $(BIN)/python --require-hashes $(foreach file,$^,-r $(file))
+else
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
+	$(BIN)/python -m pip uninstall -qq --yes setuptools
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/test.txt
+endif
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.requirements pyproject.toml
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+COMPILE = $(or $(UV),build/uv/bin/uv) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --custom-compile-command "make requirements" $(ARGS)
+
+requirements: ## compile requirements/*.txt again (ARGS=--upgrade takes the newest)
+	@test -n "$(UV)" || test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv; }
+	$(COMPILE) requirements/build.in -o requirements/build.txt
+	$(COMPILE) pyproject.toml -o requirements/run.txt
+	$(COMPILE) pyproject.toml --extra postgres requirements/test.in -o requirements/test.txt
+
+# --- the house ---
+
+run: setup ## open the house in the foreground
+	@$(BIN)/retinue run $(ARGS)
+
+# --- tests ---
+
+test: setup ## every test but the slow ones
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-slow: setup ## the slow tests, with all 200 seeds
+	@RETINUE_SEEDS=200 $(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
+
+crash: setup ## kill a real house again and again, and count what it lost
+	@$(BIN)/python -m retinue.testing.crash $(ARGS)
+
+bench: setup ## measure, and hold each figure against its limit
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+spec: setup ## which checklist lines have a passing test
+	@$(BIN)/python tests/spec_report.py $(ARGS)
+
+# --- what a reviewer would run ---
+
+check: format-check lint types imports generated docs spec ## form, types, imports, generated files, links, checklist
+
+format-check: setup
+	@$(BIN)/ruff format --check
+
+lint: setup
+	@$(BIN)/ruff check
+
+types: setup
+	@$(BIN)/pyright
+
+imports: setup
+	@$(BIN)/python -m pytest -q tests/test_imports.py
+
+generated: setup
+	@$(BIN)/python scripts/generate.py --check
+
+docs: setup ## check that every relative link in the docs leads somewhere
+	@$(BIN)/python scripts/check_links.py
+
+generate: setup ## write the files that are made from the code
+	@$(BIN)/python scripts/generate.py
+
+clean: ## remove what the other targets made, .venv included
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Who is on the staff, and what they are told."""

@@ -1,0 +1,1 @@
+"""Operations in a terminal. Imports the standard library and itself, nothing of ours."""

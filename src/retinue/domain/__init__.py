@@ -1,0 +1,1 @@
+"""The nouns, pure: nothing here imports anything of ours but its neighbours."""

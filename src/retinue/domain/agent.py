@@ -1,0 +1,61 @@
+"""Agents: named definitions. An agent is a template; a session is where it lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from retinue.domain.session import QueuePolicy
+
+TURNS_MAX = 100
+RUN_SECONDS_MAX = 3600.0
+ATTEMPTS_MAX = 3
+CONCURRENCY = 4
+APPROVAL_WAIT_S = 600.0
+
+
+class Delivery(StrEnum):
+    """What becomes of a run that a crash cut off."""
+
+    RESUME = "resume"
+    AT_MOST_ONCE = "at-most-once"
+
+
+class PermissionLevel(StrEnum):
+    RESTRICTED = "restricted"
+    STANDARD = "standard"
+    PRIVILEGED = "privileged"
+    BOSS = "boss"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRules:
+    """Globs over tool names. Deny wins, then ask; what no list names is not offered."""
+
+    allow: tuple[str, ...] = ("*",)
+    ask: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """Who works here: what it is, which model it thinks with, and its bounds."""
+
+    name: str
+    description: str = ""
+    runner: str = "loop"
+    model: str = "guide"
+    instructions: str = ""
+    delivery: Delivery = Delivery.RESUME
+    concurrency: int = CONCURRENCY
+    queue: QueuePolicy = field(default_factory=QueuePolicy)
+    tools: ToolRules = field(default_factory=ToolRules)
+    turns_max: int = TURNS_MAX
+    run_seconds_max: float = RUN_SECONDS_MAX
+    tokens_max: int | None = None
+    cost_microusd_max: int | None = None
+    attempts_max: int = ATTEMPTS_MAX
+    replay_age_s: float | None = None  # None: pending mail is worked however old; 0: none is worked after a restart
+    approval_wait_s: float = APPROVAL_WAIT_S
+    permission_level: PermissionLevel = PermissionLevel.STANDARD
+    version: int = 1

@@ -1,0 +1,34 @@
+"""Approvals: questions put to a person about exact calls, answerable from any door, surviving restarts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from retinue.domain.ids import ApprovalId, RunId, SessionId
+from retinue.domain.tool import Call
+
+APPROVAL_EXPIRES_AFTER_S = 24 * 3600.0
+
+
+class ApprovalState(StrEnum):
+    OPEN = "open"
+    ALLOWED = "allowed"
+    DENIED = "denied"
+    EXPIRED = "expired"
+    CLOSED = "closed"  # its run was cancelled before anyone answered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approval:
+    id: ApprovalId
+    session: SessionId
+    run: RunId
+    calls: tuple[Call, ...]
+    because: str
+    state: ApprovalState
+    asked_at: datetime
+    expires_at: datetime
+    decided_by: str = ""
+    released: bool = False  # its run went on without the answer: a decision now makes a run of its own

@@ -1,0 +1,29 @@
+"""A file that came in or was made, named by the hash of its bytes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+ATTACHMENT_NAME_LENGTH_MAX = 120
+_UNSAFE = re.compile(r"[^\w.\- ()\[\]]", re.UNICODE)
+_INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    hash: str
+    name: str
+    media_type: str
+    size_bytes: int
+
+
+def safe_name(name: str) -> str:
+    """A file name nobody can aim with: no path, no control or direction characters, never empty or hidden."""
+    last = re.split(r"[/\\]", _INVISIBLE.sub("", name))[-1]
+    plain = _UNSAFE.sub("_", last).strip(" .")
+    if len(plain) > ATTACHMENT_NAME_LENGTH_MAX:
+        stem, dot, ending = plain.rpartition(".")
+        keep = ATTACHMENT_NAME_LENGTH_MAX - len(ending) - 1
+        plain = f"{stem[:keep]}.{ending}" if dot and 0 < len(ending) <= 16 else plain[:ATTACHMENT_NAME_LENGTH_MAX]
+    return plain or "file"

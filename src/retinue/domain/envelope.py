@@ -1,0 +1,150 @@
+"""Envelopes: every message in the house, and how each one ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from retinue.domain.address import Address
+from retinue.domain.attachment import Attachment
+from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.session import Origin
+
+TEXT_BYTES_MAX = 262_144
+ATTACHMENTS_MAX = 32
+KEY_LENGTH_MAX = 256
+
+
+class Kind(StrEnum):
+    """What an envelope is for. Only the first two, and a decision, are answered."""
+
+    MESSAGE = "message"  # asks for an answer
+    SYSTEM = "system"  # from another part of the house, read by the model with its origin
+    ANSWER = "answer"  # answers another envelope, and is itself not answered
+    NOTICE = "notice"  # plain words from the house about an envelope: no model was needed for them
+    APPROVAL = "approval"  # a question put to a person
+    DECISION = "decision"  # a person's yes or no, at the head of its lane
+
+
+class Status(StrEnum):
+    PENDING = "pending"
+    CLAIMED = "claimed"
+    PARKED = "parked"
+    DONE = "done"
+
+
+class Outcome(StrEnum):
+    ANSWERED = "answered"
+    DELIVERED = "delivered"
+    NOTED = "noted"
+    REFUSED = "refused"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    DEAD = "dead"
+
+
+class Trust(StrEnum):
+    OWNER = "owner"
+    PERSON = "person"
+    AGENT = "agent"
+    PRIVATE = "private"
+    UNTRUSTED = "untrusted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What a door knows about an envelope beyond its words. Set by the door, never by the sender."""
+
+    sender_name: str = ""
+    username: str = ""
+    chat_title: str = ""
+    from_boss: bool = False
+    platform_id: str = ""
+    approval: str = ""  # which approval a decision decides, or a question asks
+    verdict: str = ""  # "allow" or "deny", on a decision
+
+
+NO_CONTEXT = Context()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An envelope as a door hands it in: parsed, not yet accepted."""
+
+    id: EnvelopeId
+    sender: Address
+    recipient: Address
+    text: str
+    source: str
+    key: str
+    kind: Kind = Kind.MESSAGE
+    origin: Origin | None = None  # which conversation it belongs to; None where the recipient says it all
+    attachments: tuple[Attachment, ...] = ()
+    context: Context = NO_CONTEXT
+    reply_to: EnvelopeId | None = None
+    trust: Trust = Trust.UNTRUSTED
+    silent: bool = False
+    deliver_at: datetime | None = None
+    expires_at: datetime | None = None
+    retry_of: EnvelopeId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """One message from one address to another, just as it is kept."""
+
+    seq: int
+    id: EnvelopeId
+    sender: Address
+    recipient: Address
+    session: SessionId | None
+    kind: Kind
+    text: str
+    attachments: tuple[Attachment, ...]
+    context: Context
+    reply_to: EnvelopeId | None
+    trust: Trust
+    source: str
+    key: str
+    silent: bool
+    deliver_at: datetime | None
+    expires_at: datetime | None
+    due_at: datetime
+    status: Status
+    attempts: int
+    accepted_at: datetime
+    claimed_at: datetime | None
+    settled_at: datetime | None
+    run: RunId | None
+    steered_into: RunId | None  # the run that read it on the side, while it still waits for its own
+    retry_of: EnvelopeId | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """How an envelope ended: exactly one of these for each done envelope."""
+
+    envelope: EnvelopeId
+    outcome: Outcome
+    because: str
+    at: datetime
+    answer: EnvelopeId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """Proof that we accepted: once a door hands this out, the envelope outlives us."""
+
+    envelope: EnvelopeId
+    session: SessionId | None
+    news_seq: int
+    duplicate: bool = False
+    outcome: Outcome | None = None  # set where the envelope was settled in the same commit
+    because: str = ""
+
+
+def answerable(kind: Kind) -> bool:
+    """Whether a run over it owes an answer. An answer is not answered: two agents would never stop."""
+    return kind in (Kind.MESSAGE, Kind.SYSTEM, Kind.DECISION)

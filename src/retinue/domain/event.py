@@ -1,0 +1,54 @@
+"""Events. News is stored with a sequence number in the commit it tells of; deltas live in memory, never replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from retinue.domain.ids import RunId, SessionId
+
+
+class NewsKind(StrEnum):
+    ENVELOPE_ACCEPTED = "envelope.accepted"
+    ENVELOPE_SETTLED = "envelope.settled"
+    SESSION_STARTED = "session.started"
+    SESSION_RESET = "session.reset"
+    SESSION_CHANGED = "session.changed"
+    RUN_STARTED = "run.started"
+    RUN_RESUMED = "run.resumed"
+    RUN_JOINED = "run.joined"
+    RUN_PARKED = "run.parked"
+    RUN_ENDED = "run.ended"
+    STEP_OPENED = "step.opened"
+    STEP_CLOSED = "step.closed"
+    APPROVAL_ASKED = "approval.asked"
+    APPROVAL_DECIDED = "approval.decided"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    seq: int
+    kind: NewsKind
+    session: SessionId | None
+    at: datetime
+    body: dict[str, Any]
+
+
+class DeltaKind(StrEnum):
+    TEXT = "text"
+    THINKING = "thinking"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """A piece of a reply as it is said. `offset` counts characters of this kind within (run, turn, attempt)."""
+
+    session: SessionId
+    run: RunId
+    turn: int
+    attempt: int
+    kind: DeltaKind
+    offset: int
+    text: str

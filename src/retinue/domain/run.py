@@ -1,0 +1,69 @@
+"""Runs: an agent working through what arrived, and the steps it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from retinue.domain.address import Address
+from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.session import LaneKind
+from retinue.domain.tool import Call
+
+
+class RunStatus(StrEnum):
+    RUNNING = "running"
+    PARKED = "parked"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def open(self) -> bool:
+        return self in (RunStatus.RUNNING, RunStatus.PARKED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    id: RunId
+    session: SessionId
+    agent: str
+    lane: LaneKind
+    epoch: int
+    status: RunStatus
+    sender: Address
+    envelopes: tuple[EnvelopeId, ...]
+    first_seq: int  # the run's first record
+    attempt: int
+    started_at: datetime
+    wake_at: datetime | None = None
+    ended_at: datetime | None = None
+    final_text: str | None = None
+    error: str | None = None
+
+
+class StepKind(StrEnum):
+    MODEL = "model"
+    TOOL = "tool"
+
+
+class StepState(StrEnum):
+    OPEN = "open"  # the intent is written; the effect may or may not have happened
+    CLOSED = "closed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One recorded act within a turn: written down before it is done, closed with what came of it."""
+
+    run: RunId
+    turn: int
+    index: int  # 0 is the model's reply, 1.. are the calls it asked for
+    kind: StepKind
+    hash: str
+    attempt: int = 1
+    state: StepState = StepState.OPEN
+    call: Call | None = None
+    reserved_microusd: int = 0

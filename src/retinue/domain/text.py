@@ -1,0 +1,25 @@
+"""Text that every store can keep: no NUL, no lone surrogate."""
+
+from __future__ import annotations
+
+import re
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def is_storable(text: str) -> bool:
+    return _UNSTORABLE.search(text) is None
+
+
+def storable(text: str) -> str:
+    """For words we cannot send back to be corrected: what no store can keep is shown as U+FFFD."""
+    return _UNSTORABLE.sub("\ufffd", text)
+
+
+def clipped_bytes(text: str, bytes_max: int) -> str:
+    """At most so many bytes of UTF-8, and visibly so."""
+    encoded = text.encode()
+    if len(encoded) <= bytes_max:
+        return text
+    notice = f"\n[cut: {len(encoded) - bytes_max} more bytes]"
+    return encoded[: bytes_max - len(notice.encode())].decode(errors="ignore") + notice

@@ -1,0 +1,182 @@
+"""Times as people write and read them. Inside the house every moment is aware and UTC; the owner's zone is for the rim.
+
+Zones are the system's own (`zoneinfo` reads /usr/share/zoneinfo); where a system has none, as Windows, the `tzdata`
+package brings them.
+"""
+
+from __future__ import annotations
+
+import calendar
+import difflib
+import re
+import zoneinfo
+from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+from retinue.domain.errors import Invalid
+
+YEAR_MIN = 1970
+YEAR_MAX = 9999
+AMOUNT_DIGITS_MAX = 9
+WHEN_LENGTH_MAX = 64
+ZONE_LENGTH_MAX = 64
+
+_EPOCH = datetime(YEAR_MIN, 1, 1, tzinfo=UTC)
+_RELATIVE = re.compile(r"[+-](?:[0-9]+[YMDhms])+")
+_AMOUNT = re.compile(r"([0-9]+)([YMDhms])")
+_ABSOLUTE = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.,]([0-9]{1,6}))?)?"
+    r"(Z|[+-][0-9]{2}(?::?[0-9]{2}(?::[0-9]{2})?)?)?"
+)
+_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*")
+# Files that lie among the zones and are none: `right/` counts leap seconds, the others change under our feet.
+_NOT_A_ZONE = frozenset({"right", "posix", "posixrules", "localtime", "Factory"})
+
+
+def parse_when(text: str, *, now: datetime, zone: ZoneInfo) -> datetime:
+    """The moment someone means, aware and UTC. A moment that has passed is returned as it is: it is simply due.
+
+    Three forms are read:
+
+    - `+1M2h`, `-30m`, `+ 1Y 6M`: from now. Units are `Y M D h m s`, and case counts. They may come in any order, each
+      at most once: `+1h30h` is more likely a slip for `+1h30m` than a wish for 31 hours. Years, months and days move
+      the calendar in `zone`, and a day that the month lacks becomes its last; hours, minutes and seconds then elapse.
+    - `2026-01-28T20:30:00Z`, or with an offset such as `+08:00`.
+    - `2026-01-28 20:30`, seconds and fractions optional: the clock on the wall in `zone`. A time that the wall clock
+      skips moves forward by what was skipped, and of a time that it shows twice the first is meant.
+
+    Whatever else is said, and whatever lies outside the years 1970 to 9999, is refused as `time.invalid`.
+    """
+    if len(text) > WHEN_LENGTH_MAX:
+        raise _refused(text, because=f"a time has at most {WHEN_LENGTH_MAX} characters")
+    trimmed = text.strip()
+    try:
+        moment = _relative(trimmed, now, zone) if trimmed.startswith(("+", "-")) else _absolute(trimmed, zone)
+        moment.astimezone(zone)  # A moment that cannot be shown in the owner's zone is out of range too.
+    except OverflowError:
+        raise _out_of_range(text) from None
+    if moment < _EPOCH:
+        raise _out_of_range(text)
+    return moment
+
+
+def show(moment: datetime, zone: ZoneInfo) -> str:
+    """A moment as people and models read it: ISO 8601, whole seconds, with the zone's offset."""
+    try:
+        local = moment.astimezone(zone)
+    except OverflowError:  # The very edge of the calendar exists in UTC alone.
+        local = moment.astimezone(UTC)
+    return local.isoformat(timespec="seconds")
+
+
+def to_ms(moment: datetime) -> int:
+    """Whole unix milliseconds, rounded down; integers throughout, so nothing drifts."""
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def from_ms(ms: int) -> datetime:
+    """The moment of a unix millisecond, aware and UTC: `to_ms` of it is `ms` again."""
+    try:
+        return _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        raise _out_of_range("so many milliseconds") from None
+
+
+def zone(name: str) -> ZoneInfo:
+    """The zone of an IANA name such as `Europe/Berlin`; `zone.unknown` if this system has none of that name."""
+    if len(name) <= ZONE_LENGTH_MAX and _ZONE.fullmatch(name) and name.partition("/")[0] not in _NOT_A_ZONE:
+        try:
+            return ZoneInfo(name)
+        except (KeyError, ValueError, OSError):  # OSError: `Europe` alone is a directory.
+            pass
+    raise Invalid(
+        f"there is no time zone {name[:ZONE_LENGTH_MAX]!r}",
+        because="a zone is a name of the IANA list, and this system has none of that name",
+        try_this=_nearest_zone(name),
+        code="zone.unknown",
+    )
+
+
+def _relative(text: str, now: datetime, zone: ZoneInfo) -> datetime:
+    compact = "".join(text.split())
+    if not _RELATIVE.fullmatch(compact):
+        raise _refused(text, because="after + or - come numbers with the units Y M D h m s; M is months, m is minutes")
+    amounts = dict.fromkeys("YMDhms", 0)
+    seen: set[str] = set()
+    for digits, unit in _AMOUNT.findall(compact):
+        if unit in seen:
+            raise _refused(text, because=f"the unit {unit} is there twice")
+        if len(digits) > AMOUNT_DIGITS_MAX:
+            raise _refused(text, because=f"a number has at most {AMOUNT_DIGITS_MAX} digits")
+        seen.add(unit)
+        amounts[unit] = -int(digits) if compact[0] == "-" else int(digits)
+    moved = _calendar_move(now, months=12 * amounts["Y"] + amounts["M"], days=amounts["D"], zone=zone)
+    return moved + timedelta(hours=amounts["h"], minutes=amounts["m"], seconds=amounts["s"])
+
+
+def _calendar_move(now: datetime, *, months: int, days: int, zone: ZoneInfo) -> datetime:
+    if not months and not days:  # A round trip over the wall clock would lose which of two equal hours it is now.
+        return now.astimezone(UTC)
+    wall = now.astimezone(zone).replace(fold=0)
+    year, month_index = divmod(wall.year * 12 + wall.month - 1 + months, 12)
+    if not MINYEAR <= year <= MAXYEAR:
+        raise OverflowError
+    last_day = calendar.monthrange(year, month_index + 1)[1]
+    wall = wall.replace(year=year, month=month_index + 1, day=min(wall.day, last_day))
+    return (wall + timedelta(days=days)).astimezone(UTC)  # Within one zone, Python adds on the wall clock.
+
+
+def _absolute(text: str, zone: ZoneInfo) -> datetime:
+    match = _ABSOLUTE.fullmatch(text)
+    if match is None:
+        raise _refused(text, because="it is neither a span from now nor a date with a time of day")
+    year, month, day, hour, minute, second, fraction, offset = match.groups()
+    if int(year) < YEAR_MIN - 1:  # The first hours of 1970 in UTC are still 1969 in the west.
+        raise _out_of_range(text)
+    try:
+        # fold=0, as is the default, is the rule we promise: the first of two equal times, and in a gap the offset from
+        # before it, which moves the time forward by exactly the gap.
+        wall = datetime(
+            int(year),
+            int(month),
+            int(day),
+            int(hour),
+            int(minute),
+            int(second or 0),
+            int((fraction or "0").ljust(6, "0")),
+            tzinfo=zone if offset is None else _offset(offset),
+            fold=0,
+        )
+        return wall.astimezone(UTC)
+    except ValueError as error:
+        raise _refused(text, because=f"{error}") from None
+
+
+def _offset(text: str) -> timezone:
+    if text == "Z":
+        return UTC
+    digits = text[1:].replace(":", "").ljust(6, "0")
+    hours, minutes, seconds = int(digits[:2]), int(digits[2:4]), int(digits[4:])
+    if minutes > 59 or seconds > 59:
+        raise ValueError("minutes and seconds of an offset end at 59")
+    span = timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    return timezone(-span if text[0] == "-" else span)
+
+
+def _nearest_zone(name: str) -> str:
+    known = {known.lower(): known for known in zoneinfo.available_timezones()}
+    near = difflib.get_close_matches(name[:ZONE_LENGTH_MAX].lower(), sorted(known), n=1)
+    return known[near[0]] if near else "for example: Europe/Berlin, Asia/Shanghai, UTC"
+
+
+def _refused(text: str, *, because: str) -> Invalid:
+    return Invalid(
+        f"{text[:WHEN_LENGTH_MAX]!r} is not a time",
+        because=because,
+        try_this="for example: +2h30m, +1D, 2026-01-28T20:30 or 2026-01-28T20:30:00+08:00",
+        code="time.invalid",
+    )
+
+
+def _out_of_range(text: str) -> Invalid:
+    return _refused(text, because=f"the house keeps times from {YEAR_MIN} to {YEAR_MAX}")

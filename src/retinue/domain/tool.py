@@ -1,0 +1,64 @@
+"""Tools: what an agent can do, its request, and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+RESULT_CHARS_MAX = 50_000
+
+
+class Effect(StrEnum):
+    READS_PRIVATE = "reads-private"
+    READS_UNTRUSTED = "reads-untrusted"
+    WRITES = "writes"
+    SENDS_OUT = "sends-out"
+    SPENDS = "spends"
+    RUNS_CODE = "runs-code"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """What a tool declares of itself. `repeatable` means: after a crash it may simply run again."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    effects: frozenset[Effect] = frozenset()
+    repeatable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request of a model to use a tool. `id` is unique within its session."""
+
+    id: str
+    tool: str
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def call_hash(call: Call) -> str:
+    """The same for the same tool and arguments: an approval of one call is not an approval of another."""
+    body = json.dumps([call.tool, call.arguments], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(body.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What the model reads of a call. A failure is a result too."""
+
+    call: str
+    tool: str
+    output: str
+    failed: bool = False
+
+
+def clipped(output: str) -> str:
+    """Bounded, and visibly so."""
+    if len(output) <= RESULT_CHARS_MAX:
+        return output
+    notice = f"\n[cut: {len(output) - RESULT_CHARS_MAX} more characters]"
+    return output[:RESULT_CHARS_MAX] + notice

@@ -1,0 +1,344 @@
+"""Claiming: the commit in which a lane takes its next batch, or takes up a run that was cut off or parked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from zoneinfo import ZoneInfo
+
+import sqlalchemy as sa
+
+from retinue.domain.agent import Agent, Delivery
+from retinue.domain.approval import Approval, ApprovalState
+from retinue.domain.envelope import Envelope, Kind, Outcome
+from retinue.domain.event import NewsKind
+from retinue.domain.ids import RunId
+from retinue.domain.record import UserTurn
+from retinue.domain.run import Run, RunStatus, Step, StepKind, StepState
+from retinue.domain.session import BATCH_MAX, Session, Wakefulness, lane_kind
+from retinue.domain.times import from_ms, to_ms
+from retinue.domain.tool import Call
+from retinue.engine.custody import Append, Nothing, Work
+from retinue.engine.endings import close_run
+from retinue.engine.lanes import next_batch
+from retinue.mailroom.inbox import Wake, settle_and_tell
+from retinue.runners import turn_input
+from retinue.store import agents, approvals, envelopes, money, records, runs, sessions
+from retinue.store.house import Page
+
+CLOSED_AT_ONCE_MAX = 100
+LOOKED_AT_MAX = BATCH_MAX + 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What every claim of this house goes by."""
+
+    zone: ZoneInfo
+    opened_ms: int  # when this house was opened: mail older than that waited through a stop
+
+
+def claim(
+    conn: sa.Connection, *, session_id: str, run_id: RunId, now_ms: int, terms: Terms, crashed: bool = True
+) -> Work | Nothing:
+    """Take what this lane does next. `crashed` says that an open run, if there is one, lost its worker to a crash."""
+    page = Page(conn, now_ms)
+    session = sessions.get(conn, session_id)
+    if session is None:
+        return Nothing()
+    agent = agents.find(conn, session.agent)
+    run = runs.open_in(conn, session_id)
+    if agent is None:
+        result = _close_for_missing_agent(page, session, run)
+    elif run is None:
+        result = claim_next(page, session, agent, run_id=run_id, terms=terms)
+    elif run.status is RunStatus.PARKED:
+        result = _take_up_parked(page, session, agent, run)
+    else:
+        result = _take_up_cut_off(page, session, agent, run, crashed=crashed)
+    page.close()
+    return result
+
+
+def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, terms: Terms) -> Work | Nothing:
+    """Start a run over the next batch, its user record and first intent written in this very commit."""
+    conn = page.conn
+    due = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
+    wakes, due = _leave_out_expired(page, session, agent, due, terms)
+    batch = next_batch(due, session.queue.over(agent.queue))
+    append = Append(session, page)
+    if batch.silent:
+        for envelope in batch.silent:
+            append.add(UserTurn(text=turn_input.render_note(envelope), envelopes=(envelope.id,)))
+        ids = [envelope.id for envelope in batch.silent]
+        because = "read by nobody yet, written down for the next turn"
+        envelopes.settle(conn, ids, Outcome.NOTED, because=because, at_ms=page.at_ms)
+        for record, id_ in zip(append.records, ids, strict=True):
+            page.tell(
+                NewsKind.ENVELOPE_SETTLED,
+                session=session.id,
+                envelope=id_,
+                record_seq=record.seq,
+                outcome=Outcome.NOTED.value,
+                because=because,
+            )
+    if not batch.work:
+        more = len(due) >= LOOKED_AT_MAX or bool(wakes)
+        if append.records:
+            records.add(conn, append.records)
+        sessions.guard(
+            conn,
+            session.id,
+            epoch=session.epoch,
+            record_seq=append.seq,
+            wakefulness=Wakefulness.ACTIVE if more else Wakefulness.SLEEPING,
+            at_ms=to_ms(session.updated_at),
+        )
+        return Nothing(wakes, again=more)
+    return _start_run(page, session, agent, append, batch.work, run_id=run_id, terms=terms, wakes=wakes)
+
+
+def _start_run(
+    page: Page,
+    session: Session,
+    agent: Agent,
+    append: Append,
+    batch: tuple[Envelope, ...],
+    *,
+    run_id: RunId,
+    terms: Terms,
+    wakes: tuple[Wake, ...],
+) -> Work:
+    conn = page.conn
+    now = from_ms(page.at_ms)
+    sender, stored, answered = batch[0].sender, (), ()
+    if batch[0].kind is Kind.DECISION:
+        # A late yes: the answer goes to whoever had asked, and the stored calls come first.
+        approval = approvals.get(conn, batch[0].context.approval)
+        asked = runs.get(conn, approval.run) if approval else None
+        if approval is not None and asked is not None:
+            sender = asked.sender
+            stored = approval.calls if approval.state is ApprovalState.ALLOWED else ()
+            answered = (approval,)
+    run = Run(
+        id=run_id,
+        session=session.id,
+        agent=agent.name,
+        lane=lane_kind(session.origin.kind),
+        epoch=session.epoch + 1,
+        status=RunStatus.RUNNING,
+        sender=sender,
+        envelopes=tuple(envelope.id for envelope in batch),
+        first_seq=append.seq + 1,
+        attempt=1,
+        started_at=now,
+    )
+    append.run = run
+    text = turn_input.render(batch, now=now, zone=terms.zone)
+    turn = append.add(UserTurn(text=text, envelopes=run.envelopes))
+    sessions.guard(
+        conn,
+        session.id,
+        epoch=session.epoch,
+        new_epoch=run.epoch,
+        record_seq=append.seq,
+        wakefulness=Wakefulness.ACTIVE,
+        at_ms=page.at_ms,
+    )
+    envelopes.claim(conn, run.envelopes, run=run.id, now_ms=page.at_ms)
+    runs.add(conn, run)
+    records.add(conn, append.records)
+    steps: tuple[Step, ...] = ()
+    if not stored:
+        steps = (first_step(run, agent),)
+        runs.open_step(conn, steps[0], at_ms=page.at_ms)
+    page.tell(
+        NewsKind.RUN_STARTED,
+        session=session.id,
+        run=run.id,
+        record_seq=turn.seq,
+        agent=agent.name,
+        envelopes=run.envelopes,
+        waited_ms=page.at_ms - to_ms(batch[0].due_at),
+    )
+    return Work(
+        run=run,
+        session=replace(session, epoch=run.epoch, record_seq=append.seq),
+        agent=agent,
+        envelopes=batch,
+        open_steps=steps,
+        approvals=answered,
+        stored=stored,
+        fresh=tuple(append.records),
+        wakes=wakes,
+    )
+
+
+def first_step(run: Run, agent: Agent) -> Step:
+    """The intent to ask the model for its first reply."""
+    return Step(run=run.id, turn=0, index=0, kind=StepKind.MODEL, hash=agent.model[:32])
+
+
+def _leave_out_expired(
+    page: Page, session: Session, agent: Agent, due: list[Envelope], terms: Terms
+) -> tuple[tuple[Wake, ...], list[Envelope]]:
+    """Close mail whose time has passed, or that is older than this agent works after a stop. Its sender is told."""
+    wakes: list[Wake] = []
+    kept: list[Envelope] = []
+    for envelope in due:
+        because = _why_expired(page, agent, envelope, terms)
+        if not because:
+            kept.append(envelope)
+            continue
+        text = f"Not worked on: {because}."
+        wakes += settle_and_tell(page, envelope, Outcome.EXPIRED, because=because, text=text, session=session)
+    return tuple(wakes), kept
+
+
+def _why_expired(page: Page, agent: Agent, envelope: Envelope, terms: Terms) -> str:
+    if envelope.expires_at is not None and to_ms(envelope.expires_at) <= page.at_ms:
+        return "it expired before its turn came"
+    due_ms = to_ms(envelope.due_at)
+    if agent.replay_age_s is None or envelope.kind is Kind.DECISION or due_ms >= terms.opened_ms:
+        return ""
+    if terms.opened_ms - due_ms >= agent.replay_age_s * 1000:
+        return (
+            f"it waited through a stop of the house, and {agent.name} works nothing older than {agent.replay_age_s:g} s"
+        )
+    return ""
+
+
+def _close_for_missing_agent(page: Page, session: Session, run: Run | None) -> Nothing:
+    """The agent was let go: its due mail is closed, a bounded number at a time."""
+    because = "agent-not-found"
+    text = f"Not worked on: the agent {session.agent} is no longer here."
+    wakes: list[Wake] = []
+    if run is not None:
+        wakes += close_run(
+            page, session, run, RunStatus.FAILED, Outcome.REFUSED, because=because, text=text, note=because
+        )
+    due = envelopes.due(page.conn, session.id, page.at_ms, limit=CLOSED_AT_ONCE_MAX)
+    for envelope in due:
+        wakes += settle_and_tell(page, envelope, Outcome.REFUSED, because=because, text=text)
+    more = len(due) == CLOSED_AT_ONCE_MAX
+    if not more:
+        sessions.touch(
+            page.conn,
+            session.id,
+            wakefulness=Wakefulness.SLEEPING,
+            snippet=session.snippet,
+            at_ms=to_ms(session.updated_at),
+        )
+    return Nothing(tuple(wakes), again=more)
+
+
+def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Work | Nothing:
+    """Go on with a run that waited for a person: with the answer, or without it when it is needed elsewhere."""
+    conn = page.conn
+    asked = approvals.of_run(conn, run.id)
+    due = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
+    undecided = any(approval.state is ApprovalState.OPEN for approval in asked)
+    waited_enough = run.wake_at is not None and to_ms(run.wake_at) <= page.at_ms
+    if undecided:
+        if not waited_enough and not any(
+            not envelope.silent and envelope.kind is not Kind.DECISION for envelope in due
+        ):
+            _sleep(page, session)
+            return Nothing()
+        approvals.release(conn, run.id)
+        asked = [replace(approval, released=True) for approval in asked]
+    decided = [e.id for e in due if e.kind is Kind.DECISION and any(a.id == e.context.approval for a in asked)]
+    if decided:
+        because = f"the run {run.id[:8]} goes on with it"
+        envelopes.settle(conn, decided, Outcome.NOTED, because=because, at_ms=page.at_ms)
+    return _take_up(
+        page, session, agent, run, asked, attempt=run.attempt, why="a decision" if not undecided else "mail"
+    )
+
+
+def _sleep(page: Page, session: Session) -> None:
+    sessions.guard(
+        page.conn,
+        session.id,
+        epoch=session.epoch,
+        record_seq=session.record_seq,
+        wakefulness=Wakefulness.SLEEPING,
+        at_ms=to_ms(session.updated_at),
+    )
+
+
+def _take_up_cut_off(page: Page, session: Session, agent: Agent, run: Run, *, crashed: bool) -> Work | Nothing:
+    """A run without a worker: resumed from its last closed step, or closed where it must not be tried again."""
+    if crashed and agent.delivery is Delivery.AT_MOST_ONCE:
+        wakes = close_run(
+            page,
+            session,
+            run,
+            RunStatus.FAILED,
+            Outcome.INTERRUPTED,
+            because="daemon-stopped",
+            text="The house stopped while I worked on this. To be safe I did not start over: "
+            "send it again if it still matters.",
+            note="The house stopped in the middle of this run; it was not taken up again.",
+        )
+        return Nothing(wakes, again=True)
+    if crashed and run.attempt >= agent.attempts_max:
+        because = f"cut off {run.attempt} times"
+        wakes = close_run(
+            page,
+            session,
+            run,
+            RunStatus.FAILED,
+            Outcome.DEAD,
+            because=because,
+            text=f"I gave up on this: the run was {because} by a stop of the house. It is kept under `retinue dead`.",
+            note=f"This run was given up: {because}.",
+        )
+        return Nothing(wakes, again=True)
+    if crashed:
+        envelopes.count_attempt(page.conn, run.id)
+        # Whatever was asked for when the light went out may have been paid for.
+        money.count_as_spent(page.conn, run.id)
+    asked = approvals.of_run(page.conn, run.id)
+    return _take_up(page, session, agent, run, asked, attempt=run.attempt + 1 if crashed else run.attempt, why="a stop")
+
+
+def _take_up(
+    page: Page, session: Session, agent: Agent, run: Run, asked: list[Approval], *, attempt: int, why: str
+) -> Work:
+    conn = page.conn
+    epoch = session.epoch + 1
+    sessions.guard(
+        conn,
+        session.id,
+        epoch=session.epoch,
+        new_epoch=epoch,
+        record_seq=session.record_seq,
+        wakefulness=Wakefulness.ACTIVE,
+        at_ms=page.at_ms,
+    )
+    runs.take_up(conn, run.id, epoch=epoch, attempt=attempt)
+    if run.status is RunStatus.PARKED:
+        envelopes.unpark(conn, run.id)
+    held = tuple(envelopes.held(conn, run.id))
+    page.tell(NewsKind.RUN_RESUMED, session=session.id, run=run.id, after=why, attempt=attempt)
+    stored, late = _stored_calls(conn, held)
+    steps = tuple(step for step in runs.steps(conn, run.id) if step.state is StepState.OPEN)
+    return Work(
+        run=replace(run, epoch=epoch, attempt=attempt, status=RunStatus.RUNNING, wake_at=None),
+        session=replace(session, epoch=epoch),
+        agent=agent,
+        envelopes=held,
+        open_steps=steps,
+        approvals=(*asked, *late),
+        stored=stored,
+    )
+
+
+def _stored_calls(conn: sa.Connection, held: tuple[Envelope, ...]) -> tuple[tuple[Call, ...], tuple[Approval, ...]]:
+    """The calls that a run over a late decision performs first."""
+    for envelope in held:
+        if envelope.kind is Kind.DECISION:
+            approval = approvals.get(conn, envelope.context.approval)
+            if approval is not None:
+                return (approval.calls if approval.state is ApprovalState.ALLOWED else ()), (approval,)
+    return (), ()

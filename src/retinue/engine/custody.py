@@ -1,0 +1,69 @@
+"""What a worker holds while it works a run: its claim on a session, valid for one epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from retinue.domain.agent import Agent
+from retinue.domain.approval import Approval
+from retinue.domain.envelope import Envelope
+from retinue.domain.record import Body, Record, RecordKind, kind_of
+from retinue.domain.run import Run, Step
+from retinue.domain.session import QueuePolicy, Session
+from retinue.domain.times import from_ms
+from retinue.domain.tool import Call
+from retinue.mailroom.inbox import Wake
+from retinue.store.house import Page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A run that is ours to work on, as the claiming commit left it."""
+
+    run: Run
+    session: Session
+    agent: Agent
+    envelopes: tuple[Envelope, ...]
+    open_steps: tuple[Step, ...] = ()
+    approvals: tuple[Approval, ...] = ()
+    stored: tuple[Call, ...] = ()
+    fresh: tuple[Record, ...] = ()  # what the claim itself appended
+    wakes: tuple[Wake, ...] = ()
+
+    @property
+    def queue(self) -> QueuePolicy:
+        return self.session.queue.over(self.agent.queue)
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Nothing to work on. `again` means: something was closed, and there may be more behind it."""
+
+    wakes: tuple[Wake, ...] = ()
+    again: bool = False
+
+
+@dataclass(slots=True)
+class Append:
+    """Records to be appended to a session within one commit, numbered from where the session stands."""
+
+    session: Session
+    page: Page
+    run: Run | None = None
+    records: list[Record] = field(default_factory=list[Record])
+
+    @property
+    def seq(self) -> int:
+        return self.records[-1].seq if self.records else self.session.record_seq
+
+    def add(self, body: Body, *, kind: RecordKind | None = None) -> Record:
+        record = Record(
+            session=self.session.id,
+            seq=self.seq + 1,
+            kind=kind or kind_of(body),
+            body=body,
+            at=from_ms(self.page.at_ms),
+            run=self.run.id if self.run else None,
+        )
+        self.records.append(record)
+        return record

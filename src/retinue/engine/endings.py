@@ -1,0 +1,417 @@
+"""Endings: the commits in which a run finishes, fails, parks or is cancelled, each closing all it owes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.approval import APPROVAL_EXPIRES_AFTER_S, Approval, ApprovalState
+from retinue.domain.envelope import (
+    TEXT_BYTES_MAX,
+    Context,
+    Draft,
+    Envelope,
+    Kind,
+    Outcome,
+    Trust,
+    answerable,
+)
+from retinue.domain.errors import Conflict
+from retinue.domain.event import NewsKind
+from retinue.domain.ids import ApprovalId, EnvelopeId, RunId, SessionId, derived, short
+from retinue.domain.record import Mark, Note, RecordKind, Reply
+from retinue.domain.run import Run, RunStatus
+from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness
+from retinue.domain.text import clipped_bytes
+from retinue.domain.times import from_ms, to_ms
+from retinue.domain.tool import ToolResult
+from retinue.engine.custody import Append, Work
+from retinue.engine.writing import Closing, write_closings
+from retinue.mailroom.inbox import Wake, enter, notify, settle_and_tell
+from retinue.mailroom.routing import OWNER, answer_address
+from retinue.runners.base import Finished, Parked
+from retinue.store import approvals, envelopes, money, records, runs, sessions
+from retinue.store.house import Page
+
+CLEARED_MAX = 1000
+CHILDREN_MAX = 1000
+NO_WORDS = "(The model ended without a word.)"
+
+
+def finish(page: Page, work: Work, closings: Sequence[Closing], finished: Finished) -> tuple[Session, tuple[Wake, ...]]:
+    """The answer, the outcomes, the last records and the run's end. The caller goes on to claim in the same commit."""
+    conn = page.conn
+    append = Append(work.session, page, work.run)
+    write_closings(append, closings)
+    sessions.guard(
+        conn,
+        work.session.id,
+        epoch=work.session.epoch,
+        record_seq=append.seq,
+        wakefulness=Wakefulness.ACTIVE,
+        at_ms=page.at_ms,
+    )
+    if append.records:
+        records.add(conn, append.records)
+    owed = [e for e in work.envelopes if answerable(e.kind)]
+    unowed = [e.id for e in work.envelopes if not answerable(e.kind)]
+    wakes: tuple[Wake, ...] = ()
+    answer: Draft | None = None
+    if owed:
+        answer = _answer(work, owed, finished)
+        if answer is not None:
+            wakes = enter(page, answer).wakes
+        envelopes.settle(
+            conn,
+            [e.id for e in owed],
+            Outcome.ANSWERED,
+            because="answered" if answer else "the agent chose to say nothing",
+            at_ms=page.at_ms,
+            answer=answer.id if answer else None,
+            silent=answer is None,
+        )
+    if unowed:
+        envelopes.settle(conn, unowed, Outcome.NOTED, because="read; it asks for no answer", at_ms=page.at_ms)
+    runs.end(
+        conn,
+        work.run.id,
+        RunStatus.COMPLETED,
+        at_ms=page.at_ms,
+        final_text=finished.text,
+        context_length=finished.context_length,
+    )
+    if answer is not None:
+        sessions.set_snippet(conn, work.session.id, answer.text[:SNIPPET_LENGTH_MAX])
+    page.tell(
+        NewsKind.RUN_ENDED,
+        session=work.session.id,
+        run=work.run.id,
+        record_seq=append.records[-1].seq if append.records else None,
+        status=RunStatus.COMPLETED.value,
+        outcome=(Outcome.ANSWERED if owed else Outcome.NOTED).value,
+        answer=answer.id if answer else None,
+        envelopes=[e.id for e in work.envelopes],
+    )
+    return replace(work.session, record_seq=append.seq), wakes
+
+
+def _answer(work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft | None:
+    to = answer_address(work.run.sender, origin=work.session.origin)
+    if to is None or finished.silent:
+        return None
+    return Draft(
+        id=EnvelopeId(derived(work.run.id, "answer")),
+        sender=address.agent(work.agent.name, work.session.id),
+        recipient=to,
+        text=clipped_bytes(finished.text, TEXT_BYTES_MAX) or NO_WORDS,
+        source="run",
+        key=f"{work.run.id}/answer",
+        kind=Kind.ANSWER,
+        reply_to=owed[-1].id,
+        trust=Trust.AGENT,
+    )
+
+
+def fail(
+    conn: sa.Connection, *, work: Work, closings: Sequence[Closing], now_ms: int, error: str, text: str
+) -> tuple[Wake, ...]:
+    """A run that broke: what it held is dead but kept, and the person reads why in plain words."""
+    page = Page(conn, now_ms)
+    session = _write_last_words(page, work, closings)
+    wakes = close_run(
+        page,
+        session,
+        work.run,
+        RunStatus.FAILED,
+        Outcome.DEAD,
+        because=error,
+        text=text,
+        note=f"This run failed: {error}",
+    )
+    page.close()
+    return wakes
+
+
+def _write_last_words(page: Page, work: Work, closings: Sequence[Closing]) -> Session:
+    """Prove that the session is still ours, and keep what had come back but was not yet written."""
+    append = Append(work.session, page, work.run)
+    write_closings(append, closings)
+    sessions.guard(
+        page.conn,
+        work.session.id,
+        epoch=work.session.epoch,
+        record_seq=append.seq,
+        wakefulness=Wakefulness.ACTIVE,
+        at_ms=page.at_ms,
+    )
+    if append.records:
+        records.add(page.conn, append.records)
+    return replace(work.session, record_seq=append.seq)
+
+
+def close_run(
+    page: Page,
+    session: Session,
+    run: Run,
+    status: RunStatus,
+    outcome: Outcome,
+    *,
+    because: str,
+    text: str,
+    note: str,
+) -> tuple[Wake, ...]:
+    """End an open run before it came to an answer: every open call gets a result, every envelope an outcome.
+
+    Raises the epoch, so that a worker who still holds the run can write nothing more.
+    """
+    conn = page.conn
+    held = envelopes.held(conn, run.id)
+    append = Append(session, page, run)
+    own, _ = records.read(conn, session.id, first=run.first_seq, last=session.record_seq)
+    closed = {r.body.call for r in own if isinstance(r.body, ToolResult)}
+    for record in own:
+        if isinstance(record.body, Reply):
+            for call in record.body.calls:
+                if call.id not in closed:
+                    append.add(interrupted(call.id, call.tool))
+    last = append.add(Note(text=note))
+    sessions.guard(
+        conn,
+        session.id,
+        epoch=session.epoch,
+        new_epoch=session.epoch + 1,
+        record_seq=append.seq,
+        wakefulness=Wakefulness.ACTIVE,
+        at_ms=page.at_ms,
+    )
+    records.add(conn, append.records)
+    runs.abandon_steps(conn, run.id, at_ms=page.at_ms)
+    money.count_as_spent(conn, run.id)
+    approvals.close(conn, run.id, at_ms=page.at_ms)
+    runs.end(conn, run.id, status, at_ms=page.at_ms, error=because)
+    wakes: tuple[Wake, ...] = ()
+    if held:
+        envelopes.settle(conn, [e.id for e in held], outcome, because=because, at_ms=page.at_ms)
+        newest = next((e for e in reversed(held) if answerable(e.kind)), held[-1])
+        to = run.sender if newest.kind is Kind.DECISION else newest.sender
+        wakes = notify(page, to, newest.id, newest.kind, f"{outcome}", text, session=session)
+    page.tell(
+        NewsKind.RUN_ENDED,
+        session=session.id,
+        run=run.id,
+        record_seq=last.seq,
+        status=status.value,
+        outcome=outcome.value,
+        because=because,
+        envelopes=[e.id for e in held],
+    )
+    return wakes
+
+
+def interrupted(call: str, tool: str) -> ToolResult:
+    """What a model reads of a call that nobody saw the end of."""
+    return ToolResult(
+        call=call,
+        tool=tool,
+        output="Interrupted: this call may or may not have taken effect. Check before you repeat it.",
+        failed=True,
+    )
+
+
+def park(
+    conn: sa.Connection, *, work: Work, closings: Sequence[Closing], parked: Parked, now_ms: int
+) -> tuple[Wake, ...]:
+    """Put the question to a person and let go of everything else."""
+    page = Page(conn, now_ms)
+    append = Append(work.session, page, work.run)
+    write_closings(append, closings)
+    sessions.guard(
+        conn,
+        work.session.id,
+        epoch=work.session.epoch,
+        record_seq=append.seq,
+        wakefulness=Wakefulness.SLEEPING,
+        at_ms=page.at_ms,
+    )
+    if append.records:
+        records.add(conn, append.records)
+    now = from_ms(page.at_ms)
+    approval = Approval(
+        id=ApprovalId(derived(work.run.id, f"approval/{parked.turn}/{parked.calls[0].id}")),
+        session=work.session.id,
+        run=work.run.id,
+        calls=parked.calls,
+        because=parked.because,
+        state=ApprovalState.OPEN,
+        asked_at=now,
+        expires_at=now + timedelta(seconds=APPROVAL_EXPIRES_AFTER_S),
+    )
+    approvals.add(conn, approval, turn=parked.turn)
+    envelopes.park(conn, work.run.id)
+    wake_at = now + timedelta(seconds=work.agent.approval_wait_s)
+    runs.park(conn, work.run.id, wake_ms=to_ms(wake_at))
+    wakes = enter(page, _question(work, approval)).wakes
+    page.tell(
+        NewsKind.APPROVAL_ASKED, session=work.session.id, run=work.run.id, approval=approval.id, calls=parked.calls
+    )
+    page.tell(NewsKind.RUN_PARKED, session=work.session.id, run=work.run.id, approval=approval.id)
+    page.close()
+    return wakes
+
+
+def _question(work: Work, approval: Approval) -> Draft:
+    calls = "\n".join(f"- {call.tool} {call.arguments}" for call in approval.calls)
+    # A person who asked is asked; for everyone else the owner answers.
+    to = work.run.sender if work.run.sender.kind is address.AddressKind.PERSON else OWNER
+    return Draft(
+        id=EnvelopeId(derived(approval.id, "question")),
+        sender=address.agent(work.agent.name, work.session.id),
+        recipient=to,
+        text=clipped_bytes(
+            f"May I?\n{calls}\nAnswer with: /allow {short(approval.id)} or /deny {short(approval.id)}", TEXT_BYTES_MAX
+        ),
+        source="run",
+        key=f"{approval.id}/question",
+        kind=Kind.APPROVAL,
+        reply_to=work.envelopes[-1].id if work.envelopes else None,
+        trust=Trust.AGENT,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What a cancel did: the runs it ended, in which sessions, and how much waiting mail it cleared."""
+
+    runs: tuple[RunId, ...]
+    lanes: tuple[SessionId, ...]
+    cleared: int
+    wakes: tuple[Wake, ...]
+
+
+def cancel(
+    conn: sa.Connection,
+    *,
+    session_id: str,
+    by: str,
+    why: str,
+    now_ms: int,
+    clear_due: bool = False,
+    only_for_newer: bool = False,
+    reset: str | None = None,
+) -> Cancelled:
+    """End the open run of a session and of every session below it. Scheduled and future mail is left alone.
+
+    `only_for_newer` does nothing unless other mail is due (queue mode interrupt); `reset` also appends a marker.
+    """
+    page = Page(conn, now_ms)
+    ended: list[RunId] = []
+    lanes: list[SessionId] = []
+    wakes: list[Wake] = []
+    cleared = 0
+    if only_for_newer and not any(not e.silent for e in envelopes.due(conn, session_id, page.at_ms, limit=10)):
+        page.close()
+        return Cancelled((), (), 0, ())
+    below = [session_id]
+    for id_ in below:  # grows as children are found; each session has one parent, so it ends
+        session = sessions.get(conn, id_)
+        if session is None:
+            continue
+        run = runs.open_in(conn, id_)
+        if run is not None:
+            because = f"cancelled by {by}: {why}"
+            text = f"Stopped: {why}."
+            note = f"This run was cancelled by {by}: {why}."
+            wakes += close_run(
+                page, session, run, RunStatus.CANCELLED, Outcome.CANCELLED, because=because, text=text, note=note
+            )
+            ended.append(run.id)
+            lanes.append(session.id)
+        if clear_due:
+            counted, told = _clear_due(page, session, by=by, why=why)
+            cleared += counted
+            wakes += told
+        if len(below) < CHILDREN_MAX:
+            below += [child.id for child in sessions.children(conn, id_, limit=CHILDREN_MAX - len(below))]
+    if reset is not None:
+        _mark_reset(page, session_id, reset)
+    page.close()
+    return Cancelled(tuple(ended), tuple(lanes), cleared, tuple(wakes))
+
+
+def _clear_due(page: Page, session: Session, *, by: str, why: str) -> tuple[int, list[Wake]]:
+    wakes: list[Wake] = []
+    cleared = 0
+    for envelope in envelopes.due(page.conn, session.id, page.at_ms, limit=CLEARED_MAX):
+        if envelope.sender.kind is address.AddressKind.SCHEDULE or envelope.deliver_at is not None or envelope.silent:
+            continue
+        because = f"cancelled by {by}: {why}"
+        wakes += settle_and_tell(
+            page,
+            envelope,
+            Outcome.CANCELLED,
+            because=because,
+            text=f"Stopped before it was read: {why}.",
+            session=session,
+        )
+        cleared += 1
+    return cleared, wakes
+
+
+def _mark_reset(page: Page, session_id: str, message: str) -> None:
+    session = sessions.get(page.conn, session_id)
+    if session is None:
+        return
+    append = Append(session, page)
+    mark = append.add(Mark(text=message), kind=RecordKind.RESET)
+    records.add(page.conn, append.records)
+    sessions.set_context_from(page.conn, session_id, mark.seq, at_ms=page.at_ms)
+    page.tell(NewsKind.SESSION_RESET, session=session_id, record_seq=mark.seq)
+
+
+def answer_approval(
+    conn: sa.Connection, *, approval_text: str, allow: bool, person: str, envelope_id: EnvelopeId, now_ms: int
+) -> tuple[Approval, tuple[Wake, ...]]:
+    """A person decides. The first answer counts; the decision travels as an envelope at the head of its lane."""
+    page = Page(conn, now_ms)
+    approval = approvals.resolve(conn, approval_text)
+    state = ApprovalState.ALLOWED if allow else ApprovalState.DENIED
+    if approval.state is ApprovalState.OPEN and to_ms(approval.expires_at) <= page.at_ms:
+        approvals.decide(conn, approval.id, ApprovalState.EXPIRED, by="house", at_ms=page.at_ms)
+        approval = replace(approval, state=ApprovalState.EXPIRED)
+    if not approvals.decide(conn, approval.id, state, by=person, at_ms=page.at_ms):
+        raise Conflict(
+            f"approval {short(approval.id)} is no longer open",
+            because=f"it is {approval.state}" + (f" by {approval.decided_by}" if approval.decided_by else ""),
+            try_this="ask the agent again if it still matters",
+            code="approval.not-open",
+        )
+    session = sessions.get(conn, approval.session)
+    assert session is not None  # approvals point to sessions, which are never removed while they do
+    word = "allowed" if allow else "denied"
+    tools = ", ".join(call.tool for call in approval.calls)
+    draft = Draft(
+        id=envelope_id,
+        sender=address.person(person),
+        recipient=address.agent(session.agent, session.id),
+        text=f"{person} {word} {tools} (approval {short(approval.id)}).",
+        source=f"person:{person}",
+        key=f"{approval.id}/decision",
+        kind=Kind.DECISION,
+        context=Context(approval=approval.id, verdict="allow" if allow else "deny"),
+        trust=Trust.OWNER,
+    )
+    wakes = enter(page, draft).wakes
+    page.tell(
+        NewsKind.APPROVAL_DECIDED,
+        session=session.id,
+        run=approval.run,
+        approval=approval.id,
+        state=state.value,
+        by=person,
+    )
+    page.close()
+    return replace(approval, state=state, decided_by=person), wakes

@@ -1,0 +1,361 @@
+"""Whose turn it is. The embedded engine: in-process wake-ups over the store, one task for each lane that works."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+from zoneinfo import ZoneInfo
+
+import sqlalchemy as sa
+
+from retinue.domain.approval import Approval
+from retinue.domain.envelope import Envelope, Outcome
+from retinue.domain.errors import Stale, StoreError
+from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.ports import Clock, Faults, Ids
+from retinue.domain.session import OriginKind, QueueMode, lane_kind
+from retinue.domain.times import to_ms
+from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, claim
+from retinue.engine.custody import Nothing, Work
+from retinue.engine.endings import Cancelled, answer_approval, cancel
+from retinue.engine.lanes import Ready, Slots
+from retinue.engine.live import Live
+from retinue.engine.runs import Watch
+from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Wake, settle_and_tell
+from retinue.runners.base import Runner
+from retinue.schedules.clock import Alarm
+from retinue.store import agents, approvals, envelopes, runs, sessions
+from retinue.store.connection import NO_FAULTS, Store
+from retinue.store.house import Page
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 30.0
+STORE_RETRY_S = 1.0
+LANES_LOOKED_UP_MAX = 1_000
+
+
+class Engine(Protocol):
+    """What the rest of the house asks of an engine, embedded or distributed."""
+
+    async def start(self) -> None:
+        """Take up what was cut off, then whatever is due."""
+        ...
+
+    async def stop(self, *, drain_s: float = DRAIN_S) -> None:
+        """Claim nothing more, let what runs finish within the time given, and leave the rest to be taken up."""
+        ...
+
+    def wake(self, wake: Wake) -> None:
+        """Something may have changed. A hint: the store is the truth, and a lost hint is found by the alarm."""
+        ...
+
+    async def cancel(self, session: SessionId, *, by: str, why: str, clear_due: bool = False) -> Cancelled: ...
+
+    async def reset(self, session: SessionId, *, by: str, message: str = "") -> Cancelled: ...
+
+    async def answer(self, approval: str, *, allow: bool, person: str) -> Approval: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    wake: LaneWake
+    task: asyncio.Task[None] | None = None
+    again: bool = False  # woken while it worked: look once more before going to sleep
+    mode: QueueMode = QueueMode.COLLECT
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the alarm found."""
+
+    lanes: list[LaneWake]
+    rooms: list[str]
+    overdue: bool
+    next_ms: int | None
+
+
+class EmbeddedEngine:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        ids: Ids,
+        runners: Mapping[str, Runner],
+        *,
+        live: Live,
+        homes: Callable[[str], Path],
+        zone: ZoneInfo,
+        slots: Slots | None = None,
+        deliver: Callable[[str], None] = lambda _channel: None,
+        faults: Faults = NO_FAULTS,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._deliver = deliver
+        self._terms = Terms(zone=zone, opened_ms=to_ms(clock.now()))
+        self._watch = Watch(store, clock, runners, live, self._terms, homes, faults)
+        self._concurrency: dict[str, int] = {}
+        self._ready = Ready(slots or Slots(), lambda agent: self._concurrency.get(agent, 1))
+        self._lanes: dict[SessionId, _Lane] = {}
+        self._left_open: set[SessionId] = set()
+        self._side: set[asyncio.Task[None]] = set()
+        self._looked_ms = 0
+        self._alarm = Alarm(clock, self._ring)
+        self._stopping = False
+
+    async def start(self) -> None:
+        self._concurrency = await self._store.read(
+            lambda conn: {agent.name: agent.concurrency for agent in agents.everyone(conn)}
+        )
+        active = await self._store.scan(lambda conn: sessions.active(conn, limit=LANES_LOOKED_UP_MAX))
+        for session, agent, origin in active:
+            self.wake(LaneWake(session, agent, lane_kind(origin)))
+        self._ready.overflowed = self._ready.overflowed or len(active) == LANES_LOOKED_UP_MAX
+        self._alarm.start()
+
+    async def stop(self, *, drain_s: float = DRAIN_S) -> None:
+        self._stopping = True
+        await self._alarm.stop()
+        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        if tasks and drain_s > 0:
+            await asyncio.wait(tasks, timeout=drain_s)
+        self.abandon()
+        await asyncio.gather(*tasks, *self._side, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Drop everything where it is, as a crash would. The store says how to go on."""
+        self._stopping = True
+        self._alarm.abandon()
+        for lane in self._lanes.values():
+            if lane.task is not None:
+                lane.task.cancel()
+        for task in self._side:
+            task.cancel()
+
+    @property
+    def active(self) -> int:
+        """How many lanes work at this moment."""
+        return len(self._lanes)
+
+    def wake(self, wake: Wake) -> None:
+        match wake:
+            case RoomWake(channel):
+                self._deliver(channel)
+            case ClockWake():
+                self._alarm.poke()
+            case LaneWake():
+                self._wake_lane(wake)
+
+    def agent_changed(self, name: str, concurrency: int) -> None:
+        """An agent was added or has other bounds now."""
+        self._concurrency[name] = concurrency
+        self._dispatch()
+
+    async def cancel(self, session: SessionId, *, by: str, why: str, clear_due: bool = False) -> Cancelled:
+        return await self._cancel(session, by=by, why=why, clear_due=clear_due)
+
+    async def reset(self, session: SessionId, *, by: str, message: str = "") -> Cancelled:
+        return await self._cancel(session, by=by, why="the session was reset", reset=message)
+
+    async def answer(self, approval: str, *, allow: bool, person: str) -> Approval:
+        body = partial(
+            answer_approval,
+            approval_text=approval,
+            allow=allow,
+            person=person,
+            envelope_id=EnvelopeId(self._ids.new()),
+            now_ms=self._now_ms(),
+        )
+        decided, wakes = await self._store.write(body, point="decide")
+        self._wake_all(wakes)
+        return decided
+
+    # Lanes
+
+    def _wake_lane(self, wake: LaneWake) -> None:
+        lane = self._lanes.get(wake.session)
+        if lane is None:
+            self._ready.push(wake)
+            self._dispatch()
+            return
+        lane.again = True
+        if wake.loud and lane.mode is QueueMode.INTERRUPT:
+            self._aside(self._interrupt(wake.session))
+
+    def _wake_all(self, wakes: tuple[Wake, ...]) -> None:
+        for wake in wakes:
+            self.wake(wake)
+
+    def _dispatch(self) -> None:
+        while not self._stopping and (wake := self._ready.take()) is not None:
+            lane = _Lane(wake)
+            self._lanes[wake.session] = lane
+            lane.task = asyncio.create_task(self._drain(lane), name=f"lane {wake.session[:8]}")
+        if self._ready.overflowed and len(self._ready) == 0:
+            # Lanes that did not fit in memory are still in the store: look for them from the beginning.
+            self._ready.overflowed = False
+            self._looked_ms = 0
+            self._alarm.poke()
+
+    async def _drain(self, lane: _Lane) -> None:
+        """Work a lane until nothing is due, or until another lane waits for its slot."""
+        wake = lane.wake
+        more = False
+        try:
+            more = await self._work_lane(lane)
+        except Stale as error:
+            log.info("run taken over", extra={"session": wake.session, "error": error.sentence})
+        except StoreError as error:
+            log.error("store failed, lane waits", extra={"session": wake.session, "code": error.code})
+            self._left_open.add(wake.session)
+            self._aside(self._wake_later(wake))
+        except asyncio.CancelledError:
+            if not lane.cancelled:
+                raise
+        except Exception:
+            log.exception("lane broke", extra={"session": wake.session})
+            self._aside(self._wake_later(wake))
+        finally:
+            self._lanes.pop(wake.session, None)
+            self._ready.release(wake)
+            if not self._stopping:
+                if more or lane.again or lane.cancelled:
+                    self._ready.push(wake)
+                self._dispatch()
+
+    async def _work_lane(self, lane: _Lane) -> bool:
+        """Whether more may wait behind what was done."""
+        session = lane.wake.session
+        lane.again = False
+        claimed = await self._claim(session)
+        self._wake_all(claimed.wakes)
+        while isinstance(claimed, Work):
+            lane.mode = claimed.queue.mode
+            ended = await self._watch.over(
+                claimed,
+                next_run=RunId(self._ids.new()),
+                has_mail=lambda: lane.again,
+                contended=lambda: self._stopping or self._ready.contended(lane.wake),
+            )
+            self._wake_all(ended.wakes)
+            if ended.next is None:
+                return ended.more
+            claimed = ended.next
+        return claimed.again
+
+    async def _claim(self, session: SessionId) -> Work | Nothing:
+        crashed = session not in self._left_open
+        body = partial(
+            claim,
+            session_id=session,
+            run_id=RunId(self._ids.new()),
+            now_ms=self._now_ms(),
+            terms=self._terms,
+            crashed=crashed,
+        )
+        claimed = await self._store.write(body, point="claim")
+        self._left_open.discard(session)
+        return claimed
+
+    # Cancelling
+
+    async def _interrupt(self, session: SessionId) -> None:
+        await self._cancel(session, by="house", why="newer mail arrived", only_for_newer=True)
+
+    async def _cancel(
+        self,
+        session: SessionId,
+        *,
+        by: str,
+        why: str,
+        clear_due: bool = False,
+        only_for_newer: bool = False,
+        reset: str | None = None,
+    ) -> Cancelled:
+        body = partial(
+            cancel,
+            session_id=session,
+            by=by,
+            why=why,
+            now_ms=self._now_ms(),
+            clear_due=clear_due,
+            only_for_newer=only_for_newer,
+            reset=reset,
+        )
+        done = await self._store.write(body, point="cancel")
+        # Committed first, then stopped: from here on the worker's epoch is outdated and it can write nothing.
+        for ended in done.lanes:
+            lane = self._lanes.get(ended)
+            if lane is not None and lane.task is not None:
+                lane.cancelled = True
+                lane.task.cancel()
+        self._wake_all(done.wakes)
+        return done
+
+    # The clock
+
+    async def _ring(self) -> float | None:
+        """Wake whatever came due; say when to ring again, as seconds from now."""
+        now_ms = self._now_ms()
+        since_ms = min(self._looked_ms, now_ms)
+        look = await self._store.scan(partial(look_around, since_ms=since_ms, now_ms=now_ms))
+        self._looked_ms = now_ms
+        if look.overdue:
+            closed = await self._store.write(partial(sweep, now_ms=now_ms), point="sweep")
+            self._wake_all(closed)
+        for lane in look.lanes:
+            self.wake(lane)
+        for room in look.rooms:
+            self._deliver(room)
+        if len(look.lanes) >= LANES_LOOKED_UP_MAX:
+            self._ready.overflowed = True
+        if look.next_ms is None:
+            return None
+        return max(0.0, (look.next_ms - now_ms) / 1000)
+
+    async def _wake_later(self, wake: LaneWake) -> None:
+        await self._clock.sleep(STORE_RETRY_S)
+        self.wake(wake)
+
+    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._side.add(task)
+        task.add_done_callback(self._side.discard)
+
+    def _now_ms(self) -> int:
+        return to_ms(self._clock.now())
+
+
+def look_around(conn: sa.Connection, *, since_ms: int, now_ms: int) -> Look:
+    """What the store has for the clock: lanes and channels with something due, and the next moment to look again."""
+    due = envelopes.due_lanes(conn, since_ms=since_ms, now_ms=now_ms, limit=LANES_LOOKED_UP_MAX)
+    lanes = [LaneWake(lane.session, lane.agent, lane_kind(OriginKind(lane.origin_kind))) for lane in due]
+    lanes += [
+        LaneWake(session, agent, lane) for session, agent, lane in runs.waking(conn, now_ms, limit=LANES_LOOKED_UP_MAX)
+    ]
+    rooms = envelopes.due_rooms(conn, now_ms, limit=LANES_LOOKED_UP_MAX)
+    moments = [envelopes.next_moment_ms(conn, now_ms), runs.next_wake_ms(conn), approvals.next_expiry_ms(conn)]
+    next_ms = min((m for m in moments if m is not None), default=None)
+    overdue = any(m is not None and m <= now_ms for m in (envelopes.next_expiry_ms(conn), moments[2]))
+    return Look(lanes, rooms, overdue, next_ms)
+
+
+def sweep(conn: sa.Connection, *, now_ms: int) -> tuple[Wake, ...]:
+    """Close what expired while it waited, a bounded number at a time, and tell whoever sent it."""
+    page = Page(conn, now_ms)
+    wakes: list[Wake] = []
+    expired: list[Envelope] = envelopes.expired(conn, now_ms, limit=CLOSED_AT_ONCE_MAX)
+    for envelope in expired:
+        because = "it expired before its turn came"
+        wakes += settle_and_tell(page, envelope, Outcome.EXPIRED, because=because, text=f"Not worked on: {because}.")
+    approvals.expire(conn, now_ms)
+    page.close()
+    return (*wakes, ClockWake())

@@ -1,0 +1,132 @@
+"""Lanes: order within a session, and who gets the next free slot. Nothing here touches the store."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from retinue.domain.envelope import Envelope, Kind, answerable
+from retinue.domain.ids import SessionId
+from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
+from retinue.mailroom.inbox import LaneWake
+
+READY_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """How many runs may be active at once, for each kind of lane."""
+
+    main: int = 4
+    schedule: int = 2
+    subagent: int = 8
+    background: int = 4
+
+    def of(self, kind: LaneKind) -> int:
+        match kind:
+            case LaneKind.MAIN:
+                return self.main
+            case LaneKind.SCHEDULE:
+                return self.schedule
+            case LaneKind.SUBAGENT:
+                return self.subagent
+            case LaneKind.BACKGROUND:
+                return self.background
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a lane does next: write down silent mail, and work through envelopes of one sender and one reply route."""
+
+    silent: tuple[Envelope, ...]
+    work: tuple[Envelope, ...]
+
+
+def voice(envelope: Envelope) -> tuple[str, str, str, bool]:
+    """Who speaks, and whether an answer is owed: a change of either ends a batch."""
+    context = envelope.context
+    return str(envelope.sender), context.sender_name, context.username, answerable(envelope.kind)
+
+
+def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
+    """Split what is due, in its order, into what is written down and what is worked next."""
+    silent = tuple(envelope for envelope in due if envelope.silent)
+    loud = [envelope for envelope in due if not envelope.silent]
+    if not loud:
+        return Batch(silent, ())
+    first = loud[0]
+    if first.kind is Kind.DECISION or queue.mode in (QueueMode.FOLLOWUP, QueueMode.STEER_BACKLOG):
+        return Batch(silent, (first,))
+    work: list[Envelope] = []
+    for envelope in loud:
+        if len(work) == BATCH_MAX or envelope.kind is Kind.DECISION or voice(envelope) != voice(first):
+            break
+        work.append(envelope)
+    return Batch(silent, tuple(work))
+
+
+class Ready:
+    """Lanes that wait for a slot: first come, first served within an agent, agents in turn.
+
+    Bounded: what does not fit is left out, `overflowed` says so, and the store still knows. A wake is only a hint.
+    """
+
+    def __init__(self, slots: Slots, concurrency: Callable[[str], int], *, ready_max: int = READY_MAX) -> None:
+        self._slots = slots
+        self._concurrency = concurrency
+        self._ready_max = ready_max
+        self._waiting: dict[LaneKind, dict[str, deque[LaneWake]]] = {kind: {} for kind in LaneKind}
+        self._known: set[SessionId] = set()
+        self._used: Counter[LaneKind] = Counter()
+        self._used_by: Counter[str] = Counter()
+        self.overflowed = False
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def push(self, wake: LaneWake) -> None:
+        """Have a lane wait for a slot. One that waits already keeps its place."""
+        if wake.session in self._known:
+            return
+        if len(self._known) >= self._ready_max:
+            self.overflowed = True
+            return
+        self._known.add(wake.session)
+        self._waiting[wake.lane].setdefault(wake.agent, deque()).append(wake)
+
+    def take(self) -> LaneWake | None:
+        """The next lane whose kind and agent both have a slot free; both are taken."""
+        for kind, by_agent in self._waiting.items():
+            if self._used[kind] >= self._slots.of(kind):
+                continue
+            for agent in by_agent:
+                if self._used_by[agent] < self._concurrency(agent):
+                    return self._take_from(kind, by_agent, agent)
+        return None
+
+    def _take_from(self, kind: LaneKind, by_agent: dict[str, deque[LaneWake]], agent: str) -> LaneWake:
+        waiting = by_agent.pop(agent)
+        wake = waiting.popleft()
+        if waiting:
+            by_agent[agent] = waiting  # at the end: the other agents come first now
+        self._known.discard(wake.session)
+        self._used[kind] += 1
+        self._used_by[agent] += 1
+        return wake
+
+    def release(self, wake: LaneWake) -> None:
+        self._used[wake.lane] -= 1
+        self._used_by[wake.agent] -= 1
+        if not self._used_by[wake.agent]:
+            del self._used_by[wake.agent]
+
+    def contended(self, wake: LaneWake) -> bool:
+        """Whether another lane waits for the slot that this one holds."""
+        by_agent = self._waiting[wake.lane]
+        if not by_agent:
+            return False
+        if wake.agent in by_agent:
+            return True
+        # Another agent's lane wants our slot only if it has room to run in it.
+        return any(self._used_by[agent] < self._concurrency(agent) for agent in by_agent)

@@ -1,0 +1,80 @@
+"""Who watches as it happens. Deltas live here and nowhere else; news is announced here and read from the store."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from retinue.domain.event import Delta, DeltaKind
+from retinue.domain.ids import RunId, SessionId
+
+DELTAS_WAITING_MAX = 1000
+PARTIAL_CHARS_MAX = 1_000_000
+
+
+@dataclass(slots=True)
+class Partial:
+    """What a model has said so far in one attempt at a reply."""
+
+    session: SessionId
+    run: RunId
+    turn: int
+    attempt: int
+    text: str = ""
+    thinking: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Watcher:
+    """One who watches: told of news by a flag, of deltas by a bounded list. Who falls behind asks for the state."""
+
+    session: SessionId | None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    deltas: list[Delta] = field(default_factory=list[Delta])
+    missed: bool = False
+
+
+class Live:
+    """The house's own `Tell`."""
+
+    def __init__(self) -> None:
+        self._watchers: set[Watcher] = set()
+        self._partials: dict[RunId, Partial] = {}
+
+    def delta(self, delta: Delta) -> None:
+        partial = self._partials.get(delta.run)
+        if partial is None or (partial.turn, partial.attempt) != (delta.turn, delta.attempt):
+            partial = Partial(delta.session, delta.run, delta.turn, delta.attempt)
+            self._partials[delta.run] = partial
+        if delta.kind is DeltaKind.TEXT:
+            if len(partial.text) < PARTIAL_CHARS_MAX:
+                partial.text += delta.text
+        elif len(partial.thinking) < PARTIAL_CHARS_MAX:
+            partial.thinking += delta.text
+        for watcher in self._watchers:
+            if watcher.session is None or watcher.session == delta.session:
+                if len(watcher.deltas) >= DELTAS_WAITING_MAX:
+                    watcher.missed = True
+                    watcher.deltas.clear()
+                else:
+                    watcher.deltas.append(delta)
+                watcher.changed.set()
+
+    def ended(self, run: RunId) -> None:
+        self._partials.pop(run, None)
+
+    def partials(self, session: SessionId | None = None) -> list[Partial]:
+        return [p for p in self._partials.values() if session is None or p.session == session]
+
+    def committed(self) -> None:
+        """Something was committed: whoever watches may find news."""
+        for watcher in self._watchers:
+            watcher.changed.set()
+
+    def watch(self, session: SessionId | None) -> Watcher:
+        watcher = Watcher(session)
+        self._watchers.add(watcher)
+        return watcher
+
+    def unwatch(self, watcher: Watcher) -> None:
+        self._watchers.discard(watcher)

@@ -1,0 +1,192 @@
+"""The watch over a run: the one place that catches everything, because the house must outlive any one guest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from retinue.domain.errors import RetinueError, Stale, StoreError
+from retinue.domain.ids import RunId
+from retinue.domain.ports import Clock, Faults
+from retinue.domain.times import to_ms
+from retinue.engine.claims import Terms, claim_next
+from retinue.engine.custody import Nothing, Work
+from retinue.engine.endings import fail, finish, park
+from retinue.engine.journal import Answers, RunJournal
+from retinue.engine.live import Live
+from retinue.engine.transcripts import Transcripts
+from retinue.engine.writing import Closing
+from retinue.mailroom.inbox import Wake
+from retinue.runners.base import Assignment, Finished, Parked, Runner
+from retinue.store.connection import Store
+from retinue.store.house import Page
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the watch over a run ended. `next` was claimed in the finishing commit; `more` waits for its turn."""
+
+    wakes: tuple[Wake, ...] = ()
+    next: Work | None = None
+    more: bool = False
+
+
+class Watch:
+    """Works one run at a time for each lane, from the claim to one of its ends."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        runners: Mapping[str, Runner],
+        live: Live,
+        terms: Terms,
+        homes: Callable[[str], Path],
+        faults: Faults,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._runners = runners
+        self._live = live
+        self._terms = terms
+        self._homes = homes
+        self._faults = faults
+        self.transcripts = Transcripts(store)
+
+    async def over(
+        self, work: Work, *, next_run: RunId, has_mail: Callable[[], bool], contended: Callable[[], bool]
+    ) -> Ended:
+        """Work a run. Raises only `Stale`, `StoreError` and cancellation, which leave it as it is in the store."""
+        transcript = await self.transcripts.take(work.session, work.fresh)
+        journal = RunJournal(
+            work,
+            transcript.records,
+            store=self._store,
+            clock=self._clock,
+            zone=self._terms.zone,
+            faults=self._faults,
+            has_mail=has_mail,
+        )
+        try:
+            ended = await self._work(journal, next_run=next_run, contended=contended)
+        finally:
+            self._live.ended(work.run.id)
+        if transcript.records and transcript.records[-1].seq == journal.work.session.record_seq + len(journal.closings):
+            self.transcripts.give_back(transcript)
+        return ended
+
+    async def _work(self, journal: RunJournal, *, next_run: RunId, contended: Callable[[], bool]) -> Ended:
+        work = journal.work
+        try:
+            finished = await self._take_turns(work, journal)
+        except Parked as parked:
+            body = partial(
+                park, work=journal.work, closings=tuple(journal.closings), parked=parked, now_ms=self._now_ms()
+            )
+            return Ended(await self._store.write(body, point="park"))
+        except (Stale, StoreError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the one place that catches everything
+            return await self._fail(journal, error)
+        body = partial(
+            _finish_and_claim,
+            work=journal.work,
+            closings=tuple(journal.closings),
+            finished=finished,
+            now_ms=self._now_ms(),
+            next_run=None if contended() else next_run,
+            terms=self._terms,
+        )
+        return await self._store.write(body, point="finish")
+
+    async def _take_turns(self, work: Work, journal: RunJournal) -> Finished:
+        runner = self._runners.get(work.agent.runner)
+        if runner is None:
+            raise RetinueError(
+                f"{work.agent.name} cannot work here",
+                because=f"there is no runner '{work.agent.runner}'",
+                try_this=f"give the agent one of: {', '.join(sorted(self._runners))}",
+                code="runner.not-found",
+            )
+        assignment = Assignment(
+            agent=work.agent, session=work.session, home=self._homes(work.agent.name), stored=work.stored
+        )
+        # A model that never answers is a bound reached too: the loop can only look at the time between its steps.
+        limit_s = work.agent.run_seconds_max
+        try:
+            async with asyncio.timeout(limit_s):
+                return await runner.work(assignment, journal, Answers(work.approvals), self._live)
+        except TimeoutError as error:
+            raise RetinueError(
+                f"this run took longer than {limit_s:g} seconds",
+                because="that is this agent's limit (run_seconds_max)",
+                try_this="send it again, or raise the limit",
+                code="run.timed-out",
+            ) from error
+
+    async def _fail(self, journal: RunJournal, error: Exception) -> Ended:
+        known = isinstance(error, RetinueError)
+        log.log(
+            logging.WARNING if known else logging.ERROR,
+            "run failed",
+            exc_info=None if known else error,
+            extra={"run": journal.run.id, "agent": journal.work.agent.name, "error": type(error).__name__},
+        )
+        if isinstance(error, RetinueError):
+            sentence, code = error.sentence, error.code
+            advice = "\n".join(line for line in (_because(error), _try(error)) if line)
+        else:
+            sentence, code = f"{type(error).__name__}: {error}"[:500], "run.broke"
+            advice = ""
+        text = "\n".join(line for line in (f"Something went wrong: {sentence} [{code}]", advice) if line)
+        body = partial(
+            fail,
+            work=journal.work,
+            closings=tuple(journal.closings),
+            now_ms=self._now_ms(),
+            error=f"{code}: {sentence}",
+            text=text,
+        )
+        return Ended(await self._store.write(body, point="fail"), more=True)
+
+    def _now_ms(self) -> int:
+        return to_ms(self._clock.now())
+
+
+def _because(error: RetinueError) -> str:
+    return f"because: {error.because}" if error.because else ""
+
+
+def _try(error: RetinueError) -> str:
+    return f"try: {error.try_this}" if error.try_this else ""
+
+
+def _finish_and_claim(
+    conn: sa.Connection,
+    *,
+    work: Work,
+    closings: tuple[Closing, ...],
+    finished: Finished,
+    now_ms: int,
+    next_run: RunId | None,
+    terms: Terms,
+) -> Ended:
+    """The finishing commit. It claims the next batch too, unless another lane waits for this slot."""
+    page = Page(conn, now_ms)
+    session, wakes = finish(page, work, closings, finished)
+    if next_run is None:
+        page.close()
+        return Ended(wakes, more=True)
+    following = claim_next(page, session, work.agent, run_id=next_run, terms=terms)
+    page.close()
+    if isinstance(following, Nothing):
+        return Ended((*wakes, *following.wakes), more=following.again)
+    return Ended((*wakes, *following.wakes), next=replace(following, wakes=()))

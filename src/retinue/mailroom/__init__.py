@@ -1,0 +1,1 @@
+"""Envelopes in, sorted, out."""

@@ -1,0 +1,404 @@
+"""Where envelopes come in. One road for all of them: people's, agents', the clock's, and the house's own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.address import Address, AddressKind
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import (
+    ATTACHMENTS_MAX,
+    KEY_LENGTH_MAX,
+    TEXT_BYTES_MAX,
+    Draft,
+    Envelope,
+    Kind,
+    Outcome,
+    Receipt,
+    Trust,
+)
+from retinue.domain.errors import Conflict, Invalid, NotFound, TooLarge
+from retinue.domain.event import NewsKind
+from retinue.domain.ids import EnvelopeId, SessionId, derived, short
+from retinue.domain.ports import Clock
+from retinue.domain.record import Mark, Record, RecordKind
+from retinue.domain.session import (
+    SNIPPET_LENGTH_MAX,
+    LaneKind,
+    Overflow,
+    Session,
+    Wakefulness,
+    lane_kind,
+)
+from retinue.domain.text import is_storable
+from retinue.domain.times import from_ms, to_ms
+from retinue.mailroom.routing import origin_of
+from retinue.store import agents, envelopes, people, records, sessions
+from retinue.store.connection import Store
+from retinue.store.house import Page
+
+LEFT_OUT_CHARS_MAX = 160
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWake:
+    """A session has something to do."""
+
+    session: SessionId
+    agent: str
+    lane: LaneKind
+    loud: bool = True  # silent mail wakes a lane only to be written down
+
+
+@dataclass(frozen=True, slots=True)
+class RoomWake:
+    """Something waits to be delivered to a channel."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClockWake:
+    """Something waits for a time: the alarm may have to ring earlier than it thought."""
+
+
+Wake = LaneWake | RoomWake | ClockWake
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    receipt: Receipt
+    wakes: tuple[Wake, ...] = ()
+
+
+class Inbox:
+    """Where envelopes come in. Once `post` returns, the envelope outlives us."""
+
+    def __init__(self, store: Store, clock: Clock, wake: Callable[[Wake], None]) -> None:
+        self._store = store
+        self._clock = clock
+        self._wake = wake
+
+    async def post(self, draft: Draft) -> Receipt:
+        check(draft)
+        entered = await self._store.write(partial(accept, draft=draft, now_ms=to_ms(self._clock.now())), point="accept")
+        for wake in entered.wakes:
+            self._wake(wake)
+        return entered.receipt
+
+
+def check(draft: Draft) -> None:
+    """What the store could not keep, or should not, is refused before it is asked."""
+    size = len(draft.text.encode(errors="surrogatepass"))
+    if size > TEXT_BYTES_MAX:
+        raise TooLarge(
+            f"this text has {size:,} bytes",
+            because=f"an envelope carries at most {TEXT_BYTES_MAX:,}",
+            try_this="send it as an attachment",
+            code="text.too-large",
+        )
+    if not is_storable(draft.text):
+        raise Invalid(
+            "this text holds characters that are no text",
+            because="NUL bytes and lone surrogates cannot be stored on every database",
+            try_this="remove them, or send the bytes as an attachment",
+            code="text.unstorable",
+        )
+    if len(draft.attachments) > ATTACHMENTS_MAX:
+        raise TooLarge(
+            f"this envelope has {len(draft.attachments)} attachments",
+            because=f"it may carry {ATTACHMENTS_MAX}",
+            try_this="send several envelopes",
+            code="attachments.too-many",
+        )
+    if not 0 < len(draft.key) <= KEY_LENGTH_MAX:
+        raise Invalid(
+            "this envelope has no usable key",
+            because=f"a key has 1 to {KEY_LENGTH_MAX} characters",
+            try_this="send a random one, and the same one when you send again",
+            code="key.invalid",
+        )
+    if draft.expires_at and draft.deliver_at and draft.expires_at <= draft.deliver_at:
+        raise Invalid(
+            "this envelope would expire before it may be delivered",
+            because="expires-at is not after deliver-at",
+            try_this="choose a later expires-at",
+            code="time.inverted",
+        )
+
+
+def accept(conn: sa.Connection, *, draft: Draft, now_ms: int) -> Entered:
+    """The accept commit: the envelope, its count, its session and its news, or nothing at all."""
+    seen = envelopes.by_key(conn, draft.source, draft.key)
+    if seen is not None:
+        return _seen_before(conn, draft, seen)
+    page = Page(conn, now_ms)
+    # Looked up again behind the house's lock: on PostgreSQL another process may have been quicker.
+    if conn.dialect.name != "sqlite" and (seen := envelopes.by_key(conn, draft.source, draft.key)) is not None:
+        return _seen_before(conn, draft, seen)
+    if draft.expires_at is not None and to_ms(draft.expires_at) <= page.at_ms:
+        raise Invalid(
+            "this envelope has already expired",
+            because="expires-at lies in the past",
+            try_this="leave it out, or choose a later time",
+            code="time.past",
+        )
+    entered = enter(page, draft, strict=True)
+    page.close()
+    return replace(entered, receipt=replace(entered.receipt, news_seq=page.news_seq))
+
+
+def _seen_before(conn: sa.Connection, draft: Draft, seen: Envelope) -> Entered:
+    same = seen.text == draft.text and seen.sender == draft.sender and seen.kind is draft.kind
+    if not same or seen.attachments != draft.attachments:
+        raise Conflict(
+            f"the key '{draft.key[:64]}' was already used for another envelope",
+            because=f"envelope {short(seen.id)} has it, with other content",
+            try_this="use a new key for a new envelope",
+            code="key.reused",
+        )
+    ended = envelopes.settled(conn, seen.id)
+    receipt = Receipt(
+        envelope=seen.id,
+        session=seen.session,
+        news_seq=0,
+        duplicate=True,
+        outcome=ended.outcome if ended else None,
+        because=ended.because if ended else "",
+    )
+    return Entered(receipt)
+
+
+def enter(page: Page, draft: Draft, *, strict: bool = False) -> Entered:
+    """Put one envelope on its road, within whatever commit `page` belongs to.
+
+    `strict` is for doors: an unknown recipient is an error and nothing is stored. Inside the house the letter is
+    kept and ends `refused`, since the commit it belongs to must not fail for it.
+    """
+    match draft.recipient.kind:
+        case AddressKind.AGENT:
+            return _to_agent(page, draft, strict=strict)
+        case AddressKind.PERSON:
+            return _to_person(page, draft, strict=strict)
+        case AddressKind.CHANNEL:
+            _add(page, draft, session=None, recipient=str(draft.recipient))
+            return Entered(_receipt(page, draft), _wakes(page, draft, RoomWake(str(draft.recipient))))
+        case AddressKind.SCHEDULE | AddressKind.HOUSE:
+            raise Invalid(
+                f"nobody reads mail at {draft.recipient}",
+                because="only agents, people and channels do",
+                try_this="write to agent:NAME or person:NAME",
+                code="address.no-reader",
+            )
+
+
+def _receipt(
+    page: Page,
+    draft: Draft,
+    *,
+    session: SessionId | None = None,
+    outcome: Outcome | None = None,
+    because: str = "",
+) -> Receipt:
+    return Receipt(envelope=draft.id, session=session, news_seq=page.news_seq, outcome=outcome, because=because)
+
+
+def _add(page: Page, draft: Draft, *, session: str | None, recipient: str) -> int:
+    seq = page.next_envelope_seq()
+    envelopes.add(page.conn, draft, seq=seq, at_ms=page.at_ms, session=session, recipient=recipient)
+    page.tell(NewsKind.ENVELOPE_ACCEPTED, session=session or draft.sender.session, envelope=draft.id)
+    return seq
+
+
+def _to_person(page: Page, draft: Draft, *, strict: bool) -> Entered:
+    found = people.find(page.conn, draft.recipient.name)
+    if found is None:
+        if strict:
+            raise NotFound(
+                f"there is no person '{draft.recipient.name}' in this house",
+                because="nobody of that name was added",
+                try_this="look at `retinue status` for who is here",
+                code="person.not-found",
+            )
+        return _refuse_unknown(page, draft, because="person-not-found")
+    # The session is the sender's: whoever watches that conversation sees its answers arrive.
+    seq = _add(page, draft, session=draft.sender.session, recipient=str(address.person(found.name)))
+    envelopes.into_inbox(page.conn, draft.id, person=found.name, seq=seq)
+    because = f"in the inbox of {found.name}"
+    envelopes.settle(page.conn, [draft.id], Outcome.DELIVERED, because=because, at_ms=page.at_ms)
+    return Entered(_receipt(page, draft, outcome=Outcome.DELIVERED, because=because))
+
+
+def _refuse_unknown(page: Page, draft: Draft, *, because: str) -> Entered:
+    _add(page, draft, session=None, recipient=str(draft.recipient))
+    envelopes.settle(page.conn, [draft.id], Outcome.REFUSED, because=because, at_ms=page.at_ms)
+    return Entered(_receipt(page, draft, outcome=Outcome.REFUSED, because=because))
+
+
+def _to_agent(page: Page, draft: Draft, *, strict: bool) -> Entered:
+    agent = agents.find(page.conn, draft.recipient.name)
+    if agent is None:
+        if strict:
+            raise NotFound(
+                f"there is no agent '{draft.recipient.name}' in this house",
+                because="no agent of that name is registered",
+                try_this="look at `retinue status` for who is here",
+                code="agent.not-found",
+            )
+        return _refuse_unknown(page, draft, because="agent-not-found")
+    session = _find_session(page, draft, agent)
+    if session is None:
+        if strict:
+            raise NotFound(
+                f"{agent.name} has no session {draft.recipient.rest}",
+                because="none of this agent's sessions has an id that begins so",
+                try_this=f"write to agent:{agent.name}",
+                code="session.not-found",
+            )
+        return _refuse_unknown(page, draft, because="session-not-found")
+    _add(page, draft, session=session.id, recipient=str(address.agent(agent.name, session.id)))
+    sessions.touch(
+        page.conn,
+        session.id,
+        wakefulness=session.wakefulness if _is_future(page, draft) else Wakefulness.ACTIVE,
+        snippet=draft.text[:SNIPPET_LENGTH_MAX] if not draft.silent else session.snippet,
+        at_ms=page.at_ms,
+    )
+    wake = _wakes(page, draft, LaneWake(session.id, agent.name, lane_kind(session.origin.kind), loud=not draft.silent))
+    refused, wakes = _keep_within_cap(page, draft, agent, session)
+    if refused:
+        return Entered(
+            _receipt(page, draft, session=session.id, outcome=Outcome.REFUSED, because=refused), (*wake, *wakes)
+        )
+    return Entered(_receipt(page, draft, session=session.id), (*wake, *wakes))
+
+
+def _wakes(page: Page, draft: Draft, due_now: Wake) -> tuple[Wake, ...]:
+    if _is_future(page, draft):
+        return (ClockWake(),)
+    return (due_now,) if draft.expires_at is None else (due_now, ClockWake())
+
+
+def _is_future(page: Page, draft: Draft) -> bool:
+    return draft.deliver_at is not None and to_ms(draft.deliver_at) > page.at_ms
+
+
+def _find_session(page: Page, draft: Draft, agent: Agent) -> Session | None:
+    """The conversation this belongs to. A new one exists, start marker and all, before its first mail is handled."""
+    if draft.recipient.rest:
+        found = sessions.by_prefix(page.conn, agent.name, draft.recipient.rest)
+        return sessions.get(page.conn, found) if found else None
+    origin = draft.origin or origin_of(draft.sender)
+    session = sessions.by_origin(page.conn, agent.name, origin)
+    if session is not None:
+        return session
+    id_ = SessionId(derived(draft.id, "session"))
+    sessions.add(page.conn, id_, agent=agent.name, origin=origin, name="", at_ms=page.at_ms)
+    records.add(
+        page.conn,
+        [Record(session=id_, seq=1, kind=RecordKind.START, body=Mark(), at=from_ms(page.at_ms))],
+    )
+    page.tell(NewsKind.SESSION_STARTED, session=id_, agent=agent.name, origin=f"{origin.kind}:{origin.key}")
+    return sessions.get(page.conn, id_)
+
+
+def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -> tuple[str, tuple[Wake, ...]]:
+    """Apply the overflow rule. Nothing is dropped: what does not fit ends `refused`, and its sender is told.
+
+    Answers and notices are exempt: they are bounded by what was asked, and refusing one would strand its asker.
+    """
+    queue = session.queue.over(agent.queue)
+    counted = draft.kind in (Kind.MESSAGE, Kind.SYSTEM) and not draft.silent
+    if not counted or _is_future(page, draft):
+        return "", ()
+    waiting = envelopes.count_due(page.conn, session.id, page.at_ms)
+    if waiting <= queue.cap:
+        return "", ()
+    because = f"queue full: {waiting - 1} envelopes already wait in this session, its cap is {queue.cap}"
+    if queue.overflow is Overflow.REFUSE:
+        envelopes.settle(page.conn, [draft.id], Outcome.REFUSED, because=because, at_ms=page.at_ms)
+        _tell_settled(page, draft.id, session.id, Outcome.REFUSED, because)
+        told = notify(page, draft.sender, draft.id, draft.kind, "overflow", f"Not taken: {because}.", session=session)
+        return because, told
+    wakes: list[Wake] = []
+    for old in envelopes.oldest_due(page.conn, session.id, page.at_ms, limit=waiting - queue.cap):
+        why = "queue full: newer mail took its place"
+        envelopes.settle(page.conn, [old.id], Outcome.REFUSED, because=why, at_ms=page.at_ms)
+        _tell_settled(page, old.id, session.id, Outcome.REFUSED, why)
+        wakes += notify(page, old.sender, old.id, old.kind, "overflow", f"Not read: {why}.", session=session)
+        if queue.overflow is Overflow.SUMMARIZE:
+            wakes += _summarize(page, old, session)
+    return "", tuple(wakes)
+
+
+def _summarize(page: Page, left_out: Envelope, session: Session) -> tuple[Wake, ...]:
+    """The agent reads a line of what it was spared."""
+    words = " ".join(left_out.text.split())
+    line = words if len(words) <= LEFT_OUT_CHARS_MAX else words[: LEFT_OUT_CHARS_MAX - 1] + "…"
+    draft = Draft(
+        id=EnvelopeId(derived(left_out.id, "left-out")),
+        sender=address.HOUSE,
+        recipient=address.agent(session.agent, session.id),
+        text=f"Left out while you were busy, from {left_out.sender}: {line}",
+        source="house",
+        key=f"{left_out.id}/left-out",
+        kind=Kind.SYSTEM,
+        silent=True,
+        trust=left_out.trust,
+    )
+    return enter(page, draft).wakes
+
+
+def _tell_settled(page: Page, envelope: str, session: str | None, outcome: Outcome, because: str) -> None:
+    page.tell(NewsKind.ENVELOPE_SETTLED, session=session, envelope=envelope, outcome=outcome.value, because=because)
+
+
+def notify(
+    page: Page,
+    to: Address,
+    about: EnvelopeId,
+    kind: Kind,
+    purpose: str,
+    text: str,
+    *,
+    session: Session | None = None,
+    silent: bool = False,
+) -> tuple[Wake, ...]:
+    """Tell a sender in plain words what became of an envelope. Needs no model. A notice never causes another."""
+    if kind in (Kind.NOTICE, Kind.ANSWER) or to.kind in (AddressKind.HOUSE, AddressKind.SCHEDULE):
+        return ()
+    draft = Draft(
+        id=EnvelopeId(derived(about, purpose)),
+        sender=address.agent(session.agent, session.id) if session else address.HOUSE,
+        recipient=to,
+        text=text,
+        source="house",
+        key=f"{about}/{purpose}",
+        kind=Kind.NOTICE,
+        reply_to=about,
+        silent=silent,
+        trust=Trust.PRIVATE,
+    )
+    return enter(page, draft).wakes
+
+
+def settle_and_tell(
+    page: Page,
+    envelope: Envelope,
+    outcome: Outcome,
+    *,
+    because: str,
+    text: str,
+    session: Session | None = None,
+) -> tuple[Wake, ...]:
+    """End one envelope outside any run, and tell its sender."""
+    envelopes.settle(page.conn, [envelope.id], outcome, because=because, at_ms=page.at_ms)
+    _tell_settled(page, envelope.id, envelope.session, outcome, because)
+    if envelope.silent:
+        return ()
+    return notify(page, envelope.sender, envelope.id, envelope.kind, outcome.value, text, session=session)

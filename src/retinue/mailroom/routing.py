@@ -1,0 +1,38 @@
+"""Where an envelope belongs: which conversation it opens or continues, and where its answer goes."""
+
+from __future__ import annotations
+
+from retinue.domain import address
+from retinue.domain.address import Address, AddressKind
+from retinue.domain.session import Origin, OriginKind
+
+OWNER = address.person("owner")
+
+
+def origin_of(sender: Address) -> Origin:
+    """The conversation a sender's mail belongs to where the door did not say: one for each sender."""
+    match sender.kind:
+        case AddressKind.AGENT:
+            return Origin(OriginKind.AGENT, str(sender))
+        case AddressKind.CHANNEL:
+            return Origin(OriginKind.CHAT, str(sender))
+        case AddressKind.SCHEDULE:
+            return Origin(OriginKind.SCHEDULE, str(sender))
+        case AddressKind.PERSON:
+            return Origin(OriginKind.WEB, str(sender))
+        case AddressKind.HOUSE:
+            return Origin(OriginKind.EXTERNAL, str(sender))
+
+
+def answer_address(sender: Address, *, origin: Origin) -> Address | None:
+    """Where the answer to `sender` goes. None where nobody waits for one.
+
+    A schedule has no ears of its own: what it set going is told to whoever the session belongs to.
+    """
+    match sender.kind:
+        case AddressKind.SCHEDULE:
+            return address.parse(origin.key) if origin.kind.foreground else OWNER
+        case AddressKind.HOUSE:
+            return None
+        case _:
+            return sender

@@ -1,0 +1,1 @@
+"""What replies: small protocols over whoever sells the words."""

@@ -1,0 +1,1 @@
+"""Each thing one can ask of the house, declared once."""

@@ -1,0 +1,1 @@
+"""Pure decisions: facts in, a decision with a because out. Nothing here fetches."""

@@ -1,0 +1,71 @@
+"""The real clock and the real dice: the one place where time and chance enter the house."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from datetime import UTC, datetime
+
+from retinue.domain.errors import Invalid
+from retinue.domain.ports import Faults
+from retinue.store.connection import NO_FAULTS
+
+
+class RealClock:
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class RandomIds:
+    def new(self) -> str:
+        return secrets.token_hex(16)
+
+
+def new_token() -> str:
+    """256 bits that nobody can guess."""
+    return secrets.token_urlsafe(32)
+
+
+class CrashPoint:
+    """Ends the process, as `kill -9` would, at the n-th time a named point is reached."""
+
+    def __init__(self, point: str, nth: int) -> None:
+        self._point = point
+        self._left = nth
+
+    def reach(self, point: str) -> None:
+        if point != self._point:
+            return
+        self._left -= 1
+        if self._left <= 0:
+            sys.stderr.write(f"crash point {point} reached\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def faults_from(environment: dict[str, str]) -> Faults:
+    """`RETINUE_TEST_CRASH=point:n`, refused unless `RETINUE_TEST=1` says that this is a test."""
+    wanted = environment.get("RETINUE_TEST_CRASH")
+    if not wanted:
+        return NO_FAULTS
+    if environment.get("RETINUE_TEST") != "1":
+        raise Invalid(
+            "RETINUE_TEST_CRASH is set, but this is not a test",
+            because="a crash point ends the house without warning",
+            try_this="unset RETINUE_TEST_CRASH",
+            code="config.test-only",
+        )
+    point, _, nth = wanted.rpartition(":")
+    if not point or not nth.isdigit():
+        raise Invalid(
+            f"'{wanted}' names no crash point",
+            because="the form is point:n",
+            try_this="for example finish.after-commit:3",
+        )
+    return CrashPoint(point, int(nth))

@@ -1,0 +1,1 @@
+"""Time, as just another sender."""

@@ -1,0 +1,1 @@
+"""What survives: transactions as plain functions."""

@@ -1,0 +1,127 @@
+"""Approvals in the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.approval import Approval, ApprovalState
+from retinue.domain.errors import Ambiguous, NotFound
+from retinue.domain.ids import ApprovalId, RunId, SessionId, distinguish, prefix
+from retinue.domain.times import from_ms, to_ms
+from retinue.domain.tool import Call
+from retinue.store import tables as t
+
+_b = sa.bindparam
+_encode = msgspec.json.Encoder().encode
+_calls = msgspec.json.Decoder(tuple[Call, ...])
+_OPEN = t.word("'open'")
+
+_insert = t.approvals.insert()
+_get = sa.select(t.approvals).where(t.approvals.c.id == _b("id"))
+_by_prefix = sa.select(t.approvals.c.id).where(t.approvals.c.id >= _b("low"), t.approvals.c.id < _b("high")).limit(21)
+_of_run = (
+    sa.select(t.approvals).where(t.approvals.c.run == _b("run")).order_by(t.approvals.c.asked_ms, t.approvals.c.id)
+)
+_decide = (
+    t.approvals.update()
+    .where(t.approvals.c.id == _b("the_id"), t.approvals.c.state == _OPEN)
+    .values(state=_b("new_state"), decided_by=_b("who"), decided_ms=_b("now"))
+)
+_release = t.approvals.update().where(t.approvals.c.run == _b("the_run")).values(released=True)
+_close = (
+    t.approvals.update()
+    .where(t.approvals.c.run == _b("the_run"), t.approvals.c.state == _OPEN)
+    .values(state="closed", decided_ms=_b("now"))
+)
+_expire = (
+    t.approvals.update()
+    .where(t.approvals.c.state == _OPEN, t.approvals.c.expires_ms <= _b("now"))
+    .values(state="expired", decided_ms=_b("now"))
+)
+_next_expiry = sa.select(sa.func.min(t.approvals.c.expires_ms)).where(t.approvals.c.state == _OPEN)
+_listed = sa.select(t.approvals).where(t.approvals.c.state == _OPEN).order_by(t.approvals.c.asked_ms).limit(_b("limit"))
+
+
+def approval_of(row: sa.Row[Any]) -> Approval:
+    return Approval(
+        id=ApprovalId(row.id),
+        session=SessionId(row.session),
+        run=RunId(row.run),
+        calls=_calls.decode(row.calls),
+        because=row.because,
+        state=ApprovalState(row.state),
+        asked_at=from_ms(row.asked_ms),
+        expires_at=from_ms(row.expires_ms),
+        decided_by=row.decided_by,
+        released=row.released,
+    )
+
+
+def add(conn: sa.Connection, approval: Approval, *, turn: int) -> None:
+    conn.execute(
+        _insert,
+        {
+            "id": approval.id,
+            "session": approval.session,
+            "run": approval.run,
+            "turn": turn,
+            "calls": _encode(approval.calls).decode(),
+            "because": approval.because,
+            "state": approval.state.value,
+            "released": False,
+            "decided_by": "",
+            "asked_ms": to_ms(approval.asked_at),
+            "expires_ms": to_ms(approval.expires_at),
+            "decided_ms": None,
+        },
+    )
+
+
+def get(conn: sa.Connection, id_: str) -> Approval | None:
+    row = conn.execute(_get, {"id": id_}).one_or_none()
+    return approval_of(row) if row else None
+
+
+def resolve(conn: sa.Connection, text: str) -> Approval:
+    """The one approval a short id names."""
+    digits = prefix(text)
+    found = [row.id for row in conn.execute(_by_prefix, {"low": digits, "high": digits + "g"})]
+    if len(found) > 1:
+        raise Ambiguous(digits, distinguish(found), matches=len(found))
+    approval = get(conn, found[0]) if found else None
+    if approval is None:
+        raise NotFound(f"no approval {digits}", because="none has an id that begins so")
+    return approval
+
+
+def of_run(conn: sa.Connection, run: str) -> list[Approval]:
+    return [approval_of(row) for row in conn.execute(_of_run, {"run": run})]
+
+
+def decide(conn: sa.Connection, id_: str, state: ApprovalState, *, by: str, at_ms: int) -> bool:
+    """Whether this answer was the first."""
+    return conn.execute(_decide, {"the_id": id_, "new_state": state.value, "who": by, "now": at_ms}).rowcount == 1
+
+
+def release(conn: sa.Connection, run: str) -> None:
+    """The run went on without an answer."""
+    conn.execute(_release, {"the_run": run})
+
+
+def close(conn: sa.Connection, run: str, *, at_ms: int) -> None:
+    conn.execute(_close, {"the_run": run, "now": at_ms})
+
+
+def expire(conn: sa.Connection, now_ms: int) -> int:
+    return conn.execute(_expire, {"now": now_ms}).rowcount
+
+
+def next_expiry_ms(conn: sa.Connection) -> int | None:
+    return conn.execute(_next_expiry).scalar()
+
+
+def listed(conn: sa.Connection, *, limit: int) -> list[Approval]:
+    return [approval_of(row) for row in conn.execute(_listed, {"limit": limit})]

@@ -1,0 +1,131 @@
+"""How the house reaches what survives: one set of calls, two dialects.
+
+A transaction is one plain function `body(conn) -> T` without I/O, clock or randomness inside, so it may be run
+again from the start when a database asks for that.
+
+    write   changes something; once it returns, the change is on disk
+    read    looks up by key, on the loop's own connection
+    scan    lists, searches and sums, beside the loop, on one consistent picture of the store
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from retinue.domain.errors import StoreError
+from retinue.domain.ports import Faults
+
+T = TypeVar("T")
+Body = Callable[[sa.Connection], T]
+
+
+class NoFaults:
+    """The real house: reaching a crash point does nothing."""
+
+    def reach(self, point: str) -> None:
+        return
+
+
+NO_FAULTS: Faults = NoFaults()
+
+
+class Store(Protocol):
+    async def write(self, body: Body[T], *, point: str) -> T:
+        """Run `body` in a transaction of its own. Returns only after COMMIT; an error undoes `body` alone."""
+        ...
+
+    async def read(self, body: Body[T]) -> T: ...
+
+    async def scan(self, body: Body[T]) -> T: ...
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        """Have `call` called on the loop after commits, at least once for each."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def explain(error: Exception) -> StoreError:
+    """Put what a database said into our words: what happened, and what to do."""
+    cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
+    said = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
+    name: str = getattr(cause, "sqlite_errorname", "") or getattr(cause, "sqlstate", "") or ""
+    if name.startswith("SQLITE_CONSTRAINT") or isinstance(error, exc.IntegrityError):
+        return StoreError(
+            "this change contradicts what is stored, so none of it was kept",
+            because=said,
+            try_this="run `retinue ledger`; if it holds, this is a bug worth reporting",
+            code="store.constraint-broken",
+        )
+    if name in ("SQLITE_FULL", "53100"):
+        return StoreError(
+            "the disk is full, so this change was not kept",
+            because=said,
+            try_this="free some space: the house goes on by itself",
+            code="store.disk-full",
+        )
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return StoreError(
+            "the store's file is damaged",
+            because=said,
+            try_this="stop the house, set the file aside and restore the latest backup",
+            code="store.damaged",
+        )
+    if name.startswith("SQLITE_READONLY") or name == "25006":
+        return StoreError(
+            "the store cannot be written to",
+            because=said,
+            try_this="check who owns RETINUE_HOME and whether its disk is mounted read-only",
+            code="store.read-only",
+        )
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreError(
+            "another program holds the store",
+            because=said,
+            try_this="close whatever else has the file open for writing",
+            code="store.held-elsewhere",
+        )
+    if name.startswith("SQLITE_IOERR"):
+        return StoreError(
+            "the disk did not do what it was asked, so this change was not kept",
+            because=said,
+            try_this="check the disk and its free space: the house goes on by itself when it answers again",
+            code="store.disk-failed",
+        )
+    if isinstance(error, exc.OperationalError | exc.InterfaceError):
+        return StoreError(
+            "the database does not answer",
+            because=said,
+            try_this="check that it runs and that its address in retinue.toml is right",
+            code="store.unreachable",
+        )
+    return StoreError("the store refused a change, so none of it was kept", because=said, code="store.refused")
+
+
+class Listeners:
+    """Calls to make after commits."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], None]] = []
+
+    def add(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+
+    def tell(self) -> None:
+        for call in self._calls:
+            call()
+
+
+def resolve(future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
+    """Answer a caller who may have gone away meanwhile."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)  # type: ignore[arg-type]

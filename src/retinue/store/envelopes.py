@@ -1,0 +1,350 @@
+"""Envelopes in the store: added, found, claimed, settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.attachment import Attachment
+from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Envelope, Kind, Outcome, Settled, Status, Trust
+from retinue.domain.errors import Ambiguous, NotFound
+from retinue.domain.ids import CANDIDATES_SHOWN_MAX, EnvelopeId, RunId, SessionId, distinguish, prefix
+from retinue.domain.times import from_ms, to_ms
+from retinue.store import tables as t
+
+MS_PER_DAY = 86_400_000
+
+_encode = msgspec.json.Encoder().encode
+_attachments = msgspec.json.Decoder(tuple[Attachment, ...])
+_context = msgspec.json.Decoder(Context)
+
+_b = sa.bindparam
+_insert = t.envelopes.insert()
+_by_id = sa.select(t.envelopes).where(t.envelopes.c.id == _b("id"))
+_by_key = sa.select(t.envelopes).where(t.envelopes.c.source == _b("source"), t.envelopes.c.dedupe_key == _b("key"))
+_by_prefix = (
+    sa.select(t.envelopes.c.id)
+    .where(t.envelopes.c.id >= _b("low"), t.envelopes.c.id < _b("high"))
+    .order_by(t.envelopes.c.id)
+    .limit(CANDIDATES_SHOWN_MAX + 1)
+)
+_count_prefix = sa.select(sa.func.count()).where(t.envelopes.c.id >= _b("low"), t.envelopes.c.id < _b("high"))
+_due = (
+    sa.select(t.envelopes)
+    .where(t.envelopes.c.session == _b("session"), t.envelopes.c.status == t.PENDING, t.envelopes.c.due_ms <= _b("now"))
+    .order_by(t.envelopes.c.rank, t.envelopes.c.due_ms, t.envelopes.c.seq)
+    .limit(_b("limit"))
+)
+_count_due = sa.select(sa.func.count()).where(
+    t.envelopes.c.session == _b("session"),
+    t.envelopes.c.status == t.PENDING,
+    t.envelopes.c.rank == 1,
+    t.envelopes.c.due_ms <= _b("now"),
+    t.envelopes.c.silent == sa.false(),
+)
+_oldest_due = _due.where(t.envelopes.c.rank == 1, t.envelopes.c.silent == sa.false())
+_outbox_next = (
+    sa.select(t.envelopes)
+    .where(
+        t.envelopes.c.recipient == _b("recipient"),
+        t.envelopes.c.session.is_(None),
+        t.envelopes.c.status == t.PENDING,
+        t.envelopes.c.due_ms <= _b("now"),
+    )
+    .order_by(t.envelopes.c.due_ms, t.envelopes.c.seq)
+    .limit(1)
+)
+_due_lanes = (
+    sa.select(t.envelopes.c.session, t.sessions.c.agent, t.sessions.c.origin_kind)
+    .join_from(t.envelopes, t.sessions, t.envelopes.c.session == t.sessions.c.id)
+    .where(t.envelopes.c.status == t.PENDING, t.envelopes.c.due_ms <= _b("now"), t.envelopes.c.due_ms > _b("since"))
+    .distinct()
+    .limit(_b("limit"))
+)
+_due_rooms = (
+    sa.select(t.envelopes.c.recipient)
+    .where(t.envelopes.c.status == t.PENDING, t.envelopes.c.session.is_(None), t.envelopes.c.due_ms <= _b("now"))
+    .distinct()
+    .limit(_b("limit"))
+)
+_next_due = sa.select(sa.func.min(t.envelopes.c.due_ms)).where(
+    t.envelopes.c.status == t.PENDING, t.envelopes.c.due_ms > _b("now")
+)
+_next_expiry = sa.select(sa.func.min(t.envelopes.c.expires_ms)).where(
+    t.envelopes.c.status == t.PENDING, t.envelopes.c.expires_ms.is_not(None)
+)
+_expired = (
+    sa.select(t.envelopes)
+    .where(
+        t.envelopes.c.status == t.PENDING,
+        t.envelopes.c.expires_ms.is_not(None),
+        t.envelopes.c.expires_ms <= _b("now"),
+    )
+    .order_by(t.envelopes.c.expires_ms)
+    .limit(_b("limit"))
+)
+_claim = (
+    t.envelopes.update()
+    .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status == t.PENDING)
+    .values(status="claimed", run=_b("the_run"), claimed_ms=_b("now"), attempts=t.envelopes.c.attempts + 1)
+)
+_steered = t.envelopes.update().where(t.envelopes.c.id == _b("the_id")).values(steered_into=_b("the_run"))
+_hold = t.envelopes.update().where(t.envelopes.c.run == _b("the_run"), t.envelopes.c.status.in_(t.HELD))
+_park = _hold.values(status="parked")
+_unpark = _hold.values(status="claimed")
+_again = _hold.values(attempts=t.envelopes.c.attempts + 1)
+_held = (
+    sa.select(t.envelopes)
+    .where(t.envelopes.c.run == _b("the_run"), t.envelopes.c.status.in_(t.HELD))
+    .order_by(t.envelopes.c.rank, t.envelopes.c.due_ms, t.envelopes.c.seq)
+)
+_settle = (
+    t.envelopes.update()
+    .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status != t.DONE)
+    .values(status="done", settled_ms=_b("now"))
+)
+_back_to_pending = (
+    t.envelopes.update()
+    .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status.in_(t.HELD))
+    .values(status="pending", due_ms=_b("due"))
+)
+_outcome = t.outcomes.insert()
+_outcome_of = sa.select(t.outcomes).where(t.outcomes.c.envelope == _b("id"))
+_into_inbox = t.inbox.insert()
+_tally = (
+    t.tally.update()
+    .where(t.tally.c.day == _b("the_day"), t.tally.c.source == _b("the_source"))
+    .values(accepted=t.tally.c.accepted + 1)
+)
+_tally_new = t.tally.insert()
+
+
+def envelope_of(row: sa.Row[Any]) -> Envelope:
+    return Envelope(
+        seq=row.seq,
+        id=EnvelopeId(row.id),
+        sender=address.parse(row.sender),
+        recipient=address.parse(row.recipient),
+        session=SessionId(row.session) if row.session else None,
+        kind=Kind(row.kind),
+        text=row.text,
+        attachments=_attachments.decode(row.attachments) if row.attachments else (),
+        context=_context.decode(row.context) if row.context else NO_CONTEXT,
+        reply_to=EnvelopeId(row.reply_to) if row.reply_to else None,
+        trust=Trust(row.trust),
+        source=row.source,
+        key=row.dedupe_key,
+        silent=row.silent,
+        deliver_at=from_ms(row.deliver_ms) if row.deliver_ms is not None else None,
+        expires_at=from_ms(row.expires_ms) if row.expires_ms is not None else None,
+        due_at=from_ms(row.due_ms),
+        status=Status(row.status),
+        attempts=row.attempts,
+        accepted_at=from_ms(row.accepted_ms),
+        claimed_at=from_ms(row.claimed_ms) if row.claimed_ms is not None else None,
+        settled_at=from_ms(row.settled_ms) if row.settled_ms is not None else None,
+        run=RunId(row.run) if row.run else None,
+        steered_into=RunId(row.steered_into) if row.steered_into else None,
+        retry_of=EnvelopeId(row.retry_of) if row.retry_of else None,
+    )
+
+
+def add(conn: sa.Connection, draft: Draft, *, seq: int, at_ms: int, session: str | None, recipient: str) -> None:
+    """Store a draft as pending, and count it in the same commit."""
+    deliver_ms = to_ms(draft.deliver_at) if draft.deliver_at else None
+    conn.execute(
+        _insert,
+        {
+            "seq": seq,
+            "id": draft.id,
+            "sender": str(draft.sender),
+            "recipient": recipient,
+            "session": session,
+            "kind": draft.kind.value,
+            "text": draft.text,
+            "attachments": _encode(draft.attachments).decode() if draft.attachments else None,
+            "context": _encode(draft.context).decode() if draft.context != NO_CONTEXT else None,
+            "reply_to": draft.reply_to,
+            "trust": draft.trust.value,
+            "source": draft.source,
+            "dedupe_key": draft.key,
+            "rank": 0 if draft.kind is Kind.DECISION else 1,
+            "silent": draft.silent,
+            "deliver_ms": deliver_ms,
+            "expires_ms": to_ms(draft.expires_at) if draft.expires_at else None,
+            "due_ms": max(at_ms, deliver_ms) if deliver_ms is not None else at_ms,
+            "status": "pending",
+            "attempts": 0,
+            "accepted_ms": at_ms,
+            "claimed_ms": None,
+            "settled_ms": None,
+            "run": None,
+            "steered_into": None,
+            "retry_of": draft.retry_of,
+        },
+    )
+    day = at_ms // MS_PER_DAY
+    if conn.execute(_tally, {"the_day": day, "the_source": draft.source}).rowcount == 0:
+        conn.execute(_tally_new, {"day": day, "source": draft.source, "accepted": 1, "purged": 0})
+
+
+def get(conn: sa.Connection, id_: str) -> Envelope | None:
+    row = conn.execute(_by_id, {"id": id_}).one_or_none()
+    return envelope_of(row) if row else None
+
+
+def by_key(conn: sa.Connection, source: str, key: str) -> Envelope | None:
+    row = conn.execute(_by_key, {"source": source, "key": key}).one_or_none()
+    return envelope_of(row) if row else None
+
+
+def resolve(conn: sa.Connection, text: str) -> EnvelopeId:
+    """The one envelope a short id names. More than one is an error that lists them."""
+    digits = prefix(text)
+    bounds = {"low": digits, "high": digits + "g"}
+    found = [row.id for row in conn.execute(_by_prefix, bounds)]
+    if not found:
+        raise NotFound(
+            f"no envelope {digits}", because="none has an id that begins so", try_this="look at `retinue news`"
+        )
+    if len(found) > 1:
+        matches = conn.execute(_count_prefix, bounds).scalar_one()
+        raise Ambiguous(digits, distinguish(found)[:CANDIDATES_SHOWN_MAX], matches=matches)
+    return EnvelopeId(found[0])
+
+
+def due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
+    """What waits in a lane and may be worked now, in order: decisions first, then by due time and sequence."""
+    rows = conn.execute(_due, {"session": session, "now": now_ms, "limit": limit})
+    return [envelope_of(row) for row in rows]
+
+
+def oldest_due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
+    """The oldest ordinary mail that waits in a lane."""
+    rows = conn.execute(_oldest_due, {"session": session, "now": now_ms, "limit": limit})
+    return [envelope_of(row) for row in rows]
+
+
+def count_due(conn: sa.Connection, session: str, now_ms: int) -> int:
+    return conn.execute(_count_due, {"session": session, "now": now_ms}).scalar_one()
+
+
+def outbox_next(conn: sa.Connection, recipient: str, now_ms: int) -> Envelope | None:
+    row = conn.execute(_outbox_next, {"recipient": recipient, "now": now_ms}).one_or_none()
+    return envelope_of(row) if row else None
+
+
+@dataclass(frozen=True, slots=True)
+class DueLane:
+    session: SessionId
+    agent: str
+    origin_kind: str
+
+
+def due_lanes(conn: sa.Connection, *, since_ms: int, now_ms: int, limit: int) -> list[DueLane]:
+    """The lanes in which something came due in (since, now]."""
+    rows = conn.execute(_due_lanes, {"since": since_ms, "now": now_ms, "limit": limit})
+    return [DueLane(SessionId(r.session), r.agent, r.origin_kind) for r in rows]
+
+
+def due_rooms(conn: sa.Connection, now_ms: int, *, limit: int) -> list[str]:
+    """The channels for which something waits to be delivered."""
+    return [row.recipient for row in conn.execute(_due_rooms, {"now": now_ms, "limit": limit})]
+
+
+def next_moment_ms(conn: sa.Connection, now_ms: int) -> int | None:
+    """When the clock has something to do next: the earliest due time after now, or expiry."""
+    moments = [
+        conn.execute(_next_due, {"now": now_ms}).scalar(),
+        next_expiry_ms(conn),
+    ]
+    return min((m for m in moments if m is not None), default=None)
+
+
+def next_expiry_ms(conn: sa.Connection) -> int | None:
+    return conn.execute(_next_expiry).scalar()
+
+
+def expired(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Envelope]:
+    return [envelope_of(row) for row in conn.execute(_expired, {"now": now_ms, "limit": limit})]
+
+
+def claim(conn: sa.Connection, ids: Iterable[str], *, run: str | None, now_ms: int) -> None:
+    conn.execute(_claim, [{"the_id": id_, "the_run": run, "now": now_ms} for id_ in ids])
+
+
+def mark_steered(conn: sa.Connection, ids: Iterable[str], *, run: str) -> None:
+    """Remember that this run has read these, although they still wait for a run of their own."""
+    conn.execute(_steered, [{"the_id": id_, "the_run": run} for id_ in ids])
+
+
+def park(conn: sa.Connection, run: str) -> None:
+    conn.execute(_park, {"the_run": run})
+
+
+def unpark(conn: sa.Connection, run: str) -> None:
+    conn.execute(_unpark, {"the_run": run})
+
+
+def count_attempt(conn: sa.Connection, run: str) -> None:
+    conn.execute(_again, {"the_run": run})
+
+
+def held(conn: sa.Connection, run: str) -> list[Envelope]:
+    """What an open run holds."""
+    return [envelope_of(row) for row in conn.execute(_held, {"the_run": run})]
+
+
+def back_to_pending(conn: sa.Connection, id_: str, *, due_ms: int) -> None:
+    """A delivery that failed for now waits for its next attempt."""
+    conn.execute(_back_to_pending, {"the_id": id_, "due": due_ms})
+
+
+def settle(
+    conn: sa.Connection,
+    ids: Sequence[str],
+    outcome: Outcome,
+    *,
+    because: str,
+    at_ms: int,
+    answer: str | None = None,
+    silent: bool = False,
+) -> None:
+    """End envelopes, each with exactly one outcome. A second outcome for one of them is a broken constraint."""
+    conn.execute(_settle, [{"the_id": id_, "now": at_ms} for id_ in ids])
+    conn.execute(
+        _outcome,
+        [
+            {
+                "envelope": id_,
+                "outcome": outcome.value,
+                "because": because,
+                "answer": answer,
+                "silent": silent,
+                "at_ms": at_ms,
+            }
+            for id_ in ids
+        ],
+    )
+
+
+def into_inbox(conn: sa.Connection, id_: str, *, person: str, seq: int) -> None:
+    conn.execute(_into_inbox, {"envelope": id_, "person": person, "seq": seq, "read_ms": None})
+
+
+def settled(conn: sa.Connection, id_: str) -> Settled | None:
+    row = conn.execute(_outcome_of, {"id": id_}).one_or_none()
+    if row is None:
+        return None
+    return Settled(
+        envelope=EnvelopeId(row.envelope),
+        outcome=Outcome(row.outcome),
+        because=row.because,
+        at=from_ms(row.at_ms),
+        answer=EnvelopeId(row.answer) if row.answer else None,
+    )

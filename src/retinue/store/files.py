@@ -1,0 +1,283 @@
+"""Attachments on disk: each is named by the hash of its bytes, and is whole before anything in the store names it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import itertools
+import os
+import re
+import stat
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from retinue.domain.attachment import Attachment, safe_name
+from retinue.domain.errors import Invalid, NotFound, StoreError, TooLarge
+
+ATTACHMENT_BYTES_MAX = 64 * 1024 * 1024
+MEDIA_TYPE_LENGTH_MAX = 127
+READ_CHUNK_BYTES = 1024 * 1024
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_SHARD = re.compile(r"[0-9a-f]{2}")
+_REST = re.compile(r"[0-9a-f]{62}")
+_MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]*/[a-z0-9][a-z0-9!#$&^_.+-]*")
+_MEDIA_TYPE_UNKNOWN = "application/octet-stream"
+_TEMP_PREFIX = ".temp-"
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# The root itself may be a link: where it lies is the owner's choice.
+_ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: someone's FIFO in our place must be refused, not waited for.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LOCKABLE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NFS locks only what may be written
+
+
+class Files:
+    """Where attachments lie: `root/ab/cdef...`, readable by us alone. Calls block: an async caller brings a thread.
+
+    Nothing outside `root` is read, written or removed. The names inside are made of hashes, so no sender chooses one,
+    and every step below `root` refuses to follow a link.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._numbers = itertools.count()
+
+    def keep(self, chunks: Iterable[bytes], *, name: str, media_type: str) -> Attachment:
+        """Keep these bytes. Once this returns they outlive us; if it raises, nothing half-written can be seen.
+
+        Bytes that are here already are left as they are; where they were damaged, they are whole again. What `chunks`
+        itself raises is passed on.
+        """
+        shown = safe_name(name)
+        with _closing(self._made_root()) as root, self._temp(root) as (temp, writing):
+            hash_, size_bytes = _fill(writing, chunks, name=shown)
+            with _telling("keep an attachment"):
+                os.fsync(writing)
+                _place(root, temp, hash_)
+        return Attachment(hash=hash_, name=shown, media_type=_safe_media_type(media_type), size_bytes=size_bytes)
+
+    def path(self, hash: str) -> Path:
+        """Where the bytes of this hash lie, or would."""
+        shard, rest = _split(hash)
+        return self._root / shard / rest
+
+    def open(self, hash: str) -> BinaryIO:
+        """The bytes of this hash, to read. A link, or anything else that is no plain file, is refused; see `verify`."""
+        shard_name, rest = _split(hash)
+        with _telling("read an attachment"):
+            try:
+                with _closing(os.open(self._root, _ROOT)) as root, _closing(_open_shard(root, shard_name)) as shard:
+                    return os.fdopen(_open_plain(shard, rest), "rb")
+            except FileNotFoundError:
+                raise NotFound(
+                    f"there is no attachment {hash[:8]}",
+                    because="its file was never kept here, or nothing named it any more and it was swept",
+                    try_this="ask for it to be sent again",
+                    code="attachment.not-found",
+                ) from None
+
+    def verify(self, hash: str) -> bool:
+        """Whether the bytes of this hash are here and still the ones it was made from."""
+        shard_name, rest = _split(hash)
+        try:
+            with _closing(os.open(self._root, _ROOT)) as root, _closing(_open_shard(root, shard_name)) as shard:
+                return _is_whole(shard, rest, hash)
+        except OSError:
+            return False
+
+    def sweep(self, *, keep: Callable[[str], bool]) -> int:
+        """Remove the files whose hash `keep` does not want, and what a crash left half-written. Says how many.
+
+        A file that is being written is left alone. One that was just kept and is not yet named by a commit looks like
+        any unwanted file: sweep while no door is open, or let `keep` know what is on its way.
+        """
+        removed = 0
+        with _telling("sweep the attachments"):
+            try:
+                root_fd = os.open(self._root, _ROOT)
+            except FileNotFoundError:
+                return removed
+        with _closing(root_fd) as root:
+            for name in _names(root):
+                if name.startswith(_TEMP_PREFIX):
+                    removed += _remove_leftover(root, name)
+                elif _SHARD.fullmatch(name):
+                    removed += _sweep_shard(root, name, keep)
+        return removed
+
+    def _made_root(self) -> int:
+        with _telling("keep an attachment"):
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return os.open(self._root, _ROOT)
+
+    @contextmanager
+    def _temp(self, root: int) -> Generator[tuple[str, int]]:
+        """A new file beside the shards, locked while we live, and gone afterwards unless it was renamed."""
+        with _telling("keep an attachment"):
+            name, writing = self._new_temp(root)
+        try:
+            yield name, writing
+        finally:
+            with suppress(OSError):  # Mostly because it was renamed; and cleaning up must not hide why we had to.
+                os.unlink(name, dir_fd=root)
+            os.close(writing)
+
+    def _new_temp(self, root: int) -> tuple[str, int]:
+        while True:
+            name = f"{_TEMP_PREFIX}{os.getpid()}-{next(self._numbers)}"
+            try:
+                writing = os.open(name, _NEW, mode=0o600, dir_fd=root)
+            except FileExistsError:  # left by a crash of a process with our number; a sweep will have it
+                continue
+            # The lock is how a sweep tells our file from a leftover, without asking a clock.
+            fcntl.flock(writing, fcntl.LOCK_EX)
+            if os.fstat(writing).st_nlink:
+                return name, writing
+            os.close(writing)  # A sweep got there between the two lines above.
+
+
+def _fill(writing: int, chunks: Iterable[bytes], *, name: str) -> tuple[str, int]:
+    digest = hashlib.sha256()
+    size_bytes = 0
+    for chunk in chunks:
+        size_bytes += len(chunk)
+        if size_bytes > ATTACHMENT_BYTES_MAX:
+            raise TooLarge(
+                f"the attachment '{name}' is too large",
+                because=f"an attachment has at most {ATTACHMENT_BYTES_MAX} bytes",
+                try_this="send it in parts, or put it where it can be fetched and send the link",
+                code="attachment.too-large",
+            )
+        digest.update(chunk)
+        with _telling("keep an attachment"):
+            left = memoryview(chunk)
+            while left:
+                left = left[os.write(writing, left) :]
+    return digest.hexdigest(), size_bytes
+
+
+def _place(root: int, temp: str, hash_: str) -> None:
+    shard_name, rest = _split(hash_)
+    with suppress(FileExistsError):
+        os.mkdir(shard_name, mode=0o700, dir_fd=root)
+    with _closing(_open_shard(root, shard_name)) as shard:
+        if not _is_whole(shard, rest, hash_):
+            os.rename(temp, rest, src_dir_fd=root, dst_dir_fd=shard)  # replaces a link, never follows it
+        # Also when the file was here: whoever put it there may not have come this far.
+        os.fsync(shard)
+        os.fsync(root)
+
+
+def _sweep_shard(root: int, shard_name: str, keep: Callable[[str], bool]) -> int:
+    removed = 0
+    try:
+        shard_fd = _open_shard(root, shard_name)
+    except OSError:  # A link or a plain file is none of our shards, and not ours to remove.
+        return removed
+    with _closing(shard_fd) as shard:
+        for rest in _names(shard):
+            if _REST.fullmatch(rest) and not keep(shard_name + rest):
+                with suppress(OSError):  # What will not go now is swept next time.
+                    os.unlink(rest, dir_fd=shard)
+                    removed += 1
+    return removed
+
+
+def _remove_leftover(root: int, name: str) -> int:
+    try:
+        with _closing(os.open(name, _LOCKABLE, dir_fd=root)) as leftover:
+            fcntl.flock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(name, dir_fd=root)
+    except OSError:  # Its writer lives, or has just finished.
+        return 0
+    return 1
+
+
+def _names(directory: int) -> list[str]:
+    with _telling("sweep the attachments"):
+        return os.listdir(directory)
+
+
+def _is_whole(shard: int, rest: str, hash_: str) -> bool:
+    try:
+        with os.fdopen(_open_plain(shard, rest), "rb") as file:
+            digest = hashlib.sha256()
+            while chunk := file.read(READ_CHUNK_BYTES):
+                digest.update(chunk)
+    except (OSError, StoreError):
+        return False
+    return digest.hexdigest() == hash_
+
+
+def _open_shard(root: int, shard_name: str) -> int:
+    return os.open(shard_name, _DIRECTORY, dir_fd=root)
+
+
+def _open_plain(shard: int, rest: str) -> int:
+    reading = os.open(rest, _READ, dir_fd=shard)
+    if stat.S_ISREG(os.fstat(reading).st_mode):
+        return reading
+    os.close(reading)
+    raise _not_plain("read an attachment")
+
+
+def _split(hash_: str) -> tuple[str, str]:
+    if not _HASH.fullmatch(hash_):
+        raise Invalid(
+            f"{hash_[:80]!r} does not name an attachment",
+            because="an attachment is named by the 64 lower-case hex digits of its hash",
+            try_this="copy it from the envelope that brought the attachment",
+            code="attachment.hash-invalid",
+        )
+    return hash_[:2], hash_[2:]
+
+
+def _safe_media_type(media_type: str) -> str:
+    """`type/subtype` alone: parameters are dropped, and what a sender made up is called what it is, unknown."""
+    plain = media_type[: 2 * MEDIA_TYPE_LENGTH_MAX].partition(";")[0].strip().lower()
+    return plain if len(plain) <= MEDIA_TYPE_LENGTH_MAX and _MEDIA_TYPE.fullmatch(plain) else _MEDIA_TYPE_UNKNOWN
+
+
+@contextmanager
+def _closing(descriptor: int) -> Generator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _telling(doing: str) -> Generator[None]:
+    """What the disk refuses, in words."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreError(
+                f"there is no room to {doing}",
+                because="the disk of the house, or our share of it, is full",
+                try_this="free some space; nothing was changed",
+                code="store.full",
+            ) from error
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR):
+            raise _not_plain(doing) from error
+        raise StoreError(
+            f"the disk refused to {doing}",
+            because=os.strerror(error.errno) if error.errno else "it did not say why",
+            try_this="see that the house may write to its own directory and that the disk is sound",
+        ) from error
+
+
+def _not_plain(doing: str) -> StoreError:
+    return StoreError(
+        f"the house will not {doing} there",
+        because="a link, or something else that is no plain file, stands where the attachment belongs",
+        try_this="find out who put it there, then remove it",
+        code="attachment.not-plain",
+    )

@@ -1,0 +1,19 @@
+"""Alembic's entry: runs migrations on the connection it is handed, all of them in that connection's transaction."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from retinue.store.tables import metadata
+
+connection = context.config.attributes["connection"]
+context.configure(
+    connection=connection,
+    target_metadata=metadata,
+    render_as_batch=True,
+    compare_type=True,
+    transactional_ddl=True,
+    transaction_per_migration=False,
+)
+with context.begin_transaction():
+    context.run_migrations()

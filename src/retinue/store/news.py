@@ -1,0 +1,80 @@
+"""News in the store: what happened, in commit order, to be resumed by cursor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.event import News, NewsKind
+from retinue.domain.ids import SessionId
+from retinue.domain.times import from_ms
+from retinue.store import tables as t
+
+_b = sa.bindparam
+_body = msgspec.json.Decoder(dict[str, Any])
+_newest = sa.select(t.house.c.news_seq)
+_oldest = sa.select(sa.func.min(t.news.c.seq))
+_columns = (
+    t.news,
+    t.envelopes.c.sender.label("e_sender"),
+    t.envelopes.c.recipient.label("e_recipient"),
+    t.envelopes.c.kind.label("e_kind"),
+    t.envelopes.c.text.label("e_text"),
+    t.envelopes.c.reply_to.label("e_reply_to"),
+    t.records.c.kind.label("r_kind"),
+    t.records.c.body.label("r_body"),
+)
+_after = (
+    sa.select(*_columns)
+    .outerjoin_from(t.news, t.envelopes, t.news.c.envelope == t.envelopes.c.id)
+    .outerjoin(t.records, sa.and_(t.news.c.session == t.records.c.session, t.news.c.record_seq == t.records.c.seq))
+    .where(t.news.c.seq > _b("after"))
+    .order_by(t.news.c.seq)
+    .limit(_b("limit"))
+)
+_after_in = _after.where(t.news.c.session == _b("session"))
+
+
+def newest(conn: sa.Connection) -> int:
+    return conn.execute(_newest).scalar_one()
+
+
+def oldest(conn: sa.Connection) -> int | None:
+    return conn.execute(_oldest).scalar()
+
+
+def news_of(row: sa.Row[Any]) -> News:
+    """A piece of news with the words it points to: they are kept once, where they belong."""
+    body: dict[str, Any] = _body.decode(row.body) if row.body else {}
+    if row.envelope:
+        body["envelope"] = row.envelope
+        if row.e_sender is not None:
+            body |= {
+                "from": row.e_sender,
+                "to": row.e_recipient,
+                "kind": row.e_kind,
+                "text": row.e_text,
+                "reply_to": row.e_reply_to,
+            }
+    if row.run:
+        body["run"] = row.run
+    if row.record_seq is not None and row.r_body is not None:
+        body["record"] = {"seq": row.record_seq, "kind": row.r_kind, "body": msgspec.Raw(row.r_body.encode())}
+    return News(
+        seq=row.seq,
+        kind=NewsKind(row.kind),
+        session=SessionId(row.session) if row.session else None,
+        at=from_ms(row.at_ms),
+        body=body,
+    )
+
+
+def after(conn: sa.Connection, cursor: int, *, limit: int, session: str | None = None) -> list[News]:
+    """What is newer than the cursor, oldest first."""
+    if session is None:
+        rows = conn.execute(_after, {"after": cursor, "limit": limit})
+    else:
+        rows = conn.execute(_after_in, {"after": cursor, "limit": limit, "session": session})
+    return [news_of(row) for row in rows]

@@ -1,0 +1,112 @@
+"""Records in the store: appended in the commit they belong to, read back with damaged ones left out and named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.envelope import Trust
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.record import Body, Mark, Note, Record, RecordKind, Reply, UserTurn
+from retinue.domain.times import from_ms, to_ms
+from retinue.domain.tool import ToolResult
+from retinue.store import tables as t
+
+_b = sa.bindparam
+_encode = msgspec.json.Encoder().encode
+_decoders: dict[RecordKind, msgspec.json.Decoder[Any]] = {
+    RecordKind.START: msgspec.json.Decoder(Mark),
+    RecordKind.RESET: msgspec.json.Decoder(Mark),
+    RecordKind.USER: msgspec.json.Decoder(UserTurn),
+    RecordKind.ASSISTANT: msgspec.json.Decoder(Reply),
+    RecordKind.TOOL: msgspec.json.Decoder(ToolResult),
+    RecordKind.SUMMARY: msgspec.json.Decoder(Note),
+    RecordKind.NOTE: msgspec.json.Decoder(Note),
+}
+_insert = t.records.insert()
+_since = (
+    sa.select(t.records)
+    .where(t.records.c.session == _b("session"), t.records.c.seq >= _b("first"), t.records.c.seq <= _b("last"))
+    .order_by(t.records.c.seq)
+)
+_one = sa.select(t.records).where(t.records.c.session == _b("session"), t.records.c.seq == _b("seq"))
+_all = (
+    sa.select(t.records.c.session, t.records.c.seq, t.records.c.kind, t.records.c.body)
+    .order_by(t.records.c.session, t.records.c.seq)
+    .execution_options(yield_per=1000)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A record that cannot be read back."""
+
+    session: SessionId
+    seq: int
+    because: str
+
+
+def add(conn: sa.Connection, records: Sequence[Record]) -> None:
+    conn.execute(
+        _insert,
+        [
+            {
+                "session": r.session,
+                "seq": r.seq,
+                "kind": r.kind.value,
+                "body": _encode(r.body).decode(),
+                "run": r.run,
+                "trust": r.trust.value,
+                "at_ms": to_ms(r.at),
+            }
+            for r in records
+        ],
+    )
+
+
+def read_body(kind: str, body: str) -> Body:
+    return _decoders[RecordKind(kind)].decode(body)
+
+
+def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[list[Record], list[Damage]]:
+    """The records first..last. A damaged one never hides its neighbours."""
+    found: list[Record] = []
+    damaged: list[Damage] = []
+    for row in conn.execute(_since, {"session": session, "first": first, "last": last}):
+        try:
+            found.append(record_of(row))
+        except (ValueError, msgspec.MsgspecError) as error:
+            damaged.append(Damage(SessionId(row.session), row.seq, str(error)))
+    return found, damaged
+
+
+def record_of(row: sa.Row[Any]) -> Record:
+    return Record(
+        session=SessionId(row.session),
+        seq=row.seq,
+        kind=RecordKind(row.kind),
+        body=read_body(row.kind, row.body),
+        at=from_ms(row.at_ms),
+        run=RunId(row.run) if row.run else None,
+        trust=Trust(row.trust),
+    )
+
+
+def damaged(conn: sa.Connection) -> list[Damage]:
+    """Every record of the house that cannot be read back."""
+    found: list[Damage] = []
+    for row in conn.execute(_all):
+        try:
+            read_body(row.kind, row.body)
+        except (ValueError, msgspec.MsgspecError) as error:
+            found.append(Damage(SessionId(row.session), row.seq, str(error)))
+    return found
+
+
+def get(conn: sa.Connection, session: str, seq: int) -> Record | None:
+    row = conn.execute(_one, {"session": session, "seq": seq}).one_or_none()
+    return record_of(row) if row else None

@@ -1,0 +1,261 @@
+"""The store on SQLite: one writer thread with group commit, one connection for the loop, one for scans."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.pool import NullPool
+
+from retinue.domain.errors import StoreError
+from retinue.domain.ports import Faults
+from retinue.store.connection import NO_FAULTS, Body, Listeners, explain, resolve
+
+T = TypeVar("T")
+
+GROUP_MAX = 256
+BUSY_TIMEOUT_MS = 5_000
+CACHE_KIB = 4_096
+WAL_BYTES_KEPT = 16 * 1024 * 1024
+STATEMENTS_CACHED = 256
+
+
+def connect(path: str | Path, *, writable: bool) -> sa.Connection:
+    """One connection that leaves every BEGIN and COMMIT to us."""
+
+    def dbapi() -> sqlite3.Connection:
+        raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=STATEMENTS_CACHED)
+        raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        if writable:
+            raw.execute("PRAGMA journal_mode = WAL")
+        # FULL, not NORMAL: with NORMAL a power cut may take back a commit that we have already told someone about.
+        raw.execute("PRAGMA synchronous = FULL")
+        raw.execute("PRAGMA foreign_keys = ON")
+        raw.execute("PRAGMA temp_store = MEMORY")
+        raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        raw.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+        if raw.execute("PRAGMA synchronous").fetchone() != (2,):
+            raise StoreError(
+                "this SQLite will not promise durable commits",
+                because="PRAGMA synchronous = FULL was not taken",
+                try_this="use another Python build",
+                code="store.not-durable",
+            )
+        if not writable:
+            raw.execute("PRAGMA query_only = ON")
+        return raw
+
+    engine = sa.create_engine("sqlite://", creator=dbapi, poolclass=NullPool)
+    try:
+        return engine.connect()
+    except (exc.DBAPIError, sqlite3.Error) as error:
+        raise explain(error) from error
+
+
+def _raw(conn: sa.Connection) -> sqlite3.Connection:
+    raw: Any = conn.connection.dbapi_connection
+    return raw
+
+
+class _Job(NamedTuple):
+    body: Body[Any]
+    point: str
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+class _Done(NamedTuple):
+    job: _Job
+    result: Any
+    error: BaseException | None
+
+
+def commit_group(conn: sa.Connection, jobs: list[_Job], faults: Faults) -> list[_Done]:
+    """Run each job in its own savepoint and commit them together. Nobody's answer is given before COMMIT returned."""
+    raw = _raw(conn)
+    done: list[_Done] = []
+    try:
+        raw.execute("BEGIN IMMEDIATE")
+        for job in jobs:
+            done.append(_in_savepoint(conn, raw, job))
+        for kept in done:
+            if kept.error is None:
+                faults.reach(f"{kept.job.point}.before-commit")
+        raw.execute("COMMIT")
+    except Exception as error:  # noqa: BLE001 - whatever it was, nobody may be answered as if it had worked
+        if raw.in_transaction:
+            raw.execute("ROLLBACK")
+        failure = error if isinstance(error, StoreError) else explain(error)
+        # A job that had failed on its own keeps its own reason; the others lost their work with the group.
+        return [d if d.error is not None else _Done(d.job, None, failure) for d in done] + [
+            _Done(job, None, failure) for job in jobs[len(done) :]
+        ]
+    for kept in done:
+        if kept.error is None:
+            faults.reach(f"{kept.job.point}.after-commit")
+    return done
+
+
+def _in_savepoint(conn: sa.Connection, raw: sqlite3.Connection, job: _Job) -> _Done:
+    raw.execute("SAVEPOINT job")
+    try:
+        result = job.body(conn)
+    except Exception as error:
+        failure = explain(error) if isinstance(error, exc.SQLAlchemyError | sqlite3.Error) else error
+        if not raw.in_transaction:
+            # A full disk or a failed read makes SQLite undo everything: then this is the group's failure.
+            raise failure from error
+        raw.execute("ROLLBACK TO job")
+        raw.execute("RELEASE job")
+        return _Done(job, None, failure)
+    raw.execute("RELEASE job")
+    return _Done(job, result, None)
+
+
+class SqliteStore:
+    """The default store. Opened by `retinue.store.opening.open_store`, which brings the schema up to date first."""
+
+    def __init__(self, path: Path, *, faults: Faults = NO_FAULTS) -> None:
+        self.path = path
+        self._faults = faults
+        self._writer = connect(path, writable=True)
+        self._reader = connect(path, writable=False)
+        self._scanner = connect(path, writable=False)
+        self._scans = ThreadPoolExecutor(1, thread_name_prefix="retinue-scan")
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._listeners = Listeners()
+        self._closed = False
+        self._thread = threading.Thread(target=self._write_forever, name="retinue-writer", daemon=True)
+        self._thread.start()
+
+    async def write(self, body: Body[T], *, point: str) -> T:
+        if self._closed:
+            raise _closed()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._jobs.put(_Job(body, point, future, loop))
+        return await future
+
+    async def read(self, body: Body[T]) -> T:
+        if self._closed:
+            raise _closed()
+        try:
+            return body(self._reader)
+        except (exc.SQLAlchemyError, sqlite3.Error) as error:
+            raise explain(error) from error
+
+    async def scan(self, body: Body[T]) -> T:
+        if self._closed:
+            raise _closed()
+        return await asyncio.get_running_loop().run_in_executor(self._scans, snapshot, self._scanner, body)
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        self._listeners.add(call)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._jobs.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        self._scans.shutdown()
+        for conn in (self._scanner, self._reader, self._writer):
+            conn.close()
+
+    def _write_forever(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            group = [job]
+            stopping = False
+            try:
+                while len(group) < GROUP_MAX:
+                    following = self._jobs.get_nowait()
+                    if following is None:
+                        stopping = True
+                        break
+                    group.append(following)
+            except Empty:
+                pass
+            done = commit_group(self._writer, group, self._faults)
+            loop = group[0].loop
+            # A closed loop means the house went down without waiting; what was committed stays committed.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._answer, done)
+            if stopping:
+                return
+
+    def _answer(self, done: list[_Done]) -> None:
+        for d in done:
+            resolve(d.job.future, d.result, d.error)
+        self._listeners.tell()
+
+
+def snapshot(conn: sa.Connection, body: Body[T]) -> T:
+    """Run `body` on one consistent picture of the store."""
+    raw = _raw(conn)
+    try:
+        raw.execute("BEGIN")
+        try:
+            return body(conn)
+        finally:
+            raw.execute("ROLLBACK")
+    except (exc.SQLAlchemyError, sqlite3.Error) as error:
+        raise explain(error) from error
+
+
+class InlineStore:
+    """The same store without threads, for simulation: each commit happens within one step of the loop.
+
+    `write` yields to the loop before and after its commit, so that a simulation can put anything in between.
+    """
+
+    def __init__(self, path: str | Path = ":memory:", *, faults: Faults = NO_FAULTS, yields: bool = True) -> None:
+        self._conn = connect(path, writable=True)
+        self._faults = faults
+        self._yields = yields
+        self._listeners = Listeners()
+
+    @property
+    def connection(self) -> sa.Connection:
+        return self._conn
+
+    async def write(self, body: Body[T], *, point: str) -> T:
+        if self._yields:
+            await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        done = commit_group(self._conn, [_Job(body, point, loop.create_future(), loop)], self._faults)[0]
+        if done.error is None:
+            self._listeners.tell()
+        if self._yields:
+            await asyncio.sleep(0)
+        if done.error is not None:
+            raise done.error
+        return done.result
+
+    async def read(self, body: Body[T]) -> T:
+        try:
+            return body(self._conn)
+        except (exc.SQLAlchemyError, sqlite3.Error) as error:
+            raise explain(error) from error
+
+    async def scan(self, body: Body[T]) -> T:
+        if self._yields:
+            await asyncio.sleep(0)
+        return snapshot(self._conn, body)
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        self._listeners.add(call)
+
+    async def close(self) -> None:
+        self._conn.close()
+
+
+def _closed() -> StoreError:
+    return StoreError("the house is closing", because="its store was closed", code="store.closed")

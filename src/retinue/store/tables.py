@@ -1,0 +1,324 @@
+"""The tables. Times are unix milliseconds, bodies are JSON text, ids are 32 hex digits.
+
+Partial indexes keep the work of accept and claim the same for ten envelopes and for a million: they hold only
+what is still open. Their conditions are written as literals here and in the statements that use them, because a
+planner cannot prove them from a bound parameter.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def word(quoted: str) -> sa.ColumnClause[str]:
+    """A constant that the planner can see, so that it may use a partial index."""
+    return sa.literal_column(quoted, sa.String)
+
+
+PENDING = word("'pending'")
+DONE = word("'done'")
+HELD = (word("'claimed'"), word("'parked'"))
+OPEN_RUN = (word("'running'"), word("'parked'"))
+
+
+def _id(name: str, **kw: object) -> sa.Column[str]:
+    return sa.Column(name, sa.String(32), **kw)  # type: ignore[arg-type]
+
+
+def _ms(name: str, *, nullable: bool = False) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=nullable)
+
+
+house = sa.Table(
+    "house",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("news_seq", sa.BigInteger, nullable=False),
+    sa.Column("envelope_seq", sa.BigInteger, nullable=False),
+    _ms("latest_ms"),
+)
+
+agents = sa.Table(
+    "agents",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("folded", sa.String(64), nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("source", sa.String(16), nullable=False),
+    _ms("created_ms"),
+    _ms("removed_ms", nullable=True),
+    sa.UniqueConstraint("folded"),
+)
+
+people = sa.Table(
+    "people",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("token_hash", sa.String(64)),
+    _ms("created_ms"),
+    sa.UniqueConstraint("token_hash"),
+)
+
+sessions = sa.Table(
+    "sessions",
+    metadata,
+    _id("id", primary_key=True),
+    sa.Column("agent", sa.String(64), sa.ForeignKey("agents.name"), nullable=False),
+    sa.Column("origin_kind", sa.String(16), nullable=False),
+    sa.Column("origin_key", sa.Text, nullable=False),
+    _id("parent"),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("wakefulness", sa.String(8), nullable=False),
+    sa.Column("queue", sa.Text, nullable=False),
+    sa.Column("attributes", sa.Text, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("record_seq", sa.BigInteger, nullable=False),
+    sa.Column("context_from", sa.BigInteger, nullable=False),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("snippet", sa.Text, nullable=False),
+    _ms("created_ms"),
+    _ms("updated_ms"),
+    _ms("pinned_ms", nullable=True),
+    sa.UniqueConstraint("agent", "origin_kind", "origin_key"),
+)
+sa.Index(
+    "ix_sessions_active",
+    sessions.c.updated_ms,
+    sqlite_where=sessions.c.wakefulness == word("'active'"),
+    postgresql_where=sessions.c.wakefulness == word("'active'"),
+)
+sa.Index("ix_sessions_parent", sessions.c.parent)
+
+envelopes = sa.Table(
+    "envelopes",
+    metadata,
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
+    _id("id", nullable=False),
+    sa.Column("sender", sa.Text, nullable=False),
+    sa.Column("recipient", sa.Text, nullable=False),
+    _id("session"),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("attachments", sa.Text),
+    sa.Column("context", sa.Text),
+    _id("reply_to"),
+    sa.Column("trust", sa.String(16), nullable=False),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("dedupe_key", sa.Text, nullable=False),
+    sa.Column("rank", sa.SmallInteger, nullable=False),
+    sa.Column("silent", sa.Boolean, nullable=False),
+    _ms("deliver_ms", nullable=True),
+    _ms("expires_ms", nullable=True),
+    _ms("due_ms"),
+    sa.Column("status", sa.String(8), nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    _ms("accepted_ms"),
+    _ms("claimed_ms", nullable=True),
+    _ms("settled_ms", nullable=True),
+    _id("run"),
+    _id("steered_into"),
+    _id("retry_of"),
+    sa.UniqueConstraint("id"),
+    sa.UniqueConstraint("source", "dedupe_key"),
+    sa.CheckConstraint("status IN ('pending', 'claimed', 'parked', 'done')", name="status"),
+)
+_pending = envelopes.c.status == PENDING
+_held = envelopes.c.status.in_(HELD)
+for _name, _columns, _where in (
+    ("ix_envelopes_lane", ("session", "rank", "due_ms", "seq"), _pending),
+    ("ix_envelopes_outbox", ("recipient", "due_ms", "seq"), sa.and_(_pending, envelopes.c.session.is_(None))),
+    ("ix_envelopes_due", ("due_ms",), _pending),
+    ("ix_envelopes_expiring", ("expires_ms",), sa.and_(_pending, envelopes.c.expires_ms.is_not(None))),
+    ("ix_envelopes_held", ("run",), _held),
+):
+    sa.Index(_name, *(envelopes.c[c] for c in _columns), sqlite_where=_where, postgresql_where=_where)
+
+outcomes = sa.Table(
+    "outcomes",
+    metadata,
+    _id("envelope", primary_key=True),
+    sa.Column("outcome", sa.String(16), nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    _id("answer"),
+    sa.Column("silent", sa.Boolean, nullable=False),
+    _ms("at_ms"),
+)
+sa.Index(
+    "ix_outcomes_dead",
+    outcomes.c.at_ms,
+    sqlite_where=outcomes.c.outcome.in_((word("'dead'"), word("'interrupted'"))),
+    postgresql_where=outcomes.c.outcome.in_((word("'dead'"), word("'interrupted'"))),
+)
+
+inbox = sa.Table(
+    "inbox",
+    metadata,
+    _id("envelope", primary_key=True),
+    sa.Column("person", sa.String(64), sa.ForeignKey("people.name"), nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    _ms("read_ms", nullable=True),
+)
+sa.Index("ix_inbox_person", inbox.c.person, inbox.c.seq)
+
+tally = sa.Table(
+    "tally",
+    metadata,
+    sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("source", sa.Text, primary_key=True),
+    sa.Column("accepted", sa.BigInteger, nullable=False),
+    sa.Column("purged", sa.BigInteger, nullable=False),
+)
+
+records = sa.Table(
+    "records",
+    metadata,
+    _id("session", primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    _id("run"),
+    sa.Column("trust", sa.String(16), nullable=False),
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
+)
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    _id("id", primary_key=True),
+    _id("session", nullable=False),
+    sa.Column("agent", sa.String(64), nullable=False),
+    sa.Column("lane", sa.String(16), nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("sender", sa.Text, nullable=False),
+    sa.Column("envelopes", sa.Text, nullable=False),
+    sa.Column("first_seq", sa.BigInteger, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    _ms("started_ms"),
+    _ms("wake_ms", nullable=True),
+    _ms("ended_ms", nullable=True),
+    sa.Column("final_text", sa.Text),
+    sa.Column("context_length", sa.BigInteger),
+    sa.Column("error", sa.Text),
+    sa.ForeignKeyConstraint(["session"], ["sessions.id"]),
+)
+_open_run = runs.c.status.in_(OPEN_RUN)
+sa.Index("uq_runs_open", runs.c.session, unique=True, sqlite_where=_open_run, postgresql_where=_open_run)
+sa.Index(
+    "ix_runs_wake",
+    runs.c.wake_ms,
+    sqlite_where=runs.c.status == word("'parked'"),
+    postgresql_where=runs.c.status == word("'parked'"),
+)
+sa.Index("ix_runs_agent_started", runs.c.agent, runs.c.started_ms)
+
+steps = sa.Table(
+    "steps",
+    metadata,
+    _id("run", primary_key=True),
+    sa.Column("turn", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("idx", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("hash", sa.String(32), primary_key=True),
+    sa.Column("kind", sa.String(8), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("call", sa.Text),
+    sa.Column("record_seq", sa.BigInteger),
+    _ms("opened_ms"),
+    _ms("closed_ms", nullable=True),
+    sa.ForeignKeyConstraint(["run"], ["runs.id"]),
+    sqlite_with_rowid=False,
+)
+
+approvals = sa.Table(
+    "approvals",
+    metadata,
+    _id("id", primary_key=True),
+    _id("session", nullable=False),
+    _id("run", nullable=False),
+    sa.Column("turn", sa.Integer, nullable=False),
+    sa.Column("calls", sa.Text, nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("released", sa.Boolean, nullable=False),
+    sa.Column("decided_by", sa.Text, nullable=False),
+    _ms("asked_ms"),
+    _ms("expires_ms"),
+    _ms("decided_ms", nullable=True),
+)
+sa.Index("ix_approvals_run", approvals.c.run)
+sa.Index(
+    "ix_approvals_open",
+    approvals.c.expires_ms,
+    sqlite_where=approvals.c.state == word("'open'"),
+    postgresql_where=approvals.c.state == word("'open'"),
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    _id("envelope", primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("receipt", sa.Text),
+    sa.Column("error_kind", sa.Text),
+    sa.Column("error", sa.Text),
+    _ms("opened_ms"),
+    _ms("closed_ms", nullable=True),
+)
+sa.Index(
+    "ix_deliveries_sending",
+    deliveries.c.envelope,
+    sqlite_where=deliveries.c.state == word("'sending'"),
+    postgresql_where=deliveries.c.state == word("'sending'"),
+)
+
+money = sa.Table(
+    "money",
+    metadata,
+    _id("run", primary_key=True),
+    sa.Column("turn", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("reserved_microusd", sa.BigInteger, nullable=False),
+    sa.Column("settled_microusd", sa.BigInteger, nullable=False),
+    sa.Column("released_microusd", sa.BigInteger, nullable=False),
+    sa.Column("held_microusd", sa.BigInteger, nullable=False),
+    sa.Column("unknown", sa.Boolean, nullable=False),
+    _ms("at_ms"),
+)
+
+news = sa.Table(
+    "news",
+    metadata,
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String(32), nullable=False),
+    _id("session"),
+    _id("envelope"),
+    _id("run"),
+    sa.Column("record_seq", sa.BigInteger),
+    sa.Column("body", sa.Text),
+    _ms("at_ms"),
+)
+sa.Index("ix_news_session", news.c.session, news.c.seq)
+
+AGENT_RUNS_VIEW = """
+CREATE VIEW agent_runs AS
+SELECT id, agent AS agent_name, started_ms AS started_at, ended_ms AS completed_at, envelopes AS envelope_ids,
+       final_text AS final_response, context_length,
+       CASE WHEN status = 'parked' THEN 'running' ELSE status END AS status, error
+FROM runs
+"""
+"""Hi-Boss's audit relation, read-only, for the queries people already have."""

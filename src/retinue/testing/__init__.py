@@ -1,0 +1,1 @@
+"""Parts for tests, shipped: for us and for plug-ins."""

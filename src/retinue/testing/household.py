@@ -1,0 +1,252 @@
+"""A whole house for a test: real store, real engine, scripted model, hand-turned clock. Can be crashed and reopened."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import sqlalchemy as sa
+
+from retinue.agents.home import ensure_home
+from retinue.domain import address
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Draft, Envelope, Kind, Receipt, Settled, Trust
+from retinue.domain.ids import EnvelopeId, SessionId
+from retinue.domain.person import Person, Role
+from retinue.domain.ports import Clock, Faults, Ids
+from retinue.domain.record import Record
+from retinue.domain.session import Origin, Session
+from retinue.domain.times import to_ms
+from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.lanes import Slots
+from retinue.engine.live import Live
+from retinue.mailroom.inbox import Inbox
+from retinue.models.base import Models
+from retinue.runners.loop import Loop
+from retinue.store import agents, envelopes, people, records, sessions
+from retinue.store.connection import NO_FAULTS, Store
+from retinue.store.opening import open_store
+from retinue.store.tables import envelopes as envelope_table
+from retinue.testing.fake_clock import FakeClock
+from retinue.testing.scripted_model import ScriptedModel
+from retinue.testing.tools import AppendLine
+from retinue.tools.base import Tool
+from retinue.tools.files import Read
+from retinue.tools.status import SessionStatus
+from retinue.tools.toolbox import Toolbox
+
+WAIT_S = 20.0
+
+
+class CountedIds:
+    """Ids in a fixed order, spread so that short ids differ."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._count = itertools.count(seed * 1_000_000 + 1)
+
+    def new(self) -> str:
+        n = next(self._count)
+        return f"{(n * 2654435761) % 2**32:08x}{n:024x}"
+
+
+@dataclass(slots=True)
+class House:
+    """An open house."""
+
+    household: Household
+    store: Store
+    engine: EmbeddedEngine
+    inbox: Inbox
+    live: Live
+    crashed: bool = False
+
+    async def post(
+        self,
+        text: str,
+        *,
+        sender: str = "person:maria",
+        recipient: str = "agent:ada",
+        key: str | None = None,
+        kind: Kind = Kind.MESSAGE,
+        **kw: Any,
+    ) -> Receipt:
+        id_ = EnvelopeId(self.household.ids.new())
+        kw.setdefault("trust", Trust.OWNER if sender == "person:owner" else Trust.PERSON)
+        draft = Draft(
+            id=id_,
+            sender=address.parse(sender),
+            recipient=address.parse(recipient),
+            text=text,
+            source=kw.pop("source", sender),
+            key=key or id_,
+            kind=kind,
+            **kw,
+        )
+        return await self.inbox.post(draft)
+
+    async def outcome(self, envelope: str) -> Settled:
+        """Wait until an envelope is settled."""
+        return await self.eventually(
+            partial(envelopes.settled, id_=envelope), what=f"envelope {envelope[:8]} to settle"
+        )
+
+    async def answer_to(self, envelope: str) -> str:
+        """Wait for the answer, and read it."""
+        settled = await self.outcome(envelope)
+        if settled.answer is None:
+            raise AssertionError(f"no answer: {settled.outcome}, because {settled.because}")
+        answer = settled.answer
+        found = await self.store.read(lambda conn: envelopes.get(conn, answer))
+        assert found is not None
+        return found.text
+
+    async def eventually(self, body: Any, *, what: str) -> Any:
+        """Wait until `body(conn)` gives something other than None or False."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + WAIT_S
+        watcher = self.live.watch(None)
+        try:
+            while True:
+                found = await self.store.scan(body)
+                if found is not None and found is not False:
+                    return found
+                if loop.time() > deadline:
+                    raise AssertionError(f"waited {WAIT_S:g} s in vain for {what}")
+                watcher.changed.clear()
+                try:
+                    await asyncio.wait_for(watcher.changed.wait(), 0.05)
+                except TimeoutError:
+                    continue
+        finally:
+            self.live.unwatch(watcher)
+
+    async def quiet(self) -> None:
+        """Wait until no lane works and nothing due waits."""
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + WAIT_S
+        while self.engine.active:
+            if loop.time() > deadline:
+                raise AssertionError("the house does not come to rest")
+            await asyncio.sleep(0.005)
+
+    async def mail_for(self, person: str) -> list[Envelope]:
+        """Everything that was ever delivered to a person, oldest first."""
+        statement = (
+            sa.select(envelope_table)
+            .where(envelope_table.c.recipient == f"person:{person}")
+            .order_by(envelope_table.c.seq)
+        )
+        return await self.store.scan(lambda conn: [envelopes.envelope_of(r) for r in conn.execute(statement)])
+
+    async def envelope(self, id_: str) -> Envelope:
+        found = await self.store.read(lambda conn: envelopes.get(conn, id_))
+        assert found is not None
+        return found
+
+    async def session(self, id_: SessionId | str | None) -> Session:
+        assert id_ is not None
+        found = await self.store.read(lambda conn: sessions.get(conn, id_))
+        assert found is not None
+        return found
+
+    async def records(self, session: str | None) -> list[Record]:
+        assert session is not None
+        found, _ = await self.store.scan(lambda conn: records.read(conn, session, first=0, last=2**60))
+        return found
+
+    async def sql(self, statement: str, **parameters: Any) -> list[Any]:
+        """Look at, or damage, the store from behind."""
+
+        def body(conn: sa.Connection) -> list[Any]:
+            result = conn.execute(sa.text(statement), parameters)
+            return list(result) if result.returns_rows else []
+
+        return await self.store.write(body, point="test")
+
+    def crash(self) -> None:
+        """Stop as `kill -9` would: nothing more is written."""
+        self.crashed = True
+        self.engine.abandon()
+
+
+@dataclass(slots=True)
+class Household:
+    """What outlives a crash: the store's place, the clock, the model's script."""
+
+    root: Path
+    clock: Any = field(default_factory=FakeClock)
+    url: str | Path | None = None
+    ids: Ids = field(default_factory=CountedIds)
+    agents: Sequence[Agent] = (Agent(name="ada", model="scripted"),)
+    people: Sequence[str] = ("maria", "owner")
+    slots: Slots = field(default_factory=lambda: Slots(main=100, subagent=100))
+    zone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
+    faults: Faults = NO_FAULTS
+    tools: Sequence[Tool] = ()
+    model: ScriptedModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = ScriptedModel(self.clock)
+
+    @property
+    def witness(self) -> Path:
+        return self.root / "witness"
+
+    @asynccontextmanager
+    async def open(self, *, drain_s: float = 5.0) -> AsyncGenerator[House]:
+        store = await open_store(self.url or self.root / "house.db", faults=self.faults)
+        house = await self.furnish(store)
+        try:
+            yield house
+        finally:
+            if house.crashed:
+                await asyncio.sleep(0)
+            await house.engine.stop(drain_s=0 if house.crashed else drain_s)
+            await store.close()
+
+    async def furnish(self, store: Store) -> House:
+        """Put an engine into a store."""
+        await store.write(partial(_settle_in, household=self, at_ms=to_ms(self.clock.now())), point="setup")
+        live = Live()
+        store.on_commit(live.committed)
+        clock: Clock = self.clock
+        toolbox = Toolbox([SessionStatus(store, clock), Read(), AppendLine(self.witness), *self.tools])
+        engine = EmbeddedEngine(
+            store,
+            clock,
+            self.ids,
+            {"loop": Loop(Models([self.model]), toolbox, clock)},
+            live=live,
+            homes=lambda name: ensure_home(self.root, name),
+            zone=self.zone,
+            slots=self.slots,
+            faults=self.faults,
+        )
+        inbox = Inbox(store, clock, engine.wake)
+        house = House(self, store, engine, inbox, live)
+        await engine.start()
+        return house
+
+
+def _settle_in(conn: sa.Connection, *, household: Household, at_ms: int) -> None:
+    for agent in household.agents:
+        if agents.find(conn, agent.name) is None:
+            agents.put(conn, agent, source="test", at_ms=at_ms)
+    for name in household.people:
+        if people.find(conn, name) is None:
+            role = Role.OWNER if name == "owner" else Role.MEMBER
+            people.add(conn, Person(name=name, role=role), at_ms=at_ms)
+
+
+def terminal(person: str) -> Origin:
+    from retinue.domain.session import OriginKind
+
+    return Origin(OriginKind.TERMINAL, f"person:{person}")

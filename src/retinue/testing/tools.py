@@ -1,0 +1,43 @@
+"""Tools for tests. `append_line` leaves a mark outside the house, so that a crash test need not take our word."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.tools.base import Scene, schema_of
+
+
+class AppendLineArguments(msgspec.Struct, forbid_unknown_fields=True):
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLine:
+    """Appends one line to a file and syncs it: an effect that cannot be taken back, and must not happen twice."""
+
+    file: Path
+    arguments: type[msgspec.Struct] = AppendLineArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="append_line",
+            description="Append one line to the witness file.",
+            parameters=schema_of(AppendLineArguments),
+            effects=frozenset({Effect.WRITES}),
+            repeatable=False,
+        )
+    )
+
+    async def perform(self, arguments: AppendLineArguments, scene: Scene) -> str:
+        line = f"{scene.call} {arguments.text}\n".encode()
+        fd = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(fd, line)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return "appended"

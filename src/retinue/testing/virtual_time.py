@@ -1,0 +1,442 @@
+"""An event loop for simulations: time passes only when everyone waits, and a seed decides who goes first.
+
+`simulate(seed, main)` runs `main` in a world without real time, threads or sockets. Hours of sleep take no time,
+races between tasks are decided by the seed, and so a seed that found a bug finds it again.
+
+What the loop cannot make repeatable is what does not go through it. Most of all, sets of strings iterate in an order
+that differs between processes unless `PYTHONHASHSEED` is set, and sets of most other objects by their addresses: anyio
+keeps nested cancel scopes in one, `asyncio.as_completed` the coroutines it is given. (Tasks and futures of this loop
+hash by number, so sets of those, as in task groups, are safe.) When in doubt, compare `fingerprint`: it tells that two
+runs parted ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import hashlib
+import heapq
+import math
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import Context
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import BuiltinMethodType, CoroutineType, MethodType
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast
+
+from retinue.testing.fake_clock import START, in_utc
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+STEPS_MAX = 1_000_000
+"""How many passes a simulation may take, unless told otherwise: some seconds of real time."""
+
+COLLECT_EVERY_STEPS = 20_000
+PRUNE_TIMERS_MIN = 64
+
+REFUSED = (
+    *("run_in_executor", "set_default_executor", "getaddrinfo", "getnameinfo"),
+    *("create_connection", "create_server", "create_unix_connection", "create_unix_server"),
+    *("create_datagram_endpoint", "connect_accepted_socket", "sendfile", "start_tls"),
+    *("subprocess_exec", "subprocess_shell", "connect_read_pipe", "connect_write_pipe"),
+    *("add_reader", "remove_reader", "add_writer", "remove_writer"),
+    *("sock_recv", "sock_recv_into", "sock_recvfrom", "sock_recvfrom_into", "sock_sendall", "sock_sendto"),
+    *("sock_connect", "sock_accept", "sock_sendfile", "add_signal_handler", "remove_signal_handler"),
+)
+"""The loop's doors to threads, sockets, processes and signals: all of them stay shut."""
+
+
+class SimulationError(Exception):
+    """The simulation itself cannot go on, whatever the code under test made of it."""
+
+
+class Deadlock(SimulationError):
+    """Nothing is ready and nothing is scheduled, so the tasks that are left would wait forever."""
+
+
+class StepsSpent(SimulationError):
+    """The simulation did not end within its steps."""
+
+
+class NotSimulated(NotImplementedError):
+    """The code under test reached for a real thread, socket, process or signal, or replaced a part of the loop.
+
+    It is a `NotImplementedError` because this is how a loop says that it lacks an ability.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A handle waiting for its turn, what to call it in the trace, and whom it may not overtake."""
+
+    handle: asyncio.Handle
+    label: str
+    stream: object
+    """Turns of the same stream keep their order."""
+
+
+_CALLBACKS = "callbacks"  # the one stream of all plain callbacks
+
+
+class VirtualTimeLoop(asyncio.BaseEventLoop):
+    """An event loop whose time is virtual and whose ready order is shuffled by a seed.
+
+    Time stands still while anything is ready, and otherwise moves at once to the next timer.
+
+    Before each pass the ready handles are shuffled, but only as far as asyncio leaves their order open:
+
+    - Steps of different tasks go in any order; asyncio promises none. A task has one step ready at most.
+    - Callbacks of one future, among them the wake-ups of tasks that await it, keep the order in which they were added.
+      Code relies on this, for instance to see a result before whoever awaits it does. (A callback handed a future and
+      nothing else is taken for one of these.)
+    - Plain callbacks keep their order among themselves, because `call_soon` promises it.
+    - Timers of one moment go in any order, which asyncio calls undefined. Timers of different moments never share a
+      pass, so an earlier one always goes first.
+
+    As in asyncio, what becomes ready during a pass waits for the next, so nothing starves. Locks, queues and events
+    hold under every such order, for they pass on ownership through futures, not through who runs first. asyncio's
+    transports would not (they count on the order of callbacks and futures together), but here there are none.
+
+    It stands on `BaseEventLoop`, which brings running, stopping, closing and error handling but no I/O, and takes over
+    the whole queue of handles; of its private parts we count on `_run_once` being called until `_stopping`.
+    """
+
+    _stopping: bool
+
+    def __init__(self, seed: int, *, steps_max: int = STEPS_MAX, after_step: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        # Not the bare seed: a test may well seed its own faults with it, and the two must not move in step.
+        self._random = random.Random(f"ready order {seed}")
+        self._now = 0.0
+        self._soon: deque[_Turn] = deque()
+        self._timers: list[tuple[float, int, _Turn]] = []
+        self._timers_made = 0
+        self._prune_timers_at = PRUNE_TIMERS_MIN
+        self._numbers = 0
+        self._steps = 0
+        self._steps_max = steps_max
+        self._steps_end = steps_max
+        self._trace = hashlib.blake2b(digest_size=16)
+        self._home_thread = threading.get_ident()
+        self.after_step = after_step
+        """Called after every pass, to check what must always hold. What it raises ends the run."""
+
+    @property
+    def steps(self) -> int:
+        """How many passes were made so far."""
+        return self._steps
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash over what ran, in which order and at which virtual times, up to now.
+
+        The same code with the same seed has the same fingerprint in every process, since it is made of numbers and
+        qualified names, never of addresses. Another Python version may have another.
+        """
+        return self._trace.hexdigest()
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._now
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        self._check_open()
+        handle = asyncio.Handle(callback, args, self, context)
+        self._soon.append(_Turn(handle, _label(callback), _stream(callback, args)))
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As `call_soon`, and from no other thread: when a real thread calls would differ from run to run."""
+        if threading.get_ident() != self._home_thread:
+            raise _not_simulated("call_soon_threadsafe from another thread")
+        return self.call_soon(callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        self._check_open()
+        if math.isnan(when):
+            raise ValueError("a timer needs a time to go off at, not NaN")
+        # asyncio, too, takes timers less than a nanosecond apart as one moment, so that ten sleeps of 0.1 s end
+        # together with one of 1 s and the seed decides between them.
+        when = round(when, 9)
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_made += 1
+        if len(self._timers) >= self._prune_timers_at:
+            self._prune_timers()
+        heapq.heappush(self._timers, (when, self._timers_made, _Turn(handle, _label(callback), object())))
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _NumberedFuture(self._next_number(), loop=self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: object = None,
+        context: Context | None = None,
+        **options: Any,  # later Pythons add some
+    ) -> asyncio.Task[T]:
+        self._check_open()
+        number = self._next_number()
+        name = f"Task-{number}" if name is None else str(name)
+        return _NumberedTask(number, coro, loop=self, name=name, context=context, **options)
+
+    def set_task_factory(self, factory: object) -> None:
+        if factory is not None:
+            raise NotSimulated("a simulated loop makes its own tasks, because they must be numbered")
+
+    def close(self) -> None:
+        super().close()
+        self._soon.clear()
+        self._timers.clear()
+
+    def dismiss(self) -> None:
+        """Cancel the tasks that are left, oldest first, and let them end, within another `steps_max`.
+
+        `after_step` is no longer called: what it checks is promised while `main` runs.
+        """
+        self.after_step = None
+        self._steps_end = self._steps + self._steps_max
+        while left := self._pending():
+            for task in left:
+                task.cancel()
+            outcomes = self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            for task, outcome in zip(left, outcomes, strict=True):
+                if isinstance(outcome, Exception):
+                    message = "a task that was left over failed when it was cancelled"
+                    self.call_exception_handler({"message": message, "exception": outcome, "task": task})
+        self.run_until_complete(self.shutdown_asyncgens())
+
+    def _run_once(self) -> None:
+        """One pass: what is ready or due now runs, in an order drawn from the seed."""
+        if self._steps >= self._steps_end:
+            raise StepsSpent(self._with_pending(f"not finished after {self._steps} steps, at {self._now} s"))
+        self._steps += 1
+        ready = [turn for turn in self._soon if not turn.handle.cancelled()]
+        self._drop_cancelled_timers()
+        if not ready and not self._stopping:
+            self._advance()
+        # As in asyncio, a turn leaves the queue only as it is taken: a KeyboardInterrupt must not lose the others.
+        self._soon = deque(self._interleave(ready + self._take_due()))
+        self._trace.update(f"\n{self._now!r}".encode())
+        for _ in range(len(self._soon)):
+            turn = self._soon.popleft()
+            if turn.handle.cancelled():
+                continue
+            self._trace.update(f"\t{turn.label}".encode())
+            turn.handle._run()  # pyright: ignore[reportPrivateUsage]  (every loop must; there is no public way)
+        if self._steps % COLLECT_EVERY_STEPS == 0:
+            gc.collect()
+        if self.after_step is not None:
+            self.after_step()
+
+    def _advance(self) -> None:
+        when = self._timers[0][0] if self._timers else math.inf
+        if math.isinf(when) and when > 0:
+            raise Deadlock(
+                self._with_pending(
+                    f"at {self._now} s nothing is ready and nothing is scheduled"
+                    " (a real thread or socket, if one is awaited, cannot wake a simulated loop)"
+                )
+            )
+        self._now = max(self._now, when)
+
+    def _take_due(self) -> list[_Turn]:
+        """The timers of the earliest moment, if it has come. Later ones take a later pass, even when overdue."""
+        due: list[_Turn] = []
+        if self._timers and (moment := self._timers[0][0]) <= self._now:
+            while self._timers and self._timers[0][0] == moment:
+                due.append(heapq.heappop(self._timers)[2])
+        return due
+
+    def _interleave(self, turns: list[_Turn]) -> list[_Turn]:
+        """A random order of the turns in which each stream keeps its own."""
+        if len(turns) < 2:
+            return turns
+        order = [turn.stream for turn in turns]
+        streams: dict[object, deque[_Turn]] = {stream: deque() for stream in order}
+        for turn in turns:
+            streams[turn.stream].append(turn)
+        self._random.shuffle(order)
+        return [streams[stream].popleft() for stream in order]
+
+    def _drop_cancelled_timers(self) -> None:
+        while self._timers and self._timers[0][2].handle.cancelled():
+            heapq.heappop(self._timers)
+
+    def _prune_timers(self) -> None:
+        # Timeouts are mostly cancelled long before their moment and would pile up until then.
+        self._timers = [timer for timer in self._timers if not timer[2].handle.cancelled()]
+        heapq.heapify(self._timers)
+        self._prune_timers_at = PRUNE_TIMERS_MIN + 2 * len(self._timers)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """A cancelled timer tells its loop; ours finds out by itself."""
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _check_open(self) -> None:
+        if self.is_closed():
+            raise RuntimeError("the simulated loop is closed")
+
+    def _pending(self) -> list[asyncio.Task[Any]]:
+        return sorted(asyncio.all_tasks(self), key=hash)  # their numbers
+
+    def _with_pending(self, sentence: str) -> str:
+        pending = self._pending()
+        tasks = [f"  {task.get_name()}: {_whereabouts(task)}" for task in pending]
+        return "\n".join([f"{sentence}; tasks pending: {len(pending)}", *tasks])
+
+
+class _NumberedFuture(asyncio.Future[T]):
+    """A future that hashes by its number, so that a set of futures iterates in the same order in every process."""
+
+    def __init__(self, number: int, *, loop: asyncio.AbstractEventLoop) -> None:
+        self._number = number
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _NumberedTask(asyncio.Task[T]):
+    """A task that hashes by its number, as asyncio itself keeps sets of tasks (in task groups, in `wait`)."""
+
+    def __init__(self, number: int, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **options: Any) -> None:
+        self._number = number  # first of all: asyncio puts the task into a set while it is being made
+        super().__init__(cast("Coroutine[Any, Any, T]", coro), **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class VirtualClock:
+    """Wall time in a simulation: it goes with the loop's virtual time, and may jump while the loop's may not."""
+
+    def __init__(self, start: datetime = START, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Show `start` at the moment the loop was made; without a `loop`, the running one is meant."""
+        self._start = in_utc(start)
+        self._loop = asyncio.get_running_loop() if loop is None else loop
+        self._offset = timedelta()
+
+    def now(self) -> datetime:
+        return self._start + timedelta(seconds=self._loop.time()) + self._offset
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait in the loop's time, which no `jump` makes longer or shorter."""
+        await asyncio.sleep(seconds)
+
+    def jump(self, delta: timedelta) -> None:
+        """Set the wall clock forwards or back. No one wakes: a sleep is as long as it was."""
+        self._offset += delta
+
+
+def simulate(
+    seed: int,
+    main: Callable[[], Coroutine[Any, Any, T]],
+    *,
+    steps_max: int = STEPS_MAX,
+    after_step: Callable[[], None] | None = None,
+) -> T:
+    """Run `main` to its end on a fresh loop, cancel what it left running, and return what it returned.
+
+    The running loop inside is a `VirtualTimeLoop`. `after_step` is called after every pass until `main` ends. Whatever
+    is raised carries a note with the seed that raises it again.
+    """
+    loop = VirtualTimeLoop(seed, steps_max=steps_max, after_step=after_step)
+    with _no_chance_collection():
+        try:
+            result = loop.run_until_complete(main())
+            loop.dismiss()
+            return result
+        except BaseException as error:
+            error.add_note(
+                f"simulated with seed {seed}: step {loop.steps}, at {loop.time()} s, fingerprint {loop.fingerprint}"
+            )
+            with suppress(SimulationError):  # the first failure is the one to tell of
+                loop.dismiss()
+            raise
+        finally:
+            loop.close()
+
+
+@contextmanager
+def _no_chance_collection() -> Generator[None]:
+    # When the garbage collector runs by itself depends on everything the process did before, and it closes abandoned
+    # async generators through the loop. Reference counting, and our own collection at fixed steps, are repeatable.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _label(callback: object) -> str:
+    """What to call a callback in the trace: the same in every process, so no `repr`."""
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, _NumberedTask):
+        task = cast("_NumberedTask[Any]", owner)
+        return f"{hash(task)} {_name(task.get_coro())} {_name(callback)}"
+    return _name(callback)
+
+
+def _name(thing: object) -> str:
+    while isinstance(thing, functools.partial):
+        thing = cast("functools.partial[Any]", thing).func
+    return getattr(thing, "__qualname__", type(thing).__qualname__)
+
+
+def _stream(callback: object, args: Sequence[object]) -> object:
+    """Whose order a ready callback must keep: see `VirtualTimeLoop`."""
+    if len(args) == 1 and asyncio.isfuture(args[0]):
+        return args[0]  # a future's callback is called with just the future, and so is a wake-up
+    if isinstance(callback, (MethodType, BuiltinMethodType)):
+        return _CALLBACKS  # a task's own step comes as a bare wrapper; this may be `call_soon(task.cancel)`
+    owner = getattr(callback, "__self__", None)
+    return cast("object", owner) if isinstance(owner, asyncio.Task) else _CALLBACKS
+
+
+def _whereabouts(task: asyncio.Task[Any]) -> str:
+    """The coroutines a waiting task is in, outermost first, each with its line."""
+    places: list[str] = []
+    awaited: object = task.get_coro()
+    while isinstance(awaited, CoroutineType):
+        file, frame = Path(awaited.cr_code.co_filename).name, awaited.cr_frame
+        places.append(f"{awaited.__qualname__} ({file}:{frame.f_lineno})" if frame else awaited.__qualname__)
+        awaited = awaited.cr_await
+    return " > ".join(places) or _name(task.get_coro())
+
+
+def _not_simulated(what: str) -> NotSimulated:
+    return NotSimulated(
+        f"{what} is refused in a simulation: what happens outside the loop would not happen again in the same order;"
+        " hand the code under test a stand-in that stays inside"
+    )
+
+
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def refuse(_: VirtualTimeLoop, *args: object, **options: object) -> NoReturn:
+        raise _not_simulated(name)
+
+    return refuse
+
+
+for _name_refused in REFUSED:
+    setattr(VirtualTimeLoop, _name_refused, _refuse(_name_refused))

@@ -1,0 +1,55 @@
+"""`session_status`: what an agent can ask about where it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from retinue.domain.ids import short
+from retinue.domain.ports import Clock
+from retinue.domain.times import show, to_ms, zone
+from retinue.domain.tool import ToolSpec
+from retinue.store import envelopes, sessions
+from retinue.store.connection import Store
+from retinue.tools.base import Scene, ToolFailed, schema_of
+
+
+class StatusArguments(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    """Reads only, so a crash in the middle of it costs nothing: it simply runs again."""
+
+    store: Store
+    clock: Clock
+    zone_name: str = "UTC"
+    arguments: type[msgspec.Struct] = StatusArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="session_status",
+            description="Show this conversation's state: time, agent, model, length of its history, mail that waits.",
+            parameters=schema_of(StatusArguments),
+            repeatable=True,
+        )
+    )
+
+    async def perform(self, arguments: StatusArguments, scene: Scene) -> str:
+        now = self.clock.now()
+        session = await self.store.read(lambda conn: sessions.get(conn, scene.session))
+        if session is None:
+            raise ToolFailed("this session is not in the store", because="it was removed meanwhile")
+        waiting = await self.store.read(lambda conn: envelopes.count_due(conn, scene.session, to_ms(now)))
+        lines = {
+            "now": show(now, zone(self.zone_name)),
+            "agent": scene.agent.name,
+            "model": scene.agent.model,
+            "session": short(session.id),
+            "origin": f"{session.origin.kind}:{session.origin.key}",
+            "records": session.record_seq,
+            "waiting-envelopes": waiting,
+            "queue-mode": session.queue.over(scene.agent.queue).mode,
+        }
+        return "\n".join(f"{key}: {value}" for key, value in lines.items())

@@ -1,0 +1,88 @@
+"""The tools at an agent's hand: which are offered, which calls are allowed, and performing them.
+
+Every mishap of a call is a result that the model reads: an unknown tool, bad arguments, a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from retinue.domain.agent import Agent
+from retinue.domain.approval import ApprovalState
+from retinue.domain.decision import Verdict
+from retinue.domain.ports import Ask
+from retinue.domain.text import storable
+from retinue.domain.tool import Call, ToolResult, ToolSpec, clipped
+from retinue.policy import tools as policy
+from retinue.tools.base import Scene, Tool, ToolFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to become of each call of one reply, decided before any is performed."""
+
+    allowed: tuple[Call, ...] = ()
+    asked: tuple[Call, ...] = ()
+    closed: tuple[ToolResult, ...] = ()
+    because: str = ""
+
+
+def refusal(call: Call, why: str) -> ToolResult:
+    return ToolResult(call=call.id, tool=call.tool, output=why, failed=True)
+
+
+class Toolbox:
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = {tool.spec.name: tool for tool in tools}
+
+    def offered(self, agent: Agent) -> list[ToolSpec]:
+        return [tool.spec for name, tool in self._tools.items() if not policy.decide(agent.tools, name).denied]
+
+    def spec(self, name: str) -> ToolSpec | None:
+        tool = self._tools.get(name)
+        return tool.spec if tool else None
+
+    def decide(self, agent: Agent, calls: Sequence[Call], ask: Ask) -> Plan:
+        """Pure. Policy is asked each time, so a yes from last week does not outlive a rule from today."""
+        allowed: list[Call] = []
+        asked: list[Call] = []
+        closed: list[ToolResult] = []
+        because = ""
+        for call in calls:
+            if call.tool not in self._tools:
+                known = ", ".join(spec.name for spec in self.offered(agent)) or "none"
+                closed.append(refusal(call, f"There is no tool '{call.tool}'. Tools here: {known}."))
+                continue
+            decision = policy.decide(agent.tools, call.tool)
+            answer = ask.answer_to(call) if decision.verdict is Verdict.ASK else None
+            match decision.verdict, answer:
+                case Verdict.ALLOW, _:
+                    allowed.append(call)
+                case Verdict.DENY, _:
+                    closed.append(refusal(call, f"Not allowed: {decision.because}."))
+                case Verdict.ASK, ApprovalState.ALLOWED:
+                    allowed.append(call)
+                case Verdict.ASK, None:
+                    asked.append(call)
+                    because = decision.because
+                case Verdict.ASK, ApprovalState.OPEN:
+                    closed.append(refusal(call, f"Waiting for approval {ask.name_of(call)}. Go on without it for now."))
+                case Verdict.ASK, state:
+                    closed.append(refusal(call, f"Not done: the approval {ask.name_of(call)} is {state}."))
+        return Plan(allowed=tuple(allowed), asked=tuple(asked), closed=tuple(closed), because=because)
+
+    async def perform(self, call: Call, scene: Scene) -> ToolResult:
+        tool = self._tools[call.tool]
+        try:
+            arguments = msgspec.convert(call.arguments, tool.arguments)
+            output = await tool.perform(arguments, scene)
+        except msgspec.ValidationError as error:
+            return refusal(call, f"These arguments do not fit '{call.tool}': {error}.")
+        except ToolFailed as error:
+            return refusal(call, str(error))
+        except Exception as error:  # noqa: BLE001 - a broken tool is something the model reads about
+            return refusal(call, f"'{call.tool}' broke: {type(error).__name__}: {error}")
+        return ToolResult(call=call.id, tool=call.tool, output=clipped(storable(output)))

@@ -1,0 +1,37 @@
+"""What every test may ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from retinue.testing.postgres import PostgresMissing, PostgresServer, running_server
+
+pytest_plugins = ["spec_plugin", "pytester"]
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Async tests run on asyncio, as the house does."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One real PostgreSQL for the session, started when a test first asks. Take `postgres_url` instead."""
+    try:
+        with running_server() as server:
+            yield server
+    except PostgresMissing as missing:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The url of a fresh, empty PostgreSQL database."""
+    with postgres_server.fresh_database() as url:
+        yield url

