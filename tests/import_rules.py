@@ -18,7 +18,7 @@ ROOT = "retinue"
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "daemon plugins testing real",
+        "daemon plugins testing real premises logs",
         "api",
         "operations",
         "engine",
@@ -37,9 +37,13 @@ ACQUAINTED = frozenset(
         ("config", "domain"),
         ("daemon", "plugins"),
         ("daemon", "real"),
+        ("daemon", "premises"),
+        ("daemon", "logs"),
         ("testing", "daemon"),
         ("testing", "plugins"),
         ("testing", "real"),
+        ("testing", "premises"),
+        ("testing", "logs"),
     }
 )
 

@@ -1,0 +1,190 @@
+"""`make bench`: a line a figure, `NAME VALUE LIMIT ok|short`; exits non-zero if any is short."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+from benchmarks import floor, million
+from benchmarks.client import Client
+from benchmarks.measure import Figure, cpu_s, median, rss_mb
+
+TURNS = 200
+EDGE = 20
+SESSIONS, TURNS_EACH, LATENCY_S = 100, 20, 0.05
+
+CPU_RATIO_MAX = 10.0
+GROWTH_MAX = 1.3
+WALL_MARGIN_MS, WALL_COMMITS = 3.0, 3
+RATE_MIN, CPU_MS_WHERE_LOADED_MAX = 500.0, 1.5
+MILLION_RATIO_MAX = 1.5
+READY_S_MAX = 1.0
+RSS_MB_MAX = 80.0
+
+
+@contextlib.contextmanager
+def mock(latency_s: float) -> Generator[int]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.mock", str(latency_s)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def house(home: Path, port: int) -> Generator[tuple[int, float]]:
+    """The daemon as a process: its id, and how long it took to answer its first request."""
+    home.mkdir(exist_ok=True)
+    started = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.house", str(home), str(port)])
+    try:
+        ready_s = asyncio.run(_ready(home, started))
+        yield process.pid, ready_s
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+async def _ready(home: Path, started: float) -> float:
+    while True:
+        client = Client(home)
+        try:
+            await client.call("house.status", {})
+            return time.perf_counter() - started
+        except OSError:
+            if time.perf_counter() - started > 30:
+                raise
+            await asyncio.sleep(0.01)
+        finally:
+            client.close()
+
+
+async def _plain_turns(home: Path, pid: int) -> tuple[list[float], list[float]]:
+    client = Client(home)
+    await client.follow()
+    await client.ask("warm up", "warm-up")
+    walls: list[float] = []
+    cpus: list[float] = []
+    for i in range(TURNS):
+        before = cpu_s(pid)
+        walls.append(await client.ask(f"message number {i}", "plain"))
+        cpus.append(cpu_s(pid) - before)
+    client.close()
+    return walls, cpus
+
+
+async def _many(home: Path) -> float:
+    client = Client(home)
+    await client.follow()
+
+    async def session(n: int) -> None:
+        for i in range(TURNS_EACH):
+            await client.ask(f"message number {i}", f"session-{n}")
+
+    before = time.perf_counter()
+    await asyncio.gather(*(session(n) for n in range(SESSIONS)))
+    wall_s = time.perf_counter() - before
+    client.close()
+    return wall_s
+
+
+def measure_turns(folder: Path) -> list[Figure]:
+    with mock(0) as port:
+        base = floor.measure(folder, port, TURNS)
+        with house(folder / "one", port) as (pid, _):
+            walls, cpus = asyncio.run(_plain_turns(folder / "one", pid))
+    cpu_ms = sum(cpus) / TURNS * 1000
+    # The edges by their middles: one checkpoint of the log in the last twenty turns is not growth.
+    growth = median(cpus[-EDGE:]) / median(cpus[:EDGE])
+    wall_limit = base.wall_ms + WALL_COMMITS * base.commit_ms + WALL_MARGIN_MS
+    return [
+        Figure("floor-cpu", base.cpu_ms, "ms"),
+        Figure("floor-wall", base.wall_ms, "ms"),
+        Figure("floor-commit", base.commit_ms, "ms"),
+        Figure("turn-cpu", cpu_ms, "ms"),
+        Figure("turn-cpu-ratio", cpu_ms / base.cpu_ms, "x", CPU_RATIO_MAX),
+        Figure("turn-growth", growth, "x", GROWTH_MAX),
+        Figure("turn-wall", median(walls) * 1000, "ms", wall_limit),
+    ]
+
+
+def measure_many(folder: Path) -> list[Figure]:
+    with mock(LATENCY_S) as port, house(folder / "many", port) as (pid, _):
+        before = cpu_s(pid)
+        wall_s = asyncio.run(_many(folder / "many"))
+        cpu_ms = (cpu_s(pid) - before) * 1000 / (SESSIONS * TURNS_EACH)
+        rss = rss_mb(pid)
+    rate = SESSIONS * TURNS_EACH / wall_s
+    # The rate depends on what else this machine does; where it falls short, the CPU a turn took decides.
+    loaded = rate < RATE_MIN
+    return [
+        Figure("many-rate", rate, "/s", None if loaded else RATE_MIN, at_least=True),
+        Figure("many-cpu", cpu_ms, "ms", CPU_MS_WHERE_LOADED_MAX if loaded else None),
+        Figure("many-rss", rss, "MB", RSS_MB_MAX),
+    ]
+
+
+def measure_ready(folder: Path) -> list[Figure]:
+    with mock(0) as port:
+        first: list[float] = []
+        for i in range(5):
+            with house(folder / "ready", port) as (_, ready_s):
+                first.append(ready_s)
+    return [
+        Figure("ready-first-start", first[0], "s", note="makes the store"),
+        Figure("ready", median(first[1:]), "s", READY_S_MAX),
+    ]
+
+
+def measure_million(folder: Path, rows: int) -> list[Figure]:
+    accept, claim = million.main(folder, rows)
+    note = f"{rows:,} envelopes against none"
+    return [
+        Figure("million-accept", accept, "x", MILLION_RATIO_MAX, note=note),
+        Figure("million-claim", claim, "x", MILLION_RATIO_MAX, note=note),
+    ]
+
+
+PARTS = ("turns", "many", "ready", "million")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"which of {', '.join(PARTS)} (all)")
+    parser.add_argument("--rows", type=int, default=million.ROWS, help="envelopes in the large store")
+    asked = parser.parse_args()
+    unknown = set(asked.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    short = 0
+    with tempfile.TemporaryDirectory(prefix="retinue-bench-", dir=os.environ.get("RETINUE_BENCH_DIR")) as name:
+        for part in asked.parts or PARTS:
+            folder = Path(name) / part
+            folder.mkdir()
+            figures = {
+                "turns": lambda f: measure_turns(f),
+                "many": lambda f: measure_many(f),
+                "ready": lambda f: measure_ready(f),
+                "million": lambda f: measure_million(f, asked.rows),
+            }[part](folder)
+            for figure in figures:
+                print(figure.line(), flush=True)
+                short += figure.short
+    return 1 if short else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,80 @@
+"""A client of the daemon: sends over the socket, follows the news, and knows when its question was answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.wire import Wire, unix_wire
+
+
+class Client:
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._free: list[Wire] = []
+        self._answered: dict[str, asyncio.Future[float]] = {}
+        self._early: dict[str, float] = {}
+        self._follow: asyncio.Task[None] | None = None
+
+    @property
+    def _path(self) -> str:
+        return (self._home / "socket").read_text()
+
+    @property
+    def _token(self) -> str:
+        return (self._home / "owner-token").read_text().strip()
+
+    async def call(self, operation: str, parameters: dict[str, Any]) -> Any:
+        wire = self._free.pop() if self._free else await unix_wire(self._path)
+        headers = f"authorization: Bearer {self._token}\r\ncontent-type: application/json\r\n".encode()
+        path = ("/api/" + operation.replace(".", "/")).encode()
+        answer = json.loads(await wire.request([json.dumps(parameters).encode()], path=path, headers=headers))
+        self._free.append(wire)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
+
+    async def follow(self) -> None:
+        """Listen for answers from now on."""
+        reader, writer = await asyncio.open_unix_connection(self._path, limit=1 << 22)
+        writer.write(f"GET /api/news HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self._token}\r\n\r\n".encode())
+        while (await reader.readline()).strip():
+            pass
+        started = asyncio.Event()
+        self._follow = asyncio.create_task(self._listen(reader, started))
+        await started.wait()
+
+    async def _listen(self, reader: asyncio.StreamReader, started: asyncio.Event) -> None:
+        while True:
+            line = await reader.readline()
+            if not line:
+                return
+            if line.startswith(b"event: hello"):
+                started.set()
+            if line.startswith(b"data: ") and b'"run.ended"' in line:
+                news = json.loads(line[6:])
+                for envelope in news["envelopes"]:
+                    waiting = self._answered.pop(envelope, None)
+                    if waiting is not None:
+                        waiting.set_result(time.perf_counter())
+                    else:
+                        self._early[envelope] = time.perf_counter()
+
+    async def ask(self, text: str, conversation: str) -> float:
+        """Send, wait for the answer, and say how long both took together, in seconds."""
+        before = time.perf_counter()
+        sent = await self.call("envelope.send", {"to": "agent:bench", "text": text, "conversation": conversation})
+        envelope = sent["envelope"]
+        if envelope in self._early:
+            return self._early.pop(envelope) - before
+        waiting = self._answered[envelope] = asyncio.get_running_loop().create_future()
+        return await waiting - before
+
+    def close(self) -> None:
+        if self._follow is not None:
+            self._follow.cancel()
+        for wire in self._free:
+            wire.close()

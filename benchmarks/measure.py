@@ -1,0 +1,52 @@
+"""How things are measured: CPU from the kernel's own accounts, never from a stopwatch around someone else's machine."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process and all its threads, to the nanosecond."""
+    total_ns = 0
+    for task in os.scandir(f"/proc/{pid}/task"):
+        total_ns += int(Path(task.path, "schedstat").read_text().split()[0])
+    return total_ns / 1e9
+
+
+def rss_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"process {pid} is gone")
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line: `NAME VALUE LIMIT ok|short`. A figure without a limit is only reported."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+    at_least: bool = False
+    note: str = ""
+
+    @property
+    def short(self) -> bool:
+        if self.limit is None:
+            return False
+        return self.value < self.limit if self.at_least else self.value > self.limit
+
+    def line(self) -> str:
+        sign = ">=" if self.at_least else "<="
+        limit = "-" if self.limit is None else f"{sign}{self.limit:.2f}{self.unit}"
+        verdict = "short" if self.short else "ok"
+        note = f"  # {self.note}" if self.note else ""
+        return f"{self.name} {self.value:.2f}{self.unit} {limit} {verdict}{note}"

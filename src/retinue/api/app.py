@@ -1,0 +1,167 @@
+"""Operations over HTTP. One handler serves them all; what differs is declared in `operations`."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from retinue.api.live import news_stream
+from retinue.domain import address
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.envelope import Trust
+from retinue.domain.errors import (
+    Ambiguous,
+    Conflict,
+    Invalid,
+    NotAllowed,
+    NotFound,
+    RetinueError,
+    StoreError,
+    TooLarge,
+)
+from retinue.domain.person import Role
+from retinue.operations.base import Caller, Desk, Operation
+from retinue.operations.catalog import OPERATIONS
+from retinue.store import people
+
+log = logging.getLogger(__name__)
+
+BODY_BYTES_MAX = 16 * 1024 * 1024
+
+_encode = msgspec.json.Encoder().encode
+_STATUS: dict[type[RetinueError], int] = {
+    Invalid: 400,
+    NotAllowed: 403,
+    NotFound: 404,
+    Conflict: 409,
+    Ambiguous: 409,
+    TooLarge: 413,
+    StoreError: 503,
+}
+
+
+class NotSignedIn(RetinueError):
+    code = "auth.not-signed-in"
+
+
+def build(desk: Desk) -> Starlette:
+    routes = [
+        Route(operation.route, partial(_serve, desk, operation), methods=["POST"]) for operation in OPERATIONS.values()
+    ]
+    routes.append(Route("/api/news", partial(_news, desk), methods=["GET"]))
+    return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
+
+
+async def _serve(desk: Desk, operation: Operation, request: Request) -> Response:
+    try:
+        caller = await _caller(desk, request)
+        asked = _parse(await _body(request), operation.parameters)
+        return _answer(await operation.handler(desk, caller, asked))
+    except RetinueError as error:
+        return _refuse(error)
+    except Exception:
+        log.exception("operation broke", extra={"operation": operation.name})
+        broke = RetinueError(
+            f"{operation.name} broke",
+            because="of a fault in the house, which is in its log",
+            try_this="try again; if it stays, report it",
+            code="house.broke",
+        )
+        return _refuse(broke)
+
+
+async def _body(request: Request) -> bytes:
+    """The body, of which we never hold more than the bound."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > BODY_BYTES_MAX:
+            raise TooLarge(
+                "this request is too large",
+                because=f"a request may have {BODY_BYTES_MAX:,} bytes",
+                try_this="send less at once",
+                code="request.too-large",
+            )
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
+    try:
+        return msgspec.json.decode(body or b"{}", type=parameters)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(
+            "these parameters do not fit",
+            because=str(error),
+            try_this="look at the operation's reference page",
+            code="request.invalid",
+        ) from error
+
+
+async def _caller(desk: Desk, request: Request) -> Caller:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        # The hash is what is stored and looked up: a fast one is enough, the token has 256 random bits.
+        token_hash = hashlib.sha256(token.encode()).hexdigest()
+        person = await desk.store.read(partial(people.by_token, token_hash=token_hash))
+        if person is not None:
+            owner = person.role is Role.OWNER
+            return Caller(
+                address=address.person(person.name),
+                level=PermissionLevel.BOSS if owner else PermissionLevel.STANDARD,
+                trust=Trust.OWNER if owner else Trust.PERSON,
+            )
+    raise NotSignedIn(
+        "who are you?",
+        because="the request carries no token that this house knows",
+        try_this="use the token in RETINUE_HOME/owner-token",
+    )
+
+
+async def _news(desk: Desk, request: Request) -> Response:
+    try:
+        await _caller(desk, request)
+        after = request.query_params.get("after", "")
+        if after and not after.isdigit():
+            raise Invalid(f"'{after[:40]}' is no cursor", because="a cursor is a number", code="cursor.invalid")
+        stream = news_stream(desk, after=int(after) if after else None, session=request.query_params.get("session"))
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+    except RetinueError as error:
+        return _refuse(error)
+
+
+def _answer(result: Any) -> Response:
+    return Response(_encode(result), media_type="application/json")
+
+
+def _refuse(error: RetinueError) -> Response:
+    status = 401 if isinstance(error, NotSignedIn) else _STATUS.get(type(error), 500)
+    form: dict[str, Any] = {
+        "code": error.code,
+        "sentence": error.sentence,
+        "because": error.because,
+        "try": error.try_this,
+    }
+    if isinstance(error, Ambiguous):
+        form |= {"candidates": error.candidates, "matches": error.matches}
+    return Response(_encode({"error": form}), status_code=status, media_type="application/json")
+
+
+async def _no_route(request: Request, _error: Exception) -> Response:
+    return _refuse(
+        NotFound(
+            f"nothing is served at {request.method} {request.url.path[:200]}",
+            because="no operation has this route",
+            try_this="POST to /api/NOUN/VERB, for example /api/house/status",
+            code="route.not-found",
+        )
+    )

@@ -1,0 +1,258 @@
+"""Builds each part and hands it its needs. The one place that sees the whole house."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import sqlalchemy as sa
+import uvicorn
+
+from retinue import __version__
+from retinue.agents.home import ensure_home
+from retinue.api.app import build as build_api
+from retinue.config import Settings, from_environment
+from retinue.connectors.base import Connector
+from retinue.domain.agent import Agent, ToolRules
+from retinue.domain.errors import RetinueError
+from retinue.domain.person import Person, Role
+from retinue.domain.ports import Clock, Faults, Ids
+from retinue.domain.times import to_ms
+from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.lanes import Slots
+from retinue.engine.live import Live
+from retinue.logs import set_up_logs
+from retinue.mailroom.inbox import Inbox
+from retinue.mailroom.outbox import Outbox
+from retinue.models.base import Model, Models
+from retinue.models.guide import Guide
+from retinue.operations.base import Desk
+from retinue.premises import instance_lock, listening_socket, owner_token, socket_path
+from retinue.real import RandomIds, RealClock, faults_from, new_token
+from retinue.runners.loop import Loop
+from retinue.store import agents, people
+from retinue.store.connection import Store
+from retinue.store.files import Files
+from retinue.store.opening import open_store
+from retinue.tools.base import Tool
+from retinue.tools.files import Read
+from retinue.tools.status import SessionStatus
+from retinue.tools.toolbox import Toolbox
+
+log = logging.getLogger(__name__)
+
+OWNER = Person(name="owner", role=Role.OWNER)
+FIRST_STAFF = (
+    Agent(
+        name="guide",
+        description="Shows you round. A script, no language model: needs no key and no network.",
+        model="guide",
+    ),
+    Agent(
+        name="clerk",
+        description="Like the guide, but asks you before it reads a file.",
+        model="guide",
+        tools=ToolRules(ask=("read",)),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a test or a bench puts in place of our own, or beside it."""
+
+    clock: Clock
+    ids: Ids
+    faults: Faults
+    models: Sequence[Model] = ()
+    tools: Sequence[Tool] = ()
+    staff: Sequence[Agent] = FIRST_STAFF
+    connectors: Sequence[Connector] = ()
+    slots: Slots | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class House:
+    """The house, open."""
+
+    store: Store
+    engine: EmbeddedEngine
+    outbox: Outbox
+    desk: Desk
+
+
+@asynccontextmanager
+async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
+    """Everything but the doors: store, engine, outbox. On leaving, what runs is drained."""
+    clock, ids = parts.clock, parts.ids
+    store = await open_store(settings.store, faults=parts.faults)
+    try:
+        await store.write(partial(_settle_in, staff=parts.staff, at_ms=to_ms(clock.now())), point="setup")
+        for agent in parts.staff:
+            ensure_home(settings.home, agent.name)
+        live = Live()
+        store.on_commit(live.committed)
+        models = Models([Guide(clock), *parts.models])
+        toolbox = Toolbox([SessionStatus(store, clock, str(settings.zone)), Read(), *parts.tools])
+        outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
+        engine = EmbeddedEngine(
+            store,
+            clock,
+            ids,
+            {"loop": Loop(models, toolbox, clock)},
+            live=live,
+            homes=partial(ensure_home, settings.home),
+            zone=settings.zone,
+            slots=parts.slots,
+            deliver=outbox.wake,
+            faults=parts.faults,
+        )
+        outbox.on_wake(engine.wake)
+        desk = Desk(
+            store=store,
+            post=Inbox(store, clock, engine.wake),
+            engine=engine,
+            live=live,
+            clock=clock,
+            ids=ids,
+            files=Files(settings.home / "files"),
+            zone=settings.zone,
+            version=__version__,
+        )
+        await outbox.start()
+        await engine.start()
+        try:
+            yield House(store=store, engine=engine, outbox=outbox, desk=desk)
+        finally:
+            await engine.stop(drain_s=settings.drain_s)
+            await outbox.stop(drain_s=settings.drain_s)
+    finally:
+        await store.close()
+
+
+def _settle_in(conn: sa.Connection, *, staff: Sequence[Agent], at_ms: int) -> None:
+    """The first staff and the owner, once. Later starts change nothing."""
+    if people.find(conn, OWNER.name) is None:
+        people.add(conn, OWNER, at_ms=at_ms)
+    for agent in staff:
+        if agents.find(conn, agent.name) is None:
+            agents.put(conn, agent, source="setup", at_ms=at_ms)
+
+
+async def _sign_in_owner(home: Path, store: Store) -> None:
+    """The owner's token is in a file of the home, and in the store only as a hash."""
+    token_hash = hashlib.sha256(owner_token(home, new_token).encode()).hexdigest()
+    await store.write(lambda conn: people.set_token(conn, OWNER.name, token_hash), point="setup")
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: a stop must drain the engine too."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def serve_until(self, stop: asyncio.Event, listener: socket.socket) -> None:
+        serving = asyncio.create_task(self.serve(sockets=[listener]))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        self.should_exit = True
+        stopping.cancel()
+        await serving
+
+
+async def serve(settings: Settings, parts: Parts, *, announce: bool = True) -> None:
+    """Open the house and serve it until a signal asks us to stop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, stop)
+    with instance_lock(settings.home):
+        await _serve_locked(settings, parts, stop, announce=announce)
+
+
+async def _serve_locked(settings: Settings, parts: Parts, stop: asyncio.Event, *, announce: bool) -> None:
+    async with open_house(settings, parts) as house:
+        await _sign_in_owner(settings.home, house.store)
+        path = socket_path(settings.home, os.environ)
+        with listening_socket(settings.home, path) as listener:
+            config = uvicorn.Config(
+                build_api(house.desk),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=1,
+                ws="none",
+            )
+            if announce:
+                _announce(settings, path)
+            await _Server(config).serve_until(stop, listener)
+            log.info("house closing", extra={"draining": house.engine.active})
+
+
+def _on_signal(stop: asyncio.Event) -> None:
+    if stop.is_set():
+        os._exit(130)  # asked twice: what is running will be taken up at the next start
+    stop.set()
+
+
+def _announce(settings: Settings, path: Path) -> None:
+    sys.stdout.write(
+        f"retinue {__version__} is open.\n"
+        f"  home     {settings.home}\n"
+        f"  listens  {path} (this machine, your user only)\n"
+        f"  sign-in  your token is in {settings.home / 'owner-token'}; the `retinue` command finds it there\n"
+        f"\nTalk to your staff from another terminal:\n"
+        f"  {_command()} chat\n"
+        f'  {_command()} chat --once "help"\n'
+        f"\nStop with Ctrl-C.\n"
+    )
+    sys.stdout.flush()
+
+
+def _command() -> str:
+    """How to type our command here: by its name if it is on the path."""
+    beside = Path(sys.executable).with_name("retinue")
+    on_path = any(Path(folder, "retinue") == beside for folder in os.environ.get("PATH", "").split(os.pathsep))
+    return "retinue" if on_path or not beside.exists() else os.path.relpath(beside)
+
+
+def default_parts() -> Parts:
+    return Parts(clock=RealClock(), ids=RandomIds(), faults=faults_from(dict(os.environ)))
+
+
+def run(settings: Settings, parts: Parts, *, announce: bool = True) -> None:
+    """Serve on the fastest loop there is."""
+    try:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    except ImportError:
+        factory = asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(serve(settings, parts, announce=announce))
+
+
+def main() -> int:
+    """`python -m retinue.daemon`: what `retinue run` becomes."""
+    set_up_logs(sys.stderr)
+    try:
+        run(from_environment(os.environ), default_parts())
+    except RetinueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

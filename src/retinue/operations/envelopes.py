@@ -1,0 +1,183 @@
+"""What one can ask about envelopes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from retinue.domain import address
+from retinue.domain.attachment import Attachment
+from retinue.domain.envelope import ATTACHMENTS_MAX, Draft, Envelope, Outcome, Settled
+from retinue.domain.errors import TooLarge
+from retinue.domain.ids import EnvelopeId, short
+from retinue.domain.session import Origin, OriginKind
+from retinue.domain.times import parse_when, show, to_ms
+from retinue.mailroom.retry import retry
+from retinue.operations.base import Caller, Desk, Operation
+from retinue.store import envelopes
+from retinue.store.dead import dead
+from retinue.store.threads import thread
+
+LISTED_MAX = 50
+CONVERSATION_LENGTH_MAX = 64
+
+
+class Upload(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    data: bytes
+    media_type: str = "application/octet-stream"
+
+
+class Send(msgspec.Struct, forbid_unknown_fields=True):
+    """Sender, boss mark and sender's name are no parameters: they follow from the caller's token."""
+
+    to: str
+    text: str
+    key: str = ""
+    conversation: str = ""
+    deliver_at: str = ""
+    expires_at: str = ""
+    reply_to: str = ""
+    attachments: list[Upload] = []
+
+
+class Sent(msgspec.Struct):
+    envelope: str
+    session: str | None
+    cursor: int
+    duplicate: bool
+    outcome: Outcome | None
+    because: str
+
+
+class ById(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+
+
+class Listing(msgspec.Struct, forbid_unknown_fields=True):
+    limit: int = 10
+
+
+async def send(desk: Desk, caller: Caller, asked: Send) -> Sent:
+    """Accept an envelope. The answer is given after it is on disk."""
+    now = desk.clock.now()
+    reply_to = await desk.store.read(partial(envelopes.resolve, text=asked.reply_to)) if asked.reply_to else None
+    id_ = EnvelopeId(desk.ids.new())
+    key = asked.conversation[:CONVERSATION_LENGTH_MAX]
+    origin = Origin(OriginKind.TERMINAL, f"{caller.address}/{key}" if key else str(caller.address))
+    draft = Draft(
+        id=id_,
+        sender=caller.address,
+        recipient=address.parse(asked.to),
+        text=asked.text,
+        source=str(caller.address),
+        key=asked.key or id_,
+        origin=origin,
+        attachments=_keep(desk, asked.attachments),
+        reply_to=reply_to,
+        trust=caller.trust,
+        deliver_at=parse_when(asked.deliver_at, now=now, zone=desk.zone) if asked.deliver_at else None,
+        expires_at=parse_when(asked.expires_at, now=now, zone=desk.zone) if asked.expires_at else None,
+    )
+    receipt = await desk.post.post(draft)
+    return Sent(
+        envelope=receipt.envelope,
+        session=receipt.session,
+        cursor=receipt.news_seq,
+        duplicate=receipt.duplicate,
+        outcome=receipt.outcome,
+        because=receipt.because,
+    )
+
+
+def _keep(desk: Desk, uploads: list[Upload]) -> tuple[Attachment, ...]:
+    """Files are on disk before the commit that names them."""
+    if len(uploads) > ATTACHMENTS_MAX:
+        raise TooLarge(
+            f"this envelope has {len(uploads)} attachments",
+            because=f"it may carry {ATTACHMENTS_MAX}",
+            try_this="send several envelopes",
+            code="attachments.too-many",
+        )
+    return tuple(desk.files.keep([u.data], name=u.name, media_type=u.media_type) for u in uploads)
+
+
+async def show_envelope(desk: Desk, caller: Caller, asked: ById) -> dict[str, Any]:
+    def body(conn: Any) -> tuple[Envelope | None, Settled | None]:
+        id_ = envelopes.resolve(conn, asked.id)
+        return envelopes.get(conn, id_), envelopes.settled(conn, id_)
+
+    envelope, settled = await desk.store.read(body)
+    assert envelope is not None
+    return envelope_form(desk, envelope, settled)
+
+
+def envelope_form(desk: Desk, envelope: Envelope, settled: Settled | None = None) -> dict[str, Any]:
+    """An envelope as doors show it."""
+    form: dict[str, Any] = {
+        "id": envelope.id,
+        "short": short(envelope.id),
+        "from": str(envelope.sender),
+        "to": str(envelope.recipient),
+        "kind": envelope.kind,
+        "status": envelope.status,
+        "accepted-at": show(envelope.accepted_at, desk.zone),
+        "text": envelope.text,
+    }
+    if envelope.reply_to:
+        form["reply-to"] = envelope.reply_to
+    if envelope.deliver_at:
+        form["deliver-at"] = show(envelope.deliver_at, desk.zone)
+    if envelope.attachments:
+        form["attachments"] = [
+            {"name": a.name, "hash": a.hash, "media-type": a.media_type, "size-bytes": a.size_bytes}
+            for a in envelope.attachments
+        ]
+    if settled:
+        form |= {"outcome": settled.outcome, "because": settled.because, "answer": settled.answer}
+    return form
+
+
+async def show_thread(desk: Desk, caller: Caller, asked: ById) -> dict[str, Any]:
+    found = await desk.store.scan(partial(thread, id_text=asked.id))
+    return {
+        "envelopes": [envelope_form(desk, envelope) for envelope in found.envelopes],
+        "left-out": found.left_out,
+        "total": found.total,
+    }
+
+
+async def list_dead(desk: Desk, caller: Caller, asked: Listing) -> dict[str, Any]:
+    letters = await desk.store.scan(partial(dead, limit=max(1, min(asked.limit, LISTED_MAX))))
+    return {"letters": [envelope_form(desk, letter.envelope, letter.settled) for letter in letters]}
+
+
+async def retry_dead(desk: Desk, caller: Caller, asked: ById) -> Sent:
+    body = partial(retry, id_text=asked.id, new_id=EnvelopeId(desk.ids.new()), now_ms=to_ms(desk.clock.now()))
+    entered = await desk.store.write(body, point="retry")
+    for wake in entered.wakes:
+        desk.engine.wake(wake)
+    receipt = entered.receipt
+    return Sent(
+        envelope=receipt.envelope,
+        session=receipt.session,
+        cursor=receipt.news_seq,
+        duplicate=False,
+        outcome=receipt.outcome,
+        because=receipt.because,
+    )
+
+
+OPERATIONS = (
+    Operation(name="envelope.send", summary="Send an envelope.", parameters=Send, handler=send, effect=True),
+    Operation(name="envelope.show", summary="Show one envelope.", parameters=ById, handler=show_envelope),
+    Operation(
+        name="envelope.thread", summary="Show what an envelope replies to.", parameters=ById, handler=show_thread
+    ),
+    Operation(name="envelope.dead", summary="List dead letters.", parameters=Listing, handler=list_dead),
+    Operation(
+        name="envelope.retry", summary="Send a dead letter once more.", parameters=ById, handler=retry_dead, effect=True
+    ),
+)

@@ -1,0 +1,97 @@
+"""What the house has on this machine besides its store: a lock, a socket, the owner's token. All ours alone."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from retinue.domain.errors import Busy, RetinueError
+
+SOCKET_PATH_LENGTH_MAX = 100  # the kernel takes 107; some leave less
+BACKLOG = 1024
+
+
+@contextmanager
+def instance_lock(home: Path) -> Generator[None]:
+    """Only one process serves a home. The kernel lets go of the lock when the process ends, however it ends."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            raise Busy(
+                f"another process already serves {home}",
+                because=f"process {holder or 'unknown'} holds its lock",
+                try_this="talk to it with `retinue chat`, stop it, or use another RETINUE_HOME",
+            ) from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def socket_path(home: Path, environment: Mapping[str, str]) -> Path:
+    """Where the socket is: in the runtime dir if there is one, otherwise in the home if its path is short enough."""
+    name = hashlib.sha256(str(home).encode()).hexdigest()[:12]
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isdir(runtime):
+        return Path(runtime) / f"retinue-{name}.sock"
+    plain = home / "retinue.sock"
+    if len(str(plain).encode()) <= SOCKET_PATH_LENGTH_MAX:
+        return plain
+    folder = Path(tempfile.gettempdir()) / f"retinue-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise RetinueError(
+            f"{folder} is not ours alone",
+            because="the socket must be where nobody else can reach it",
+            try_this="remove that folder, or set XDG_RUNTIME_DIR or a shorter RETINUE_HOME",
+            code="house.socket-exposed",
+        )
+    return folder / f"{name}.sock"
+
+
+@contextmanager
+def listening_socket(home: Path, path: Path) -> Generator[socket.socket]:
+    """Ours alone (0600), its place written down in the home. We hold the lock, so a socket left there is stale."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(BACKLOG)
+    (home / "socket").write_text(str(path))
+    try:
+        yield listener
+    finally:
+        listener.close()
+        path.unlink(missing_ok=True)
+
+
+def owner_token(home: Path, make: Callable[[], str]) -> str:
+    """The owner's own token, made at the first start, in a file that nobody else can read."""
+    path = home / "owner-token"
+    if not path.exists():
+        descriptor, temporary = tempfile.mkstemp(dir=home)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(make() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    return path.read_text().strip()

@@ -1,0 +1,148 @@
+"""A SQLAlchemy connection that runs prebuilt statements at the price of the driver.
+
+Our statements are built once and run millions of times. SQLAlchemy compiles each once, too, but then spends about
+15 us around every execution on what we never use: result metadata, events, cursor strategies. This connection keeps
+the compiled text and the order of its parameters, and asks sqlite3 directly, for about 3. Everything else (inspection,
+migrations, plain text) goes the usual way. See docs/decisions/0003-quick-statements.md.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import Dialect
+from sqlalchemy.sql.compiler import SQLCompiler
+
+Parameters = Mapping[str, Any]
+_MISSING = object()
+
+
+class Prepared:
+    """One statement, compiled for SQLite: its text, where each parameter goes, and how its rows read."""
+
+    __slots__ = ("_defaults", "_names", "_row", "_tidy", "text")
+
+    def __init__(self, statement: Any, dialect: Dialect, keys: Sequence[str]) -> None:
+        compiled: Any = statement.compile(dialect=dialect, column_keys=list(keys) or None)
+        assert isinstance(compiled, SQLCompiler)
+        self.text = str(compiled)
+        self._names: list[str] = list(compiled.positiontup or ())
+        self._defaults: dict[str, Any] = dict(compiled.params)
+        columns: list[Any] = list(getattr(compiled, "_result_columns", ()))
+        self._row: Callable[[Sequence[Any]], Any] = tuple
+        self._tidy: list[tuple[int, Callable[[Any], Any]]] = []
+        if columns:
+            self._row = _row_type([column.keyname for column in columns])
+            for i, column in enumerate(columns):
+                process = column.type.dialect_impl(dialect).result_processor(dialect, None)
+                if process is not None:
+                    self._tidy.append((i, process))
+
+    def arrange(self, parameters: Parameters) -> list[Any]:
+        """Parameters in the order the text wants them."""
+        defaults = self._defaults
+        return [defaults[n] if (v := parameters.get(n, _MISSING)) is _MISSING else v for n in self._names]
+
+    def row(self, values: Sequence[Any]) -> Any:
+        if self._tidy:
+            changed = list(values)
+            for i, process in self._tidy:
+                changed[i] = process(changed[i])
+            values = changed
+        return self._row(values)
+
+
+def _row_type(names: list[str]) -> Callable[[Sequence[Any]], Any]:
+    made: Any = namedtuple("Row", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
+    return made._make
+
+
+class Rows:
+    """What a statement gave back: the part of SQLAlchemy's result that we use."""
+
+    __slots__ = ("_cursor", "_prepared")
+
+    def __init__(self, cursor: sqlite3.Cursor, prepared: Prepared) -> None:
+        self._cursor = cursor
+        self._prepared = prepared
+
+    @property
+    def rowcount(self) -> int:
+        return self._cursor.rowcount
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._prepared.row, self._cursor)
+
+    def all(self) -> list[Any]:
+        return [self._prepared.row(values) for values in self._cursor.fetchall()]
+
+    def one_or_none(self) -> Any:
+        rows = self._cursor.fetchmany(2)
+        if len(rows) > 1:
+            raise exc.MultipleResultsFound("more than one row where at most one was expected")
+        return self._prepared.row(rows[0]) if rows else None
+
+    def one(self) -> Any:
+        row = self.one_or_none()
+        if row is None:
+            raise exc.NoResultFound("no row where one was expected")
+        return row
+
+    def first(self) -> Any:
+        values = self._cursor.fetchone()
+        self._cursor.close()
+        return self._prepared.row(values) if values is not None else None
+
+    def scalar(self) -> Any:
+        row = self.first()
+        return row[0] if row is not None else None
+
+    def scalar_one(self) -> Any:
+        return self.one()[0]
+
+    def scalars(self) -> Scalars:
+        return Scalars(self)
+
+
+class Scalars:
+    """The first column of each row."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return (row[0] for row in self._rows)
+
+    def all(self) -> list[Any]:
+        return list(self)
+
+
+class QuickConnection(sa.Connection):
+    """Runs `insert`, `update`, `delete` and `select` constructs directly; leaves the rest to SQLAlchemy.
+
+    Errors of such statements are sqlite3's own.
+    """
+
+    _prepared: ClassVar[WeakKeyDictionary[Any, Prepared]] = WeakKeyDictionary()  # a text is the same everywhere
+
+    def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
+        if execution_options is not None or not isinstance(statement, sa.Select | sa.UpdateBase):
+            return super().execute(statement, parameters, execution_options=execution_options)
+        many = isinstance(parameters, list)
+        rows: list[Parameters] = parameters if many else [parameters or {}]  # type: ignore[assignment]
+        prepared = self._prepared.get(statement)
+        if prepared is None:
+            keys = tuple(rows[0]) if isinstance(statement, sa.Insert) else ()
+            prepared = self._prepared[statement] = Prepared(statement, self.dialect, keys)
+        raw: Any = self.connection.dbapi_connection
+        if many and len(rows) != 1:
+            return Rows(raw.executemany(prepared.text, [prepared.arrange(row) for row in rows]), prepared)
+        return Rows(raw.execute(prepared.text, prepared.arrange(rows[0])), prepared)
