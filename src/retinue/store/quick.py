@@ -33,7 +33,8 @@ class Prepared:
         assert isinstance(compiled, SQLCompiler)
         self.text = str(compiled)
         self._names: list[str] = list(compiled.positiontup or ())
-        self._defaults: dict[str, Any] = dict(compiled.params)
+        # Only what the statement itself fixes has a default: a parameter that its caller forgot is an error, never NULL.
+        self._defaults = {n: v for n, v in compiled.params.items() if not compiled.binds[n].required}
         columns: list[Any] = list(getattr(compiled, "_result_columns", ()))
         self._row: Callable[[Sequence[Any]], Any] = tuple
         self._tidy: list[tuple[int, Callable[[Any], Any]]] = []
@@ -47,7 +48,10 @@ class Prepared:
     def arrange(self, parameters: Parameters) -> list[Any]:
         """Parameters in the order the text wants them."""
         defaults = self._defaults
-        return [defaults[n] if (v := parameters.get(n, _MISSING)) is _MISSING else v for n in self._names]
+        try:
+            return [defaults[n] if (v := parameters.get(n, _MISSING)) is _MISSING else v for n in self._names]
+        except KeyError as missing:
+            raise exc.StatementError(f"no value for {missing}", self.text, None, None) from missing
 
     def row(self, values: Sequence[Any]) -> Any:
         if self._tidy:
