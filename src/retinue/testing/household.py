@@ -28,7 +28,7 @@ from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
 from retinue.mailroom.inbox import Inbox
-from retinue.models.base import Models
+from retinue.models.base import Model, Models
 from retinue.runners.loop import Loop
 from retinue.store import agents, envelopes, people, records, sessions
 from retinue.store.connection import NO_FAULTS, Store
@@ -191,6 +191,7 @@ class Household:
     zone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
     faults: Faults = NO_FAULTS
     tools: Sequence[Tool] = ()
+    models: Sequence[Model] = ()  # beside the scripted one
     model: ScriptedModel = field(init=False)
 
     def __post_init__(self) -> None:
@@ -223,7 +224,7 @@ class Household:
             store,
             clock,
             self.ids,
-            {"loop": Loop(Models([self.model]), toolbox, clock)},
+            {"loop": Loop(Models([self.model, *self.models]), toolbox, clock)},
             live=live,
             homes=lambda name: ensure_home(self.root, name),
             zone=self.zone,

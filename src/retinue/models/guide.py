@@ -1,0 +1,300 @@
+"""The guide: a script in the place of a model, so that every part of a house can be tried without key or network.
+
+It looks up what it has read since it last spoke in a table, and plays what stands there: same prompt, same reply.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import islice, takewhile
+from typing import Any
+
+from retinue.domain.ports import Clock
+from retinue.domain.record import NO_USAGE, Note, Record, RecordKind, Stop, UserTurn
+from retinue.domain.tool import Call, ToolResult, ToolSpec
+from retinue.models.base import Asks, Chunk, Ended, ModelFailed, Prompt, Text, Thinking
+
+PAUSE_S = 0.03
+COUNT_MAX = 1000
+SLOW_S_MAX = 600.0
+CALLS_MAX = 10
+PIECES_MAX = 2000
+RECALLED_MAX = 5
+SHOWN_CHARS_MAX = 2000
+
+_SILENCE = "NO_REPLY"  # a whole reply of this is recorded and not sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What to do in one reply, in the order of these fields. A script of nothing is silence."""
+
+    after_s: float = 0.0
+    thinking: str = ""
+    text: str = ""
+    fails: bool = False
+    calls: tuple[Call, ...] = ()
+    pace: float = 1.0
+
+    def then(self, other: Script) -> Script:
+        return Script(
+            after_s=self.after_s + other.after_s,
+            thinking="\n\n".join(filter(None, (self.thinking, other.thinking))),
+            text="\n\n".join(filter(None, (self.text, other.text))),
+            fails=self.fails or other.fails,
+            calls=self.calls + other.calls,
+            pace=max(self.pace, other.pace),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """Plays the script that fits the prompt, word by word, at its pace."""
+
+    clock: Clock
+    pause_s: float = PAUSE_S
+    name: str = "guide"
+
+    def reserve_microusd(self, prompt: Prompt) -> int:
+        return 0
+
+    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
+        script = script_for(prompt)
+        if script.after_s:
+            await self.clock.sleep(script.after_s)
+        for piece in pieces(script.thinking):
+            yield Thinking(piece)
+            await self.clock.sleep(self.pause_s)
+        for piece in pieces(script.text or ("" if script.calls else _SILENCE)):
+            yield Text(piece)
+            await self.clock.sleep(self.pause_s * script.pace)
+        if script.fails:
+            raise ModelFailed(
+                "the guide broke off, as it was asked to",
+                because="`fail` shows what becomes of your envelope when a model fails",
+                try_this="say something else: the conversation goes on",
+                code="model.asked-to-fail",
+            )
+        for number, call in enumerate(script.calls, start=1):
+            yield Asks(replace(call, id=f"call-{number}"))
+        yield Ended(Stop.CALLS if script.calls else Stop.END, NO_USAGE)
+
+
+def pieces(text: str) -> list[str]:
+    """Words, each with the space behind it; several at a time where there are very many."""
+    words = re.findall(r"\S+\s*|\s+", text)
+    together = -(-len(words) // PIECES_MAX) or 1
+    return ["".join(words[i : i + together]) for i in range(0, len(words), together)]
+
+
+def script_for(prompt: Prompt) -> Script:
+    """A word on each thing that this run has read since the guide last spoke, in that order."""
+    scripts = (script for record in _unanswered(prompt.records) for script in _reactions(record, prompt))
+    return reduce(Script.then, scripts, Script())
+
+
+def _unanswered(records: Sequence[Record]) -> list[Record]:
+    # From the end, so that the cost follows the run and not the history before it.
+    run = records[-1].run if records else None
+    return list(takewhile(lambda r: r.run == run and r.kind is not RecordKind.ASSISTANT, reversed(records)))[::-1]
+
+
+def _reactions(record: Record, prompt: Prompt) -> Iterator[Script]:
+    match record.body:
+        case UserTurn(text=text):
+            yield from (hear(letter, prompt) for letter in letters(text))
+        case ToolResult() as result:
+            yield Script(text=read_back(result))
+        case Note(text=text, call=call) if call:
+            yield Script(text=_cut(text))
+        case _:
+            return
+
+
+def read_back(result: ToolResult) -> str:
+    """What came of a call. One that waits, was refused or cut off must not read like one that was done."""
+    tool, output = f"`{result.tool}`", result.output.strip()
+    if not result.failed:
+        return f"{tool} says:\n{_cut(output)}" if output else f"{tool} came back with nothing in it."
+    if waits := re.match(r"Waiting for approval (\w+)", output):
+        return f"{tool} is not done yet: it waits for approval {waits[1]}. I go on without it until someone decides."
+    if refused := re.match(r"Not done: the approval (\w+) is (\w+)", output):
+        return f"{tool} was not done: approval {refused[1]} is {refused[2]}."
+    if output.startswith("Interrupted:"):
+        return f"{tool} was interrupted, and may or may not have taken effect. I do not repeat it: please look first."
+    return f"{tool} did not work: {_cut(output)}"
+
+
+_RULE = re.compile(r"^---$", re.MULTILINE)  # no sender can write this or the tags: turn_input sees to it
+_AROUND = re.compile(r'\A(?:<context [^\n]*\n|<system_message origin="[^"]*">)|</system_message>\Z')
+_COURTESY = re.compile(r"(?:(?:please|kindly|guide|(?:can|could|would|will)\s+you)\b[\s,:]*)*", re.IGNORECASE)
+
+
+def letters(turn: str) -> list[str]:
+    """The words of each envelope of a turn, oldest first; whatever is no turn is one letter as it stands."""
+    head, *blocks = _RULE.split(turn)
+    bodies = [block.strip("\n").partition("\n\n")[2] for block in blocks[:-1]]
+    found = [body for body in bodies if body and head.startswith("## Turn Context")] or [turn]
+    return [_AROUND.sub("", body.partition("\n\nattachments:\n")[0].strip()).strip() for body in found]
+
+
+def hear(words: str, prompt: Prompt) -> Script:
+    """The first ability that knows these words answers them."""
+    request = _COURTESY.sub("", words, count=1)
+    for ability in ABILITIES:
+        if (rest := ability.heard(request)) is not None:
+            return Script(text=ability.does) if isinstance(ability.does, str) else ability.does(rest, prompt)
+    return puzzled(words)
+
+
+# What stands in the table: words to say, or a pure function of the words behind the command and of the prompt
+
+I_AM = "I am the guide: a script that comes with the house, and no language model."
+NO_MODEL_YET = (
+    "This version of the house has only me. There is no setting to connect a real model yet; that comes with a later "
+    "version. An agent names the model it thinks with, and that is where you will then name another."
+)
+HELLO = f"Hello! {I_AM} The house around me is real: try `count to 50`, `status`, `how does it work` or `help`."
+THE_HOUSE = (
+    "What you write is an envelope, stored before you are told that it was accepted. An agent works through its "
+    "envelopes in runs, and each step is written down before it is taken. So say `count to 100`, kill the house in the "
+    "middle and start it again: you get your answer, once. A tool that must not run twice does not; I tell you that it "
+    "was cut off. And what an agent may not do alone, it asks a person first; the question survives a restart too."
+)
+
+
+def show_help(_rest: str, _prompt: Prompt) -> Script:
+    lines = (f"- `{ability.example}`: {ability.shows}" for ability in ABILITIES if ability.example)
+    return Script(text="\n".join((f"{I_AM} This is what I understand:", *lines)))
+
+
+def puzzled(words: str) -> Script:
+    said = _cut(" ".join(words[:200].split()), 60)
+    start = f"I do not know what to do with “{said}”." if said and said != "(none)" else "I found no words to read."
+    return Script(text=f"{start} {I_AM} I know commands such as `count to 20` or `status`; `help` shows them all.")
+
+
+def count(rest: str, _prompt: Prompt) -> Script:
+    wanted = int(float(rest[:9] or "20"))
+    end = "Done." if wanted <= COUNT_MAX else f"I stop here: {COUNT_MAX} is as far as I count."
+    numbers = map(str, range(1, min(wanted, COUNT_MAX) + 1))
+    return Script(text=" ".join((*numbers, end)), pace=5.0)  # slowly: counting is there to be interrupted
+
+
+def be_slow(rest: str, _prompt: Prompt) -> Script:
+    after_s = min(float(rest[:9] or "10"), SLOW_S_MAX)
+    bound = ", which is as long as I ever wait" if after_s == SLOW_S_MAX else ""
+    return Script(after_s=after_s, text=f"I waited {after_s:g} seconds before I said this{bound}.")
+
+
+def think(rest: str, _prompt: Prompt) -> Script:
+    about = _cut(rest, 200) or "nothing in particular"
+    thinking = f"I am to think about {about}. I am a script, so these thoughts were written before you asked."
+    return Script(thinking=thinking, text=f"I thought about {about}. My thoughts came beside this answer, not in it.")
+
+
+def remember(rest: str, prompt: Prompt) -> Script:
+    if rest:
+        return Script(text="It is written down in this session. Ask me for it: `what did I say?`")
+    earlier = islice(reversed(prompt.records), len(_unanswered(prompt.records)), None)
+    words = (said for r in earlier if isinstance(r.body, UserTurn) for said in reversed(letters(r.body.text)))
+    lines = [f"- {_cut(' '.join(said.split()), 100)}" for said in islice(words, RECALLED_MAX)][::-1]
+    start = "This is what I read before:" if lines else "I read nothing before, since we began or were reset."
+    return Script(text="\n".join((start, *lines)))
+
+
+def list_tools(_rest: str, prompt: Prompt) -> Script:
+    lines = [f"- `{tool.name}`: {tool.description}" for tool in prompt.tools]
+    return Script(text="\n".join(("I may use these tools:", *lines)) if lines else "No tool is offered to me here.")
+
+
+def use(rest: str, prompt: Prompt) -> Script:
+    try:
+        calls = calls_in(rest, prompt.tools)
+    except (ValueError, RecursionError):
+        return Script(text='I cannot make out the arguments. Write them so: `call read {"path": "SOUL.md"}`.')
+    return Script(text=f"I call {' and '.join(f'`{call.tool}`' for call in calls)}.", calls=tuple(calls))
+
+
+def ask_first(rest: str, prompt: Prompt) -> Script:
+    script = use(rest or "read SOUL.md", prompt)
+    whether = "Where this agent's rules say `ask`, a person is asked first; where they say `allow`, it is simply done."
+    return replace(script, text=f"{script.text} {whether}") if script.calls else script
+
+
+_NAMED = re.compile(r"(?:[\s,;]|(?:and|then|call)\b)*([\w.-]{1,64})[ \t]*", re.IGNORECASE)
+_JOINT = re.compile(r"[,;\n]|(?:and|then)\b|$", re.IGNORECASE)
+
+
+def calls_in(words: str, tools: Sequence[ToolSpec]) -> list[Call]:
+    """`a {...}; b plain words; c and d` as calls. Raises `ValueError` where they cannot be made out."""
+    needed = {tool.name: tool.parameters.get("required", []) for tool in tools}
+    calls: list[Call] = []
+    at = 0
+    while len(calls) < CALLS_MAX and (named := _NAMED.match(words, at)):
+        tool, at = named[1], named.end()
+        arguments: dict[str, Any] = {}
+        if words.startswith("{", at):
+            arguments, at = json.JSONDecoder().raw_decode(words, at)
+            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # neither NaN nor lone surrogates
+        elif not _JOINT.match(words, at):
+            said = re.split(r"[;\n]", words[at:], maxsplit=1)[0]
+            at += len(said)
+            if len(names := needed.get(tool, [])) == 1:  # plain words are the one thing that a tool must be told
+                arguments = {names[0]: said.strip()}
+        calls.append(Call(id="", tool=tool, arguments=arguments))
+    if not calls:
+        raise ValueError("no tool is named")
+    return calls
+
+
+def _cut(text: str, chars_max: int = SHOWN_CHARS_MAX) -> str:
+    return text if len(text) <= chars_max else f"{text[:chars_max]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """How it is asked for, what is then done or said, and how help shows it; without an example it is not shown."""
+
+    asked: str
+    does: str | Callable[[str, Prompt], Script]
+    example: str = ""
+    shows: str = ""
+
+    def heard(self, words: str) -> str | None:
+        """The words behind the command, or None where it was not said. Spaces, case and a closing `please` are free."""
+        asked = self.asked.replace(" ", r"\s+")
+        found = re.fullmatch(rf"(?:{asked})(?:[\s,]+please)?[\s.!?]*", words, re.IGNORECASE | re.DOTALL)
+        return (found.groupdict().get("rest") or "").strip() if found else None
+
+
+# In front of `[\s.!?]*`, a part that repeats must not match these signs too: long words would take quadratic time.
+_N = r"(?: (?P<rest>\d+(?:\.\d+)?))?"
+_REST = "(?: (?P<rest>.+))?"
+
+ABILITIES: tuple[Ability, ...] = (
+    Ability("(?:hello|hi|hey|good (?:morning|day|evening))(?: there| guide)?", HELLO, "hello", "where to begin"),
+    Ability(r"help(?: me)?|\?|what can (?:you|i) (?:do|say)", show_help, "help", "this list"),
+    Ability("(?:who|what) are you|are you .+", f"{I_AM} {NO_MODEL_YET}", "who are you", "what I am and am not"),
+    Ability("how does (?:it|this|the house) work|tour", THE_HOUSE, "how does it work", "the house in five sentences"),
+    Ability(f"count(?: up)?(?: to)?{_N}", count, "count to 50", "a long answer, to be interrupted as you like"),
+    Ability(f"think(?: about| of)?{_REST}", think, "think about tea", "thoughts beside the answer"),
+    Ability(f"(?:be )?slow(?: for)?{_N}(?:s| seconds?)?", be_slow, "slow 10", "an answer after ten seconds"),
+    Ability("(?:be |stay )?(?:silent|quiet)|say nothing", "", "be silent", "no answer, on purpose"),
+    Ability("fail(?: now)?", lambda _, __: Script(text="I begin, and", fails=True), "fail", "a model that breaks off"),
+    Ability(f"(?:echo|repeat|say):?{_REST}", lambda rest, _: Script(text=rest), "echo good day", "your words again"),
+    Ability("what did i (?:say|write)(?: before| earlier)?", remember),
+    Ability(f"remember(?: that)?{_REST}", remember, "remember", "what I read earlier in this session"),
+    Ability("(?:list |show )?(?:your )?tools", list_tools, "tools", "the tools I may use"),
+    Ability("(?:session[ _])?status", lambda _, p: use("session_status", p), "status", "where we are, by a tool call"),
+    Ability(f"read{_REST}", lambda rest, p: use(f"read {rest.rstrip('.?!')}", p), "read SOUL.md", "a file of my home"),
+    Ability(f"call{_REST}", use, 'call session_status; read {"path": "SOUL.md"}', "any tools, several at once"),
+    Ability(f"ask(?: me)?(?: for)?{_REST}", ask_first, "ask read SOUL.md", "a call to be allowed by a person first"),
+    Ability("thanks?|thank you", "You are welcome."),
+    Ability(r"(?P<rest>\S+ (?:allowed|denied) .+ \(approval \w+\))", lambda rest, _: Script(text=f"I see: {rest}.")),
+    Ability(".*(?:real|other) models?.*|.*api key.*|connect.*", NO_MODEL_YET, "connect a real model", "not yet, sadly"),
+)
