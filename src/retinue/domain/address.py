@@ -15,7 +15,7 @@ BACKGROUND = "background"
 
 _NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*")
 _INSTANCE = re.compile(r"[a-z][a-z0-9-]*")
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 class AddressKind(StrEnum):
@@ -66,7 +66,7 @@ def valid_name(name: str, *, what: str) -> str:
     """Letters, digits and single hyphens inside: a name that is safe in a path, an address and a prompt."""
     if len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
         raise Invalid(
-            f"'{name[:NAME_LENGTH_MAX]}' cannot be the name of {what}",
+            f"{name[:NAME_LENGTH_MAX]!r} cannot be the name of {what}",
             because=f"a name is 1 to {NAME_LENGTH_MAX} letters and digits, with single hyphens between them",
             try_this="for example: ada, night-clerk, Ops2",
             code="name.invalid",
@@ -104,7 +104,7 @@ def parse(text: str) -> Address:
         case _:
             pass
     raise Invalid(
-        f"'{text[:80]}' is not an address",
+        f"{text[:80]!r} is not an address",
         because="an address is agent:NAME, agent:NAME/SESSION, person:NAME, schedule:ID or channel:INSTANCE:ROOM",
         try_this="for example: agent:guide",
         code="address.invalid",

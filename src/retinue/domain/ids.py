@@ -30,7 +30,7 @@ def prefix(text: str) -> str:
     digits = text.strip().replace("-", "").lower()
     if not SHORT_LENGTH <= len(digits) <= ID_LENGTH or not _HEX.fullmatch(digits):
         raise Invalid(
-            f"'{text[:64]}' is not an id",
+            f"{text[:64]!r} is not an id",
             because=f"an id is {SHORT_LENGTH} to {ID_LENGTH} hex digits",
             try_this="copy it from a list or an answer",
             code="id.invalid",

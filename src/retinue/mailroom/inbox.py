@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,9 +12,11 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent
+from retinue.domain.attachment import Attachment, safe_name
 from retinue.domain.envelope import (
     ATTACHMENTS_MAX,
     KEY_LENGTH_MAX,
+    NO_CONTEXT,
     TEXT_BYTES_MAX,
     Draft,
     Envelope,
@@ -43,6 +46,10 @@ from retinue.store.connection import Store
 from retinue.store.house import Page
 
 LEFT_OUT_CHARS_MAX = 160
+LABEL_BYTES_MAX = 1024  # of a source or an origin's key: an index of PostgreSQL holds 2,704 bytes in all
+DELIVERED_AT_ONCE_MAX = 100
+
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +101,27 @@ class Inbox:
 
 def check(draft: Draft) -> None:
     """What the store could not keep, or should not, is refused before it is asked."""
-    size = len(draft.text.encode(errors="surrogatepass"))
-    if size > TEXT_BYTES_MAX:
-        raise TooLarge(
-            f"this text has {size:,} bytes",
-            because=f"an envelope carries at most {TEXT_BYTES_MAX:,}",
-            try_this="send it as an attachment",
-            code="text.too-large",
-        )
-    if not is_storable(draft.text):
+    _check_text(draft.text)
+    if not 0 < len(draft.key) <= KEY_LENGTH_MAX or not is_storable(draft.key):
         raise Invalid(
-            "this text holds characters that are no text",
-            because="NUL bytes and lone surrogates cannot be stored on every database",
-            try_this="remove them, or send the bytes as an attachment",
-            code="text.unstorable",
+            "this envelope has no usable key",
+            because=f"a key has 1 to {KEY_LENGTH_MAX} characters, and no NUL or lone surrogate among them",
+            try_this="send a random one, and the same one when you send again",
+            code="key.invalid",
         )
+    for label in (draft.source, draft.origin.key if draft.origin else ""):
+        if not is_storable(label) or len(label.encode()) > LABEL_BYTES_MAX:
+            raise Invalid(
+                "this envelope does not say in a usable way where it comes from",
+                because=f"its source, or its conversation's name, is no text or has over {LABEL_BYTES_MAX} bytes",
+                try_this="this is a fault of the door it came through",
+                code="source.invalid",
+            )
+    context = draft.context
+    if context is not NO_CONTEXT and not all(
+        is_storable(words) for words in (context.sender_name, context.username, context.chat_title, context.platform_id)
+    ):
+        raise _unstorable("what its door says about this envelope")
     if len(draft.attachments) > ATTACHMENTS_MAX:
         raise TooLarge(
             f"this envelope has {len(draft.attachments)} attachments",
@@ -116,19 +129,49 @@ def check(draft: Draft) -> None:
             try_this="send several envelopes",
             code="attachments.too-many",
         )
-    if not 0 < len(draft.key) <= KEY_LENGTH_MAX:
-        raise Invalid(
-            "this envelope has no usable key",
-            because=f"a key has 1 to {KEY_LENGTH_MAX} characters",
-            try_this="send a random one, and the same one when you send again",
-            code="key.invalid",
-        )
+    for attachment in draft.attachments:
+        _check_attachment(attachment)
     if draft.expires_at and draft.deliver_at and draft.expires_at <= draft.deliver_at:
         raise Invalid(
             "this envelope would expire before it may be delivered",
             because="expires-at is not after deliver-at",
             try_this="choose a later expires-at",
             code="time.inverted",
+        )
+
+
+def _check_text(text: str) -> None:
+    # Counted in characters first: encoding a text that is too long anyway would double what it takes.
+    size = len(text) if len(text) > TEXT_BYTES_MAX else len(text.encode(errors="surrogatepass"))
+    if size > TEXT_BYTES_MAX:
+        raise TooLarge(
+            f"this text has {size:,} bytes or more",
+            because=f"an envelope carries at most {TEXT_BYTES_MAX:,}",
+            try_this="send it as an attachment",
+            code="text.too-large",
+        )
+    if not is_storable(text):
+        raise _unstorable("this text")
+
+
+def _unstorable(what: str) -> Invalid:
+    return Invalid(
+        f"{what} holds characters that are no text",
+        because="NUL bytes and lone surrogates cannot be stored on every database",
+        try_this="remove them, or send the bytes as an attachment",
+        code="text.unstorable",
+    )
+
+
+def _check_attachment(attachment: Attachment) -> None:
+    """Only as `Files.keep` hands them out: a name nobody can aim with, and the hash of bytes that were kept."""
+    safe = safe_name(attachment.name)
+    if attachment.name != safe or not _HASH.fullmatch(attachment.hash) or attachment.size_bytes < 0:
+        raise Invalid(
+            f"'{safe}' is no attachment of this house",
+            because="its name, its hash or its size is not as the house gives them",
+            try_this="hand in the file first, and send what you get for it",
+            code="attachment.invalid",
         )
 
 
@@ -155,7 +198,7 @@ def accept(conn: sa.Connection, *, draft: Draft, now_ms: int) -> Entered:
 
 def _seen_before(conn: sa.Connection, draft: Draft, seen: Envelope) -> Entered:
     same = seen.text == draft.text and seen.sender == draft.sender and seen.kind is draft.kind
-    if not same or seen.attachments != draft.attachments:
+    if not same or seen.attachments != draft.attachments or not _same_recipient(seen.recipient, draft.recipient):
         raise Conflict(
             f"the key '{draft.key[:64]}' was already used for another envelope",
             because=f"envelope {short(seen.id)} has it, with other content",
@@ -172,6 +215,13 @@ def _seen_before(conn: sa.Connection, draft: Draft, seen: Envelope) -> Entered:
         because=ended.because if ended else "",
     )
     return Entered(receipt)
+
+
+def _same_recipient(kept: Address, asked: Address) -> bool:
+    """A name is kept in its own spelling, and an agent's with the session that the letter went to."""
+    if kept.kind is not asked.kind or kept.name.casefold() != asked.name.casefold():
+        return False
+    return kept.rest.startswith(asked.rest) if kept.kind is AddressKind.AGENT else kept.rest == asked.rest
 
 
 def enter(page: Page, draft: Draft, *, strict: bool = False) -> Entered:
@@ -226,12 +276,30 @@ def _to_person(page: Page, draft: Draft, *, strict: bool) -> Entered:
                 code="person.not-found",
             )
         return _refuse_unknown(page, draft, because="person-not-found")
+    recipient = str(address.person(found.name))
+    if _is_future(page, draft):
+        _add(page, draft, session=None, recipient=recipient)
+        return Entered(_receipt(page, draft), (ClockWake(),))
     # The session is the sender's: whoever watches that conversation sees its answers arrive.
-    seq = _add(page, draft, session=draft.sender.session, recipient=str(address.person(found.name)))
-    envelopes.into_inbox(page.conn, draft.id, person=found.name, seq=seq)
-    because = f"in the inbox of {found.name}"
-    envelopes.settle(page.conn, [draft.id], Outcome.DELIVERED, because=because, at_ms=page.at_ms)
+    seq = _add(page, draft, session=draft.sender.session, recipient=recipient)
+    because = _hand_over(page, draft.id, person=found.name, seq=seq)
     return Entered(_receipt(page, draft, outcome=Outcome.DELIVERED, because=because))
+
+
+def _hand_over(page: Page, envelope: EnvelopeId, *, person: str, seq: int) -> str:
+    envelopes.into_inbox(page.conn, envelope, person=person, seq=seq)
+    because = f"in the inbox of {person}"
+    envelopes.settle(page.conn, [envelope], Outcome.DELIVERED, because=because, at_ms=page.at_ms)
+    return because
+
+
+def hand_over_due(page: Page) -> None:
+    """Mail for people that had to wait for its time, a bounded number at once."""
+    for envelope in envelopes.due_for_people(page.conn, page.at_ms, limit=DELIVERED_AT_ONCE_MAX):
+        session = envelope.sender.session
+        envelopes.set_session(page.conn, envelope.id, session)
+        because = _hand_over(page, envelope.id, person=envelope.recipient.name, seq=envelope.seq)
+        _tell_settled(page, envelope.id, session, Outcome.DELIVERED, because)
 
 
 def _refuse_unknown(page: Page, draft: Draft, *, because: str) -> Entered:
@@ -326,14 +394,16 @@ def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -
         told = notify(page, draft.sender, draft.id, draft.kind, "overflow", f"Not taken: {because}.", session=session)
         return because, told
     wakes: list[Wake] = []
+    refused = ""
     for old in envelopes.oldest_due(page.conn, session.id, page.at_ms, limit=waiting - queue.cap):
-        why = "queue full: newer mail took its place"
+        why = "queue full: newer mail took its place" if old.id != draft.id else because
+        refused = because if old.id == draft.id else refused
         envelopes.settle(page.conn, [old.id], Outcome.REFUSED, because=why, at_ms=page.at_ms)
         _tell_settled(page, old.id, session.id, Outcome.REFUSED, why)
         wakes += notify(page, old.sender, old.id, old.kind, "overflow", f"Not read: {why}.", session=session)
         if queue.overflow is Overflow.SUMMARIZE:
             wakes += _summarize(page, old, session)
-    return "", tuple(wakes)
+    return refused, tuple(wakes)
 
 
 def _summarize(page: Page, left_out: Envelope, session: Session) -> tuple[Wake, ...]:

@@ -25,7 +25,7 @@ _change = (
     .where(t.agents.c.name == _b("the_name"))
     .values(body=_b("new_body"), version=_b("new_version"), source=_b("new_source"), removed_ms=None)
 )
-_remove = t.agents.update().where(t.agents.c.name == _b("the_name")).values(removed_ms=_b("now"))
+_remove = t.agents.update().where(t.agents.c.folded == _b("the_name")).values(removed_ms=_b("now"))
 _all = sa.select(t.agents.c.body).where(t.agents.c.removed_ms.is_(None)).order_by(t.agents.c.name)
 
 
@@ -74,7 +74,7 @@ def put(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int) -> Agent:
 
 def remove(conn: sa.Connection, name: str, *, at_ms: int) -> None:
     """Let an agent go. Its sessions and runs stay readable."""
-    conn.execute(_remove, {"the_name": name, "now": at_ms})
+    conn.execute(_remove, {"the_name": name.casefold(), "now": at_ms})
 
 
 def everyone(conn: sa.Connection) -> list[Agent]:

@@ -11,6 +11,7 @@ again from the start when a database asks for that.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -19,6 +20,8 @@ from sqlalchemy import exc
 
 from retinue.domain.errors import StoreError
 from retinue.domain.ports import Faults
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Body = Callable[[sa.Connection], T]
@@ -36,12 +39,19 @@ NO_FAULTS: Faults = NoFaults()
 
 class Store(Protocol):
     async def write(self, body: Body[T], *, point: str) -> T:
-        """Run `body` in a transaction of its own. Returns only after COMMIT; an error undoes `body` alone."""
+        """Run `body` in a transaction of its own. Returns only after COMMIT; an error undoes `body` alone.
+
+        A caller who is cancelled goes away; what `body` does is still kept as a whole or not at all.
+        """
         ...
 
-    async def read(self, body: Body[T]) -> T: ...
+    async def read(self, body: Body[T]) -> T:
+        """Run `body`, which can change nothing. Each statement sees what is committed at its moment."""
+        ...
 
-    async def scan(self, body: Body[T]) -> T: ...
+    async def scan(self, body: Body[T]) -> T:
+        """Run `body`, which can change nothing, on the store as it is at one moment."""
+        ...
 
     def on_commit(self, call: Callable[[], None]) -> None:
         """Have `call` called on the loop after commits, at least once for each."""
@@ -73,8 +83,15 @@ def explain(error: Exception) -> StoreError:
         return StoreError(
             "the store's file is damaged",
             because=said,
-            try_this="stop the house, set the file aside and restore the latest backup",
+            try_this="stop the house, set the file aside together with its -wal and restore the latest backup",
             code="store.damaged",
+        )
+    if name.startswith("SQLITE_CANTOPEN"):
+        return StoreError(
+            "the store's file cannot be opened",
+            because=said,
+            try_this="check that its directory exists, who owns it and whether its disk is mounted read-only",
+            code="store.cannot-open",
         )
     if name.startswith("SQLITE_READONLY") or name == "25006":
         return StoreError(
@@ -97,14 +114,30 @@ def explain(error: Exception) -> StoreError:
             try_this="check the disk and its free space: the house goes on by itself when it answers again",
             code="store.disk-failed",
         )
-    if isinstance(error, exc.OperationalError | exc.InterfaceError):
+    if not name.startswith("SQLITE_") and isinstance(
+        error, exc.OperationalError | exc.InterfaceError | exc.TimeoutError
+    ):
         return StoreError(
             "the database does not answer",
             because=said,
             try_this="check that it runs and that its address in retinue.toml is right",
             code="store.unreachable",
         )
-    return StoreError("the store refused a change, so none of it was kept", because=said, code="store.refused")
+    return StoreError(
+        "the store refused what it was asked, so nothing was changed",
+        because=said,
+        try_this="this is a bug worth reporting",
+        code="store.refused",
+    )
+
+
+def closed() -> StoreError:
+    return StoreError(
+        "the house is closing",
+        because="its store was closed",
+        try_this="ask again when it is open",
+        code="store.closed",
+    )
 
 
 class Listeners:
@@ -118,7 +151,11 @@ class Listeners:
 
     def tell(self) -> None:
         for call in self._calls:
-            call()
+            try:
+                call()
+            except Exception:
+                # The commit stands whatever a listener makes of it, and its caller must hear so.
+                log.exception("commit listener failed")
 
 
 def resolve(future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:

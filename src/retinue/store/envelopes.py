@@ -66,12 +66,17 @@ _due_lanes = (
     .distinct()
     .limit(_b("limit"))
 )
-_due_rooms = (
-    sa.select(t.envelopes.c.recipient)
-    .where(t.envelopes.c.status == t.PENDING, t.envelopes.c.session.is_(None), t.envelopes.c.due_ms <= _b("now"))
-    .distinct()
+_due_outside = sa.and_(
+    t.envelopes.c.status == t.PENDING, t.envelopes.c.session.is_(None), t.envelopes.c.due_ms <= _b("now")
+)
+_for_people = t.envelopes.c.recipient.like("person:%")
+_due_for_people = (
+    sa.select(t.envelopes)
+    .where(_due_outside, _for_people)
+    .order_by(t.envelopes.c.due_ms, t.envelopes.c.seq)
     .limit(_b("limit"))
 )
+_due_rooms = sa.select(t.envelopes.c.recipient).where(_due_outside, sa.not_(_for_people)).distinct().limit(_b("limit"))
 _next_due = sa.select(sa.func.min(t.envelopes.c.due_ms)).where(
     t.envelopes.c.status == t.PENDING, t.envelopes.c.due_ms > _b("now")
 )
@@ -113,6 +118,7 @@ _back_to_pending = (
     .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status.in_(t.HELD))
     .values(status="pending", due_ms=_b("due"))
 )
+_set_session = t.envelopes.update().where(t.envelopes.c.id == _b("the_id")).values(session=_b("the_session"))
 _outcome = t.outcomes.insert()
 _outcome_of = sa.select(t.outcomes).where(t.outcomes.c.envelope == _b("id"))
 _into_inbox = t.inbox.insert()
@@ -257,6 +263,11 @@ def due_rooms(conn: sa.Connection, now_ms: int, *, limit: int) -> list[str]:
     return [row.recipient for row in conn.execute(_due_rooms, {"now": now_ms, "limit": limit})]
 
 
+def due_for_people(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Envelope]:
+    """Mail for people whose time has come."""
+    return [envelope_of(row) for row in conn.execute(_due_for_people, {"now": now_ms, "limit": limit})]
+
+
 def next_moment_ms(conn: sa.Connection, now_ms: int) -> int | None:
     """When the clock has something to do next: the earliest due time after now, or expiry."""
     moments = [
@@ -335,6 +346,10 @@ def settle(
 
 def into_inbox(conn: sa.Connection, id_: str, *, person: str, seq: int) -> None:
     conn.execute(_into_inbox, {"envelope": id_, "person": person, "seq": seq, "read_ms": None})
+
+
+def set_session(conn: sa.Connection, id_: str, session: str | None) -> None:
+    conn.execute(_set_session, {"the_id": id_, "the_session": session})
 
 
 def settled(conn: sa.Connection, id_: str) -> Settled | None:

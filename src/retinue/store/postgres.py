@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
 
-from sqlalchemy import exc
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from retinue.domain.errors import StoreError
 from retinue.domain.ports import Faults
-from retinue.store.connection import NO_FAULTS, Body, Listeners, explain
+from retinue.store.connection import NO_FAULTS, Body, Listeners, closed, explain
 
 T = TypeVar("T")
 
@@ -23,56 +25,93 @@ _RETRY = ("40001", "40P01")  # serialization failure, deadlock: the database ask
 class PostgresStore:
     """Opened by `retinue.store.opening.open_store`."""
 
-    def __init__(self, url: str, *, faults: Faults = NO_FAULTS) -> None:
+    def __init__(self, url: str | sa.URL, *, faults: Faults = NO_FAULTS) -> None:
         self._faults = faults
         self._engine = create_async_engine(url, pool_size=POOL_SIZE, max_overflow=0)
+        event.listen(self._engine.sync_engine, "connect", _promise_durable_commits)
         self._listeners = Listeners()
+        self._under_way: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     async def write(self, body: Body[T], *, point: str) -> T:
-        for attempt in range(1, RETRIES_MAX + 1):
-            try:
-                return await self._write_once(body, point)
-            except exc.DBAPIError as error:
-                if getattr(error.orig, "sqlstate", None) not in _RETRY or attempt == RETRIES_MAX:
-                    raise explain(error) from error
-            except exc.SQLAlchemyError as error:
-                raise explain(error) from error
-        raise AssertionError("unreachable")
-
-    async def _write_once(self, body: Body[T], point: str) -> T:
-        async with self._connection() as conn:
-            result = await conn.run_sync(body)
-            self._faults.reach(f"{point}.before-commit")
-            # Once COMMIT is on its way, a cancelled caller must not leave us guessing what became of it.
-            await asyncio.shield(conn.commit())
-            self._faults.reach(f"{point}.after-commit")
-        self._listeners.tell()
-        return result
+        return await self._see_through(partial(self._write_once, body, point))
 
     async def read(self, body: Body[T]) -> T:
-        try:
-            async with self._connection() as conn:
-                return await conn.run_sync(body)
-        except exc.SQLAlchemyError as error:
-            raise explain(error) from error
+        return await self._see_through(partial(self._look_once, body))
 
     async def scan(self, body: Body[T]) -> T:
-        try:
-            async with self._connection() as conn:
-                await conn.execution_options(isolation_level="REPEATABLE READ")
-                return await conn.run_sync(body)
-        except exc.SQLAlchemyError as error:
-            raise explain(error) from error
+        return await self._see_through(partial(self._look_once, body, isolation_level="REPEATABLE READ"))
 
     def on_commit(self, call: Callable[[], None]) -> None:
         self._listeners.add(call)
 
     async def close(self) -> None:
+        """Waits for what is under way: a connection thrown away in mid-commit would leave us guessing."""
         self._closed = True
+        if self._under_way:
+            await asyncio.wait(self._under_way)
         await self._engine.dispose()
 
-    def _connection(self) -> AsyncConnection:
+    async def _see_through(self, once: Callable[[], Awaitable[T]]) -> T:
+        """In a task of its own: a caller who is cancelled goes away, and a commit on its way still comes to its end."""
         if self._closed:
-            raise StoreError("the house is closing", because="its store was closed", code="store.closed")
-        return self._engine.connect()
+            raise closed()
+        task = asyncio.create_task(_again_if_asked(once))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _write_once(self, body: Body[T], point: str) -> T:
+        async with self._engine.connect() as conn:
+            result = await conn.run_sync(body)
+            self._faults.reach(f"{point}.before-commit")
+            try:
+                await conn.commit()
+            except exc.DBAPIError as error:
+                if error.connection_invalidated:
+                    raise _nobody_knows(error) from error
+                raise
+            self._faults.reach(f"{point}.after-commit")
+        self._listeners.tell()
+        return result
+
+    async def _look_once(self, body: Body[T], **options: Any) -> T:
+        async with self._engine.connect() as conn:
+            await conn.execution_options(postgresql_readonly=True, **options)
+            return await conn.run_sync(body)
+
+
+def _promise_durable_commits(connection: Any, _record: object) -> None:
+    """Where a server answers COMMIT before its log is on disk, ask it not to. Stronger promises are left alone."""
+    cursor = connection.cursor()
+    cursor.execute(
+        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    )
+    cursor.close()
+    connection.commit()
+
+
+async def _again_if_asked(once: Callable[[], Awaitable[T]]) -> T:
+    """Run it again where nothing was kept and another try may do better. Everything else is put into our words."""
+    attempts = 0
+    while True:
+        attempts += 1
+        try:
+            return await once()
+        except exc.DBAPIError as error:
+            gone = error.connection_invalidated  # before COMMIT, or we would have heard of it as `commit-unknown`
+            asked = getattr(error.orig, "sqlstate", None) in _RETRY
+            if attempts == RETRIES_MAX or not (gone or asked):
+                raise explain(error) from error
+        except exc.SQLAlchemyError as error:
+            raise explain(error) from error
+
+
+def _nobody_knows(error: exc.DBAPIError) -> StoreError:
+    said = str(error.orig).strip() or "the connection broke"
+    return StoreError(
+        "the database went away in the middle of a commit, and whether it was kept is not known",
+        because=said.splitlines()[0],
+        try_this="send the same thing again with the same key: what was kept is recognised",
+        code="store.commit-unknown",
+    )

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +18,8 @@ from sqlalchemy.pool import NullPool
 
 from retinue.domain.errors import StoreError
 from retinue.domain.ports import Faults
-from retinue.store.connection import NO_FAULTS, Body, Listeners, explain, resolve
+from retinue.store.connection import NO_FAULTS, Body, Listeners, closed, explain, resolve
+from retinue.store.quick import QuickConnection
 
 T = TypeVar("T")
 
@@ -33,36 +35,57 @@ def connect(path: str | Path, *, writable: bool) -> sa.Connection:
 
     def dbapi() -> sqlite3.Connection:
         raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=STATEMENTS_CACHED)
-        raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-        if writable:
-            raw.execute("PRAGMA journal_mode = WAL")
-        # FULL, not NORMAL: with NORMAL a power cut may take back a commit that we have already told someone about.
-        raw.execute("PRAGMA synchronous = FULL")
-        raw.execute("PRAGMA foreign_keys = ON")
-        raw.execute("PRAGMA temp_store = MEMORY")
-        raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        raw.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
-        if raw.execute("PRAGMA synchronous").fetchone() != (2,):
-            raise StoreError(
-                "this SQLite will not promise durable commits",
-                because="PRAGMA synchronous = FULL was not taken",
-                try_this="use another Python build",
-                code="store.not-durable",
-            )
-        if not writable:
-            raw.execute("PRAGMA query_only = ON")
+        try:
+            _configure(raw, writable=writable)
+        except BaseException:
+            raw.close()
+            raise
         return raw
 
     engine = sa.create_engine("sqlite://", creator=dbapi, poolclass=NullPool)
     try:
-        return engine.connect()
+        return QuickConnection(engine)
     except (exc.DBAPIError, sqlite3.Error) as error:
         raise explain(error) from error
+
+
+def _configure(raw: sqlite3.Connection, *, writable: bool) -> None:
+    raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    if writable:
+        (journal,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
+        if journal not in ("wal", "memory"):
+            raise StoreError(
+                "the store's file cannot be written and read at once",
+                because=f"SQLite keeps its journal as '{journal}' here, not as a write-ahead log",
+                try_this="keep the store on a local disk: network disks cannot share the memory that a log needs",
+                code="store.not-durable",
+            )
+    # FULL, not NORMAL: with NORMAL a power cut may take back a commit that we have already told someone about.
+    raw.execute("PRAGMA synchronous = FULL")
+    raw.execute("PRAGMA foreign_keys = ON")
+    raw.execute("PRAGMA temp_store = MEMORY")
+    raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    raw.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+    if raw.execute("PRAGMA synchronous").fetchone() != (2,):
+        raise StoreError(
+            "this SQLite will not promise durable commits",
+            because="PRAGMA synchronous = FULL was not taken",
+            try_this="use another Python build",
+            code="store.not-durable",
+        )
+    if not writable:
+        raw.execute("PRAGMA query_only = ON")
 
 
 def _raw(conn: sa.Connection) -> sqlite3.Connection:
     raw: Any = conn.connection.dbapi_connection
     return raw
+
+
+def _undo(raw: sqlite3.Connection) -> None:
+    if raw.in_transaction:
+        with suppress(sqlite3.Error):  # a disk that fails may fail here too; the transaction is over all the same
+            raw.execute("ROLLBACK")
 
 
 class _Job(NamedTuple):
@@ -82,6 +105,7 @@ def commit_group(conn: sa.Connection, jobs: list[_Job], faults: Faults) -> list[
     """Run each job in its own savepoint and commit them together. Nobody's answer is given before COMMIT returned."""
     raw = _raw(conn)
     done: list[_Done] = []
+    _undo(raw)
     try:
         raw.execute("BEGIN IMMEDIATE")
         for job in jobs:
@@ -91,8 +115,7 @@ def commit_group(conn: sa.Connection, jobs: list[_Job], faults: Faults) -> list[
                 faults.reach(f"{kept.job.point}.before-commit")
         raw.execute("COMMIT")
     except Exception as error:  # noqa: BLE001 - whatever it was, nobody may be answered as if it had worked
-        if raw.in_transaction:
-            raw.execute("ROLLBACK")
+        _undo(raw)
         failure = error if isinstance(error, StoreError) else explain(error)
         # A job that had failed on its own keeps its own reason; the others lost their work with the group.
         return [d if d.error is not None else _Done(d.job, None, failure) for d in done] + [
@@ -126,9 +149,11 @@ class SqliteStore:
     def __init__(self, path: Path, *, faults: Faults = NO_FAULTS) -> None:
         self.path = path
         self._faults = faults
-        self._writer = connect(path, writable=True)
-        self._reader = connect(path, writable=False)
-        self._scanner = connect(path, writable=False)
+        with ExitStack() as opened:
+            self._writer = opened.enter_context(closing(connect(path, writable=True)))
+            self._reader = opened.enter_context(closing(connect(path, writable=False)))
+            self._scanner = opened.enter_context(closing(connect(path, writable=False)))
+            self._connections = opened.pop_all()
         self._scans = ThreadPoolExecutor(1, thread_name_prefix="retinue-scan")
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._listeners = Listeners()
@@ -138,7 +163,7 @@ class SqliteStore:
 
     async def write(self, body: Body[T], *, point: str) -> T:
         if self._closed:
-            raise _closed()
+            raise closed()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._jobs.put(_Job(body, point, future, loop))
@@ -146,7 +171,7 @@ class SqliteStore:
 
     async def read(self, body: Body[T]) -> T:
         if self._closed:
-            raise _closed()
+            raise closed()
         try:
             return body(self._reader)
         except (exc.SQLAlchemyError, sqlite3.Error) as error:
@@ -154,7 +179,7 @@ class SqliteStore:
 
     async def scan(self, body: Body[T]) -> T:
         if self._closed:
-            raise _closed()
+            raise closed()
         return await asyncio.get_running_loop().run_in_executor(self._scans, snapshot, self._scanner, body)
 
     def on_commit(self, call: Callable[[], None]) -> None:
@@ -165,10 +190,12 @@ class SqliteStore:
             return
         self._closed = True
         self._jobs.put(None)
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        await asyncio.get_running_loop().run_in_executor(None, self._finish)
+        self._connections.close()
+
+    def _finish(self) -> None:
+        self._thread.join()
         self._scans.shutdown()
-        for conn in (self._scanner, self._reader, self._writer):
-            conn.close()
 
     def _write_forever(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -183,13 +210,25 @@ class SqliteStore:
                     group.append(following)
             except Empty:
                 pass
-            done = commit_group(self._writer, group, self._faults)
-            loop = group[0].loop
+            done = self._commit(group)
             # A closed loop means the house went down without waiting; what was committed stays committed.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._answer, done)
+            with suppress(RuntimeError):
+                group[0].loop.call_soon_threadsafe(self._answer, done)
             if stopping:
                 return
+
+    def _commit(self, group: list[_Job]) -> list[_Done]:
+        try:
+            return commit_group(self._writer, group, self._faults)
+        except BaseException as error:  # noqa: BLE001 - a writer that died in silence would leave everyone waiting
+            _undo(_raw(self._writer))
+            failure = StoreError(
+                "a change broke off, and whether it was kept is not known",
+                because=f"{type(error).__name__}: {error}",
+                try_this="look at what is stored before you repeat it; this is a bug worth reporting",
+                code="store.broke-off",
+            )
+            return [_Done(job, None, failure) for job in group]
 
     def _answer(self, done: list[_Done]) -> None:
         for d in done:
@@ -205,7 +244,7 @@ def snapshot(conn: sa.Connection, body: Body[T]) -> T:
         try:
             return body(conn)
         finally:
-            raw.execute("ROLLBACK")
+            _undo(raw)
     except (exc.SQLAlchemyError, sqlite3.Error) as error:
         raise explain(error) from error
 
@@ -221,6 +260,7 @@ class InlineStore:
         self._faults = faults
         self._yields = yields
         self._listeners = Listeners()
+        self._closed = False
 
     @property
     def connection(self) -> sa.Connection:
@@ -229,6 +269,8 @@ class InlineStore:
     async def write(self, body: Body[T], *, point: str) -> T:
         if self._yields:
             await asyncio.sleep(0)
+        if self._closed:
+            raise closed()
         loop = asyncio.get_running_loop()
         done = commit_group(self._conn, [_Job(body, point, loop.create_future(), loop)], self._faults)[0]
         if done.error is None:
@@ -240,22 +282,33 @@ class InlineStore:
         return done.result
 
     async def read(self, body: Body[T]) -> T:
-        try:
-            return body(self._conn)
-        except (exc.SQLAlchemyError, sqlite3.Error) as error:
-            raise explain(error) from error
+        return self._look(body)
 
     async def scan(self, body: Body[T]) -> T:
         if self._yields:
             await asyncio.sleep(0)
-        return snapshot(self._conn, body)
+        return self._look(body)
 
     def on_commit(self, call: Callable[[], None]) -> None:
         self._listeners.add(call)
 
     async def close(self) -> None:
+        self._closed = True
         self._conn.close()
 
-
-def _closed() -> StoreError:
-    return StoreError("the house is closing", because="its store was closed", code="store.closed")
+    def _look(self, body: Body[T]) -> T:
+        if self._closed:
+            raise closed()
+        # No `PRAGMA query_only` here: each change of it makes SQLite prepare every statement anew. `snapshot` ends in
+        # ROLLBACK, so a body that writes where it should only look keeps nothing; and it is told so, as elsewhere.
+        raw = _raw(self._conn)
+        changes = raw.total_changes
+        result = snapshot(self._conn, body)
+        if raw.total_changes != changes:
+            raise StoreError(
+                "a look may not change anything, so nothing was changed",
+                because="its body wrote to the store",
+                try_this="this is a bug worth reporting",
+                code="store.read-only",
+            )
+        return result

@@ -65,9 +65,11 @@ people = sa.Table(
     "people",
     metadata,
     sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("folded", sa.String(64), nullable=False),
     sa.Column("role", sa.String(16), nullable=False),
     sa.Column("token_hash", sa.String(64)),
     _ms("created_ms"),
+    sa.UniqueConstraint("folded"),
     sa.UniqueConstraint("token_hash"),
 )
 
@@ -316,9 +318,11 @@ sa.Index("ix_news_session", news.c.session, news.c.seq)
 
 AGENT_RUNS_VIEW = """
 CREATE VIEW agent_runs AS
+WITH kept AS (SELECT * FROM runs)
 SELECT id, agent AS agent_name, started_ms AS started_at, ended_ms AS completed_at, envelopes AS envelope_ids,
        final_text AS final_response, context_length,
        CASE WHEN status = 'parked' THEN 'running' ELSE status END AS status, error
-FROM runs
+FROM kept
 """
-"""Hi-Boss's audit relation, read-only, for the queries people already have."""
+"""Hi-Boss's audit relation, for the queries people already have. Read-only: through a view over the bare table,
+PostgreSQL would let anyone change or delete runs; not so through a WITH."""

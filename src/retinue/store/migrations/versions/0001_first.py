@@ -5,10 +5,18 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from retinue.store.tables import AGENT_RUNS_VIEW
-
 revision = "0001"
 down_revision = None
+
+# As it was: what the schema says today is for today's revision to bring about.
+AGENT_RUNS_VIEW = """
+CREATE VIEW agent_runs AS
+WITH kept AS (SELECT * FROM runs)
+SELECT id, agent AS agent_name, started_ms AS started_at, ended_ms AS completed_at, envelopes AS envelope_ids,
+       final_text AS final_response, context_length,
+       CASE WHEN status = 'parked' THEN 'running' ELSE status END AS status, error
+FROM kept
+"""
 
 
 def upgrade() -> None:
@@ -197,10 +205,12 @@ def upgrade() -> None:
     op.create_table(
         "people",
         sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("folded", sa.String(length=64), nullable=False),
         sa.Column("role", sa.String(length=16), nullable=False),
         sa.Column("token_hash", sa.String(length=64), nullable=True),
         sa.Column("created_ms", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_people")),
+        sa.UniqueConstraint("folded", name=op.f("uq_people_folded")),
         sa.UniqueConstraint("token_hash", name=op.f("uq_people_token_hash")),
     )
     op.create_table(

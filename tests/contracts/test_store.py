@@ -1,0 +1,459 @@
+"""What every store promises: on disk with its writer thread, inline without one, and on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from stores import INLINE, POSTGRES, SQLITE, Place, count, counted, place_of, settle_in
+
+from retinue.domain import address
+from retinue.domain.envelope import Draft, Kind
+from retinue.domain.errors import Stale, StoreError
+from retinue.domain.event import NewsKind
+from retinue.domain.ids import EnvelopeId, SessionId
+from retinue.domain.record import Note, Record, RecordKind
+from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride, Wakefulness
+from retinue.domain.times import from_ms
+from retinue.store import agents, approvals, envelopes, money, news, people, records, runs, sessions
+from retinue.store import tables as t
+from retinue.store.connection import Body, Store
+from retinue.store.house import Page
+from retinue.testing.household import CountedIds
+
+TEXTS = [
+    "",
+    "plain",
+    "Grüße, 世界 🌍",
+    "line\nline\r\n\ttab",
+    "'; DROP TABLE envelopes; --",
+    "\u202eevil\u202c",
+    "%s :x ?",
+]
+SESSION = SessionId("a" * 32)
+MS_MAX = 253_402_300_799_999  # the last millisecond of the year 9999
+
+
+@pytest.fixture(params=[SQLITE, INLINE, POSTGRES])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return place_of(request.param, request, tmp_path)
+
+
+class Points:
+    """Remembers which crash points were reached, and calls back at each."""
+
+    def __init__(self) -> None:
+        self.reached: list[str] = []
+        self.call: Callable[[str], None] = lambda _point: None
+
+    def reach(self, point: str) -> None:
+        self.reached.append(point)
+        self.call(point)
+
+
+async def test_a_write_returns_only_after_its_commit(place: Place) -> None:
+    points = Points()
+    seen: dict[str, int] = {}
+    async with place.open(faults=points) as store:
+        with place.outside() as outside:
+            points.call = lambda point: seen.update({point: len(counted(outside))})
+            await store.write(count(1, "a"), point="accept")
+
+            assert counted(outside) == [(1, "a")]
+    assert seen == {"accept.before-commit": 0, "accept.after-commit": 1}
+    assert points.reached == ["accept.before-commit", "accept.after-commit"]
+
+
+async def test_a_write_returns_what_its_body_returns(place: Place) -> None:
+    async with place.open() as store:
+        assert await store.write(lambda conn: conn.dialect.name, point="test") in ("sqlite", "postgresql")
+        assert await store.write(lambda _conn: None, point="test") is None
+
+
+async def test_an_error_in_a_body_undoes_that_body_alone_and_is_raised_as_it_is(place: Place) -> None:
+    def breaks(conn: sa.Connection) -> None:
+        count(1, "broken")(conn)
+        raise LookupError("nothing of this stays")
+
+    async with place.open() as store:
+        before, broken, after = await asyncio.gather(
+            store.write(count(1, "before"), point="test"),
+            store.write(breaks, point="test"),
+            store.write(count(1, "after"), point="test"),
+            return_exceptions=True,
+        )
+
+        assert (before, after) == (None, None)
+        assert isinstance(broken, LookupError)
+        assert await store.read(counted) == [(1, "after"), (1, "before")]
+
+
+async def test_a_constraint_error_in_the_middle_of_fifty_writes_fails_its_own_caller_alone(place: Place) -> None:
+    def twice(conn: sa.Connection) -> None:
+        count(25, "half")(conn)
+        count(24, "x")(conn)  # number 24 has written this row already
+
+    async with place.open() as store:
+        await store.write(count(24, "x"), point="test")
+        others = [n for n in range(50) if n != 24]
+        writes = [store.write(twice if n == 24 else count(n, "x"), point="test") for n in range(50)]
+        results = await asyncio.gather(*writes, return_exceptions=True)
+
+        failed = [(n, result) for n, result in enumerate(results) if result is not None]
+        assert [n for n, _ in failed] == [24]
+        error = failed[0][1]
+        assert isinstance(error, StoreError)
+        assert error.code == "store.constraint-broken"
+        assert "contradicts" in error.sentence and error.because and error.try_this
+        assert await store.read(counted) == [(n, "x") for n in sorted([24, *others])]
+
+
+async def test_numbers_follow_the_order_of_commits(place: Place) -> None:
+    """Whoever has seen number 7 has seen all before it: a reader that resumes by cursor misses nothing."""
+
+    def tell(conn: sa.Connection) -> int:
+        page = Page(conn, 1)
+        page.tell(NewsKind.SESSION_CHANGED)
+        page.tell(NewsKind.SESSION_CHANGED)
+        page.close()
+        return page.news_seq
+
+    async def watch(store: Store, until: int) -> list[list[int]]:
+        looks: list[list[int]] = []
+        while not looks or len(looks[-1]) < until:
+            looks.append([piece.seq for piece in await store.scan(lambda conn: news.after(conn, 0, limit=1000))])
+            await asyncio.sleep(0)
+        return looks
+
+    async with place.open() as store:
+        watching = asyncio.create_task(watch(store, until=80))
+        seqs = await asyncio.gather(*(store.write(tell, point="test") for _ in range(40)))
+        looks = await watching
+
+        assert sorted(seqs) == list(range(2, 82, 2))
+        assert all(look == list(range(1, len(look) + 1)) for look in looks)
+        if place.kind != POSTGRES:  # one writer: who comes first is first; PostgreSQL lets callers race to the lock
+            assert list(seqs) == sorted(seqs)
+
+
+async def test_one_after_the_other_is_the_order_on_every_store(place: Place) -> None:
+    async with place.open() as store:
+        seqs = [await store.write(_next_envelope_seq, point="test") for _ in range(5)]
+        assert seqs == [1, 2, 3, 4, 5]
+
+
+def _next_envelope_seq(conn: sa.Connection) -> int:
+    page = Page(conn, 1)
+    seq = page.next_envelope_seq()
+    page.close()
+    return seq
+
+
+async def test_the_time_of_a_commit_never_goes_back(place: Place) -> None:
+    def at(now_ms: int) -> Body[int]:
+        def body(conn: sa.Connection) -> int:
+            page = Page(conn, now_ms)
+            page.close()
+            return page.at_ms
+
+        return body
+
+    async with place.open() as store:
+        times = [await store.write(at(now), point="test") for now in (1_000, 5_000, 2_000, 4_999, 6_000)]
+    async with place.open() as store:
+        times.append(await store.write(at(3_000), point="test"))
+    assert times == [1_000, 5_000, 5_000, 5_000, 6_000, 6_000]
+
+
+async def test_a_scan_sees_one_picture_while_writes_go_on(place: Place) -> None:
+    loop = asyncio.get_running_loop()
+    looked, written = asyncio.Event(), asyncio.Event()
+
+    def look_twice(conn: sa.Connection) -> tuple[int, int]:
+        first = len(counted(conn))
+        loop.call_soon_threadsafe(looked.set)
+        place.wait_in_body(written, loop)
+        return first, len(counted(conn))
+
+    async with place.open() as store:
+        await store.write(count(1, "before"), point="test")
+        scanning = asyncio.create_task(store.scan(look_twice))
+        await looked.wait()
+        await store.write(count(2, "meanwhile"), point="test")
+        written.set()
+
+        assert await scanning == (1, 1)
+        assert await store.scan(lambda conn: len(counted(conn))) == 2
+
+
+async def test_a_read_sees_what_was_just_written(place: Place) -> None:
+    async with place.open() as store:
+        for n in range(20):
+            await store.write(count(n, "x"), point="test")
+            assert len(await store.read(counted)) == n + 1
+            assert len(await store.scan(counted)) == n + 1
+
+
+@pytest.mark.parametrize("way", ["read", "scan"])
+async def test_a_look_cannot_change_anything(place: Place, way: str) -> None:
+    async with place.open() as store:
+        with pytest.raises(StoreError) as refused:
+            await getattr(store, way)(count(1, "sly"))
+
+        assert refused.value.code == "store.read-only"
+        await store.write(count(2, "open"), point="test")
+        assert await store.read(counted) == [(2, "open")]
+
+
+async def test_an_error_in_a_look_leaves_the_store_usable(place: Place) -> None:
+    def breaks(conn: sa.Connection) -> None:
+        counted(conn)
+        raise LookupError
+
+    def asks_nonsense(conn: sa.Connection) -> None:
+        conn.execute(sa.text("SELECT nothing FROM nowhere"))
+
+    async with place.open() as store:
+        for look in (store.read, store.scan):
+            with pytest.raises(LookupError):
+                await look(breaks)
+            with pytest.raises(StoreError) as refused:
+                await look(asks_nonsense)
+            assert refused.value.code == "store.refused" and refused.value.because and refused.value.try_this
+            assert await look(counted) == []
+
+
+async def test_whoever_listens_is_told_of_commits(place: Place) -> None:
+    told: list[int] = []
+    async with place.open() as store:
+        store.on_commit(lambda: told.append(1))
+        for n in range(3):
+            await store.write(count(n, "x"), point="test")
+            assert len(told) > n
+
+
+async def test_a_listener_that_breaks_harms_neither_the_writer_nor_the_next_listener(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks() -> None:
+        raise RuntimeError("not my day")
+
+    told: list[int] = []
+    async with place.open() as store:
+        store.on_commit(breaks)
+        store.on_commit(lambda: told.append(1))
+        await store.write(count(1, "x"), point="test")
+
+        assert told
+        assert "commit listener failed" in caplog.text
+
+
+async def test_cancelled_callers_leave_every_change_whole(place: Place) -> None:
+    def pair(n: int) -> Body[None]:
+        def body(conn: sa.Connection) -> None:
+            count(n, "left")(conn)
+            count(n, "right")(conn)
+
+        return body
+
+    chance = random.Random(7)
+    async with place.open() as store:
+        tasks = [asyncio.create_task(store.write(pair(n), point="test")) for n in range(60)]
+        for _ in range(20):
+            await asyncio.sleep(chance.choice([0, 0, 0.001]))
+            chance.choice(tasks).cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
+        await store.write(count(99, "after"), point="test")
+
+    with place.outside() as outside:
+        rows = counted(outside)
+    kept = {day for day, source in rows if source == "left"}
+    assert kept == {day for day, source in rows if source == "right"}
+    assert kept >= {n for n, result in enumerate(results) if result is None}
+    assert (99, "after") in rows
+
+
+async def test_what_is_under_way_is_kept_when_the_store_closes(place: Place) -> None:
+    async with place.open() as store:
+        tasks = [asyncio.create_task(store.write(count(n, "x"), point="test")) for n in range(10)]
+        looking = asyncio.create_task(store.scan(counted))
+        await asyncio.sleep(0)
+        await store.close()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(looking, return_exceptions=True)
+
+    told = sum(result is None for result in done)
+    with place.outside() as outside:
+        assert len(counted(outside)) == told
+    if place.kind != INLINE:  # inline, nothing has begun before the loop comes round to it
+        assert told == 10
+
+
+async def test_a_closed_store_says_so(place: Place) -> None:
+    async with place.open() as store:
+        await store.close()
+        await store.close()
+        for call in (partial(store.write, point="test"), store.read, store.scan):
+            with pytest.raises(StoreError) as refused:
+                await call(counted)
+            assert refused.value.code == "store.closed"
+
+
+async def test_what_was_written_is_there_when_the_store_is_opened_again(place: Place) -> None:
+    async with place.open() as store:
+        await store.write(count(1, "kept"), point="test")
+    async with place.open() as store:
+        assert await store.read(counted) == [(1, "kept")]
+
+
+async def test_two_stores_on_one_place_never_give_out_a_number_twice(place: Place) -> None:
+    if place.kind == INLINE:
+        pytest.skip("an inline store waits for a lock in the loop that the other would release it in")
+    async with place.open() as one, place.open() as other:
+        writes = [store.write(_next_envelope_seq, point="test") for _ in range(25) for store in (one, other)]
+        assert sorted(await asyncio.gather(*writes)) == list(range(1, 51))
+        await one.write(count(1, "mine"), point="test")
+        assert await other.read(counted) == [(1, "mine")]
+
+
+# Epochs
+
+
+def _session(conn: sa.Connection) -> None:
+    settle_in("ada")(conn)
+    sessions.add(conn, SESSION, agent="ada", origin=Origin(OriginKind.WEB, "person:maria"), name="", at_ms=5)
+
+
+def _guarded(*, worker: int, epoch: int, new_epoch: int | None = None) -> Body[None]:
+    """A run's commit: something before the guard, the guard, something after it."""
+
+    def body(conn: sa.Connection) -> None:
+        page = Page(conn, 10)
+        count(worker, "before the guard")(conn)
+        sessions.guard(
+            conn,
+            SESSION,
+            epoch=epoch,
+            new_epoch=new_epoch,
+            record_seq=2,
+            wakefulness=Wakefulness.ACTIVE,
+            at_ms=page.at_ms,
+        )
+        records.add(conn, [Record(session=SESSION, seq=2, kind=RecordKind.NOTE, body=Note(text="x"), at=from_ms(1))])
+        page.tell(NewsKind.SESSION_CHANGED, session=SESSION)
+        page.close()
+
+    return body
+
+
+async def test_a_worker_with_an_old_epoch_can_write_nothing(place: Place) -> None:
+    async with place.open() as store:
+        await store.write(_session, point="test")
+        await store.write(_take_over, point="test")
+
+        with pytest.raises(Stale):
+            await store.write(_guarded(worker=1, epoch=0), point="step")
+
+        assert await store.read(counted) == []
+        assert await store.read(lambda conn: records.read(conn, SESSION, first=0, last=9)) == ([], [])
+        assert await store.read(news.newest) == 0
+        kept = await store.read(lambda conn: sessions.get(conn, SESSION))
+        assert kept is not None and (kept.epoch, kept.record_seq) == (1, 1)
+
+
+def _take_over(conn: sa.Connection) -> None:
+    sessions.guard(conn, SESSION, epoch=0, new_epoch=1, record_seq=1, wakefulness=Wakefulness.ACTIVE, at_ms=6)
+
+
+async def test_of_workers_who_take_over_at_once_one_wins(place: Place) -> None:
+    async with place.open() as store:
+        await store.write(_session, point="test")
+        writes = [store.write(_guarded(worker=n, epoch=0, new_epoch=1), point="claim") for n in range(5)]
+        results = await asyncio.gather(*writes, return_exceptions=True)
+
+        winners = [n for n, result in enumerate(results) if result is None]
+        assert len(winners) == 1
+        assert sum(isinstance(result, Stale) for result in results) == 4
+        assert await store.read(counted) == [(winners[0], "before the guard")]
+
+
+# What goes in comes out
+
+
+async def test_any_text_number_and_flag_comes_back_as_it_went_in(place: Place) -> None:
+    ids = CountedIds()
+
+    def keep(conn: sa.Connection) -> None:
+        _session(conn)
+        for n, text in enumerate(TEXTS, start=1):
+            draft = _draft(ids.new(), text, key=f"{n}{text}")
+            envelopes.add(conn, draft, seq=n, at_ms=MS_MAX - n, session=SESSION, recipient="agent:ada")
+        sessions.set_queue(conn, SESSION, QueueOverride(mode=QueueMode.STEER, cap=0), at_ms=7)
+        money.reserve(conn, "b" * 32, 0, 1, microusd=2**40, at_ms=1)
+
+    async with place.open() as store:
+        await store.write(keep, point="test")
+        due = await store.scan(lambda conn: envelopes.due(conn, SESSION, MS_MAX, limit=100))
+
+        assert [e.text for e in due] == list(reversed(TEXTS))
+        assert {e.silent for e in due} == {True}
+        assert all(e.silent is True for e in due)
+        assert [e.accepted_at for e in due] == sorted(e.accepted_at for e in due)
+        first = due[0]
+        assert (first.reply_to, first.deliver_at, first.run, first.kind) == (None, None, None, Kind.SYSTEM)
+        assert await store.read(lambda conn: envelopes.get(conn, first.id)) == first
+        found = await store.read(lambda conn: envelopes.by_key(conn, first.source, first.key))
+        assert found == first
+        session = await store.read(lambda conn: sessions.get(conn, SESSION))
+        assert session is not None
+        assert session.queue == QueueOverride(mode=QueueMode.STEER, cap=0)
+        assert await store.read(lambda conn: conn.execute(sa.select(t.money.c.held_microusd)).scalar()) == 2**40
+
+
+def _draft(id_: str, text: str, *, key: str) -> Draft:
+    return Draft(
+        id=EnvelopeId(id_),
+        sender=address.person("maria"),
+        recipient=address.agent("ada"),
+        text=text,
+        source="test",
+        key=key,
+        kind=Kind.SYSTEM,
+        silent=True,
+    )
+
+
+async def test_every_question_the_house_asks_is_understood_by_every_database(place: Place) -> None:
+    """Each finder once, on an empty house: no type, flag or limit that one of the two databases would refuse."""
+
+    def ask(conn: sa.Connection) -> None:
+        assert agents.find(conn, "ADA") is None and agents.everyone(conn) == []
+        assert people.find(conn, "Maria") is None and people.by_token(conn, "x") is None
+        assert envelopes.due(conn, "s", 5, limit=3) == [] and envelopes.oldest_due(conn, "s", 5, limit=3) == []
+        assert envelopes.count_due(conn, "s", 5) == 0 and envelopes.outbox_next(conn, "channel:a:b", 5) is None
+        assert envelopes.due_lanes(conn, since_ms=0, now_ms=5, limit=3) == []
+        assert envelopes.due_rooms(conn, 5, limit=3) == [] and envelopes.due_for_people(conn, 5, limit=3) == []
+        assert envelopes.next_moment_ms(conn, 5) is None and envelopes.expired(conn, 5, limit=3) == []
+        assert envelopes.held(conn, "r") == [] and envelopes.settled(conn, "e") is None
+        assert sessions.active(conn, limit=3) == [] and sessions.recent(conn, limit=3) == []
+        assert sessions.children(conn, "s", limit=3) == [] and sessions.by_prefix(conn, "ada", "abcdef01") is None
+        assert runs.open_in(conn, "s") is None and runs.waking(conn, 5, limit=3) == [] and runs.steps(conn, "r") == []
+        assert runs.next_wake_ms(conn, after_ms=5) is None
+        assert approvals.of_run(conn, "r") == [] and approvals.listed(conn, limit=3) == []
+        assert approvals.next_expiry_ms(conn) is None and approvals.expire(conn, 5) == 0
+        assert records.damaged(conn) == [] and records.get(conn, "s", 1) is None
+        assert news.after(conn, 0, limit=3) == [] and news.after(conn, 0, limit=3, session="s") == []
+        assert news.newest(conn) == 0 and news.oldest(conn) is None
+        money.count_as_spent(conn, "r")
+        approvals.release(conn, "r")
+        approvals.close(conn, "r", at_ms=5)
+        runs.abandon_steps(conn, "r", at_ms=5)
+
+    async with place.open() as store:
+        await store.write(ask, point="test")

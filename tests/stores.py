@@ -1,0 +1,97 @@
+"""Stores to test with: three kinds behind one set of calls, and a way to look at each from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.util import await_only
+
+from retinue.domain.agent import Agent
+from retinue.domain.person import Person, Role
+from retinue.domain.ports import Faults
+from retinue.store import agents, people, sqlite
+from retinue.store import tables as t
+from retinue.store.connection import NO_FAULTS, Body, Store
+from retinue.store.opening import open_inline, open_store
+
+SQLITE, INLINE, POSTGRES = "sqlite", "inline", "postgres"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a store is kept; it outlives the stores that are opened on it."""
+
+    kind: str
+    url: str
+
+    @asynccontextmanager
+    async def open(self, *, faults: Faults = NO_FAULTS) -> AsyncGenerator[Store]:
+        if self.kind == INLINE:
+            store: Store = open_inline(self.url, faults=faults)
+        else:
+            store = await open_store(self.url, faults=faults)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    @contextmanager
+    def outside(self) -> Generator[sa.Connection]:
+        """A connection of its own, as another program would have it. Each statement sees what is committed."""
+        if self.kind != POSTGRES:
+            with closing(sqlite.connect(self.url, writable=False)) as conn:
+                yield conn
+            return
+        engine = sa.create_engine(self.url, isolation_level="AUTOCOMMIT")
+        try:
+            with engine.connect() as conn:
+                yield conn
+        finally:
+            engine.dispose()
+
+    def wait_in_body(self, event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+        """Have a body wait, where others can go on meanwhile: in its thread, or on its own greenlet."""
+        if self.kind == POSTGRES:
+            await_only(event.wait())
+        elif self.kind == SQLITE:
+            asyncio.run_coroutine_threadsafe(event.wait(), loop).result(timeout=10)
+
+
+def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if kind == POSTGRES:
+        return Place(kind, request.getfixturevalue("postgres_url"))
+    return Place(kind, str(tmp_path / "house.db"))
+
+
+def count(day: int, source: str) -> Body[None]:
+    """A small write: one row that exists at most once for each day and source."""
+
+    def body(conn: sa.Connection) -> None:
+        conn.execute(t.tally.insert(), {"day": day, "source": source, "accepted": 1, "purged": 0})
+
+    return body
+
+
+def counted(conn: sa.Connection) -> list[tuple[int, str]]:
+    rows = conn.execute(sa.select(t.tally.c.day, t.tally.c.source).order_by(t.tally.c.day, t.tally.c.source))
+    return [(row.day, row.source) for row in rows]
+
+
+def settle_in(*names: str, **changes: Any) -> Body[None]:
+    """Agents of these names, and the people maria and owner."""
+
+    def body(conn: sa.Connection) -> None:
+        for name in names or ("ada",):
+            agents.put(conn, Agent(name=name, model="scripted", **changes), source="test", at_ms=0)
+        for name, role in (("maria", Role.MEMBER), ("owner", Role.OWNER)):
+            if people.find(conn, name) is None:
+                people.add(conn, Person(name=name, role=role), at_ms=0)
+
+    return body
