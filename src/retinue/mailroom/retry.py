@@ -1,0 +1,80 @@
+"""Retrying a dead letter. Done never reverts: the same words are posted again, as an envelope of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from retinue.domain.envelope import Draft, Envelope, Kind
+from retinue.domain.errors import Conflict
+from retinue.domain.ids import EnvelopeId, short
+from retinue.mailroom.inbox import Entered, enter
+from retinue.store import envelopes
+from retinue.store.dead import DEAD, RETRIES_MAX, RETRY_SOURCE, first_letter, retries, retry_key
+from retinue.store.house import Page
+
+
+def retry(conn: sa.Connection, *, id_text: str, new_id: EnvelopeId, now_ms: int) -> Entered:
+    """The retry commit. Refused unless the letter is dead, and so is every retry of it before this one."""
+    page = Page(conn, now_ms)
+    letter = envelopes.get(conn, envelopes.resolve(conn, id_text))
+    assert letter is not None  # resolved behind the same lock
+    earlier = retries(conn, letter)
+    _refuse_unless_dead(conn, letter, earlier)
+    entered = enter(page, _draft(letter, new_id, number=len(earlier) + 1), strict=True)
+    page.close()
+    return replace(entered, receipt=replace(entered.receipt, news_seq=page.news_seq))
+
+
+def _draft(letter: Envelope, new_id: EnvelopeId, *, number: int) -> Draft:
+    """The same words on the same road. Its times are not repeated: whoever retries means now."""
+    return Draft(
+        id=new_id,
+        sender=letter.sender,
+        recipient=letter.recipient,
+        text=letter.text,
+        source=RETRY_SOURCE,
+        key=retry_key(first_letter(letter), number),
+        kind=letter.kind,
+        attachments=letter.attachments,
+        context=letter.context,
+        reply_to=letter.reply_to,
+        trust=letter.trust,
+        silent=letter.silent,
+        retry_of=letter.id,
+    )
+
+
+def _refuse_unless_dead(conn: sa.Connection, letter: Envelope, earlier: list[Envelope]) -> None:
+    ended = envelopes.settled(conn, letter.id)
+    if ended is None or ended.outcome not in DEAD:
+        raise Conflict(
+            f"envelope {short(letter.id)} is no dead letter",
+            because=f"it ended {ended.outcome}: {ended.because}" if ended else f"it is still {letter.status}",
+            try_this="send a new envelope" if ended else f"look at `retinue why {short(letter.id)}`",
+            code="dead.not-dead",
+        )
+    if letter.kind is Kind.DECISION:
+        raise Conflict(
+            f"envelope {short(letter.id)} is a decision, and a decision is not repeated",
+            because="it allowed its calls once; some of them may have been made",
+            try_this="ask the agent again",
+            code="dead.decision",
+        )
+    for retried in earlier:
+        became = envelopes.settled(conn, retried.id)
+        if became is None or became.outcome not in DEAD:
+            raise Conflict(
+                f"envelope {short(letter.id)} was already retried",
+                because=f"its retry {short(retried.id)} is {became.outcome if became else retried.status}",
+                try_this=f"look at `retinue why {short(retried.id)}`",
+                code="dead.already-retried",
+            )
+    if len(earlier) >= RETRIES_MAX:
+        raise Conflict(
+            f"envelope {short(letter.id)} was retried {len(earlier)} times",
+            because=f"a letter is retried at most {RETRIES_MAX} times",
+            try_this="send it as a new envelope",
+            code="dead.retried-too-often",
+        )

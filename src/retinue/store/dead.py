@@ -1,0 +1,87 @@
+"""Dead letters: envelopes that ended without an answer through no choice of anyone's, kept to be looked at and retried.
+
+A retry is a new envelope (`mailroom/retry` posts it); what is done stays done. All retries of one letter, and the
+retries of those, are numbered in one line under the first letter's id, so that finding them needs no search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from retinue.domain.envelope import Envelope, Outcome, Settled
+from retinue.domain.ids import EnvelopeId
+from retinue.domain.times import to_ms
+from retinue.store import tables as t
+from retinue.store.envelopes import by_key, envelope_of, get, resolve, settled
+
+RETRY_SOURCE = "retry"
+RETRIES_MAX = 100
+
+DEAD = (Outcome.DEAD, Outcome.INTERRUPTED)
+
+_b = sa.bindparam
+_newest = (
+    sa.select(t.envelopes)
+    .join_from(t.outcomes, t.envelopes, t.outcomes.c.envelope == t.envelopes.c.id)
+    .where(t.outcomes.c.outcome.in_(tuple(t.word(f"'{outcome}'") for outcome in DEAD)))
+    .order_by(t.outcomes.c.at_ms.desc(), t.envelopes.c.seq.desc())
+    .limit(_b("limit"))
+)
+_before = _newest.where(
+    sa.or_(
+        t.outcomes.c.at_ms < _b("at"),
+        sa.and_(t.outcomes.c.at_ms == _b("at"), t.envelopes.c.seq < _b("seq")),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    envelope: Envelope
+    settled: Settled
+    retry: Envelope | None = None  # the latest
+
+
+def dead(conn: sa.Connection, *, limit: int, before: str | None = None) -> list[DeadLetter]:
+    """Dead letters, newest first. `before` is the id of the last one that was shown."""
+    if before is None:
+        rows = conn.execute(_newest, {"limit": limit}).all()
+    else:
+        last = resolve(conn, before)
+        envelope, ended = get(conn, last), settled(conn, last)
+        if envelope is None or ended is None:
+            return []
+        rows = conn.execute(_before, {"limit": limit, "at": to_ms(ended.at), "seq": envelope.seq}).all()
+    letters: list[DeadLetter] = []
+    for row in rows:
+        envelope = envelope_of(row)
+        ended = settled(conn, envelope.id)
+        assert ended is not None  # the row was found by its outcome, in the same picture of the store
+        retried = retries(conn, envelope)
+        letters.append(DeadLetter(envelope=envelope, settled=ended, retry=retried[-1] if retried else None))
+    return letters
+
+
+def retry_key(first: EnvelopeId, number: int) -> str:
+    return f"{first}/{number}"
+
+
+def first_letter(envelope: Envelope) -> EnvelopeId:
+    """The letter at the head of the line: a retry carries its id in its own key."""
+    if envelope.source != RETRY_SOURCE:
+        return envelope.id
+    return EnvelopeId(envelope.key.partition("/")[0])
+
+
+def retries(conn: sa.Connection, envelope: Envelope) -> list[Envelope]:
+    """Every retry in the line this letter belongs to, oldest first."""
+    first = first_letter(envelope)
+    found: list[Envelope] = []
+    for number in range(1, RETRIES_MAX + 1):
+        retried = by_key(conn, RETRY_SOURCE, retry_key(first, number))
+        if retried is None:
+            break
+        found.append(retried)
+    return found

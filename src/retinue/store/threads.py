@@ -1,0 +1,59 @@
+"""Threads: what an envelope replies to, and what that replied to, back to where it began."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from retinue.domain.envelope import Envelope
+from retinue.domain.ids import EnvelopeId
+from retinue.store import tables as t
+from retinue.store.envelopes import get, resolve
+
+SHOWN_MAX = 20
+HOPS_MAX = 5_000
+
+_b = sa.bindparam
+_first = sa.select(t.envelopes.c.id, t.envelopes.c.reply_to, sa.literal(0).label("hop")).where(
+    t.envelopes.c.id == _b("id")
+)
+_chain = _first.cte("chain", recursive=True)
+# Every envelope replies to at most one other, so each hop finds one row at most: a circle only ends at the bound.
+_chain = _chain.union_all(
+    sa.select(t.envelopes.c.id, t.envelopes.c.reply_to, _chain.c.hop + 1)
+    .join_from(_chain, t.envelopes, t.envelopes.c.id == _chain.c.reply_to)
+    .where(_chain.c.hop < _b("hops"))
+)
+_walk = sa.select(_chain.c.id, _chain.c.reply_to).order_by(_chain.c.hop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thread:
+    """A chain of replies, the envelope that was asked about first and the root last.
+
+    Of a longer one, the nearest and the root are here; `left_out` stood between them.
+    """
+
+    envelopes: tuple[Envelope, ...]
+    total: int
+    whole: bool  # whether the last one is where it began: false in a circle, behind a gap, or beyond the bound
+
+    @property
+    def left_out(self) -> int:
+        return self.total - len(self.envelopes)
+
+
+def thread(conn: sa.Connection, id_text: str) -> Thread:
+    """The chain from the envelope that a short id names back to its root, wherever that ends."""
+    ids: dict[EnvelopeId, None] = {}  # in the order in which they were met
+    earlier: str | None = None
+    for row in conn.execute(_walk, {"id": resolve(conn, id_text), "hops": HOPS_MAX - 1}):
+        if row.id in ids:
+            break
+        ids[EnvelopeId(row.id)] = None
+        earlier = row.reply_to
+    met = list(ids)
+    shown = met if len(met) <= SHOWN_MAX else [*met[: SHOWN_MAX - 1], met[-1]]
+    found = tuple(envelope for id_ in shown if (envelope := get(conn, id_)) is not None)
+    return Thread(envelopes=found, total=len(met), whole=earlier is None)
