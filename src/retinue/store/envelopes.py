@@ -36,7 +36,13 @@ _by_prefix = (
 _count_prefix = sa.select(sa.func.count()).where(t.envelopes.c.id >= _b("low"), t.envelopes.c.id < _b("high"))
 _due = (
     sa.select(t.envelopes)
-    .where(t.envelopes.c.session == _b("session"), t.envelopes.c.status == t.PENDING, t.envelopes.c.due_ms <= _b("now"))
+    .where(
+        t.envelopes.c.session == _b("session"),
+        t.envelopes.c.status == t.PENDING,
+        # All the ranks there are: named, they let the index stop at what is due, before all that is not yet.
+        t.envelopes.c.rank.in_((sa.literal_column("0"), sa.literal_column("1"))),
+        t.envelopes.c.due_ms <= _b("now"),
+    )
     .order_by(t.envelopes.c.rank, t.envelopes.c.due_ms, t.envelopes.c.seq)
     .limit(_b("limit"))
 )
@@ -66,8 +72,12 @@ _due_lanes = (
     .distinct()
     .limit(_b("limit"))
 )
+# The rank is always 1 outside of lanes; named, it lets the lane's index go straight to what is due.
 _due_outside = sa.and_(
-    t.envelopes.c.status == t.PENDING, t.envelopes.c.session.is_(None), t.envelopes.c.due_ms <= _b("now")
+    t.envelopes.c.status == t.PENDING,
+    t.envelopes.c.session.is_(None),
+    t.envelopes.c.rank == 1,
+    t.envelopes.c.due_ms <= _b("now"),
 )
 _for_people = t.envelopes.c.recipient.like("person:%")
 _due_for_people = (

@@ -36,7 +36,7 @@ def connect(path: str | Path, *, writable: bool) -> sa.Connection:
     def dbapi() -> sqlite3.Connection:
         raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=STATEMENTS_CACHED)
         try:
-            _configure(raw, writable=writable)
+            configure(raw, writable=writable)
         except BaseException:
             raw.close()
             raise
@@ -49,7 +49,8 @@ def connect(path: str | Path, *, writable: bool) -> sa.Connection:
         raise explain(error) from error
 
 
-def _configure(raw: sqlite3.Connection, *, writable: bool) -> None:
+def configure(raw: sqlite3.Connection, *, writable: bool) -> None:
+    """Have it promise what we promise, and read back that it does."""
     raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     if writable:
         (journal,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
