@@ -1,0 +1,70 @@
+"""Facts: what happened, one sentence each, with the moment it did. What `why` is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from retinue.domain.address import Address, AddressKind
+from retinue.domain.ids import short
+from retinue.domain.times import from_ms, show
+
+QUOTED_CHARS_MAX = 160
+FACTS_MAX = 200
+
+Said = str | datetime
+"""A piece of a sentence. A moment stays one until it is shown, in the zone of whoever reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    at: datetime
+    says: tuple[Said, ...]
+
+    def line(self, zone: ZoneInfo) -> str:
+        return f"{show(self.at, zone)}  {read(self.says, zone)}"
+
+
+def read(says: Sequence[Said], zone: ZoneInfo) -> str:
+    return "".join(piece if isinstance(piece, str) else show(piece, zone) for piece in says)
+
+
+def fact(at_ms: int, *says: Said) -> Fact:
+    return Fact(from_ms(at_ms), says)
+
+
+def in_order(facts: Sequence[Fact]) -> tuple[Fact, ...]:
+    """Newest last. What bears the same time stays as it was told, cause before effect."""
+    return tuple(sorted(facts, key=lambda each: each.at))
+
+
+def addressed(address: Address) -> str:
+    """An address as it is shown: ids in their short form."""
+    if address.kind is AddressKind.AGENT and address.rest:
+        return f"agent:{address.name}/{short(address.rest)}"
+    return str(address)
+
+
+def quoted(text: str) -> str:
+    """The first words of a text, on one line, bounded, and without its full stop."""
+    words = " ".join(text[: 4 * QUOTED_CHARS_MAX].split()).removesuffix(".")
+    return words if len(words) <= QUOTED_CHARS_MAX else words[: QUOTED_CHARS_MAX - 1] + "…"
+
+
+def span(ms: int) -> str:
+    """How long something took, as people say it."""
+    seconds = max(0, ms) / 1000
+    if seconds < 10:
+        return f"{seconds:.1f} s" if seconds >= 0.1 else f"{max(0, ms)} ms"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds // 60:.0f} min"
+    return f"{seconds // 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds // 86400:.0f} days"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
