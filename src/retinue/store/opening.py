@@ -178,13 +178,23 @@ def _make(path: Path, schema: Schema) -> None:
         _touch_private(new)
         with closing(sqlite.connect(new, writable=True)) as conn:
             _upgrade_in_transaction(conn, schema)
-        try:
-            os.link(new, path)  # unlike a rename, never over what another process has just put there
-        except FileExistsError:
-            return
+        _put(new, path)
         _sync_directory(path.parent)
     finally:
         _remove_copy(new)
+
+
+def _put(new: Path, path: Path) -> None:
+    """Never over what another process has just put there: unlike a rename, a link would be refused."""
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        if not path.exists():  # a disk that knows no links
+            os.rename(new, path)
 
 
 def _rehearse(path: Path, schema: Schema) -> None:

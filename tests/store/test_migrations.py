@@ -1,0 +1,346 @@
+"""The schema: what the migrations make is what the tables say, and a store moves forward whole or not at all."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from retinue.domain.errors import StoreError
+from retinue.store import sqlite
+from retinue.store import tables as t
+from retinue.store.migrations import HEAD
+from retinue.store.opening import (
+    KNOWN_REVISIONS,
+    SCHEMA,
+    Schema,
+    open_store,
+    prepare_postgres,
+    prepare_sqlite,
+    stored_revision,
+)
+from retinue.testing.household import Household
+from retinue.testing.postgres import PostgresServer
+
+NEXT = '''
+"""A synthetic next revision: a table rebuilt, a column with data made from data, a new table."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("runs") as runs:
+        runs.add_column(sa.Column("mood", sa.Text(), nullable=False, server_default="calm"))
+        runs.create_check_constraint("mood", "mood <> ''")
+    with op.batch_alter_table("sessions") as sessions:
+        sessions.alter_column("snippet", new_column_name="last_words", existing_type=sa.Text(), existing_nullable=False)
+    op.create_table("pets", sa.Column("name", sa.Text(), primary_key=True))
+    op.execute("INSERT INTO pets (name) SELECT DISTINCT agent FROM runs")
+'''
+BREAKS_LATE = NEXT + "    raise RuntimeError('the author slipped')\n"
+BREAKS_A_REFERENCE = NEXT + "    op.execute(\"UPDATE runs SET session = 'nowhere'\")\n"
+BREAKS_A_CONSTRAINT = NEXT + '    op.execute("INSERT INTO pets (name) SELECT name FROM pets")\n'
+
+
+def with_next(directory: Path, source: str = NEXT) -> Schema:
+    """The schema of a version to come."""
+    scripts = directory / "migrations"
+    shutil.copytree(SCHEMA.scripts, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    (scripts / "versions" / "0002_next.py").write_text(source)
+    return Schema(head="0002", known=KNOWN_REVISIONS | {"0002"}, scripts=scripts)
+
+
+def dump(path: Path) -> list[str]:
+    """All that a file says, down to its schema."""
+    with closing(sqlite3.connect(path)) as raw:
+        return list(raw.iterdump())
+
+
+async def lived_in(url: str | Path, root: Path) -> None:
+    """A house in which things happened."""
+    household = Household(root, url=url)
+    async with household.open() as house:
+        household.model.will_reply("one", "two")
+        await house.answer_to((await house.post("Grüße, 'quoted' \u202e")).envelope)
+        await house.answer_to((await house.post("second")).envelope)
+        await house.post("next year", deliver_at=household.clock.now().replace(year=2027))
+        await house.quiet()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "house.db"
+
+
+# The tables and the migrations say the same
+
+
+def scripts() -> ScriptDirectory:
+    config = Config()
+    config.set_main_option("script_location", str(SCHEMA.scripts))
+    return ScriptDirectory.from_config(config)
+
+
+def test_the_newest_revision_and_all_known_ones_are_those_of_the_scripts() -> None:
+    assert scripts().get_heads() == [HEAD]
+    assert {script.revision for script in scripts().walk_revisions()} == KNOWN_REVISIONS
+
+
+@contextmanager
+def upgraded(kind: str, request: pytest.FixtureRequest, path: Path) -> Iterator[sa.Connection]:
+    """A connection to an empty store that migrations have made."""
+    if kind == "sqlite":
+        prepare_sqlite(path)
+        with closing(sqlite.connect(path, writable=False)) as conn:
+            yield conn
+        return
+    url = sa.make_url(request.getfixturevalue("postgres_url"))
+    prepare_postgres(url)
+    engine = sa.create_engine(url)
+    with engine.connect() as conn:
+        yield conn
+    engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_autogenerate_finds_nothing_left_to_do(kind: str, request: pytest.FixtureRequest, path: Path) -> None:
+    with upgraded(kind, request, path) as conn:
+        context = MigrationContext.configure(
+            conn, opts={"compare_type": True, "compare_server_default": True, "render_as_batch": True}
+        )
+        assert compare_metadata(context, t.metadata) == []
+
+
+def test_on_sqlite_every_table_index_and_view_is_made_as_the_tables_say_to_the_letter(path: Path) -> None:
+    """Autogenerate does not look at the conditions of partial indexes, at checks, or at WITHOUT ROWID."""
+    prepare_sqlite(path)
+    with closing(sqlite3.connect(path)) as raw:
+        migrated = _said(raw)
+    with closing(sqlite3.connect(":memory:")) as raw:
+        engine = sa.create_engine("sqlite://", creator=lambda: raw)
+        t.metadata.create_all(engine)
+        raw.execute(t.AGENT_RUNS_VIEW)
+        declared = _said(raw)
+    migrated.pop("alembic_version")
+    assert migrated == declared
+    assert "status = 'pending' AND session IS NULL" in declared["ix_envelopes_outbox"]
+
+
+def _said(raw: sqlite3.Connection) -> dict[str, list[str] | str]:
+    rows = raw.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    return {name: _clauses(sql) if type_ == "table" else " ".join(sql.split()) for type_, name, sql in rows}
+
+
+def _clauses(sql: str) -> list[str]:
+    """A table's columns and constraints; in which order the constraints were written means nothing."""
+    head, _, body = " ".join(sql.split()).partition("(")
+    inside, _, tail = body.rpartition(")")
+    return [head.strip(), tail.strip(), *sorted(clause.strip() for clause in re.split(r",\s*(?![^()]*\))", inside))]
+
+
+def test_on_postgresql_every_column_constraint_index_and_view_is_made_as_the_tables_say(
+    postgres_server: PostgresServer,
+) -> None:
+    asks = (
+        "SELECT table_name, column_name, data_type, character_maximum_length, is_nullable, column_default "
+        "FROM information_schema.columns WHERE table_schema = 'public' ORDER BY 1, ordinal_position",
+        "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1",
+        "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = 'public'::regnamespace "
+        "ORDER BY 1",
+        "SELECT viewname, definition FROM pg_views WHERE schemaname = 'public'",
+    )
+    said: list[list[list[tuple[Any, ...]]]] = []
+    for make in (lambda engine: prepare_postgres(engine.url), _create_all):
+        with postgres_server.fresh_database() as url:
+            engine = sa.create_engine(url)
+            make(engine)
+            with engine.connect() as conn:
+                rows = [[tuple(row) for row in conn.execute(sa.text(ask))] for ask in asks]
+            said.append([[row for row in answer if "alembic_version" not in str(row)] for answer in rows])
+            engine.dispose()
+    assert said[0] == said[1]
+    assert any("session IS NULL" in row[1] for row in said[0][1])
+
+
+def _create_all(engine: sa.Engine) -> None:
+    t.metadata.create_all(engine)
+    with engine.begin() as conn:
+        conn.execute(sa.text(t.AGENT_RUNS_VIEW))
+
+
+# Forward
+
+
+@pytest.mark.parametrize("lived", [False, True])
+async def test_a_store_moves_forward_with_everything_in_it(path: Path, tmp_path: Path, lived: bool) -> None:
+    if lived:
+        await lived_in(path, tmp_path)
+    else:
+        prepare_sqlite(path)
+    before = _rows(path)
+    schema = with_next(tmp_path)
+
+    prepare_sqlite(path, schema=schema)
+
+    after = _rows(path)
+    assert after.pop("alembic_version") == [("0002",)]
+    assert after.pop("pets") == ([("ada",)] if lived else [])
+    assert [row[:-1] for row in after["runs"]] == before["runs"]
+    assert {row[-1] for row in after["runs"]} <= {"calm"}
+    for table in set(after) - {"runs"}:
+        assert after[table] == before[table], table
+    with closing(sqlite3.connect(path)) as raw:
+        assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert raw.execute("SELECT count(*) FROM agent_runs").fetchone() == (2 if lived else 0,)
+        indexes = {name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        assert {"uq_runs_open", "ix_runs_wake", "ix_sessions_active"} <= indexes
+        (runs,) = raw.execute("SELECT sql FROM sqlite_master WHERE name = 'uq_runs_open'").fetchone()
+        assert "WHERE status IN ('running', 'parked')" in runs
+        (steps,) = raw.execute("SELECT sql FROM sqlite_master WHERE name = 'steps'").fetchone()
+        assert "REFERENCES runs (id)" in steps
+    assert _debris(path) == []
+
+    prepare_sqlite(path, schema=schema)  # a second start finds nothing to do
+    with pytest.raises(StoreError, match="newer"):  # and the version from before refuses
+        prepare_sqlite(path)
+
+
+def _rows(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    with closing(sqlite3.connect(path)) as raw:
+        tables = [name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {table: sorted(raw.execute(f"SELECT * FROM {table}").fetchall(), key=repr) for table in tables}
+
+
+def _debris(path: Path) -> list[str]:
+    return [file.name for file in path.parent.glob("house.db?*")]
+
+
+@pytest.mark.parametrize(
+    ("source", "because"),
+    [
+        (BREAKS_LATE, "the author slipped"),
+        (BREAKS_A_REFERENCE, "a row points to another that does not exist"),
+        (BREAKS_A_CONSTRAINT, "UNIQUE constraint failed"),
+        ("this is no python", "SyntaxError"),
+    ],
+)
+async def test_a_migration_that_fails_leaves_the_store_as_it_was(
+    path: Path, tmp_path: Path, source: str, because: str
+) -> None:
+    await lived_in(path, tmp_path)
+    before, modified = dump(path), path.read_bytes()
+    schema = with_next(tmp_path, source)
+
+    with pytest.raises(StoreError) as failed:
+        prepare_sqlite(path, schema=schema)
+
+    assert failed.value.code == "store.upgrade-failed"
+    assert because in failed.value.because
+    assert "previous version" in failed.value.try_this
+    assert dump(path) == before
+    assert path.read_bytes() == modified
+    assert _debris(path) == []
+    store = await open_store(path)  # the version from before goes on
+    await store.close()
+
+
+async def test_a_migration_is_rehearsed_on_a_copy_before_it_touches_the_store(path: Path, tmp_path: Path) -> None:
+    await lived_in(path, tmp_path)
+    witness = tmp_path / "witness"
+    schema = with_next(
+        tmp_path,
+        NEXT
+        + f"""
+    files = [row[2] for row in op.get_bind().exec_driver_sql("PRAGMA database_list")]
+    with open({str(witness)!r}, "a") as out:
+        import os
+        print(files[0], oct(os.stat(files[0]).st_mode & 0o777), file=out)
+""",
+    )
+    prepare_sqlite(path, schema=schema)
+    assert witness.read_text().split() == [f"{path}.rehearsal", "0o600", str(path), "0o600"]
+    assert _debris(path) == []
+
+
+async def test_a_rehearsal_that_was_killed_is_cleared_away_at_the_next_start(path: Path) -> None:
+    prepare_sqlite(path)
+    for ending in ("", "-wal", "-shm", "-journal"):
+        Path(f"{path}.rehearsal{ending}").write_bytes(b"private letters")
+    prepare_sqlite(path)
+    assert _debris(path) == []
+
+
+async def test_a_damaged_store_is_not_migrated(path: Path, tmp_path: Path) -> None:
+    await lived_in(path, tmp_path)
+    with closing(sqlite3.connect(path)) as raw:
+        (root,) = raw.execute("SELECT rootpage FROM sqlite_master WHERE name = 'records'").fetchone()
+    with path.open("r+b") as file:
+        file.seek((root - 1) * 4096)
+        file.write(b"\xff" * 4096)
+    whole = path.read_bytes()
+
+    with pytest.raises(StoreError) as refused:
+        prepare_sqlite(path, schema=with_next(tmp_path))
+
+    assert refused.value.code == "store.damaged"
+    assert path.read_bytes() == whole
+    assert _debris(path) == []
+
+
+# Forward on PostgreSQL
+
+
+async def test_postgresql_moves_forward_with_everything_in_it(postgres_url: str, tmp_path: Path) -> None:
+    await lived_in(postgres_url, tmp_path)
+    url = sa.make_url(postgres_url)
+    engine = sa.create_engine(url)
+    with engine.connect() as conn:
+        before = conn.execute(sa.text("SELECT id, text FROM envelopes ORDER BY seq")).all()
+
+    prepare_postgres(url, with_next(tmp_path))
+
+    with engine.connect() as conn:
+        assert stored_revision(conn) == "0002"
+        assert conn.execute(sa.text("SELECT id, text FROM envelopes ORDER BY seq")).all() == before
+        assert conn.execute(sa.text("SELECT mood FROM runs")).scalars().all() == ["calm", "calm"]
+        assert conn.execute(sa.text("SELECT count(*) FROM agent_runs")).scalar() == 2
+    engine.dispose()
+    with pytest.raises(StoreError) as refused:
+        await open_store(postgres_url)
+    assert refused.value.code == "store.newer-schema"
+
+
+@pytest.mark.parametrize("source", [BREAKS_LATE, BREAKS_A_REFERENCE, BREAKS_A_CONSTRAINT])
+async def test_on_postgresql_a_migration_that_fails_leaves_nothing_behind(
+    postgres_url: str, tmp_path: Path, source: str
+) -> None:
+    await lived_in(postgres_url, tmp_path)
+    with pytest.raises(StoreError) as failed:
+        prepare_postgres(sa.make_url(postgres_url), with_next(tmp_path, source))
+    assert failed.value.code == "store.upgrade-failed"
+    assert failed.value.because and "previous version" in failed.value.try_this
+
+    engine = sa.create_engine(postgres_url)
+    with engine.connect() as conn:
+        assert stored_revision(conn) == HEAD
+        assert not sa.inspect(conn).has_table("pets")
+        assert "mood" not in {column["name"] for column in sa.inspect(conn).get_columns("runs")}
+    engine.dispose()
+    store = await open_store(postgres_url)
+    await store.close()
