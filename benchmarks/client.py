@@ -10,6 +10,8 @@ from typing import Any
 
 from benchmarks.wire import Wire, unix_wire
 
+ANSWER_S_MAX = 60.0
+
 
 class Client:
     def __init__(self, home: Path) -> None:
@@ -18,6 +20,7 @@ class Client:
         self._answered: dict[str, asyncio.Future[float]] = {}
         self._early: dict[str, float] = {}
         self._follow: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None  # kept: a stream whose writer is dropped is closed
 
     @property
     def _path(self) -> str:
@@ -39,8 +42,8 @@ class Client:
 
     async def follow(self) -> None:
         """Listen for answers from now on."""
-        reader, writer = await asyncio.open_unix_connection(self._path, limit=1 << 22)
-        writer.write(f"GET /api/news HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self._token}\r\n\r\n".encode())
+        reader, self._writer = await asyncio.open_unix_connection(self._path, limit=1 << 22)
+        self._writer.write(f"GET /api/news HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self._token}\r\n\r\n".encode())
         while (await reader.readline()).strip():
             pass
         started = asyncio.Event()
@@ -58,6 +61,8 @@ class Client:
                 news = json.loads(line[6:])
                 for envelope in news["envelopes"]:
                     waiting = self._answered.pop(envelope, None)
+                    if news["outcome"] != "answered":
+                        raise RuntimeError(f"not answered: {news}")
                     if waiting is not None:
                         waiting.set_result(time.perf_counter())
                     else:
@@ -71,7 +76,11 @@ class Client:
         if envelope in self._early:
             return self._early.pop(envelope) - before
         waiting = self._answered[envelope] = asyncio.get_running_loop().create_future()
-        return await waiting - before
+        assert self._follow is not None
+        await asyncio.wait({waiting, self._follow}, timeout=ANSWER_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            raise RuntimeError("no answer came") from (self._follow.exception() if self._follow.done() else None)
+        return waiting.result() - before
 
     def close(self) -> None:
         if self._follow is not None:

@@ -1,0 +1,188 @@
+"""The house as a process: one at a time, no stale locks, closed to others, and graceful."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from retinue.cli import client
+
+WAIT_S = 30.0
+
+
+class Daemon:
+    """A real daemon in a folder of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._process: subprocess.Popen[str] | None = None
+
+    def open(self, **environment: str) -> subprocess.Popen[str]:
+        self._process = self.spawn(**environment)
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            try:
+                client.call("house.status")
+                return self._process
+            except client.HouseClosed:
+                assert self._process.poll() is None, self._process.communicate()
+                time.sleep(0.02)
+        raise AssertionError("the daemon does not answer")
+
+    def spawn(self, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "retinue.daemon"],
+            env={**os.environ, "RETINUE_HOME": str(self.home), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+        if self._process is not None:
+            self._process.communicate()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    monkeypatch.setenv("RETINUE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RETINUE_TOKEN", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    running = Daemon(tmp_path / "home")
+    yield running
+    running.close()
+
+
+@pytest.mark.spec("C101")
+def test_a_second_daemon_is_refused_and_a_killed_one_leaves_no_stale_lock(daemon: Daemon) -> None:
+    first = daemon.open()
+    second = daemon.spawn()
+    _, complaint = second.communicate(timeout=WAIT_S)
+    assert second.returncode == 1
+    assert "[house.already-open]" in complaint
+    assert str(first.pid) in complaint
+    assert "try: " in complaint
+    first.kill()
+    first.communicate()
+    assert (daemon.home / "lock").exists()
+    assert Path((daemon.home / "socket").read_text()).exists()  # left behind, as a crash leaves it
+    daemon.open()
+
+
+@pytest.mark.spec("C101")
+def test_a_stop_drains_what_runs_and_what_takes_too_long_is_taken_up_at_the_next_start(daemon: Daemon) -> None:
+    process = daemon.open()
+    quick = client.call("envelope.send", {"to": "agent:guide", "text": "slow 1", "conversation": "quick"})
+    slow = client.call("envelope.send", {"to": "agent:guide", "text": "slow 40", "conversation": "slow"})
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(WAIT_S) == 0
+    daemon.open()
+    assert client.call("envelope.show", {"id": quick["envelope"]})["outcome"] == "answered"
+    assert client.call("envelope.show", {"id": slow["envelope"]})["status"] == "claimed"
+    assert client.call("house.ledger")["holds"] is True
+
+
+def test_what_is_on_disk_is_ours_alone(daemon: Daemon) -> None:
+    daemon.open()
+    for name in ("owner-token", "lock", "house.db"):
+        assert stat.S_IMODE((daemon.home / name).stat().st_mode) == 0o600, name
+    assert stat.S_IMODE(Path((daemon.home / "socket").read_text()).stat().st_mode) == 0o600
+    assert stat.S_IMODE(daemon.home.stat().st_mode) == 0o700
+
+
+def test_nobody_gets_in_without_a_token(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon.open()
+    monkeypatch.setenv("RETINUE_TOKEN", "guess")
+    with pytest.raises(client.Refused) as refused:
+        client.call("house.status")
+    assert refused.value.status == 401
+    assert refused.value.error["code"] == "auth.not-signed-in"
+
+
+def test_a_token_file_that_was_removed_is_made_anew_and_the_old_token_is_worthless(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = daemon.open()
+    old = (daemon.home / "owner-token").read_text().strip()
+    process.kill()
+    process.communicate()
+    (daemon.home / "owner-token").unlink()
+    daemon.open()
+    assert client.call("house.status")["you"] == "person:owner"
+    monkeypatch.setenv("RETINUE_TOKEN", old)
+    with pytest.raises(client.Refused):
+        client.call("house.status")
+
+
+def test_crash_points_are_refused_outside_tests(daemon: Daemon) -> None:
+    process = daemon.spawn(RETINUE_TEST_CRASH="finish.after-commit:1", RETINUE_TEST="")
+    _, complaint = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert "[config.test-only]" in complaint
+
+
+def test_a_home_too_deep_for_a_socket_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / ("deep-" * 10) / ("er-" * 20)
+    home.mkdir(parents=True)
+    monkeypatch.setenv("RETINUE_HOME", str(home))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    daemon = Daemon(home)
+    try:
+        daemon.open()
+        assert len((home / "socket").read_text()) < 108
+    finally:
+        daemon.close()
+
+
+def test_hostile_requests_are_refused_and_others_are_unaffected(daemon: Daemon) -> None:
+    daemon.open()
+    cases = {
+        "text.too-large": {"to": "agent:guide", "text": "x" * 10_000_000},
+        "text.unstorable": {"to": "agent:guide", "text": "a\x00b"},
+        "address.invalid": {"to": "agent:../../etc", "text": "x"} | {"to": "nobody"},
+        "name.invalid": {"to": "agent:../../etc", "text": "x"},
+        "agent.not-found": {"to": "agent:nobody", "text": "x"},
+        "request.invalid": {"to": "agent:guide", "text": "x", "from": "agent:boss"},
+        "time.invalid": {"to": "agent:guide", "text": "x", "deliver_at": "tomorrowish"},
+        "request.too-large": {"to": "agent:guide", "text": "x" * 17_000_000},
+    }
+    for code, parameters in cases.items():
+        with pytest.raises(client.Refused) as refused:
+            client.call("envelope.send", parameters)
+        assert refused.value.error["code"] == code
+        assert refused.value.error["because"]
+    sent = client.call("envelope.send", {"to": "agent:guide", "text": "hello"})
+    assert sent["envelope"]
+
+
+def test_attachments_with_hostile_names_are_stored_safely(daemon: Daemon) -> None:
+    daemon.open()
+    uploads = [{"name": name, "data": "aGVsbG8="} for name in ("../../etc/passwd", "/abs", "..", "a\u202egpj.exe", "")]
+    sent = client.call("envelope.send", {"to": "agent:guide", "text": "look", "attachments": uploads})
+    shown = client.call("envelope.show", {"id": sent["envelope"]})
+    names = [attachment["name"] for attachment in shown["attachments"]]
+    assert all("/" not in name and ".." not in name and "\u202e" not in name and name for name in names)
+    stored = [path for path in (daemon.home / "files").rglob("*") if path.is_file()]
+    assert len(stored) == 1  # the same bytes, kept once
+    assert not (daemon.home / "etc").exists()
+
+
+def test_the_first_words_say_where_it_listens_and_how_to_talk_to_it(daemon: Daemon) -> None:
+    process = daemon.open()
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=WAIT_S)
+    for words in ("is open", str(daemon.home), "retinue.sock", "owner-token", "retinue chat"):
+        assert words in said
+    assert json.dumps(said).count((daemon.home / "owner-token").read_text().strip()) == 0
