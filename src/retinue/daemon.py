@@ -162,10 +162,11 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         yield
 
-    async def serve_until(self, stop: asyncio.Event, listener: socket.socket) -> None:
+    async def serve_until(self, stop: asyncio.Event, listener: socket.socket, live: Live) -> None:
         serving = asyncio.create_task(self.serve(sockets=[listener]))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        live.close()
         self.should_exit = True
         stopping.cancel()
         await serving
@@ -193,10 +194,13 @@ async def _serve_locked(settings: Settings, parts: Parts, stop: asyncio.Event, *
                 access_log=False,
                 timeout_graceful_shutdown=1,
                 ws="none",
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
             )
             if announce:
                 _announce(settings, path)
-            await _Server(config).serve_until(stop, listener)
+            await _Server(config).serve_until(stop, listener, house.desk.live)
             log.info("house closing", extra={"draining": house.engine.active})
 
 

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from retinue.api.live import news_stream
 from retinue.domain import address
@@ -52,12 +53,23 @@ class NotSignedIn(RetinueError):
     code = "auth.not-signed-in"
 
 
-def build(desk: Desk) -> Starlette:
-    routes = [
-        Route(operation.route, partial(_serve, desk, operation), methods=["POST"]) for operation in OPERATIONS.values()
-    ]
-    routes.append(Route("/api/news", partial(_news, desk), methods=["GET"]))
-    return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
+def build(desk: Desk) -> ASGIApp:
+    """The house over HTTP. Operations are found by their path alone; only what is left goes through a router."""
+    operations = {operation.route: operation for operation in OPERATIONS.values()}
+    rest = Starlette(
+        routes=[Route("/api/news", partial(_news, desk), methods=["GET"])],
+        exception_handlers={404: _no_route, 405: _no_route},
+    )
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        operation = operations.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if operation is None:
+            await rest(scope, receive, send)
+            return
+        response = await _serve(desk, operation, Request(scope, receive))
+        await response(scope, receive, send)
+
+    return app
 
 
 async def _serve(desk: Desk, operation: Operation, request: Request) -> Response:

@@ -11,12 +11,14 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.ids import SessionId
+from retinue.engine.live import Watcher
 from retinue.operations.base import Desk
 from retinue.operations.sessions import partial_form
 from retinue.store import news
 
 NEWS_AT_ONCE_MAX = 200
 KEEP_ALIVE_S = 15.0
+TOGETHER_S = 0.001
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,30 +39,46 @@ async def news_stream(desk: Desk, *, after: int | None, session: str | None) -> 
     try:
         oldest, newest = await desk.store.read(_bounds)
         cursor = newest if after is None else after
-        partials = [partial_form(p) for p in desk.live.partials(watched)]
+        hello = b""
         if cursor > newest or cursor < oldest - 1:
             cursor = newest
-            yield _event("reset", {"cursor": cursor, "because": "this cursor is unknown here"})
-        yield _event("hello", {"cursor": cursor, "partials": partials})
-        while True:
+            hello = _event("reset", {"cursor": cursor, "because": "this cursor is unknown here"})
+        yield hello + _event("hello", {"cursor": cursor, "partials": _partials(desk, watched)})
+        while not watcher.closed:
             watcher.changed.clear()
-            if watcher.missed:
-                watcher.missed = False
-                watcher.deltas.clear()
-                partials = [partial_form(p) for p in desk.live.partials(watched)]
-                yield _event("partials", {"partials": partials})
-            deltas, watcher.deltas = watcher.deltas, []
-            for delta in deltas:
-                yield _event("delta", delta)
+            pieces = _deltas(desk, watcher)
             found = await desk.store.read(partial(news.after, cursor=cursor, limit=NEWS_AT_ONCE_MAX, session=watched))
             for piece in found:
                 cursor = piece.seq
                 form = {**piece.body, "seq": piece.seq, "news": piece.kind, "session": piece.session, "at": piece.at}
-                yield _event("news", form, id_=piece.seq)
-            if not found and not watcher.changed.is_set():
-                try:
-                    await asyncio.wait_for(watcher.changed.wait(), KEEP_ALIVE_S)
-                except TimeoutError:
-                    yield b": still here\n\n"
+                pieces.append(_event("news", form, id_=piece.seq))
+            if pieces:
+                yield b"".join(pieces)
+                # What happens within a moment of this leaves together: a turn makes a handful of events.
+                await asyncio.sleep(TOGETHER_S)
+            elif not await _changed(watcher):
+                yield b": still here\n\n"
     finally:
         desk.live.unwatch(watcher)
+
+
+async def _changed(watcher: Watcher) -> bool:
+    """Wait for something to tell; False after a while of nothing."""
+    try:
+        await asyncio.wait_for(watcher.changed.wait(), KEEP_ALIVE_S)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _deltas(desk: Desk, watcher: Watcher) -> list[bytes]:
+    if watcher.missed:
+        watcher.missed = False
+        watcher.deltas.clear()
+        return [_event("partials", {"partials": _partials(desk, watcher.session)})]
+    deltas, watcher.deltas = watcher.deltas, []
+    return [_event("delta", delta) for delta in deltas]
+
+
+def _partials(desk: Desk, session: SessionId | None) -> list[dict[str, Any]]:
+    return [partial_form(p) for p in desk.live.partials(session)]

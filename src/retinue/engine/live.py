@@ -32,6 +32,7 @@ class Watcher:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     deltas: list[Delta] = field(default_factory=list[Delta])
     missed: bool = False
+    closed: bool = False
 
 
 class Live:
@@ -75,6 +76,12 @@ class Live:
         watcher = Watcher(session)
         self._watchers.add(watcher)
         return watcher
+
+    def close(self) -> None:
+        """The house closes: whoever watches may go home."""
+        for watcher in self._watchers:
+            watcher.closed = True
+            watcher.changed.set()
 
     def unwatch(self, watcher: Watcher) -> None:
         self._watchers.discard(watcher)
