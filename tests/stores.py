@@ -14,12 +14,14 @@ import sqlalchemy as sa
 from sqlalchemy.util import await_only
 
 from retinue.domain.agent import Agent
+from retinue.domain.envelope import Settled
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Faults
-from retinue.store import agents, people, sqlite
+from retinue.store import agents, envelopes, people, sqlite
 from retinue.store import tables as t
 from retinue.store.connection import NO_FAULTS, Body, Store
 from retinue.store.opening import open_inline, open_store
+from retinue.testing.household import WAIT_S, House
 
 SQLITE, INLINE, POSTGRES = "sqlite", "inline", "postgres"
 
@@ -95,3 +97,17 @@ def settle_in(*names: str, **changes: Any) -> Body[None]:
                 people.add(conn, Person(name=name, role=role), at_ms=0)
 
     return body
+
+
+async def turn_the_clock_until_settled(house: House, *ids: str, step_s: float = 300.0) -> list[Settled]:
+    """Let time pass until these envelopes have ended. A step at a time: commits take real time, the clock does not."""
+    deadline = asyncio.get_running_loop().time() + WAIT_S
+    while True:
+        found = await house.store.scan(lambda conn: [envelopes.settled(conn, id_) for id_ in ids])
+        ended = [settled for settled in found if settled is not None]
+        if len(ended) == len(ids):
+            return ended
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError(f"{len(ids) - len(ended)} envelopes never ended")
+        await house.household.clock.advance(step_s)
+        await asyncio.sleep(0.005)
