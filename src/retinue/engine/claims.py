@@ -14,11 +14,11 @@ from retinue.domain.event import NewsKind
 from retinue.domain.ids import RunId
 from retinue.domain.record import UserTurn
 from retinue.domain.run import Run, RunStatus, Step, StepKind, StepState
-from retinue.domain.session import BATCH_MAX, Session, Wakefulness, lane_kind
+from retinue.domain.session import BATCH_MAX, QueueMode, Session, Wakefulness, lane_kind
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.engine.custody import Append, Nothing, Work
-from retinue.engine.endings import close_run
+from retinue.engine.endings import cancel_for_newer, close_run, interrupts
 from retinue.engine.lanes import next_batch
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.runners import turn_input
@@ -62,8 +62,8 @@ def claim(
 def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, terms: Terms) -> Work | Nothing:
     """Start a run over the next batch, its user record and first intent written in this very commit."""
     conn = page.conn
-    due = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
-    wakes, due = _leave_out_expired(page, session, agent, due, terms)
+    found = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
+    wakes, due = _leave_out_expired(page, session, agent, found, terms)
     batch = next_batch(due, session.queue.over(agent.queue))
     append = Append(session, page)
     if batch.silent:
@@ -82,7 +82,7 @@ def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, ter
                 because=because,
             )
     if not batch.work:
-        more = len(due) >= LOOKED_AT_MAX or bool(wakes)
+        more = len(found) >= LOOKED_AT_MAX
         if append.records:
             records.add(conn, append.records)
         sessions.guard(
@@ -235,21 +235,31 @@ def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Wor
     """Go on with a run that waited for a person: with the answer, or without it when it is needed elsewhere."""
     conn = page.conn
     asked = approvals.of_run(conn, run.id)
+    waits_for = {approval.id for approval in asked if not approval.released}
     due = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
-    undecided = any(approval.state is ApprovalState.OPEN for approval in asked)
-    waited_enough = run.wake_at is not None and to_ms(run.wake_at) <= page.at_ms
+    decided = [e for e in due if e.kind is Kind.DECISION and e.context.approval in waits_for]
+    undecided = any(a.state is ApprovalState.OPEN and a.id in waits_for for a in asked)
     if undecided:
-        if not waited_enough and not any(
-            not envelope.silent and envelope.kind is not Kind.DECISION for envelope in due
-        ):
+        mail = [e for e in due if not e.silent and e not in decided]
+        waited_enough = run.wake_at is not None and to_ms(run.wake_at) <= page.at_ms
+        if not mail and not waited_enough:
             _sleep(page, session)
             return Nothing()
+        if session.queue.over(agent.queue).mode is QueueMode.INTERRUPT and any(interrupts(e) for e in mail):
+            return Nothing(cancel_for_newer(page, session, run), again=True)
         approvals.release(conn, run.id)
         asked = [replace(approval, released=True) for approval in asked]
-    decided = [e.id for e in due if e.kind is Kind.DECISION and any(a.id == e.context.approval for a in asked)]
     if decided:
         because = f"the run {run.id[:8]} goes on with it"
-        envelopes.settle(conn, decided, Outcome.NOTED, because=because, at_ms=page.at_ms)
+        envelopes.settle(conn, [e.id for e in decided], Outcome.NOTED, because=because, at_ms=page.at_ms)
+        for envelope in decided:
+            page.tell(
+                NewsKind.ENVELOPE_SETTLED,
+                session=session.id,
+                envelope=envelope.id,
+                outcome=Outcome.NOTED.value,
+                because=because,
+            )
     return _take_up(
         page, session, agent, run, asked, attempt=run.attempt, why="a decision" if not undecided else "mail"
     )
@@ -268,17 +278,17 @@ def _sleep(page: Page, session: Session) -> None:
 
 def _take_up_cut_off(page: Page, session: Session, agent: Agent, run: Run, *, crashed: bool) -> Work | Nothing:
     """A run without a worker: resumed from its last closed step, or closed where it must not be tried again."""
-    if crashed and agent.delivery is Delivery.AT_MOST_ONCE:
+    if agent.delivery is Delivery.AT_MOST_ONCE:
+        what = "The house stopped" if crashed else "The store failed"
         wakes = close_run(
             page,
             session,
             run,
             RunStatus.FAILED,
             Outcome.INTERRUPTED,
-            because="daemon-stopped",
-            text="The house stopped while I worked on this. To be safe I did not start over: "
-            "send it again if it still matters.",
-            note="The house stopped in the middle of this run; it was not taken up again.",
+            because="daemon-stopped" if crashed else "store-failed",
+            text=f"{what} while I worked on this. To be safe I did not start over: send it again if it still matters.",
+            note=f"{what} in the middle of this run; it was not taken up again.",
         )
         return Nothing(wakes, again=True)
     if crashed and run.attempt >= agent.attempts_max:
@@ -296,10 +306,17 @@ def _take_up_cut_off(page: Page, session: Session, agent: Agent, run: Run, *, cr
         return Nothing(wakes, again=True)
     if crashed:
         envelopes.count_attempt(page.conn, run.id)
-        # Whatever was asked for when the light went out may have been paid for.
-        money.count_as_spent(page.conn, run.id)
-    asked = approvals.of_run(page.conn, run.id)
+    # Whatever was asked for and never written down may have been paid for.
+    money.count_as_spent(page.conn, run.id)
+    asked = [_as_the_run_knows_it(approval) for approval in approvals.of_run(page.conn, run.id)]
     return _take_up(page, session, agent, run, asked, attempt=run.attempt + 1 if crashed else run.attempt, why="a stop")
+
+
+def _as_the_run_knows_it(approval: Approval) -> Approval:
+    """Once a run has gone on without an answer it stays so: the decision has a run of its own, which makes the call."""
+    if approval.released and approval.state in (ApprovalState.ALLOWED, ApprovalState.DENIED):
+        return replace(approval, state=ApprovalState.OPEN)
+    return approval
 
 
 def _take_up(

@@ -25,13 +25,13 @@ from retinue.domain.event import NewsKind
 from retinue.domain.ids import ApprovalId, EnvelopeId, RunId, SessionId, derived, short
 from retinue.domain.record import Mark, Note, RecordKind, Reply
 from retinue.domain.run import Run, RunStatus
-from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness
+from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness, lane_kind
 from retinue.domain.text import clipped_bytes
 from retinue.domain.times import from_ms, to_ms
-from retinue.domain.tool import ToolResult
+from retinue.domain.tool import ToolResult, call_hash
 from retinue.engine.custody import Append, Work
 from retinue.engine.writing import Closing, write_closings
-from retinue.mailroom.inbox import Wake, enter, notify, settle_and_tell
+from retinue.mailroom.inbox import ClockWake, LaneWake, Wake, enter, notify, settle_and_tell
 from retinue.mailroom.routing import OWNER, answer_address
 from retinue.runners.base import Finished, Parked
 from retinue.store import approvals, envelopes, money, records, runs, sessions
@@ -39,10 +39,12 @@ from retinue.store.house import Page
 
 CLEARED_MAX = 1000
 CHILDREN_MAX = 1000
+DECISIONS_MAX = 50
 NO_WORDS = "(The model ended without a word.)"
+NEWER = "newer mail arrived"
 
 
-def finish(page: Page, work: Work, closings: Sequence[Closing], finished: Finished) -> tuple[Session, tuple[Wake, ...]]:
+def finish(page: Page, work: Work, closings: Sequence[Closing], finished: Finished) -> tuple[Wake, ...]:
     """The answer, the outcomes, the last records and the run's end. The caller goes on to claim in the same commit."""
     conn = page.conn
     append = Append(work.session, page, work.run)
@@ -96,7 +98,7 @@ def finish(page: Page, work: Work, closings: Sequence[Closing], finished: Finish
         answer=answer.id if answer else None,
         envelopes=[e.id for e in work.envelopes],
     )
-    return replace(work.session, record_seq=append.seq), wakes
+    return wakes
 
 
 def _answer(work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft | None:
@@ -111,7 +113,8 @@ def _answer(work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft |
         source="run",
         key=f"{work.run.id}/answer",
         kind=Kind.ANSWER,
-        reply_to=owed[-1].id,
+        # The newest of the one who is answered: someone else may have joined in since.
+        reply_to=next((e.id for e in reversed(owed) if e.sender == work.run.sender), owed[-1].id),
         trust=Trust.AGENT,
     )
 
@@ -196,9 +199,7 @@ def close_run(
     wakes: tuple[Wake, ...] = ()
     if held:
         envelopes.settle(conn, [e.id for e in held], outcome, because=because, at_ms=page.at_ms)
-        newest = next((e for e in reversed(held) if answerable(e.kind)), held[-1])
-        to = run.sender if newest.kind is Kind.DECISION else newest.sender
-        wakes = notify(page, to, newest.id, newest.kind, f"{outcome}", text, session=session)
+        wakes = _tell_senders(page, session, run, held, outcome, text)
     page.tell(
         NewsKind.RUN_ENDED,
         session=session.id,
@@ -210,6 +211,22 @@ def close_run(
         envelopes=[e.id for e in held],
     )
     return wakes
+
+
+def _tell_senders(
+    page: Page, session: Session, run: Run, held: Sequence[Envelope], outcome: Outcome, text: str
+) -> tuple[Wake, ...]:
+    """Everyone whose mail the run held hears once what became of it: its sender, and whoever joined in."""
+    newest: dict[address.Address, Envelope] = {}
+    for envelope in held:
+        sender = run.sender if envelope.kind is Kind.DECISION else envelope.sender
+        to = answer_address(sender, origin=session.origin)
+        if to is not None and (answerable(envelope.kind) or to not in newest):
+            newest[to] = envelope
+    wakes: list[Wake] = []
+    for to, envelope in newest.items():
+        wakes += notify(page, to, envelope.id, envelope.kind, f"{outcome}", text, session=session)
+    return tuple(wakes)
 
 
 def interrupted(call: str, tool: str) -> ToolResult:
@@ -224,24 +241,26 @@ def interrupted(call: str, tool: str) -> ToolResult:
 
 def park(
     conn: sa.Connection, *, work: Work, closings: Sequence[Closing], parked: Parked, now_ms: int
-) -> tuple[Wake, ...]:
-    """Put the question to a person and let go of everything else."""
+) -> tuple[bool, tuple[Wake, ...]]:
+    """Put the question to a person and let go of everything else. Says whether mail already waits for the lane."""
     page = Page(conn, now_ms)
     append = Append(work.session, page, work.run)
     write_closings(append, closings)
+    waits = _mail_waits(page, work.session.id)
     sessions.guard(
         conn,
         work.session.id,
         epoch=work.session.epoch,
         record_seq=append.seq,
-        wakefulness=Wakefulness.SLEEPING,
+        wakefulness=Wakefulness.ACTIVE if waits else Wakefulness.SLEEPING,
         at_ms=page.at_ms,
     )
     if append.records:
         records.add(conn, append.records)
     now = from_ms(page.at_ms)
+    exactly = ",".join(f"{call.id}={call_hash(call)}" for call in parked.calls)
     approval = Approval(
-        id=ApprovalId(derived(work.run.id, f"approval/{parked.turn}/{parked.calls[0].id}")),
+        id=ApprovalId(derived(work.run.id, f"approval/{parked.turn}/{exactly}")),
         session=work.session.id,
         run=work.run.id,
         calls=parked.calls,
@@ -252,7 +271,7 @@ def park(
     )
     approvals.add(conn, approval, turn=parked.turn)
     envelopes.park(conn, work.run.id)
-    wake_at = now + timedelta(seconds=work.agent.approval_wait_s)
+    wake_at = min(now + timedelta(seconds=work.agent.approval_wait_s), approval.expires_at)
     runs.park(conn, work.run.id, wake_ms=to_ms(wake_at))
     wakes = enter(page, _question(work, approval)).wakes
     page.tell(
@@ -260,7 +279,14 @@ def park(
     )
     page.tell(NewsKind.RUN_PARKED, session=work.session.id, run=work.run.id, approval=approval.id)
     page.close()
-    return wakes
+    return waits, (*wakes, ClockWake())
+
+
+def _mail_waits(page: Page, session_id: SessionId) -> bool:
+    """Whether mail is due that a parked run makes way for: a late decision, which comes first, or any loud mail."""
+    first = envelopes.due(page.conn, session_id, page.at_ms, limit=1)
+    decision = any(envelope.kind is Kind.DECISION for envelope in first)
+    return decision or envelopes.count_due(page.conn, session_id, page.at_ms) > 0
 
 
 def _question(work: Work, approval: Approval) -> Draft:
@@ -305,14 +331,14 @@ def cancel(
 ) -> Cancelled:
     """End the open run of a session and of every session below it. Scheduled and future mail is left alone.
 
-    `only_for_newer` does nothing unless other mail is due (queue mode interrupt); `reset` also appends a marker.
+    `only_for_newer` does nothing unless newer mail is due (queue mode interrupt); `reset` also appends a marker.
     """
     page = Page(conn, now_ms)
     ended: list[RunId] = []
     lanes: list[SessionId] = []
     wakes: list[Wake] = []
     cleared = 0
-    if only_for_newer and not any(not e.silent for e in envelopes.due(conn, session_id, page.at_ms, limit=10)):
+    if only_for_newer and not _newer_waits(page, session_id):
         page.close()
         return Cancelled((), (), 0, ())
     below = [session_id]
@@ -322,14 +348,12 @@ def cancel(
             continue
         run = runs.open_in(conn, id_)
         if run is not None:
-            because = f"cancelled by {by}: {why}"
-            text = f"Stopped: {why}."
-            note = f"This run was cancelled by {by}: {why}."
-            wakes += close_run(
-                page, session, run, RunStatus.CANCELLED, Outcome.CANCELLED, because=because, text=text, note=note
-            )
+            wakes += _cancel_run(page, session, run, by=by, why=why)
             ended.append(run.id)
             lanes.append(session.id)
+        if not only_for_newer:
+            # Also what a run before this one asked for and went on without.
+            approvals.close_in(conn, session.id, at_ms=page.at_ms)
         if clear_due:
             counted, told = _clear_due(page, session, by=by, why=why)
             cleared += counted
@@ -340,6 +364,46 @@ def cancel(
         _mark_reset(page, session_id, reset)
     page.close()
     return Cancelled(tuple(ended), tuple(lanes), cleared, tuple(wakes))
+
+
+def cancel_for_newer(page: Page, session: Session, run: Run) -> tuple[Wake, ...]:
+    """Queue mode interrupt, where the run has no worker to be stopped."""
+    return _cancel_run(page, session, run, by="house", why=NEWER)
+
+
+def _cancel_run(page: Page, session: Session, run: Run, *, by: str, why: str) -> tuple[Wake, ...]:
+    because = f"cancelled by {by}: {why}"
+    text = f"Stopped: {why}."
+    note = f"This run was cancelled by {by}: {why}."
+    wakes = list(
+        close_run(page, session, run, RunStatus.CANCELLED, Outcome.CANCELLED, because=because, text=text, note=note)
+    )
+    # An answer that was on its way to this run has nobody to go to, and must not start its calls after a stop.
+    for envelope in envelopes.due(page.conn, session.id, page.at_ms, limit=DECISIONS_MAX):  # they come first
+        if envelope.kind is Kind.DECISION and _decides_for(page, envelope, run):
+            wakes += settle_and_tell(page, envelope, Outcome.CANCELLED, because=because, text=text, session=session)
+    # The lane looks once more: what waits behind the run is next, or the session goes to sleep.
+    return (*wakes, LaneWake(session.id, session.agent, lane_kind(session.origin.kind), loud=False))
+
+
+def _decides_for(page: Page, decision: Envelope, run: Run) -> bool:
+    approval = approvals.get(page.conn, decision.context.approval)
+    return approval is not None and approval.run == run.id and not approval.released
+
+
+def interrupts(envelope: Envelope) -> bool:
+    """Whether it is the kind of mail for which a run is given up: decisions, answers and notices are not."""
+    return not envelope.silent and envelope.kind in (Kind.MESSAGE, Kind.SYSTEM)
+
+
+def _newer_waits(page: Page, session_id: str) -> bool:
+    """Whether mail is due that was not there when the open run began."""
+    run = runs.open_in(page.conn, session_id)
+    if run is None:
+        return False
+    last_seq = max((e.seq for e in envelopes.held(page.conn, run.id)), default=0)
+    due = envelopes.due(page.conn, session_id, page.at_ms, limit=CLEARED_MAX)
+    return any(interrupts(e) and (e.due_at, e.seq) > (run.started_at, last_seq) for e in due)
 
 
 def _clear_due(page: Page, session: Session, *, by: str, why: str) -> tuple[int, list[Wake]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,16 +22,16 @@ from retinue.domain.session import OriginKind, QueueMode, lane_kind
 from retinue.domain.times import to_ms
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, claim
 from retinue.engine.custody import Nothing, Work
-from retinue.engine.endings import Cancelled, answer_approval, cancel
-from retinue.engine.lanes import Ready, Slots
+from retinue.engine.endings import NEWER, Cancelled, answer_approval, cancel
+from retinue.engine.lanes import READY_MAX, Ready, Slots
 from retinue.engine.live import Live
 from retinue.engine.runs import Watch
-from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Wake, settle_and_tell
+from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Wake, hand_over_due, settle_and_tell
 from retinue.runners.base import Runner
 from retinue.schedules.clock import Alarm
 from retinue.store import agents, approvals, envelopes, runs, sessions
 from retinue.store.connection import NO_FAULTS, Store
-from retinue.store.house import Page
+from retinue.store.house import Page, latest_ms
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class _Lane:
     task: asyncio.Task[None] | None = None
     again: bool = False  # woken while it worked: look once more before going to sleep
     mode: QueueMode = QueueMode.COLLECT
+    run: RunId | None = None  # what it works on, once the claim has come back
+    ended: set[RunId] = field(default_factory=set[RunId])  # cancelled before we heard that they were ours
     cancelled: bool = False
 
 
@@ -79,6 +81,8 @@ class Look:
     rooms: list[str]
     overdue: bool
     next_ms: int | None
+    latest_ms: int  # the newest commit that was seen: whatever comes later is due no earlier
+    full: bool  # there may be more lanes than were looked up
 
 
 class EmbeddedEngine:
@@ -93,6 +97,7 @@ class EmbeddedEngine:
         homes: Callable[[str], Path],
         zone: ZoneInfo,
         slots: Slots | None = None,
+        ready_max: int = READY_MAX,
         deliver: Callable[[str], None] = lambda _channel: None,
         faults: Faults = NO_FAULTS,
     ) -> None:
@@ -103,11 +108,12 @@ class EmbeddedEngine:
         self._terms = Terms(zone=zone, opened_ms=to_ms(clock.now()))
         self._watch = Watch(store, clock, runners, live, self._terms, homes, faults)
         self._concurrency: dict[str, int] = {}
-        self._ready = Ready(slots or Slots(), lambda agent: self._concurrency.get(agent, 1))
+        self._ready = Ready(slots or Slots(), lambda agent: self._concurrency.get(agent, 1), ready_max=ready_max)
         self._lanes: dict[SessionId, _Lane] = {}
         self._left_open: set[SessionId] = set()
         self._side: set[asyncio.Task[None]] = set()
         self._looked_ms = 0
+        self._refill = False
         self._alarm = Alarm(clock, self._ring)
         self._stopping = False
 
@@ -202,7 +208,7 @@ class EmbeddedEngine:
         if self._ready.overflowed and len(self._ready) == 0:
             # Lanes that did not fit in memory are still in the store: look for them from the beginning.
             self._ready.overflowed = False
-            self._looked_ms = 0
+            self._refill = True
             self._alarm.poke()
 
     async def _drain(self, lane: _Lane) -> None:
@@ -213,9 +219,11 @@ class EmbeddedEngine:
             more = await self._work_lane(lane)
         except Stale as error:
             log.info("run taken over", extra={"session": wake.session, "error": error.sentence})
+            more = True
         except StoreError as error:
             log.error("store failed, lane waits", extra={"session": wake.session, "code": error.code})
-            self._left_open.add(wake.session)
+            if lane.run is not None:  # otherwise an open run, if there is one, was cut off by whoever came before us
+                self._left_open.add(wake.session)
             self._aside(self._wake_later(wake))
         except asyncio.CancelledError:
             if not lane.cancelled:
@@ -238,7 +246,11 @@ class EmbeddedEngine:
         claimed = await self._claim(session)
         self._wake_all(claimed.wakes)
         while isinstance(claimed, Work):
-            lane.mode = claimed.queue.mode
+            if claimed.run.id in lane.ended:
+                return True
+            lane.run, lane.mode = claimed.run.id, claimed.queue.mode
+            if lane.again and lane.mode is QueueMode.INTERRUPT:
+                self._aside(self._interrupt(session))
             ended = await self._watch.over(
                 claimed,
                 next_run=RunId(self._ids.new()),
@@ -268,7 +280,10 @@ class EmbeddedEngine:
     # Cancelling
 
     async def _interrupt(self, session: SessionId) -> None:
-        await self._cancel(session, by="house", why="newer mail arrived", only_for_newer=True)
+        try:
+            await self._cancel(session, by="house", why=NEWER, only_for_newer=True)
+        except StoreError as error:
+            log.error("store failed, run not interrupted", extra={"session": session, "code": error.code})
 
     async def _cancel(
         self,
@@ -292,11 +307,15 @@ class EmbeddedEngine:
         )
         done = await self._store.write(body, point="cancel")
         # Committed first, then stopped: from here on the worker's epoch is outdated and it can write nothing.
-        for ended in done.lanes:
-            lane = self._lanes.get(ended)
-            if lane is not None and lane.task is not None:
+        for session_id, run in zip(done.lanes, done.runs, strict=True):
+            lane = self._lanes.get(session_id)
+            if lane is None or lane.task is None:
+                continue
+            if lane.run == run:
                 lane.cancelled = True
                 lane.task.cancel()
+            else:
+                lane.ended.add(run)
         self._wake_all(done.wakes)
         return done
 
@@ -305,18 +324,22 @@ class EmbeddedEngine:
     async def _ring(self) -> float | None:
         """Wake whatever came due; say when to ring again, as seconds from now."""
         now_ms = self._now_ms()
-        since_ms = min(self._looked_ms, now_ms)
-        look = await self._store.scan(partial(look_around, since_ms=since_ms, now_ms=now_ms))
-        self._looked_ms = now_ms
-        if look.overdue:
-            closed = await self._store.write(partial(sweep, now_ms=now_ms), point="sweep")
-            self._wake_all(closed)
+        refill, self._refill = self._refill, False
+        body = partial(look_around, since_ms=0 if refill else self._looked_ms, now_ms=now_ms, active=refill)
+        try:
+            look = await self._store.scan(body)
+        except BaseException:
+            self._refill = self._refill or refill
+            raise
         for lane in look.lanes:
             self.wake(lane)
         for room in look.rooms:
             self._deliver(room)
-        if len(look.lanes) >= LANES_LOOKED_UP_MAX:
-            self._ready.overflowed = True
+        self._ready.overflowed = self._ready.overflowed or look.full
+        self._looked_ms = look.latest_ms
+        if look.overdue:
+            closed = await self._store.write(partial(sweep, now_ms=now_ms), point="sweep")
+            self._wake_all(closed)
         if look.next_ms is None:
             return None
         return max(0.0, (look.next_ms - now_ms) / 1000)
@@ -334,28 +357,49 @@ class EmbeddedEngine:
         return to_ms(self._clock.now())
 
 
-def look_around(conn: sa.Connection, *, since_ms: int, now_ms: int) -> Look:
-    """What the store has for the clock: lanes and channels with something due, and the next moment to look again."""
-    due = envelopes.due_lanes(conn, since_ms=since_ms, now_ms=now_ms, limit=LANES_LOOKED_UP_MAX)
+def look_around(conn: sa.Connection, *, since_ms: int, now_ms: int, active: bool = False) -> Look:
+    """What the store has for the clock: lanes and channels with something due, and the next moment to look again.
+
+    Looks from `since_ms` on, which is included: mail may be stored with the very time of the last commit that the
+    last look saw, but never with an earlier one. `active` finds every lane that has something to do.
+    """
+    newest_ms = latest_ms(conn)
+    at_ms = max(now_ms, newest_ms)  # as a claim would have it: the house's time never goes back
+    most = LANES_LOOKED_UP_MAX
+    due = envelopes.due_lanes(conn, since_ms=since_ms - 1, now_ms=at_ms, limit=most)
+    waking = runs.waking(conn, at_ms, limit=most)
+    awake = sessions.active(conn, limit=most) if active else []
     lanes = [LaneWake(lane.session, lane.agent, lane_kind(OriginKind(lane.origin_kind))) for lane in due]
-    lanes += [
-        LaneWake(session, agent, lane) for session, agent, lane in runs.waking(conn, now_ms, limit=LANES_LOOKED_UP_MAX)
+    lanes += [LaneWake(session, agent, lane) for session, agent, lane in waking]
+    lanes += [LaneWake(session, agent, lane_kind(origin)) for session, agent, origin in awake]
+    moments = [
+        envelopes.next_moment_ms(conn, at_ms),
+        runs.next_wake_ms(conn, after_ms=at_ms),
+        approvals.next_expiry_ms(conn),
     ]
-    rooms = envelopes.due_rooms(conn, now_ms, limit=LANES_LOOKED_UP_MAX)
-    moments = [envelopes.next_moment_ms(conn, now_ms), runs.next_wake_ms(conn), approvals.next_expiry_ms(conn)]
-    next_ms = min((m for m in moments if m is not None), default=None)
-    overdue = any(m is not None and m <= now_ms for m in (envelopes.next_expiry_ms(conn), moments[2]))
-    return Look(lanes, rooms, overdue, next_ms)
+    return Look(
+        lanes=lanes,
+        rooms=envelopes.due_rooms(conn, at_ms, limit=most),
+        overdue=any(m is not None and m <= now_ms for m in (envelopes.next_expiry_ms(conn), moments[2]))
+        or bool(envelopes.due_for_people(conn, at_ms, limit=1)),
+        next_ms=min((m for m in moments if m is not None), default=None),
+        latest_ms=newest_ms,
+        full=most in (len(due), len(waking), len(awake)),
+    )
 
 
 def sweep(conn: sa.Connection, *, now_ms: int) -> tuple[Wake, ...]:
-    """Close what expired while it waited, a bounded number at a time, and tell whoever sent it."""
+    """Close what expired while it waited, a bounded number at a time, and tell whoever sent it.
+
+    Mail for people that had waited for its time is handed over.
+    """
     page = Page(conn, now_ms)
     wakes: list[Wake] = []
     expired: list[Envelope] = envelopes.expired(conn, now_ms, limit=CLOSED_AT_ONCE_MAX)
     for envelope in expired:
         because = "it expired before its turn came"
         wakes += settle_and_tell(page, envelope, Outcome.EXPIRED, because=because, text=f"Not worked on: {because}.")
+    hand_over_due(page)
     approvals.expire(conn, now_ms)
     page.close()
     return (*wakes, ClockWake())

@@ -54,11 +54,12 @@ class RunJournal:
         self._zone = zone
         self._faults = faults
         self._has_mail = has_mail
+        self._resumed = not work.fresh  # then nobody has told us what came in meanwhile
         self._closings: list[Closing] = []
         self._unnumbered = 0  # records in memory that the next commit will number
         self._open = {(step.turn, step.index): step for step in work.open_steps}
         # A step that was open when we took the run was opened by someone else, unless the claim itself opened it.
-        self._inherited = {key for key in self._open if not work.fresh}
+        self._inherited = set(self._open) if self._resumed else set[tuple[int, int]]()
 
     @property
     def run(self) -> Run:
@@ -101,6 +102,9 @@ class RunJournal:
         self._faults.reach("model.after")
         self._close(step, reply)
         return reply
+
+    def begun(self, turn: int, index: int) -> bool:
+        return (turn, index) in self._open
 
     async def perform(
         self,
@@ -163,7 +167,7 @@ class RunJournal:
             closings=tuple(self._closings),
             opening=opening,
             again=again,
-            join=join and self._has_mail(),
+            join=join and (self._has_mail() or self._resumed),
             now_ms=to_ms(self._clock.now()),
             zone=self._zone,
         )
@@ -293,7 +297,8 @@ def _join(append: Append, work: Work, zone: ZoneInfo) -> tuple[tuple[Envelope, .
 
 
 def _may_steer(envelope: Envelope, work: Work) -> bool:
-    if envelope.silent or envelope.kind is not Kind.MESSAGE or envelope.steered_into == work.run.id:
+    # Read on the side once: in a long backlog, every run would otherwise read all of it again.
+    if envelope.silent or envelope.kind is not Kind.MESSAGE or envelope.steered_into is not None:
         return False
     own = any(voice(envelope) == voice(held) for held in work.envelopes)
     return own or envelope.trust is Trust.OWNER

@@ -67,7 +67,7 @@ def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
 
 
 class Ready:
-    """Lanes that wait for a slot: first come, first served within an agent, agents in turn.
+    """Lanes that wait for a slot: first come, first served within an agent; agents in turn, and so are kinds of lanes.
 
     Bounded: what does not fit is left out, `overflowed` says so, and the store still knows. A wake is only a hint.
     """
@@ -101,11 +101,13 @@ class Ready:
             if self._used[kind] >= self._slots.of(kind):
                 continue
             for agent in by_agent:
-                if self._used_by[agent] < self._concurrency(agent):
-                    return self._take_from(kind, by_agent, agent)
+                if self._has_room(agent):
+                    return self._take_from(kind, agent)
         return None
 
-    def _take_from(self, kind: LaneKind, by_agent: dict[str, deque[LaneWake]], agent: str) -> LaneWake:
+    def _take_from(self, kind: LaneKind, agent: str) -> LaneWake:
+        by_agent = self._waiting.pop(kind)
+        self._waiting[kind] = by_agent  # at the end: an agent's other kinds of lanes come first now
         waiting = by_agent.pop(agent)
         wake = waiting.popleft()
         if waiting:
@@ -122,11 +124,17 @@ class Ready:
             del self._used_by[wake.agent]
 
     def contended(self, wake: LaneWake) -> bool:
-        """Whether another lane waits for the slot that this one holds."""
-        by_agent = self._waiting[wake.lane]
-        if not by_agent:
+        """Whether another lane waits for a slot that this one holds: that of its kind, or that of its agent."""
+        if not self._known:
             return False
-        if wake.agent in by_agent:
-            return True
-        # Another agent's lane wants our slot only if it has room to run in it.
-        return any(self._used_by[agent] < self._concurrency(agent) for agent in by_agent)
+        for kind, by_agent in self._waiting.items():
+            if kind is wake.lane:
+                # Another agent's lane wants our slot only if it has room to run in it.
+                if wake.agent in by_agent or any(self._has_room(agent) for agent in by_agent):
+                    return True
+            elif wake.agent in by_agent and self._used[kind] < self._slots.of(kind):
+                return True
+        return False
+
+    def _has_room(self, agent: str) -> bool:
+        return self._used_by[agent] < self._concurrency(agent)

@@ -24,10 +24,14 @@ from retinue.engine.transcripts import Transcripts
 from retinue.engine.writing import Closing
 from retinue.mailroom.inbox import Wake
 from retinue.runners.base import Assignment, Finished, Parked, Runner
+from retinue.store import agents, sessions
 from retinue.store.connection import Store
 from retinue.store.house import Page
 
 log = logging.getLogger(__name__)
+
+HOPELESS = frozenset({"store.constraint-broken", "store.refused"})
+"""What a store says when asking again would change nothing: then the run fails, and its sender is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +88,18 @@ class Watch:
         return ended
 
     async def _work(self, journal: RunJournal, *, next_run: RunId, contended: Callable[[], bool]) -> Ended:
-        work = journal.work
         try:
-            finished = await self._take_turns(work, journal)
-        except Parked as parked:
-            body = partial(
-                park, work=journal.work, closings=tuple(journal.closings), parked=parked, now_ms=self._now_ms()
-            )
-            return Ended(await self._store.write(body, point="park"))
-        except (Stale, StoreError):
-            raise
-        except Exception as error:  # noqa: BLE001 - the one place that catches everything
+            return await self._to_its_end(journal, next_run=next_run, contended=contended)
+        except Exception as error:
+            if isinstance(error, Stale) or (isinstance(error, StoreError) and error.code not in HOPELESS):
+                raise
             return await self._fail(journal, error)
+
+    async def _to_its_end(self, journal: RunJournal, *, next_run: RunId, contended: Callable[[], bool]) -> Ended:
+        try:
+            finished = await self._take_turns(journal.work, journal)
+        except Parked as parked:
+            return await self._park(journal, parked)
         body = partial(
             _finish_and_claim,
             work=journal.work,
@@ -106,6 +110,11 @@ class Watch:
             terms=self._terms,
         )
         return await self._store.write(body, point="finish")
+
+    async def _park(self, journal: RunJournal, parked: Parked) -> Ended:
+        body = partial(park, work=journal.work, closings=tuple(journal.closings), parked=parked, now_ms=self._now_ms())
+        waits, wakes = await self._store.write(body, point="park")
+        return Ended(wakes, more=waits)
 
     async def _take_turns(self, work: Work, journal: RunJournal) -> Finished:
         runner = self._runners.get(work.agent.runner)
@@ -119,18 +128,29 @@ class Watch:
         assignment = Assignment(
             agent=work.agent, session=work.session, home=self._homes(work.agent.name), stored=work.stored
         )
-        # A model that never answers is a bound reached too: the loop can only look at the time between its steps.
         limit_s = work.agent.run_seconds_max
+        limit = asyncio.timeout(None)
+        timer = asyncio.create_task(self._time(limit, limit_s))
         try:
-            async with asyncio.timeout(limit_s):
+            async with limit:
                 return await runner.work(assignment, journal, Answers(work.approvals), self._live)
         except TimeoutError as error:
+            if not limit.expired():  # somebody else's: a model's or a tool's own
+                raise
             raise RetinueError(
                 f"this run took longer than {limit_s:g} seconds",
                 because="that is this agent's limit (run_seconds_max)",
                 try_this="send it again, or raise the limit",
                 code="run.timed-out",
             ) from error
+        finally:
+            timer.cancel()
+
+    async def _time(self, limit: asyncio.Timeout, limit_s: float) -> None:
+        """A model that never answers must be stopped in the middle. By the house's clock, and from when the run was
+        taken up: the time it waited for a person, or for the light to come back, is not its own."""
+        await self._clock.sleep(limit_s)
+        limit.reschedule(asyncio.get_running_loop().time())
 
     async def _fail(self, journal: RunJournal, error: Exception) -> Ended:
         known = isinstance(error, RetinueError)
@@ -181,11 +201,13 @@ def _finish_and_claim(
 ) -> Ended:
     """The finishing commit. It claims the next batch too, unless another lane waits for this slot."""
     page = Page(conn, now_ms)
-    session, wakes = finish(page, work, closings, finished)
-    if next_run is None:
+    wakes = finish(page, work, closings, finished)
+    # Read again: the rules of the agent and of the session may have changed since this run was claimed.
+    session, agent = sessions.get(conn, work.session.id), agents.find(conn, work.agent.name)
+    if next_run is None or session is None or agent is None:
         page.close()
         return Ended(wakes, more=True)
-    following = claim_next(page, session, work.agent, run_id=next_run, terms=terms)
+    following = claim_next(page, session, agent, run_id=next_run, terms=terms)
     page.close()
     if isinstance(following, Nothing):
         return Ended((*wakes, *following.wakes), more=following.again)

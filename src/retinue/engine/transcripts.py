@@ -6,9 +6,10 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 
 from retinue.domain.ids import SessionId
-from retinue.domain.record import Note, Record, Reply, UserTurn
+from retinue.domain.record import Mark, Note, Record, Reply, UserTurn
 from retinue.domain.session import Session
 from retinue.domain.tool import ToolResult
 from retinue.runners.context import whole
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 TRANSCRIPTS_BYTES_MAX = 16 * 1024 * 1024
 RECORD_OVERHEAD_BYTES = 400
+CALL_OVERHEAD_BYTES = 400
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class Transcripts:
     def give_back(self, transcript: Transcript) -> None:
         """Keep a context for the next run, and let the longest unused ones go to make room."""
         transcript.count()
-        if transcript.size_bytes > self._bytes_max:
+        if transcript.size_bytes > self._bytes_max or transcript.session in self._kept:
             return
         self._kept[transcript.session] = transcript
         self._size_bytes += transcript.size_bytes
@@ -86,11 +88,8 @@ class Transcripts:
 def size_of(record: Record) -> int:
     """About what a record costs to keep in memory."""
     match record.body:
-        case Reply(text=text, thinking=thinking):
-            return RECORD_OVERHEAD_BYTES + len(text) + len(thinking)
-        case ToolResult(output=output):
-            return RECORD_OVERHEAD_BYTES + len(output)
-        case UserTurn(text=text) | Note(text=text):
-            return RECORD_OVERHEAD_BYTES + len(text)
-        case _:
-            return RECORD_OVERHEAD_BYTES
+        case Reply(text=text, thinking=thinking, calls=calls):
+            asked = sum(CALL_OVERHEAD_BYTES + getsizeof(str(call.arguments)) for call in calls)
+            return RECORD_OVERHEAD_BYTES + getsizeof(text) + getsizeof(thinking) + asked
+        case ToolResult(output=text) | UserTurn(text=text) | Note(text=text) | Mark(text=text):
+            return RECORD_OVERHEAD_BYTES + getsizeof(text)

@@ -6,9 +6,11 @@ its records end; there is no other state to restore.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 from retinue.domain.agent import Agent
 from retinue.domain.event import Delta, DeltaKind
@@ -18,10 +20,10 @@ from retinue.domain.record import Note, Record, Reply, UserTurn
 from retinue.domain.run import Run
 from retinue.domain.text import storable
 from retinue.domain.tool import Call, ToolResult
-from retinue.models.base import Asks, Ended, Model, ModelFailed, Models, Prompt, Text, Thinking
+from retinue.models.base import Asks, Chunk, Ended, Model, ModelFailed, Models, Prompt, Text, Thinking
 from retinue.runners.base import Assignment, Finished, Parked
 from retinue.tools.base import Scene
-from retinue.tools.toolbox import Toolbox
+from retinue.tools.toolbox import Toolbox, refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class PerformCalls:
 @dataclass(frozen=True, slots=True)
 class PerformStored:
     calls: tuple[Call, ...]
+    indexes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,9 @@ Move = AskModel | PerformCalls | PerformStored | Answer
 def next_move(own: Sequence[Record], stored: Sequence[Call]) -> Move:
     """What a run whose records are `own` does next. Pure, and all there is to resuming."""
     noted = {record.body.call for record in own if isinstance(record.body, Note)}
-    waiting = tuple(call for call in stored if call.id not in noted)
+    waiting = [(i, call) for i, call in enumerate(stored, start=1) if call.id not in noted]
     if waiting:
-        return PerformStored(waiting)
+        return PerformStored(tuple(call for _, call in waiting), tuple(i for i, _ in waiting))
     turn = -1
     reply: Reply | None = None
     closed: set[str] = set()
@@ -77,13 +80,11 @@ def next_move(own: Sequence[Record], stored: Sequence[Call]) -> Move:
     return AskModel(turn + 1) if reply.calls else Answer(reply)
 
 
-def spent(agent: Agent, run: Run, own: Sequence[Record], elapsed_s: float) -> str:
-    """Which bound this run has reached, in words; empty where it may go on."""
+def spent(agent: Agent, own: Sequence[Record]) -> str:
+    """Which bound this run has reached, in words; empty where it may go on. Its seconds are the engine's to watch."""
     replies = [record.body for record in own if isinstance(record.body, Reply)]
     if len(replies) >= agent.turns_max:
         return f"I stopped after {len(replies)} turns, which is this agent's limit (turns_max)"
-    if elapsed_s >= agent.run_seconds_max:
-        return f"I stopped after {int(elapsed_s)} seconds, which is over this agent's limit (run_seconds_max)"
     tokens = sum(reply.usage.input_tokens + reply.usage.output_tokens for reply in replies)
     if agent.tokens_max is not None and tokens >= agent.tokens_max:
         return f"I stopped after {tokens} tokens, which is this agent's limit (tokens_max)"
@@ -94,10 +95,9 @@ def spent(agent: Agent, run: Run, own: Sequence[Record], elapsed_s: float) -> st
 
 
 class Loop:
-    def __init__(self, models: Models, toolbox: Toolbox, clock: Clock) -> None:
+    def __init__(self, models: Models, toolbox: Toolbox, clock: Clock | None = None) -> None:
         self._models = models
         self._toolbox = toolbox
-        self._clock = clock
 
     async def work(self, assignment: Assignment, journal: Journal, ask: Ask, tell: Tell) -> Finished:
         agent = assignment.agent
@@ -107,14 +107,13 @@ class Loop:
                 case Answer(reply):
                     return Finished(text=reply.text, context_length=_context_length(reply))
                 case AskModel(turn):
-                    elapsed_s = (self._clock.now() - journal.run.started_at).total_seconds()
-                    if bound := spent(agent, journal.run, journal.own, elapsed_s):
+                    if bound := spent(agent, journal.own):
                         return _cut_off(journal.own, bound)
                     await self._ask(model, assignment, journal, tell, turn)
                 case PerformCalls(turn, calls, indexes):
                     await self._perform(assignment, journal, ask, turn, dict(zip(indexes, calls, strict=True)))
-                case PerformStored(calls):
-                    await self._perform_stored(assignment, journal, ask, calls)
+                case PerformStored(calls, indexes):
+                    await self._perform_stored(assignment, journal, ask, dict(zip(indexes, calls, strict=True)))
 
     async def _ask(self, model: Model, assignment: Assignment, journal: Journal, tell: Tell, turn: int) -> None:
         prompt = Prompt(
@@ -132,6 +131,7 @@ class Loop:
     async def _perform(
         self, assignment: Assignment, journal: Journal, ask: Ask, turn: int, calls: dict[int, Call]
     ) -> None:
+        calls = await self._perform_begun(assignment, journal, ask, turn, calls)
         plan = self._toolbox.decide(assignment.agent, list(calls.values()), ask)
         if plan.closed:
             await journal.keep(plan.closed)
@@ -141,20 +141,44 @@ class Loop:
         if plan.asked:
             raise Parked(plan.asked, turn=turn, because=plan.because)
 
-    async def _perform_stored(
-        self, assignment: Assignment, journal: Journal, ask: Ask, calls: tuple[Call, ...]
-    ) -> None:
+    async def _perform_stored(self, assignment: Assignment, journal: Journal, ask: Ask, calls: dict[int, Call]) -> None:
         """Calls whose turn has gone by: allowed by a person since, and put to policy once more."""
-        plan = self._toolbox.decide(assignment.agent, calls, ask)
+        calls = await self._perform_begun(assignment, journal, ask, -1, calls, stored=True)
+        plan = self._toolbox.decide(assignment.agent, list(calls.values()), ask)
         refused = {result.call: result for result in plan.closed}
-        for index, call in enumerate(calls, start=1):
-            if call.id in refused:
-                await journal.keep_note(refused[call.id])
-            else:
+        for index, call in calls.items():
+            if call in plan.allowed:
                 await self._perform_one(assignment, journal, -1, index, call, stored=True)
+            else:
+                await journal.keep_note(refused.get(call.id) or refusal(call, "Not done: nobody has allowed it."))
+
+    async def _perform_begun(
+        self,
+        assignment: Assignment,
+        journal: Journal,
+        ask: Ask,
+        turn: int,
+        calls: dict[int, Call],
+        *,
+        stored: bool = False,
+    ) -> dict[int, Call]:
+        """Calls that were cut off come first: whatever policy says by now, they may have happened. Returns the rest."""
+        begun = {index: call for index, call in calls.items() if journal.begun(turn, index)}
+        again = self._toolbox.decide(assignment.agent, list(begun.values()), ask).allowed
+        for index, call in begun.items():
+            await self._perform_one(assignment, journal, turn, index, call, again=call in again, stored=stored)
+        return {index: call for index, call in calls.items() if index not in begun}
 
     async def _perform_one(
-        self, assignment: Assignment, journal: Journal, turn: int, index: int, call: Call, *, stored: bool = False
+        self,
+        assignment: Assignment,
+        journal: Journal,
+        turn: int,
+        index: int,
+        call: Call,
+        *,
+        again: bool = True,
+        stored: bool = False,
     ) -> None:
         spec = self._toolbox.spec(call.tool)
         scene = Scene(
@@ -169,19 +193,27 @@ class Loop:
             index,
             call,
             partial(self._toolbox.perform, call, scene),
-            repeatable=spec is not None and spec.repeatable,
+            repeatable=again and spec is not None and spec.repeatable,
             stored=stored,
         )
 
 
 async def listen(model: Model, prompt: Prompt, journal: Journal, tell: Tell, turn: int, attempt: int) -> Reply:
     """Hear a model out, telling whoever watches as it goes."""
-    run = journal.run
+    chunks = model.reply(prompt)
+    try:
+        return await _hear(model.name, chunks, journal.run, tell, turn, attempt)
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()  # now: a connection should not stay open until someone collects it
+
+
+async def _hear(name: str, chunks: AsyncIterator[Chunk], run: Run, tell: Tell, turn: int, attempt: int) -> Reply:
     text: list[str] = []
     thinking: list[str] = []
     calls: list[Call] = []
     text_offset = thinking_offset = 0
-    async for chunk in model.reply(prompt):
+    async for chunk in chunks:
         match chunk:
             case Text(said):
                 words = storable(said)
@@ -195,22 +227,38 @@ async def listen(model: Model, prompt: Prompt, journal: Journal, tell: Tell, tur
                 thinking_offset += len(words)
             case Asks(call):
                 # Providers number calls as they please; ours are unique in the session and the same on each attempt.
-                calls.append(replace(call, id=f"{short(run.id)}-{turn}-{len(calls) + 1}"))
+                id_ = f"{short(run.id)}-{turn}-{len(calls) + 1}"
+                calls.append(Call(id=id_, tool=storable(call.tool), arguments=plain(call.arguments)))
             case Ended(stop, usage):
                 return Reply(
                     text="".join(text),
                     calls=tuple(calls),
                     thinking="".join(thinking),
                     stop=stop,
-                    model=model.name,
+                    model=name,
                     usage=usage,
                 )
     raise ModelFailed(
-        f"{model.name} broke off in the middle of its reply",
+        f"{name} broke off in the middle of its reply",
         because="its stream ended without an end",
         try_this="ask again",
         code="model.broke-off",
     )
+
+
+def plain(value: Any) -> Any:
+    """Arguments as the store gives them back, so that a call read again is the call that was made, and was allowed."""
+    match value:
+        case str():
+            return storable(value)
+        case dict():
+            return {storable(str(key)): plain(part) for key, part in cast("dict[Any, Any]", value).items()}
+        case list() | tuple():
+            return [plain(part) for part in cast("Sequence[Any]", value)]
+        case float() if not math.isfinite(value):
+            return None  # JSON has no word for it
+        case _:
+            return value
 
 
 def _delta(run: Run, turn: int, attempt: int, kind: DeltaKind, offset: int, text: str) -> Delta:

@@ -36,6 +36,11 @@ _close = (
     .where(t.approvals.c.run == _b("the_run"), t.approvals.c.state == _OPEN)
     .values(state="closed", decided_ms=_b("now"))
 )
+_close_in = (
+    t.approvals.update()
+    .where(t.approvals.c.session == _b("the_session"), t.approvals.c.state == _OPEN)
+    .values(state="closed", decided_ms=_b("now"))
+)
 _expire = (
     t.approvals.update()
     .where(t.approvals.c.state == _OPEN, t.approvals.c.expires_ms <= _b("now"))
@@ -93,7 +98,9 @@ def resolve(conn: sa.Connection, text: str) -> Approval:
         raise Ambiguous(digits, distinguish(found), matches=len(found))
     approval = get(conn, found[0]) if found else None
     if approval is None:
-        raise NotFound(f"no approval {digits}", because="none has an id that begins so")
+        raise NotFound(
+            f"no approval {digits}", because="none has an id that begins so", try_this="look at `retinue status`"
+        )
     return approval
 
 
@@ -113,6 +120,11 @@ def release(conn: sa.Connection, run: str) -> None:
 
 def close(conn: sa.Connection, run: str, *, at_ms: int) -> None:
     conn.execute(_close, {"the_run": run, "now": at_ms})
+
+
+def close_in(conn: sa.Connection, session: str, *, at_ms: int) -> None:
+    """Nobody in this session waits for an answer any more."""
+    conn.execute(_close_in, {"the_session": session, "now": at_ms})
 
 
 def expire(conn: sa.Connection, now_ms: int) -> int:

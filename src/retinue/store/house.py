@@ -18,8 +18,14 @@ _open = sa.select(t.house.c.news_seq, t.house.c.envelope_seq, t.house.c.latest_m
 _close = t.house.update().values(
     news_seq=sa.bindparam("news_seq"), envelope_seq=sa.bindparam("envelope_seq"), latest_ms=sa.bindparam("latest_ms")
 )
+_latest = sa.select(t.house.c.latest_ms)
 _tell = t.news.insert()
 _encode = msgspec.json.Encoder().encode
+
+
+def latest_ms(conn: sa.Connection) -> int:
+    """The time of the newest commit: no later one will bear an earlier time."""
+    return conn.execute(_latest).scalar_one()
 
 
 class Page:

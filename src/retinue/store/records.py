@@ -79,7 +79,7 @@ def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[l
     for row in conn.execute(_since, {"session": session, "first": first, "last": last}):
         try:
             found.append(record_of(row))
-        except (ValueError, msgspec.MsgspecError) as error:
+        except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
             damaged.append(Damage(SessionId(row.session), row.seq, str(error)))
     return found, damaged
 

@@ -48,7 +48,9 @@ _waking = (
     .where(t.runs.c.status == t.word("'parked'"), t.runs.c.wake_ms <= _b("now"))
     .limit(_b("limit"))
 )
-_next_wake = sa.select(sa.func.min(t.runs.c.wake_ms)).where(t.runs.c.status == t.word("'parked'"))
+_next_wake = sa.select(sa.func.min(t.runs.c.wake_ms)).where(
+    t.runs.c.status == t.word("'parked'"), t.runs.c.wake_ms > _b("now")
+)
 _step_insert = t.steps.insert()
 _step_close = (
     t.steps.update()
@@ -174,8 +176,9 @@ def waking(conn: sa.Connection, now_ms: int, *, limit: int) -> list[tuple[Sessio
     return [(SessionId(r.session), r.agent, LaneKind(r.lane)) for r in rows]
 
 
-def next_wake_ms(conn: sa.Connection) -> int | None:
-    return conn.execute(_next_wake).scalar()
+def next_wake_ms(conn: sa.Connection, *, after_ms: int) -> int | None:
+    """When the next parked run has waited long enough. Those that have already are found by `waking`."""
+    return conn.execute(_next_wake, {"now": after_ms}).scalar()
 
 
 def open_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:

@@ -31,7 +31,7 @@ class Plan:
 
 
 def refusal(call: Call, why: str) -> ToolResult:
-    return ToolResult(call=call.id, tool=call.tool, output=why, failed=True)
+    return ToolResult(call=call.id, tool=call.tool, output=clipped(storable(why)), failed=True)
 
 
 class Toolbox:
@@ -57,20 +57,19 @@ class Toolbox:
                 closed.append(refusal(call, f"There is no tool '{call.tool}'. Tools here: {known}."))
                 continue
             decision = policy.decide(agent.tools, call.tool)
-            answer = ask.answer_to(call) if decision.verdict is Verdict.ASK else None
-            match decision.verdict, answer:
-                case Verdict.ALLOW, _:
-                    allowed.append(call)
+            # Whoever was asked has the last word, also where the rules would no longer ask: a no stays a no, and a yes
+            # that is still to come has a run of its own.
+            match decision.verdict, ask.answer_to(call):
                 case Verdict.DENY, _:
                     closed.append(refusal(call, f"Not allowed: {decision.because}."))
-                case Verdict.ASK, ApprovalState.ALLOWED:
-                    allowed.append(call)
                 case Verdict.ASK, None:
                     asked.append(call)
                     because = decision.because
-                case Verdict.ASK, ApprovalState.OPEN:
+                case _, None | ApprovalState.ALLOWED:
+                    allowed.append(call)
+                case _, ApprovalState.OPEN:
                     closed.append(refusal(call, f"Waiting for approval {ask.name_of(call)}. Go on without it for now."))
-                case Verdict.ASK, state:
+                case _, state:
                     closed.append(refusal(call, f"Not done: the approval {ask.name_of(call)} is {state}."))
         return Plan(allowed=tuple(allowed), asked=tuple(asked), closed=tuple(closed), because=because)
 

@@ -1,0 +1,310 @@
+"""What the engine's contract is tested with: a house whose commits a test can hold, fail or cut off.
+
+An engine joins the contract with a test module that brings four fixtures, as `test_engine.py` does: `hands`,
+`household`, `any_household` (the same on every kind of store) and `new_household`, which makes one after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Envelope, Outcome
+from retinue.domain.errors import StoreError
+from retinue.domain.event import News, NewsKind
+from retinue.domain.record import Record, RecordKind, UserTurn
+from retinue.domain.session import QueueOverride
+from retinue.domain.times import to_ms
+from retinue.domain.tool import ToolResult
+from retinue.models.base import Prompt
+from retinue.store import agents, envelopes, ledger, news, sessions
+from retinue.store.connection import Body, Store
+from retinue.testing.household import House, Household
+
+T = TypeVar("T")
+
+WAIT_S = 10.0
+MOMENT_S = 0.002
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """A commit that waits for the test."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def pass_by(self) -> None:
+        self.reached.set()
+        await self.free.wait()
+
+
+@dataclass(slots=True, eq=False)
+class Hands:
+    """A test's hands on the store: what is to happen to which commit, and which commits there were.
+
+    A commit that a caller no longer waits for still happens, as it does with a real store.
+    """
+
+    before: dict[str, Hold] = field(default_factory=dict[str, Hold])
+    after: dict[str, Hold] = field(default_factory=dict[str, Hold])
+    failing: Counter[str] = field(default_factory=Counter[str])
+    points: list[str] = field(default_factory=list[str])  # of all commits, in order
+    cut_at: tuple[int, bool] | None = None  # how many more commits, and whether the last of them still happens
+    under_way: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+
+    def over(self, store: Store) -> HandledStore:
+        return HandledStore(store, self)
+
+    @contextmanager
+    def holding(self, point: str, *, committed: bool = False) -> Generator[Hold]:
+        """Hold commits at `point` before they begin, or when they are done and nobody has been told."""
+        holds = self.after if committed else self.before
+        hold = holds[point] = Hold()
+        try:
+            yield hold
+        finally:
+            holds.pop(point, None)
+            hold.free.set()
+
+    def release(self, point: str) -> None:
+        """Let commits at `point` pass again, in the middle of `holding` them."""
+        for holds in (self.before, self.after):
+            if hold := holds.pop(point, None):
+                hold.free.set()
+
+    def let_go(self) -> None:
+        for task in self.under_way:
+            task.cancel()
+
+
+class HandledStore:
+    def __init__(self, store: Store, hands: Hands) -> None:
+        self._store = store
+        self._hands = hands
+        self.cut = asyncio.Event()  # set when the power went: nothing is answered from then on
+
+    async def write(self, body: Body[T], *, point: str) -> T:
+        task = asyncio.create_task(self._write(body, point))
+        self._hands.under_way.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    async def _write(self, body: Body[T], point: str) -> T:
+        hands = self._hands
+        if hold := hands.before.get(point):
+            await hold.pass_by()
+        if hands.failing[point] > 0:
+            hands.failing[point] -= 1
+            raise StoreError("the disk is full, so this change was not kept", code="store.disk-full")
+        if self._is_last() and not self._last_happens():
+            self.cut.set()
+        if self.cut.is_set():
+            await asyncio.Event().wait()
+        done = await self._store.write(body, point=point)
+        hands.points.append(point)
+        if self._is_last():
+            self.cut.set()
+        if hands.cut_at is not None:
+            hands.cut_at = (hands.cut_at[0] - 1, hands.cut_at[1])
+        if self.cut.is_set():
+            await asyncio.Event().wait()
+        if hold := hands.after.get(point):
+            await hold.pass_by()
+        return done
+
+    def _is_last(self) -> bool:
+        return self._hands.cut_at is not None and self._hands.cut_at[0] == 1
+
+    def _last_happens(self) -> bool:
+        return self._hands.cut_at is not None and self._hands.cut_at[1]
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._hands.under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, whether or not someone still waits for it
+
+    async def read(self, body: Body[T]) -> T:
+        return await self._store.read(body)
+
+    async def scan(self, body: Body[T]) -> T:
+        return await self._store.scan(body)
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        self._store.on_commit(call)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+
+def ada(**kw: Any) -> Agent:
+    """The agent of most of these tests."""
+    return replace(Agent(name="ada", model="scripted"), **kw)
+
+
+@asynccontextmanager
+async def opened(household: Household, *, drain_s: float = 0.0) -> AsyncGenerator[House]:
+    """An open house whose books must be in order when the test leaves it."""
+    async with household.open(drain_s=drain_s) as house:
+        yield house
+        if not house.crashed:
+            await books_hold(house)
+
+
+async def books_hold(house: House) -> None:
+    now_ms = to_ms(house.household.clock.now())
+    found = await house.store.scan(lambda conn: ledger.check(conn, now_ms=now_ms))
+    assert found.holds, "\n".join(found.lines())
+
+
+Story = Callable[[House], Coroutine[Any, Any, None]]
+
+
+async def power_cuts(new_household: Callable[[], Household], hands: Hands, story: Story) -> AsyncGenerator[House]:
+    """Live through a story once for each of its commits, and once more for each, with the power cut there.
+
+    One time the commit still happens and one time it does not. Then the house is opened again and the story told from
+    its beginning: it must be one that can be told twice. Each time the house is handed over as the story left it.
+    """
+    household = new_household()
+    async with opened(household) as house:
+        begun = len(hands.points)
+        await story(house)
+        await house.quiet()
+        commits = len(hands.points) - begun
+        yield house
+    for nth in range(1, commits + 1):
+        for happens in (False, True):
+            household = new_household()
+            await _until_cut(household, hands, story, nth, happens=happens)
+            async with opened(household) as house:
+                await story(house)
+                await house.quiet()
+                yield house
+
+
+async def _until_cut(household: Household, hands: Hands, story: Story, nth: int, *, happens: bool) -> None:
+    async with household.open() as house:
+        hands.cut_at = (nth, happens)
+        assert isinstance(house.store, HandledStore)
+        cut = asyncio.create_task(house.store.cut.wait())
+        told = asyncio.create_task(story(house))
+        await asyncio.wait({cut, told}, return_when=asyncio.FIRST_COMPLETED)
+        house.crash()
+        hands.cut_at = None
+        for task in (cut, told):
+            task.cancel()
+        await asyncio.wait({cut, told})
+
+
+async def until(condition: Callable[[], Any], *, what: str) -> None:
+    """Wait for something in memory."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + WAIT_S
+    while not condition():
+        if loop.time() > deadline:
+            raise AssertionError(f"waited {WAIT_S:g} s in vain for {what}")
+        await asyncio.sleep(MOMENT_S)
+
+
+async def as_time_goes_by(house: House, awaited: Coroutine[Any, Any, T], *, step_s: float = 1.0) -> T:
+    """Wait for something while the clock is turned, a step at a time."""
+    task = asyncio.ensure_future(awaited)
+    while not task.done():
+        await house.household.clock.advance(step_s)
+        await asyncio.sleep(MOMENT_S)
+    return task.result()
+
+
+async def a_moment(house: House) -> None:
+    """Long enough for whatever is going to happen without the clock to have happened."""
+    for _ in range(3):
+        await house.store.write(lambda conn: None, point="moment")
+        await house.store.scan(lambda conn: None)
+        await asyncio.sleep(MOMENT_S)
+
+
+async def change_agent(house: House, agent: Agent) -> None:
+    await house.store.write(lambda conn: agents.put(conn, agent, source="test", at_ms=1), point="test")
+
+
+async def set_queue(house: House, session: str, queue: QueueOverride) -> None:
+    await house.store.write(lambda conn: sessions.set_queue(conn, session, queue, at_ms=1), point="test")
+
+
+async def all_news(house: House, *kinds: NewsKind) -> list[News]:
+    found = await house.store.scan(lambda conn: news.after(conn, 0, limit=100_000))
+    return [piece for piece in found if not kinds or piece.kind in kinds]
+
+
+async def rows(house: House, statement: str, **parameters: Any) -> list[Any]:
+    """Look at the store from behind, without a commit."""
+    return await house.store.scan(lambda conn: list(conn.execute(sa.text(statement), parameters)))
+
+
+async def outcomes(house: House, ids: Sequence[str]) -> list[Outcome | None]:
+    def body(conn: sa.Connection) -> list[Outcome | None]:
+        found = [envelopes.settled(conn, id_) for id_ in ids]
+        return [settled.outcome if settled else None for settled in found]
+
+    return await house.store.scan(body)
+
+
+async def notices_to(house: House, person: str) -> list[str]:
+    return [envelope.text for envelope in await house.mail_for(person) if envelope.kind == "notice"]
+
+
+async def answers_to(house: House, person: str) -> list[str]:
+    return [envelope.text for envelope in await house.mail_for(person) if envelope.kind == "answer"]
+
+
+async def questions_to(house: House, person: str) -> list[Envelope]:
+    return [envelope for envelope in await house.mail_for(person) if envelope.kind == "approval"]
+
+
+async def open_approval(house: House) -> str:
+    """Wait until somebody is asked, and say what about."""
+    statement = sa.text("SELECT id FROM approvals WHERE state = 'open' ORDER BY asked_ms DESC, id")
+    return await house.eventually(lambda conn: conn.execute(statement).scalars().first(), what="a question")
+
+
+async def parked(house: House) -> None:
+    """Wait until a run is parked and its lane has let go of it."""
+    statement = sa.text("SELECT count(*) FROM runs WHERE status = 'parked'")
+    await house.eventually(lambda conn: conn.execute(statement).scalar_one() > 0, what="a run to park")
+    await house.quiet()
+
+
+def witness(household: Household) -> list[str]:
+    """What `append_line` has really done, outside the house."""
+    if not household.witness.exists():
+        return []
+    return [line.split(" ", 1)[1] for line in household.witness.read_text().splitlines()]
+
+
+def user_turns(records: Sequence[Record]) -> list[str]:
+    return [record.body.text for record in records if isinstance(record.body, UserTurn)]
+
+
+def results(records: Sequence[Record]) -> list[ToolResult]:
+    return [record.body for record in records if isinstance(record.body, ToolResult)]
+
+
+def shown(prompt: Prompt) -> str:
+    """The newest words a prompt holds for the model to read."""
+    return user_turns(prompt.records)[-1]
+
+
+def kinds(records: Sequence[Record]) -> list[RecordKind]:
+    return [record.kind for record in records]
+
+
+def lane_tasks() -> list[str]:
+    return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("lane ")]

@@ -1,0 +1,69 @@
+"""The embedded engine, put through the contract of engines. A distributed one brings the same fixtures."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SUITE = (
+    "engine_house",
+    "engine_order",
+    "engine_parking",
+    "engine_queue",
+)
+pytest.register_assert_rewrite(*(f"contracts.{part}" for part in SUITE))
+
+from contracts.engine_house import Hands  # noqa: E402
+from contracts.engine_order import *  # noqa: E402, F403
+from contracts.engine_parking import *  # noqa: E402, F403
+from contracts.engine_queue import *  # noqa: E402, F403
+
+from retinue.engine.engine import EmbeddedEngine  # noqa: E402
+from retinue.store.opening import prepare_sqlite  # noqa: E402
+from retinue.testing.household import Household  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made once and copied: most of the time of a short test would go into making its tables."""
+    path = tmp_path_factory.mktemp("empty") / "house.db"
+    prepare_sqlite(path)
+    return path
+
+
+@pytest.fixture
+def hands() -> Iterator[Hands]:
+    hands = Hands()
+    yield hands
+    hands.let_go()
+
+
+@pytest.fixture
+def new_household(tmp_path: Path, empty_store: Path, hands: Hands) -> Callable[[], Household]:
+    numbers = itertools.count()
+
+    def make() -> Household:
+        root = tmp_path / f"house-{next(numbers)}"
+        root.mkdir()
+        shutil.copy(empty_store, root)
+        return Household(root, engine=EmbeddedEngine, through=hands.over)
+
+    return make
+
+
+@pytest.fixture
+def household(new_household: Callable[[], Household]) -> Household:
+    return new_household()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def any_household(request: pytest.FixtureRequest, tmp_path: Path, hands: Hands) -> Household:
+    """For the core of the contract, which is put to every kind of store."""
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        return Household(tmp_path, url=url, engine=EmbeddedEngine, through=hands.over)
+    return request.getfixturevalue("household")
