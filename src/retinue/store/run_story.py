@@ -69,7 +69,7 @@ def _end(conn: sa.Connection, run: Run, *, turns: int) -> Fact:
     assert run.ended_at is not None
     took = span(to_ms(run.ended_at) - to_ms(run.started_at))
     spent = conn.execute(_spent, {"run": run.id}).one()
-    cost = f", for ${spent.settled / 1e6:.6f}" if spent.settled else ""
+    cost = f", for ${int(spent.settled) / 1e6:.6f}" if spent.settled else ""
     if spent.unknown:
         cost += " at most"
     why = f": {quoted(run.error)}" if run.error else ""
