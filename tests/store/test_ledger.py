@@ -549,6 +549,11 @@ def test_every_equation_is_broken_by_some_test() -> None:
     assert {name for name, _, _ in BREAKS} == {rule.name for rule in RULES}
 
 
+def test_every_equation_has_its_row_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "concepts" / "ledger.md").read_text()
+    assert [rule.name for rule in RULES] == [row.split("`")[1] for row in page.splitlines() if row.startswith("| `")]
+
+
 def test_a_finding_names_what_is_wrong_and_why(books: Books) -> None:
     checked = books.check("UPDATE envelopes SET run = NULL WHERE id = :claimed")
     short = books.ids["claimed"][:8]
