@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.wire import Wire, unix_wire
+from benchmarks.wire import Wire, unix_wire, unused
 
 ANSWER_S_MAX = 60.0
 
@@ -31,7 +31,7 @@ class Client:
         return (self._home / "owner-token").read_text().strip()
 
     async def call(self, operation: str, parameters: dict[str, Any]) -> Any:
-        wire = self._free.pop() if self._free else await unix_wire(self._path)
+        wire = unused(self._free) or await unix_wire(self._path)
         headers = f"authorization: Bearer {self._token}\r\ncontent-type: application/json\r\n".encode()
         path = ("/api/" + operation.replace(".", "/")).encode()
         answer = json.loads(await wire.request([json.dumps(parameters).encode()], path=path, headers=headers))

@@ -69,7 +69,9 @@ async def measure(store: SqliteStore, prefix: int) -> tuple[float, float]:
             key=f"{prefix}-{i}",
             origin=Origin(OriginKind.TERMINAL, f"bench-{prefix}-{i}"),
         )
-        entered = await store.write(partial(_timed, accepts, partial(accept, draft=draft, now_ms=NOW_MS)), point="bench")
+        entered = await store.write(
+            partial(_timed, accepts, partial(accept, draft=draft, now_ms=NOW_MS)), point="bench"
+        )
         session = entered.receipt.session
         assert session is not None
         body = partial(claim, session_id=session, run_id=RunId(_id(prefix + 1, i)), now_ms=NOW_MS, terms=terms)

@@ -13,11 +13,13 @@ class Wire(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._waiting: asyncio.Future[bytes] | None = None
+        self.closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(exc or ConnectionError("the other side hung up"))
 
@@ -58,7 +60,7 @@ class WirePool:
         self._free: list[Wire] = []
 
     async def request(self, parts: list[bytes]) -> bytes:
-        wire = self._free.pop() if self._free else await self._connect()
+        wire = unused(self._free) or await self._connect()
         answer = await wire.request(parts)
         self._free.append(wire)
         return answer
@@ -66,6 +68,15 @@ class WirePool:
     async def _connect(self) -> Wire:
         _, wire = await asyncio.get_running_loop().create_connection(Wire, "127.0.0.1", self._port)
         return wire
+
+
+def unused(free: list[Wire]) -> Wire | None:
+    """A connection that is still open: the other side hangs up on those that were idle for long."""
+    while free:
+        wire = free.pop()
+        if not wire.closed:
+            return wire
+    return None
 
 
 async def unix_wire(path: str) -> Wire:

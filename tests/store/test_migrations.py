@@ -57,6 +57,9 @@ BREAKS_A_REFERENCE = NEXT + "    op.execute(\"UPDATE runs SET session = 'nowhere
 BREAKS_A_CONSTRAINT = NEXT + '    op.execute("INSERT INTO pets (name) SELECT name FROM pets")\n'
 
 
+BY_SCRIPTS = Schema()
+
+
 def with_next(directory: Path, source: str = NEXT) -> Schema:
     """The schema of a version to come."""
     scripts = directory / "migrations"
@@ -105,12 +108,12 @@ def test_the_newest_revision_and_all_known_ones_are_those_of_the_scripts() -> No
 def upgraded(kind: str, request: pytest.FixtureRequest, path: Path) -> Iterator[sa.Connection]:
     """A connection to an empty store that migrations have made."""
     if kind == "sqlite":
-        prepare_sqlite(path)
+        prepare_sqlite(path, schema=BY_SCRIPTS)
         with closing(sqlite.connect(path, writable=False)) as conn:
             yield conn
         return
     url = sa.make_url(request.getfixturevalue("postgres_url"))
-    prepare_postgres(url)
+    prepare_postgres(url, BY_SCRIPTS)
     engine = sa.create_engine(url)
     with engine.connect() as conn:
         yield conn
@@ -128,7 +131,7 @@ def test_autogenerate_finds_nothing_left_to_do(kind: str, request: pytest.Fixtur
 
 def test_on_sqlite_every_table_index_and_view_is_made_as_the_tables_say_to_the_letter(path: Path) -> None:
     """Autogenerate does not look at the conditions of partial indexes, at checks, or at WITHOUT ROWID."""
-    prepare_sqlite(path)
+    prepare_sqlite(path, schema=BY_SCRIPTS)
     with closing(sqlite3.connect(path)) as raw:
         migrated = _said(raw)
     with closing(sqlite3.connect(":memory:")) as raw:
@@ -139,6 +142,16 @@ def test_on_sqlite_every_table_index_and_view_is_made_as_the_tables_say_to_the_l
     migrated.pop("alembic_version")
     assert migrated == declared
     assert "status = 'pending' AND session IS NULL" in declared["ix_envelopes_outbox"]
+
+
+def test_a_new_store_is_what_the_scripts_make_stamp_and_all(tmp_path: Path) -> None:
+    made: list[tuple[dict[str, list[str] | str], list[tuple[str]], list[tuple[int, ...]]]] = []
+    for name, schema in (("tables", SCHEMA), ("scripts", BY_SCRIPTS)):
+        prepare_sqlite(tmp_path / name, schema=schema)
+        with closing(sqlite3.connect(tmp_path / name)) as raw:
+            stamp = raw.execute("SELECT version_num FROM alembic_version").fetchall()
+            made.append((_said(raw), stamp, raw.execute("SELECT * FROM house").fetchall()))
+    assert made[0] == made[1]
 
 
 def _said(raw: sqlite3.Connection) -> dict[str, list[str] | str]:
@@ -165,7 +178,7 @@ def test_on_postgresql_every_column_constraint_index_and_view_is_made_as_the_tab
         "SELECT viewname, definition FROM pg_views WHERE schemaname = 'public'",
     )
     said: list[list[list[tuple[Any, ...]]]] = []
-    for make in (lambda engine: prepare_postgres(engine.url), _create_all):
+    for make in (lambda engine: prepare_postgres(engine.url, BY_SCRIPTS), _create_all):
         with postgres_server.fresh_database() as url:
             engine = sa.create_engine(url)
             make(engine)

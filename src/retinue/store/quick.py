@@ -33,7 +33,7 @@ class Prepared:
         assert isinstance(compiled, SQLCompiler)
         self.text = str(compiled)
         self._names: list[str] = list(compiled.positiontup or ())
-        # Only what the statement itself fixes has a default: a parameter that its caller forgot is an error, never NULL.
+        # Only what the statement itself fixes has a default: a parameter that a caller forgot is an error, never NULL.
         self._defaults = {n: v for n, v in compiled.params.items() if not compiled.binds[n].required}
         columns: list[Any] = list(getattr(compiled, "_result_columns", ()))
         self._row: Callable[[Sequence[Any]], Any] = tuple

@@ -326,3 +326,21 @@ FROM kept
 """
 """Hi-Boss's audit relation, for the queries people already have. Read-only: through a view over the bare table,
 PostgreSQL would let anyone change or delete runs; not so through a WITH."""
+
+FIRST_HOUSE = "INSERT INTO house (id, news_seq, envelope_seq, latest_ms) VALUES (1, 0, 0, 0)"
+
+_stamp = sa.Table(
+    "alembic_version",
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+
+
+def create(conn: sa.Connection, revision: str) -> None:
+    """Make everything in an empty store, and stamp it as if its migrations had."""
+    metadata.create_all(conn, checkfirst=False)
+    conn.execute(sa.text(AGENT_RUNS_VIEW))
+    conn.execute(sa.text(FIRST_HOUSE))
+    _stamp.create(conn, checkfirst=False)
+    conn.execute(sa.text("INSERT INTO alembic_version (version_num) VALUES (:revision)"), {"revision": revision})
