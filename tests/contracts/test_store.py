@@ -435,8 +435,9 @@ async def test_every_question_the_house_asks_is_understood_by_every_database(pla
     def ask(conn: sa.Connection) -> None:
         assert agents.find(conn, "ADA") is None and agents.everyone(conn) == []
         assert people.find(conn, "Maria") is None and people.by_token(conn, "x") is None
-        assert envelopes.due(conn, "s", 5, limit=3) == [] and envelopes.oldest_due(conn, "s", 5, limit=3) == []
-        assert envelopes.count_due(conn, "s", 5) == 0 and envelopes.outbox_next(conn, "channel:a:b", 5) is None
+        assert envelopes.due(conn, "s", 5, limit=3) == [] and envelopes.oldest_asking(conn, "s", 5, limit=3) == []
+        assert envelopes.count_due(conn, "s", 5) == 0 == envelopes.count_asking(conn, "s", 5)
+        assert envelopes.outbox_next(conn, "channel:a:b", 5) is None
         assert envelopes.due_lanes(conn, since_ms=0, now_ms=5, limit=3) == []
         assert envelopes.due_rooms(conn, 5, limit=3) == [] and envelopes.due_for_people(conn, 5, limit=3) == []
         assert envelopes.next_moment_ms(conn, 5) is None and envelopes.expired(conn, 5, limit=3) == []

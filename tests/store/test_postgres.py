@@ -255,7 +255,7 @@ async def test_the_audit_relation_cannot_be_written_through(postgres_url: str) -
 
 HOT = {
     envelopes._due: "ix_envelopes_lane",
-    envelopes._count_due: "ix_envelopes_lane",
+    envelopes._count_asking: "ix_envelopes_lane",
     envelopes._outbox_next: "ix_envelopes_outbox",
     envelopes._next_due: "ix_envelopes_due",
     envelopes._due_lanes: "ix_envelopes_due",

@@ -500,7 +500,8 @@ def plan_of(raw: sqlite3.Connection, statement: Any) -> str:
 HOT = {
     "envelopes._due": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
     "envelopes._count_due": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
-    "envelopes._oldest_due": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
+    "envelopes._count_asking": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
+    "envelopes._oldest_asking": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
     "envelopes._outbox_next": "ix_envelopes_outbox (recipient=? AND due_ms<?)",
     "envelopes._due_rooms": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",
     "envelopes._due_for_people": "ix_envelopes_lane (session=? AND rank=? AND due_ms<?)",

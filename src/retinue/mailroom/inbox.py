@@ -384,7 +384,7 @@ def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -
     counted = draft.kind in (Kind.MESSAGE, Kind.SYSTEM) and not draft.silent
     if not counted or _is_future(page, draft):
         return "", ()
-    waiting = envelopes.count_due(page.conn, session.id, page.at_ms)
+    waiting = envelopes.count_asking(page.conn, session.id, page.at_ms)
     if waiting <= queue.cap:
         return "", ()
     because = f"queue full: {waiting - 1} envelopes already wait in this session, its cap is {queue.cap}"
@@ -395,7 +395,7 @@ def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -
         return because, told
     wakes: list[Wake] = []
     refused = ""
-    for old in envelopes.oldest_due(page.conn, session.id, page.at_ms, limit=waiting - queue.cap):
+    for old in envelopes.oldest_asking(page.conn, session.id, page.at_ms, limit=waiting - queue.cap):
         why = "queue full: newer mail took its place" if old.id != draft.id else because
         refused = because if old.id == draft.id else refused
         envelopes.settle(page.conn, [old.id], Outcome.REFUSED, because=why, at_ms=page.at_ms)

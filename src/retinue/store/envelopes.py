@@ -40,7 +40,7 @@ _due = (
         t.envelopes.c.session == _b("session"),
         t.envelopes.c.status == t.PENDING,
         # All the ranks there are: named, they let the index stop at what is due, before all that is not yet.
-        t.envelopes.c.rank.in_((sa.literal_column("0"), sa.literal_column("1"))),
+        t.envelopes.c.rank.in_((t.word("0"), t.word("1"))),
         t.envelopes.c.due_ms <= _b("now"),
     )
     .order_by(t.envelopes.c.rank, t.envelopes.c.due_ms, t.envelopes.c.seq)
@@ -53,7 +53,10 @@ _count_due = sa.select(sa.func.count()).where(
     t.envelopes.c.due_ms <= _b("now"),
     t.envelopes.c.silent == sa.false(),
 )
-_oldest_due = _due.where(t.envelopes.c.rank == 1, t.envelopes.c.silent == sa.false())
+# Letters that ask for something: what a queue's cap is for, and what may give way to newer.
+_asks = t.envelopes.c.kind.in_((t.word("'message'"), t.word("'system'")))
+_count_asking = _count_due.where(_asks)
+_oldest_asking = _due.where(t.envelopes.c.rank == 1, t.envelopes.c.silent == sa.false(), _asks)
 _outbox_next = (
     sa.select(t.envelopes)
     .where(
@@ -226,7 +229,7 @@ def resolve(conn: sa.Connection, text: str) -> EnvelopeId:
     found = [row.id for row in conn.execute(_by_prefix, bounds)]
     if not found:
         raise NotFound(
-            f"no envelope {digits}", because="none has an id that begins so", try_this="look at `retinue news`"
+            f"no envelope {digits}", because="none has an id that begins so", try_this="copy it from an answer"
         )
     if len(found) > 1:
         matches = conn.execute(_count_prefix, bounds).scalar_one()
@@ -240,10 +243,15 @@ def due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[E
     return [envelope_of(row) for row in rows]
 
 
-def oldest_due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
-    """The oldest ordinary mail that waits in a lane."""
-    rows = conn.execute(_oldest_due, {"session": session, "now": now_ms, "limit": limit})
+def oldest_asking(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
+    """The oldest mail that waits in a lane and may give way to newer: never an answer or a notice."""
+    rows = conn.execute(_oldest_asking, {"session": session, "now": now_ms, "limit": limit})
     return [envelope_of(row) for row in rows]
+
+
+def count_asking(conn: sa.Connection, session: str, now_ms: int) -> int:
+    """How much waits in a lane of what its cap is for."""
+    return conn.execute(_count_asking, {"session": session, "now": now_ms}).scalar_one()
 
 
 def count_due(conn: sa.Connection, session: str, now_ms: int) -> int:
