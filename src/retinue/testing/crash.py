@@ -1,0 +1,365 @@
+"""`make crash`: kill a real house again and again under a real load, and count what it lost.
+
+First the house is killed once at every crash point of its code, then at random moments; each time it is started again
+while its clients go on writing. At the end it is left to come to rest, and the verdict is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import retinue
+from retinue.testing import crash_script as script
+from retinue.testing.crash_client import Client, Closed, Habit, Line, Refused
+from retinue.testing.crash_evidence import read_evidence
+from retinue.testing.crash_log import Answered, Log
+from retinue.testing.crash_verdict import Verdict, judge
+
+KILLS = 100
+KILLS_QUICK = 8
+NTH_MAX = 4  # a point is not always to be met the first time it is reached
+REACHED_S_MAX = 30.0
+OPEN_S_MAX = 60.0
+REST_S_MAX = 120.0
+CLOSE_S_MAX = 30.0
+LOOK_S = 0.005
+EARLY_S = 0.6  # killed before it is open, or while it takes up what was cut off
+LATE_S = 0.4
+PAUSE_S = 1.0
+
+
+def crash_points() -> list[str]:
+    """Every crash point there is, read off the house's code: around each commit, and around each effect."""
+    points: set[str] = set()
+    source = Path(retinue.__file__).parent
+    for path in source.rglob("*.py"):
+        if path.relative_to(source).parts[0] != "testing":
+            points.update(_points_in(ast.parse(path.read_bytes())))
+    return sorted(points)
+
+
+def quick_points() -> list[str]:
+    """All effects, and of each commit one side in turn: a shorter tour."""
+    points = crash_points()
+    commits = [point for point in points if point.endswith("-commit")]
+    return sorted({*points} - {*commits[0::4], *commits[3::4]})
+
+
+def _points_in(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(attr="write"), keywords=[*_, ast.keyword("point", ast.Constant(str(name)))]
+            ):
+                yield f"{name}.before-commit"
+                yield f"{name}.after-commit"
+            case ast.Call(func=ast.Attribute(attr="reach"), args=[ast.Constant(str(name))]):
+                yield name
+            case _:
+                pass
+
+
+@dataclass(slots=True)
+class Life:
+    """One process of the house, from its start to its end."""
+
+    process: asyncio.subprocess.Process
+    log: Path
+    log_from: int
+    started: float
+    pending: frozenset[str]  # tokens of the mail that waited when it was started
+    open: float | None = None  # when it first answered
+    ended: float | None = None
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    async def end(self, *, within_s: float) -> int | None:
+        """The exit status, or None if it does not end in time."""
+        try:
+            status = await asyncio.wait_for(self.process.wait(), within_s)
+        except TimeoutError:
+            return None
+        self.ended = time.monotonic()
+        return status
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.signal(signal.SIGKILL)
+        await self.end(within_s=CLOSE_S_MAX)
+
+    @property
+    def said(self) -> str:
+        return self.log.read_bytes()[self.log_from :].decode(errors="replace")
+
+
+class FellOver(Exception):
+    """The house ended, or would not open, without anyone having killed it."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """A home, the marks outside it, a client, and one life of the house after the other."""
+
+    home: Path
+    outside: Path
+    client: Client
+    log: Log
+    bugs: str = ""
+    lives: list[Life] = field(default_factory=list[Life])
+
+    async def start(self, crash: str = "") -> Life:
+        path = self.outside / "daemon.log"
+        with path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "retinue.testing.crash_daemon",
+                env=self._environment(crash),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+            life = Life(process, path, log.tell(), time.monotonic(), frozenset(self.client.pending.values()))
+        self.lives.append(life)
+        return life
+
+    def _environment(self, crash: str) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("RETINUE_") and k != "XDG_RUNTIME_DIR"}
+        return inherited | {
+            "RETINUE_HOME": str(self.home),
+            "RETINUE_TEST": "1",
+            "RETINUE_TEST_OUTSIDE": str(self.outside),
+            "RETINUE_TEST_CRASH": crash,
+            "RETINUE_TEST_BUG": self.bugs,
+        }
+
+    async def opened(self, life: Life) -> None:
+        """Wait until a life answers."""
+        line = Line(self.home)
+        try:
+            while life.process.returncode is None and time.monotonic() - life.started < OPEN_S_MAX:
+                try:
+                    await line.call("house.status")
+                    life.open = time.monotonic()
+                    return
+                except (Closed, Refused):
+                    await asyncio.sleep(LOOK_S)
+        finally:
+            line.hang_up()
+        raise FellOver(f"the house did not open:\n{life.said[-2000:]}")
+
+    async def rest(self, writing: asyncio.Task[None]) -> str:
+        """Let the clients come to their end, then close the house. What went wrong with that, or nothing."""
+        self.client.stop()
+        life = self.lives[-1]
+        await self.opened(life)
+        _, unfinished = await asyncio.wait({writing}, timeout=REST_S_MAX)
+        waiting = sorted(self.client.pending.values())
+        life.signal(signal.SIGTERM)
+        status = await life.end(within_s=CLOSE_S_MAX)
+        if unfinished:
+            return f"the house did not come to rest in {REST_S_MAX:g} s; it owes {', '.join(waiting) or 'a session'}"
+        if status != 0:
+            return f"the house did not close: {status}\n{life.said[-2000:]}"
+        return ""
+
+
+@asynccontextmanager
+async def trial(
+    folder: Path, *, seed: int, habits: Sequence[Habit] = (), letters_max: int = 0, bugs: str = ""
+) -> AsyncGenerator[tuple[Trial, asyncio.Task[None]]]:
+    """Everything set up in a folder, and the clients writing."""
+    home, outside = folder / "home", folder / "outside"
+    outside.mkdir(parents=True)
+    log = Log(outside / "client.log")
+    client = Client(home, log, seed=seed, habits=habits, letters_max=letters_max)
+    made = Trial(home, outside, client, log, bugs)
+    writing = asyncio.create_task(client.write_letters())
+    try:
+        yield made, writing
+    finally:
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        for life in made.lives:
+            await life.kill()
+        log.close()
+
+
+# The killing
+
+
+@dataclass(slots=True)
+class Tour:
+    """What was done to a house, and what it did about it."""
+
+    trial: Trial
+    chance: random.Random
+    visited: list[str] = field(default_factory=list[str])
+    killed: int = 0
+    problems: list[str] = field(default_factory=list[str])
+
+    async def visit(self, point: str) -> None:
+        """End the house at a crash point, and see that it was really there."""
+        for nth in (self.chance.randint(1, NTH_MAX), 1):
+            life = await self.trial.start(crash=f"{point}:{nth}")
+            status = await life.end(within_s=REACHED_S_MAX)
+            if status is not None:
+                break
+            await life.kill()  # some points are rare: then the first time will do
+        else:
+            self.problems.append(f"crash point {point} was never reached")
+            return
+        if status != -signal.SIGKILL or f"crash point {point} reached\n" not in life.said:
+            raise FellOver(f"the house ended with {status} on its way to {point}:\n{life.said[-2000:]}")
+        self.visited.append(point)
+
+    async def kill_at_random(self) -> None:
+        life = await self.trial.start()
+        if self.chance.random() < 0.2:
+            await self._wait(life, self.chance.random() * EARLY_S)
+        else:
+            await self.trial.opened(life)
+            await self._wait(life, self.chance.expovariate(1 / LATE_S))
+        if self.chance.random() < 0.05:
+            life.signal(signal.SIGSTOP)
+            await asyncio.sleep(PAUSE_S)
+            life.signal(signal.SIGCONT)
+            await self._wait(life, self.chance.random() * LATE_S)
+        await life.kill()
+        self.killed += 1
+
+    async def _wait(self, life: Life, seconds: float) -> None:
+        status = await life.end(within_s=seconds)
+        if status is not None:
+            raise FellOver(f"the house ended by itself with {status}:\n{life.said[-2000:]}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    folder: Path
+    seed: int
+    points: Sequence[str]
+    kills: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    plan: Plan
+    visited: Sequence[str]
+    killed: int
+    open_s: Sequence[float]
+    answer_s: Sequence[float]
+    problems: Sequence[str]
+    verdict: Verdict
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict.ok and not self.problems
+
+    def lines(self) -> list[str]:
+        *table, last = self.verdict.lines()
+        return [
+            f"  {'crash points visited':<28}{len(self.visited):>5}/{len(self.plan.points)}",
+            f"  {'killed at random':<28}{self.killed:>8}",
+            f"  {'start to first answer, s':<28}{_spread(self.open_s)}",
+            f"  {'start to mail answered, s':<28}{_spread(self.answer_s)}",
+            *table,
+            *(f"  problem: {problem}" for problem in self.problems),
+            last if self.ok or not self.verdict.ok else last.replace(": ok", ": FAILED"),
+        ]
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return "    none"
+    ordered = sorted(seconds)
+    p50, p95 = (ordered[min(len(ordered) - 1, int(len(ordered) * share))] for share in (0.5, 0.95))
+    return f"    p50 {p50:.2f}  p95 {p95:.2f}  max {ordered[-1]:.2f}  (of {len(ordered)})"
+
+
+async def crash(plan: Plan) -> Report:
+    """Do all of it, and report."""
+    chance = random.Random(plan.seed)
+    setup = [point for point in plan.points if point.startswith("setup.")]
+    others = [point for point in plan.points if point not in setup]
+    chance.shuffle(others)
+    async with trial(plan.folder, seed=plan.seed) as (tried, writing):
+        tour = Tour(tried, chance)
+        try:
+            for point in setup + others:  # what is set up once is best interrupted the first time
+                await tour.visit(point)
+            for _ in range(plan.kills):
+                await tour.kill_at_random()
+            await tried.start()
+            if problem := await tried.rest(writing):
+                tour.problems.append(problem)
+        except FellOver as fell:
+            tour.problems.append(str(fell))
+        open_s, answer_s = _recoveries(tried)
+    return Report(
+        plan=plan,
+        visited=tour.visited,
+        killed=tour.killed,
+        open_s=open_s,
+        answer_s=answer_s,
+        problems=tour.problems,
+        verdict=judge(read_evidence(tried.home, tried.outside)),
+    )
+
+
+def _recoveries(tried: Trial) -> tuple[list[float], list[float]]:
+    """For each life: how long until it first answered, and until it answered mail that had waited for it."""
+    answered = [entry for entry in tried.log.entries if isinstance(entry, Answered)]
+    open_s = [life.open - life.started for life in tried.lives if life.open is not None]
+    answer_s: list[float] = []
+    for life in tried.lives:
+        until = life.ended or time.monotonic()
+        for entry in answered:
+            if life.started <= entry.t < until:
+                if any(answer.token in life.pending for answer in script.answers(entry.text)):
+                    answer_s.append(entry.t - life.started)
+                    break
+    return open_s, answer_s
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="make crash", description=__doc__)
+    parser.add_argument("--kills", type=int, default=None, help=f"how many kills at random ({KILLS})")
+    parser.add_argument("--quick", action="store_true", help=f"half of the commits, and {KILLS_QUICK} kills only")
+    parser.add_argument("--seed", type=int, default=None, help="to choose the same moments again")
+    parser.add_argument("--keep", action="store_true", help="keep the folder, also when all is well")
+    given = parser.parse_args(arguments)
+    folder = Path(tempfile.mkdtemp(prefix="retinue-crash-"))
+    seed = random.SystemRandom().randrange(2**32) if given.seed is None else given.seed
+    kills = given.kills if given.kills is not None else KILLS_QUICK if given.quick else KILLS
+    points = quick_points() if given.quick else crash_points()
+    plan = Plan(folder=folder, seed=seed, points=points, kills=kills)
+    print(f"crash: seed {seed}, {len(points)} crash points, {kills} kills, in {folder}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing we started outlives us
+    started = time.monotonic()
+    report = asyncio.run(crash(plan))
+    print(f"  {'seconds':<28}{time.monotonic() - started:>8.0f}")
+    print("\n".join(report.lines()))
+    if report.ok and not given.keep:
+        shutil.rmtree(folder)
+    elif not report.ok:
+        print(f"kept for inspection: {folder}", file=sys.stderr)
+    return 0 if report.ok else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

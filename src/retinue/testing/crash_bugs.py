@@ -1,0 +1,101 @@
+"""Bugs to plant in the crash test's daemon, to see that its verdict would catch them. Never in a real house."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from retinue import daemon
+from retinue.domain.envelope import Draft, Receipt
+from retinue.domain.tool import Call, ToolResult
+from retinue.engine.custody import Append
+from retinue.engine.journal import RunJournal
+from retinue.mailroom.inbox import Inbox
+from retinue.store import sessions
+
+COMMITS_AFTER_S = 0.1
+
+# Where we put our hands in: as Any, since no type allows this.
+_inbox: Any = Inbox
+_journal: Any = RunJournal
+_append: Any = Append
+_sessions: Any = sessions
+_daemon: Any = daemon
+
+
+def acknowledge_before_commit() -> None:
+    """Hand out the receipt at once, and store the envelope a moment later."""
+    post: Callable[[Inbox, Draft], Awaitable[Receipt]] = _inbox.post
+    storing: set[asyncio.Task[Receipt]] = set()
+
+    async def store(self: Inbox, draft: Draft) -> Receipt:
+        await asyncio.sleep(COMMITS_AFTER_S)
+        return await post(self, draft)
+
+    async def acknowledge(self: Inbox, draft: Draft) -> Receipt:
+        task = asyncio.create_task(store(self, draft))
+        storing.add(task)
+        task.add_done_callback(storing.discard)
+        return Receipt(envelope=draft.id, session=None, news_seq=0)
+
+    _inbox.post = acknowledge
+
+
+def effect_before_intent() -> None:
+    """Make a call first, and write down afterwards that it is about to be made."""
+    perform = _journal.perform
+
+    async def act_first(
+        self: RunJournal, turn: int, index: int, call: Call, act: Callable[[], Awaitable[ToolResult]], **kw: Any
+    ) -> ToolResult:
+        result = await act()
+
+        async def nothing_more() -> ToolResult:
+            return result
+
+        return await perform(self, turn, index, call, nothing_more, **kw)
+
+    _journal.perform = act_first
+
+
+def epoch_not_checked() -> None:
+    """Write to a session wherever it stands now, whoever has taken it over meanwhile."""
+    guard = sessions.guard
+
+    def unguarded(conn: sa.Connection, id_: str, *, epoch: int, new_epoch: int | None = None, **kw: Any) -> None:
+        session = sessions.get(conn, id_)
+        assert session is not None
+        raised = 0 if new_epoch is None else new_epoch - epoch
+        guard(conn, id_, epoch=session.epoch, new_epoch=session.epoch + raised, **kw)
+
+    def where_it_stands(self: Append) -> int:
+        if self.records:
+            return self.records[-1].seq
+        session = sessions.get(self.page.conn, self.session.id)
+        assert session is not None
+        return session.record_seq
+
+    _sessions.guard = unguarded
+    _append.seq = property(where_it_stands)
+
+
+def lock_not_held() -> None:
+    """Serve a home that another process serves: not a bug of ours, but what a bad network disk makes of a lock."""
+
+    @contextmanager
+    def unlocked(home: Path) -> Generator[None]:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        yield
+
+    _daemon.instance_lock = unlocked
+
+
+BUGS: dict[str, Callable[[], None]] = {
+    plant.__name__.replace("_", "-"): plant
+    for plant in (acknowledge_before_commit, effect_before_intent, epoch_not_checked, lock_not_held)
+}

@@ -1,0 +1,151 @@
+"""The house under test: the real daemon, with a model by rule, and tools and rooms that leave marks outside.
+
+`python -m retinue.testing.crash_daemon`, with RETINUE_TEST=1 and RETINUE_TEST_OUTSIDE naming the folder for the marks.
+RETINUE_TEST_CRASH=point:n ends it at a crash point; RETINUE_TEST_BUG plants a bug that the verdict must catch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from retinue import daemon
+from retinue.config import from_environment
+from retinue.domain.agent import Agent, Delivery, ToolRules
+from retinue.domain.envelope import Envelope
+from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.session import QueueMode, QueuePolicy
+from retinue.domain.tool import ToolSpec
+from retinue.engine.lanes import Slots
+from retinue.logs import set_up_logs
+from retinue.real import RandomIds, RealClock, faults_from
+from retinue.testing import crash_script as script
+from retinue.testing.crash_bugs import BUGS
+from retinue.testing.crash_client import APPROVAL_WAIT_S
+from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.scripted_model import ScriptedModel
+from retinue.testing.tools import AppendLine
+from retinue.tools.base import Scene
+
+LINGER_S = 0.01  # how long a call takes after its effect, and a room over each delivery: something to be killed in
+ATTEMPTS_MAX = 20
+ANY = 100
+
+
+def _agent(name: str, **kw: Any) -> Agent:
+    return Agent(
+        name=name,
+        model="scripted",
+        tools=ToolRules(ask=("ask_line",)),
+        approval_wait_s=APPROVAL_WAIT_S,
+        concurrency=ANY,
+        **kw,
+    )
+
+
+# One for each way of queueing and of dealing with a crash. Bob gives up as soon as any agent would.
+STAFF = (
+    _agent("ada", attempts_max=ATTEMPTS_MAX),
+    _agent("bob", queue=QueuePolicy(mode=QueueMode.FOLLOWUP)),
+    _agent("cat", delivery=Delivery.AT_MOST_ONCE),
+    _agent("eve", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.STEER)),
+    _agent("ivy", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.INTERRUPT)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lingering:
+    """A tool whose effect is followed by a moment in which nobody has heard of it yet."""
+
+    tool: AppendLine
+    arguments: type[msgspec.Struct] = field(init=False)
+    spec: ToolSpec = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", self.tool.arguments)
+        object.__setattr__(self, "spec", self.tool.spec)
+
+    async def perform(self, arguments: Any, scene: Scene) -> str:
+        output = await self.tool.perform(arguments, scene)
+        await asyncio.sleep(LINGER_S)
+        return output
+
+
+def _asking(tool: AppendLine) -> AppendLine:
+    """The same tool, under the name that the staff must ask for."""
+    return AppendLine(tool.file, spec=replace(tool.spec, name="ask_line"))
+
+
+def _room(outside: Path, instance: str, *, repeats_safely: bool) -> QuietConnector:
+    return QuietConnector(
+        RealClock(),
+        instance=instance,
+        repeats_safely=repeats_safely,
+        after_s=LINGER_S,
+        on_deliver=partial(_mark, outside / instance),
+    )
+
+
+def _mark(file: Path, envelope: Envelope) -> None:
+    """A line outside the house, synced: the place took it, whatever the house remembers."""
+    fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(fd, f"{envelope.id} {envelope.text}\n".encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def parts(environment: Mapping[str, str]) -> daemon.Parts:
+    outside = Path(environment["RETINUE_TEST_OUTSIDE"])
+    clock = RealClock()
+    append = AppendLine(outside / "witness")
+    model = ScriptedModel(clock, rule=partial(script.rule, whim=f"by-{os.getpid()}"))
+    return daemon.Parts(
+        clock=clock,
+        ids=RandomIds(),
+        faults=faults_from(dict(environment)),
+        models=[model],
+        tools=[Lingering(append), Lingering(_asking(append))],
+        staff=STAFF,
+        connectors=[
+            _room(outside, script.STEADY, repeats_safely=True),
+            _room(outside, script.RISKY, repeats_safely=False),
+        ],
+        slots=Slots(main=ANY, schedule=ANY, subagent=ANY, background=ANY),
+    )
+
+
+def refuse_outside_tests(environment: Mapping[str, str]) -> None:
+    if environment.get("RETINUE_TEST") != "1":
+        raise Invalid(
+            "this daemon is for crash tests",
+            because="its staff, its tools and its model are made to be killed, and RETINUE_TEST is not 1",
+            try_this="open a real house with `retinue run`",
+            code="config.test-only",
+        )
+
+
+def main() -> int:
+    set_up_logs(sys.stderr)
+    try:
+        refuse_outside_tests(os.environ)
+        for name in filter(None, os.environ.get("RETINUE_TEST_BUG", "").split(",")):
+            BUGS[name]()
+        daemon.run(from_environment(os.environ), parts(os.environ), announce=False)
+    except RetinueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

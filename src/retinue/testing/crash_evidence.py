@@ -1,0 +1,168 @@
+"""The crash test's evidence: what the client was told, what was left outside the house, and what its store holds.
+
+The store is read by SQL of its own, not by the house's code: whoever stands trial does not read out the evidence. Only
+the ledger is the house's, as one more witness.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from retinue.store import ledger
+from retinue.store.sqlite import connect
+from retinue.testing import crash_script as script
+from retinue.testing.crash_log import LogEntry, read_log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """An envelope, and how it ended, as the tables have it."""
+
+    seq: int
+    id: str
+    kind: str
+    text: str
+    source: str
+    key: str
+    recipient: str
+    status: str
+    reply_to: str | None
+    run: str | None
+    retry_of: str | None
+    outcomes: int
+    outcome: str | None
+    because: str | None
+    answer: str | None
+
+    @property
+    def token(self) -> str:
+        return self.text.split(" ", 1)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    id: str
+    status: str
+    final_text: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A call of which nobody saw the end."""
+
+    run: str
+    word: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approval:
+    id: str
+    state: str
+    run: str
+    word: str
+    decision: str | None  # how the envelope that carried the decision ended
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A line that was left outside the house: by a call or a delivery, and with which words."""
+
+    by: str
+    text: str
+
+    @property
+    def word(self) -> str:
+        return self.text.split(" ", 1)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    log: Sequence[LogEntry]
+    witness: Sequence[Mark]
+    rooms: dict[str, Sequence[Mark]]
+    letters: Sequence[Letter]
+    runs: Sequence[Run]
+    cuts: Sequence[Cut]
+    approvals: Sequence[Approval]
+    told: dict[int, str | None]  # news: seq -> envelope
+    ledger: Sequence[str] = ()  # what the house's own ledger found
+
+
+def read_evidence(home: Path, outside: Path) -> Evidence:
+    """Everything there is, once the house is closed."""
+    store = sqlite3.connect(f"file:{home / 'house.db'}?mode=ro", uri=True)
+    store.row_factory = sqlite3.Row
+    try:
+        return Evidence(
+            log=read_log(outside / "client.log"),
+            witness=_marks(outside / "witness"),
+            rooms={name: _marks(outside / name) for name in (script.STEADY, script.RISKY)},
+            letters=[Letter(**dict(row)) for row in store.execute(_LETTERS)],
+            runs=[Run(**dict(row)) for row in store.execute("SELECT id, status, final_text FROM runs")],
+            cuts=[Cut(run=row["run"], word=_word(row["call"])) for row in store.execute(_CUTS)],
+            approvals=[
+                Approval(
+                    id=row["id"],
+                    state=row["state"],
+                    run=row["run"],
+                    word=_word(row["calls"]),
+                    decision=row["decision"],
+                )
+                for row in store.execute(_APPROVALS)
+            ],
+            told={row["seq"]: row["envelope"] for row in store.execute("SELECT seq, envelope FROM news")},
+            ledger=[*_damage(store), *_ledger(home)],
+        )
+    finally:
+        store.close()
+
+
+_LETTERS = """
+SELECT e.seq, e.id, e.kind, e.text, e.source, e.dedupe_key AS key, e.recipient, e.status, e.reply_to, e.run, e.retry_of,
+       (SELECT count(*) FROM outcomes WHERE envelope = e.id) AS outcomes, o.outcome, o.because, o.answer
+FROM envelopes e LEFT JOIN outcomes o ON o.envelope = e.id ORDER BY e.seq
+"""
+_CUTS = "SELECT run, call FROM steps WHERE kind = 'tool' AND state = 'interrupted'"
+_APPROVALS = """
+SELECT a.id, a.state, a.run, a.calls, o.outcome AS decision FROM approvals a
+LEFT JOIN envelopes e ON e.dedupe_key = a.id || '/decision' LEFT JOIN outcomes o ON o.envelope = e.id
+"""
+
+
+class _Call(msgspec.Struct):
+    arguments: dict[str, Any]
+
+
+_call = msgspec.json.Decoder(_Call)
+_calls = msgspec.json.Decoder(list[_Call])
+
+
+def _word(calls: str) -> str:
+    """The first word a call, or the first of several, was to write."""
+    first = _calls.decode(calls)[0] if calls.startswith("[") else _call.decode(calls)
+    return str(first.arguments.get("text", "")).split(" ", 1)[0]
+
+
+def _marks(path: Path) -> list[Mark]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Mark(*line.split(" ", 1)) for line in lines]
+
+
+def _damage(store: sqlite3.Connection) -> Iterator[str]:
+    said = [row[0] for row in store.execute("PRAGMA integrity_check")]
+    return iter(said if said != ["ok"] else [])
+
+
+def _ledger(home: Path) -> list[str]:
+    conn = connect(home / "house.db", writable=False)
+    try:
+        checked = ledger.check(conn, now_ms=0)
+        return [] if checked.holds else checked.lines()
+    finally:
+        conn.close()

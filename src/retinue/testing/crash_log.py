@@ -1,0 +1,103 @@
+"""What the crash test's client writes down: its own word on what it was told, on disk before it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="what"):
+    t: float  # the system's monotonic clock
+
+
+class Sent(Entry, frozen=True, kw_only=True, tag="sent"):
+    """Written before the first try."""
+
+    token: str
+    key: str
+    to: str
+
+
+class Acknowledged(Entry, frozen=True, kw_only=True, tag="acknowledged"):
+    token: str
+    key: str
+    envelope: str
+    session: str | None
+    duplicate: bool
+
+
+class Answered(Entry, frozen=True, kw_only=True, tag="answered"):
+    """An answer, as the news told of it."""
+
+    seq: int
+    envelope: str
+    text: str
+
+
+class Settled(Entry, frozen=True, kw_only=True, tag="settled"):
+    envelope: str
+    outcome: str
+
+
+class Decided(Entry, frozen=True, kw_only=True, tag="decided"):
+    """An approval that the house says it has our answer to."""
+
+    approval: str
+    token: str
+    allow: bool
+
+
+class Retried(Entry, frozen=True, kw_only=True, tag="retried"):
+    """A dead letter that the house says it sends once more."""
+
+    envelope: str
+
+
+class Shown(Entry, frozen=True, kw_only=True, tag="shown"):
+    """The answers a session shows at the end, oldest first."""
+
+    session: str
+    answers: list[str]
+
+
+class Complaint(Entry, frozen=True, kw_only=True, tag="complaint"):
+    """Something no house should do to a client."""
+
+    text: str
+
+
+LogEntry = Sent | Acknowledged | Answered | Settled | Decided | Retried | Shown | Complaint
+
+
+class Log:
+    """The client's own word. Once `write` returns, the entry is on disk; those who wait are synced together."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._encode = msgspec.json.Encoder().encode
+        self._waiting: list[bytes] = []
+        self._turn = asyncio.Lock()
+        self.entries: list[LogEntry] = []
+
+    async def write(self, entry: LogEntry) -> None:
+        self._waiting.append(self._encode(entry) + b"\n")
+        async with self._turn:
+            if self._waiting:  # otherwise whoever came before us has written for all
+                lines, self._waiting = self._waiting, []
+                await asyncio.to_thread(self._sync, b"".join(lines))
+        self.entries.append(entry)
+
+    def _sync(self, lines: bytes) -> None:
+        os.write(self._fd, lines)
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read_log(path: Path) -> list[LogEntry]:
+    decode = msgspec.json.Decoder[LogEntry](LogEntry).decode
+    return [decode(line) for line in path.read_bytes().splitlines()]

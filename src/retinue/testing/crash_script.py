@@ -1,0 +1,149 @@
+"""The crash test's own language: what its client writes, and what its model makes of it. Both sides and the verdict
+agree on it, so that every question can be matched to its answer by the words alone.
+
+A question is a line `s12-m7 two-tools 0.05`: its token, what to do, and how long to think before. The answer holds
+`<s12-m7 appended interrupted>`: the token, and what the model read of each call it made for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from retinue.domain.record import Note, Record, Reply, UserTurn
+from retinue.domain.tool import ToolResult
+from retinue.models.base import Prompt
+from retinue.testing.scripted_model import Line
+
+STEADY = "steady"  # a room whose place knows an envelope that comes twice
+RISKY = "risky"  # a room whose place does not
+
+
+class Do(StrEnum):
+    PLAIN = "plain"
+    STATUS = "status"  # a call that may be repeated
+    TOOL = "tool"  # a call that must not be
+    TWO_TOOLS = "two-tools"
+    ASK = "ask"  # a call that a person must allow
+    WHIM = "whim"  # a call with other arguments each time the model is asked: real models are like that
+    FAIL = "fail"  # the model breaks
+
+
+class Said(StrEnum):
+    """What the model read of a call."""
+
+    APPENDED = "appended"
+    INTERRUPTED = "interrupted"
+    WAITING = "waiting"
+    DENIED = "denied"
+    SHOWN = "shown"
+    OTHER = "other"
+
+
+_QUESTION = re.compile(r"^(s\d+-m\d+) ([a-z-]+)(?: ([0-9.]+))?$", re.MULTILINE)
+_ANSWER = re.compile(r"<(s\d+-m\d+)((?: [a-z]+)*)>")
+_TOKEN = re.compile(r"s(\d+)-m(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    token: str
+    do: Do
+    after_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.token} {self.do}" + (f" {self.after_s:g}" if self.after_s else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    token: str
+    said: tuple[Said, ...] = ()
+
+    def __str__(self) -> str:
+        return f"<{' '.join((self.token, *self.said))}>"
+
+
+def token(session: int, number: int) -> str:
+    return f"s{session}-m{number}"
+
+
+def place(token: str) -> tuple[int, int]:
+    """Which session a token belongs to, and where in it."""
+    found = _TOKEN.match(token)
+    if found is None:
+        raise ValueError(f"{token!r} begins with no token")
+    return int(found[1]), int(found[2])
+
+
+def questions(text: str) -> list[Question]:
+    return [Question(m[1], Do(m[2]), float(m[3] or 0)) for m in _QUESTION.finditer(text)]
+
+
+def answers(text: str) -> list[Answer]:
+    return [Answer(m[1], tuple(Said(word) for word in m[2].split())) for m in _ANSWER.finditer(text)]
+
+
+def rule(prompt: Prompt, whim: str) -> Line:
+    """What the model says next: a turn of calls for each question that wants some, then one answer to all of them.
+
+    Follows from the run's records alone, but for `whim`, which differs from process to process.
+    """
+    run = prompt.records[-1].run
+    own = [record for record in prompt.records if record.run == run]
+    asked = [q for r in own if isinstance(r.body, UserTurn) for q in questions(r.body.text)]
+    for question in asked:
+        if question.do is Do.FAIL:
+            return Line(fails=f"{question.token} was to fail", after_s=question.after_s)
+    wanting = [question for question in asked if _calls(question, whim)]
+    replies = [record.body for record in own if isinstance(record.body, Reply)]
+    if len(replies) < len(wanting):
+        question = wanting[len(replies)]
+        return Line(calls=_calls(question, whim), after_s=question.after_s)
+    results = {record.body.call: record.body for record in own if isinstance(record.body, ToolResult)}
+    by_token = {
+        question.token: tuple(_read(results.get(call.id)) for call in reply.calls)
+        for question, reply in zip(wanting, replies, strict=False)
+    }
+    said = [str(Answer(question.token, by_token.get(question.token, ()))) for question in asked]
+    thinking_s = sum(question.after_s for question in asked if question not in wanting)
+    return Line(text="\n".join(_late(own) + said) or "Noted.", after_s=thinking_s)
+
+
+def _calls(question: Question, whim: str) -> tuple[tuple[str, dict[str, Any]], ...]:
+    text = question.token
+    match question.do:
+        case Do.STATUS:
+            return (("session_status", {}),)
+        case Do.TOOL:
+            return (("append_line", {"text": text}),)
+        case Do.TWO_TOOLS:
+            return (("append_line", {"text": f"{text}/1"}), ("append_line", {"text": f"{text}/2"}))
+        case Do.ASK:
+            return (("ask_line", {"text": text}),)
+        case Do.WHIM:
+            return (("append_line", {"text": f"{text} {whim}"}),)
+        case Do.PLAIN | Do.FAIL:
+            return ()
+
+
+def _read(result: ToolResult | None) -> Said:
+    output = result.output if result else ""
+    for beginning, said in (
+        ("appended", Said.APPENDED),
+        ("Interrupted", Said.INTERRUPTED),
+        ("Waiting for approval", Said.WAITING),
+        ("Not done", Said.DENIED),
+        ("now: ", Said.SHOWN),
+    ):
+        if output.startswith(beginning):
+            return said
+    return Said.OTHER
+
+
+def _late(own: Sequence[Record]) -> list[str]:
+    """What came of a call that was allowed after its turn had gone by."""
+    return [f"late: {record.body.text}" for record in own if isinstance(record.body, Note) and record.body.call]

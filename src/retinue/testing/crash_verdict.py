@@ -1,0 +1,347 @@
+"""The crash test's verdict: a pure function of the evidence. Everything it counts should be zero."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import NamedTuple
+
+from retinue.testing import crash_script as script
+from retinue.testing.crash_evidence import Evidence, Letter
+from retinue.testing.crash_log import Acknowledged, Answered, Complaint, Decided, Retried, Sent, Settled, Shown
+from retinue.testing.crash_script import Do, Said
+
+SENDER = "person:owner"
+SHOWN_MAX = 20
+
+
+class Wrong(StrEnum):
+    """What can be wrong, in the order in which it is printed."""
+
+    LOST = "lost"
+    DOUBLED = "doubled"
+    REORDERED = "reordered"
+    RUN_TWICE = "run twice"
+    UNEXPLAINED = "unexplained"
+    UNASKED = "unasked"
+    CONTRADICTED = "contradicted"
+    LEDGER = "ledger"
+
+
+class Finding(NamedTuple):
+    wrong: Wrong
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    figures: dict[str, int]
+    findings: Sequence[Finding]
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def count(self, wrong: Wrong) -> int:
+        return sum(finding.wrong is wrong for finding in self.findings)
+
+    def lines(self) -> list[str]:
+        """A table, the first few findings, and the verdict in the last line."""
+        table = [f"  {name:<28}{count:>8}" for name, count in self.figures.items()]
+        table += [f"  {wrong:<28}{self.count(wrong):>8}" for wrong in Wrong]
+        shown = [f"  {wrong}: {text}" for wrong, text in self.findings[:SHOWN_MAX]]
+        more = [f"  and {len(self.findings) - SHOWN_MAX} more"] if len(self.findings) > SHOWN_MAX else []
+        sums = ", ".join(f"{self.count(wrong)} {wrong}" for wrong in Wrong)
+        return [*table, *shown, *more, f"crash verdict: {'ok' if self.ok else 'FAILED'} ({sums})"]
+
+
+def judge(evidence: Evidence) -> Verdict:
+    case = _Case(evidence)
+    findings = [
+        *_complaints(case),
+        *_stored_once(case),
+        *_settled_once(case),
+        *_answered_once(case),
+        *_in_order(case),
+        *_told(case),
+        *_performed(case),
+        *_decided(case),
+        *_delivered(case),
+        *_unasked(case),
+        *(Finding(Wrong.LEDGER, line) for line in evidence.ledger),
+    ]
+    return Verdict(figures=_figures(case), findings=findings)
+
+
+@dataclass(slots=True)
+class _Case:
+    """The evidence, by what one looks it up by."""
+
+    evidence: Evidence
+    sent: dict[str, Sent] = field(init=False)  # by key
+    acknowledged: list[Acknowledged] = field(init=False)
+    by_id: dict[str, Letter] = field(init=False)
+    questions: list[Letter] = field(init=False)  # what the client wrote, in the order of the store
+    answers: list[Letter] = field(init=False)
+    by_token: dict[str, list[Letter]] = field(init=False)  # the answers that hold a token
+    written: Counter[str] = field(init=False)  # how often a word was written by a call
+
+    def __post_init__(self) -> None:
+        log, letters = self.evidence.log, self.evidence.letters
+        self.sent = {entry.key: entry for entry in log if isinstance(entry, Sent)}
+        self.acknowledged = [entry for entry in log if isinstance(entry, Acknowledged)]
+        self.by_id = {letter.id: letter for letter in letters}
+        self.questions = [letter for letter in letters if letter.source == SENDER and letter.kind == "message"]
+        self.answers = [letter for letter in letters if letter.kind == "answer"]
+        self.by_token = defaultdict(list)
+        for letter in self.answers:
+            for answer in script.answers(letter.text):
+                self.by_token[answer.token].append(letter)
+        self.written = Counter(mark.word for mark in self.evidence.witness)
+
+
+def _complaints(case: _Case) -> Iterator[Finding]:
+    for entry in case.evidence.log:
+        if isinstance(entry, Complaint):
+            yield Finding(Wrong.CONTRADICTED, entry.text)
+
+
+def _stored_once(case: _Case) -> Iterator[Finding]:
+    """What was acknowledged is there, under the id that was given; what was not may be there, once."""
+    for entry in case.acknowledged:
+        letter = case.by_id.get(entry.envelope)
+        if letter is None:
+            yield Finding(Wrong.LOST, f"{entry.token} was acknowledged as {entry.envelope[:8]} and is not stored")
+        elif (letter.token, letter.key) != (entry.token, entry.key):
+            yield Finding(Wrong.CONTRADICTED, f"{entry.envelope[:8]} was acknowledged for {entry.token}, it is another")
+    for what, counted in (
+        ("key", Counter(letter.key for letter in case.questions)),
+        ("token", Counter(letter.token for letter in case.questions)),
+    ):
+        yield from (Finding(Wrong.DOUBLED, f"{what} {of} is stored {n} times") for of, n in counted.items() if n > 1)
+
+
+def _settled_once(case: _Case) -> Iterator[Finding]:
+    """Everything has ended, once, with a reason, and whoever got no answer was told so."""
+    told = {letter.reply_to for letter in case.evidence.letters if letter.kind == "notice"}
+    told_runs = {case.by_id[id_].run for id_ in told if id_ in case.by_id} - {None}
+    for letter in case.evidence.letters:
+        name = f"{letter.kind} {letter.id[:8]} ({letter.token})"
+        if letter.outcomes > 1:
+            yield Finding(Wrong.DOUBLED, f"{name} has {letter.outcomes} outcomes")
+        if letter.status != "done" or letter.outcome is None:
+            yield Finding(Wrong.LOST, f"{name} is {letter.status}, outcome {letter.outcome}")
+        elif not letter.because:
+            yield Finding(Wrong.UNEXPLAINED, f"{name} ended {letter.outcome} without a because")
+        elif letter.kind == "message" and letter.outcome not in ("answered", "delivered"):
+            if letter.id not in told and letter.run not in told_runs:
+                yield Finding(Wrong.UNEXPLAINED, f"{name} ended {letter.outcome}, and nobody was told")
+    for run in case.evidence.runs:
+        if run.status in ("running", "parked"):
+            yield Finding(Wrong.LOST, f"run {run.id[:8]} is still {run.status}")
+
+
+def _answered_once(case: _Case) -> Iterator[Finding]:
+    """Each question that is answered is in one answer, the one it names; any other is in none."""
+    owed: Counter[str] = Counter()
+    for letter in case.evidence.letters:
+        if letter.kind != "message" or letter.outcome != "answered":
+            continue
+        owed[letter.token] += 1
+        answer = case.by_id.get(letter.answer or "")
+        if answer is None or answer not in case.by_token[letter.token]:
+            yield Finding(Wrong.LOST, f"{letter.token} is answered, but its answer does not speak of it")
+    for token, answers in case.by_token.items():
+        if len(answers) > owed[token]:
+            yield Finding(Wrong.DOUBLED, f"{token} is in {len(answers)} answers, {owed[token]} owed")
+
+
+def _in_order(case: _Case) -> Iterator[Finding]:
+    """Within a session, questions were stored and answered in the order in which they were acknowledged."""
+    stored: dict[int, list[tuple[int, Letter]]] = defaultdict(list)
+    for letter in case.questions:
+        session, number = script.place(letter.token)
+        stored[session].append((number, letter))
+    for letters in stored.values():
+        yield from _rising([number for number, _ in letters], f"stored in {letters[0][1].token}'s session")
+        answered = [
+            (answer.seq, [a.token for a in script.answers(answer.text)].index(letter.token), number)
+            for number, letter in letters
+            if (answer := case.by_id.get(letter.answer or "")) is not None and answer in case.by_token[letter.token]
+        ]
+        numbers = [number for _, _, number in sorted(answered)]
+        yield from _rising(numbers, f"answered in {letters[0][1].token}'s session")
+
+
+def _rising(numbers: Sequence[int], what: str) -> Iterator[Finding]:
+    for before, after in pairwise(numbers):
+        if after <= before:
+            yield Finding(Wrong.REORDERED, f"{what}: {after} comes after {before}")
+
+
+def _told(case: _Case) -> Iterator[Finding]:
+    """The news told of every answer, once, and of nothing that did not stay so; outcomes are what was told."""
+    heard: Counter[str] = Counter()
+    texts = {letter.text for letter in case.answers}
+    retried = {letter.token for letter in case.evidence.letters if letter.retry_of}  # answered later than their turn
+    for entry in case.evidence.log:
+        match entry:
+            case Answered(seq=seq, envelope=envelope, text=text):
+                heard[envelope] += 1
+                letter = case.by_id.get(envelope)
+                if letter is None or letter.text != text or case.evidence.told.get(seq) != envelope:
+                    yield Finding(Wrong.CONTRADICTED, f"news {seq} told of answer {envelope[:8]}, which is not so")
+            case Settled(envelope=envelope, outcome=outcome):
+                letter = case.by_id.get(envelope)
+                if letter is None or letter.outcome != outcome:
+                    became = letter.outcome if letter else "not stored"
+                    yield Finding(Wrong.CONTRADICTED, f"{envelope[:8]} was told to be {outcome}, it is {became}")
+            case Shown(session=session, answers=answers):
+                yield from (
+                    Finding(Wrong.CONTRADICTED, f"session {session[:8]} shows an answer that was never given: {text}")
+                    for text in answers
+                    if text not in texts
+                )
+                shown = [answer.token for text in answers for answer in script.answers(text)]
+                numbers = [script.place(token)[1] for token in shown if token not in retried]
+                yield from _rising(numbers, f"shown in session {session[:8]}")
+            case _:
+                pass
+    for letter in case.answers:
+        if heard[letter.id] > 1:
+            yield Finding(Wrong.DOUBLED, f"the news told {heard[letter.id]} times of answer {letter.id[:8]}")
+        if not heard[letter.id]:
+            yield Finding(Wrong.LOST, f"the news never told of answer {letter.id[:8]}: {letter.text}")
+
+
+def _performed(case: _Case) -> Iterator[Finding]:
+    """No call that must not be repeated was made twice, and the model read the truth about each."""
+    for word, times in case.written.items():
+        if times > 1:
+            by = ", ".join(mark.by for mark in case.evidence.witness if mark.word == word)
+            yield Finding(Wrong.RUN_TWICE, f"{word} was written {times} times, by {by}")
+    cut = {c.word for c in case.evidence.cuts}
+    do = {q.token: q.do for letter in case.questions for q in script.questions(letter.text)}
+    for letter in case.answers:
+        for answer in script.answers(letter.text):
+            words = _words(answer.token, do.get(answer.token, Do.PLAIN))
+            if len(words) != len(answer.said):
+                yield Finding(Wrong.LOST, f"{answer} does not speak of {len(words)} calls")
+            for word, said in zip(words, answer.said, strict=False):
+                if because := _not_so(said, times=case.written[word], cut=word in cut):
+                    yield Finding(Wrong.CONTRADICTED, f"{answer} of {word}: {because}")
+    final = {run.id: run.final_text or "" for run in case.evidence.runs if run.status == "completed"}
+    for c in case.evidence.cuts:
+        if c.run in final and Said.INTERRUPTED not in final[c.run].lower():
+            yield Finding(Wrong.UNEXPLAINED, f"{c.word} was cut off, and the answer does not say so")
+
+
+def _words(token: str, do: Do) -> list[str]:
+    match do:
+        case Do.TOOL | Do.ASK | Do.WHIM:
+            return [token]
+        case Do.TWO_TOOLS:
+            return [f"{token}/1", f"{token}/2"]
+        case Do.STATUS:
+            return [""]
+        case Do.PLAIN | Do.FAIL:
+            return []
+
+
+def _not_so(said: Said, *, times: int, cut: bool) -> str:
+    match said:
+        case Said.APPENDED if not times:
+            return "the model read that it was done, and it was not"
+        case Said.INTERRUPTED if not cut:
+            return "the model read that it was cut off, and no step was"
+        case Said.DENIED if times:
+            return "the model read that it was not done, and it was"
+        case Said.OTHER:
+            return "the model read something else"
+        case _:
+            return ""
+
+
+def _decided(case: _Case) -> Iterator[Finding]:
+    """What a person allowed is done, or it is known why not; nothing else that asks is."""
+    approvals = {approval.id: approval for approval in case.evidence.approvals}
+    for entry in case.evidence.log:
+        if isinstance(entry, Decided):
+            approval = approvals.get(entry.approval)
+            if approval is None or approval.state != ("allowed" if entry.allow else "denied"):
+                state = approval.state if approval else "not stored"
+                yield Finding(Wrong.LOST, f"the decision on {entry.token} was acknowledged, but it is {state}")
+    ended = {run.id: run.status for run in case.evidence.runs}
+    cut = {c.word for c in case.evidence.cuts}
+    allowed = {approval.word for approval in approvals.values() if approval.state == "allowed"}
+    for approval in approvals.values():
+        times = case.written[approval.word]
+        if times and approval.word not in allowed:
+            yield Finding(Wrong.UNASKED, f"{approval.word} was written, but it is {approval.state}")
+        if approval.state == "allowed" and not times and approval.word not in cut:
+            if ended.get(approval.run) == "completed" and approval.decision in ("answered", "noted"):
+                yield Finding(Wrong.LOST, f"{approval.word} was allowed and never done")
+
+
+def _delivered(case: _Case) -> Iterator[Finding]:
+    """What was delivered is in its room, in order, and where a room minds, once."""
+    for name, marks in case.evidence.rooms.items():
+        times = Counter(mark.by for mark in marks)
+        if name == script.RISKY:
+            twice = [mark for mark in dict.fromkeys(marks) if times[mark.by] > 1]
+            yield from (Finding(Wrong.DOUBLED, f"{mark.word} came {times[mark.by]} times to {name}") for mark in twice)
+        for letter in case.evidence.letters:
+            if letter.recipient.startswith(f"channel:{name}:"):
+                if letter.outcome == "delivered" and not times[letter.id]:
+                    yield Finding(Wrong.LOST, f"{letter.token} is delivered, but it never came to {name}")
+        numbers: dict[int, list[int]] = defaultdict(list)
+        for mark in dict.fromkeys(marks):
+            if mark.by not in case.by_id:
+                yield Finding(Wrong.UNASKED, f"{mark.word} came to {name} and is not stored")
+            session, number = script.place(mark.text)
+            numbers[session].append(number)
+        for session, came in numbers.items():
+            yield from _rising(came, f"delivered to {name} for session {session}")
+
+
+def _unasked(case: _Case) -> Iterator[Finding]:
+    """Nothing is there that nobody sent."""
+    approvals = {f"{approval.id}/decision" for approval in case.evidence.approvals}
+    retried = Counter(entry.envelope for entry in case.evidence.log if isinstance(entry, Retried))
+    sent = {entry.token for entry in case.sent.values()}
+    for letter in case.evidence.letters:
+        match letter.source:
+            case "retry" if not retried[letter.retry_of or ""]:
+                yield Finding(Wrong.UNASKED, f"{letter.token} was retried, and nobody asked for it")
+            case "retry":
+                retried[letter.retry_of or ""] -= 1
+            case source if source == SENDER and letter.key not in case.sent and letter.key not in approvals:
+                yield Finding(Wrong.UNASKED, f"{letter.kind} {letter.id[:8]} is stored, and nobody sent it")
+            case _:
+                pass
+    yield from (Finding(Wrong.LOST, f"the retry of {id_[:8]} is not stored") for id_, n in retried.items() if n > 0)
+    words = [word for word in case.written if word.split("/")[0] not in sent]
+    yield from (Finding(Wrong.UNASKED, f"{word} was written, and nobody asked for it") for word in words)
+
+
+def _figures(case: _Case) -> dict[str, int]:
+    """What was looked at: a verdict over nothing would be worth nothing."""
+    outcomes = Counter(letter.outcome or "open" for letter in case.questions)
+    return {
+        "sent": len(case.sent),
+        "acknowledged": len(case.acknowledged),
+        "acknowledged on a retry": sum(entry.duplicate for entry in case.acknowledged),
+        **{f"ended {outcome}": outcomes[outcome] for outcome in sorted(outcomes)},
+        "answers": len(case.answers),
+        "runs": len(case.evidence.runs),
+        "calls performed": len(case.evidence.witness),
+        "calls cut off, and said so": len(case.evidence.cuts),
+        "approvals asked": len(case.evidence.approvals),
+        "approvals decided": sum(isinstance(entry, Decided) for entry in case.evidence.log),
+        "deliveries": sum(len(marks) for marks in case.evidence.rooms.values()),
+        "dead letters retried": sum(isinstance(entry, Retried) for entry in case.evidence.log),
+        "news read": max((entry.seq for entry in case.evidence.log if isinstance(entry, Answered)), default=0),
+    }

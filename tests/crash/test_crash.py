@@ -1,0 +1,160 @@
+"""A real house, killed: nothing is lost, and a house that would lose something is found out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from retinue.testing.crash import KILLS, KILLS_QUICK, Plan, Trial, crash, crash_points, quick_points, trial
+from retinue.testing.crash_client import Habit
+from retinue.testing.crash_evidence import read_evidence
+from retinue.testing.crash_script import Do
+from retinue.testing.crash_verdict import Verdict, Wrong, judge
+
+WAIT_S = 40.0
+
+
+@pytest.mark.spec("H1", "D11", "D27")
+@pytest.mark.timeout(600)
+async def test_a_house_killed_at_its_crash_points_and_at_random_loses_doubles_and_reorders_nothing(
+    tmp_path: Path,
+) -> None:
+    points = quick_points()
+    report = await crash(Plan(folder=tmp_path, seed=7, points=points, kills=KILLS_QUICK))
+    assert report.ok, "\n".join(report.lines())
+    assert set(report.visited) == set(points)
+    assert report.killed == KILLS_QUICK
+    assert report.verdict.figures["acknowledged"] > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_house_killed_a_hundred_times_loses_doubles_and_reorders_nothing(tmp_path: Path, seed: int) -> None:
+    report = await crash(Plan(folder=tmp_path, seed=seed, points=crash_points(), kills=KILLS))
+    assert report.ok, "\n".join(report.lines())
+
+
+def test_the_crash_points_are_read_off_the_code() -> None:
+    points = crash_points()
+    for commit in ("accept", "claim", "step", "park", "finish", "deliver-claim", "deliver-done"):
+        assert {f"{commit}.before-commit", f"{commit}.after-commit"} <= set(points)
+    for effect in ("model", "tool", "deliver"):
+        assert {f"{effect}.before", f"{effect}.after"} <= set(points)
+
+
+def test_the_short_tour_leaves_out_no_commit_and_no_effect() -> None:
+    assert {point.partition(".")[0] for point in quick_points()} == {
+        point.partition(".")[0] for point in crash_points()
+    }
+
+
+async def killed_once(folder: Path, *, do: Do, crash: str, bugs: str) -> Verdict:
+    """One correspondent, one kill at a chosen point, and the verdict after the house has come to rest."""
+    habit = Habit(to="agent:ada", does={do: 1}, pause_s=0.0)
+    async with trial(folder, seed=1, habits=[habit], letters_max=2, bugs=bugs) as (tried, writing):
+        life = await tried.start(crash)
+        assert await life.end(within_s=WAIT_S) == -signal.SIGKILL, life.said
+        await tried.start()
+        assert await tried.rest(writing) == ""
+    return judge(read_evidence(tried.home, tried.outside))
+
+
+@pytest.mark.timeout(120)
+async def test_the_verdict_catches_a_house_that_acknowledges_before_it_commits(tmp_path: Path) -> None:
+    bug = await killed_once(
+        tmp_path / "bug", do=Do.PLAIN, crash="accept.before-commit:2", bugs="acknowledge-before-commit"
+    )
+    assert bug.count(Wrong.LOST) >= 1, bug.lines()
+    sound = await killed_once(tmp_path / "sound", do=Do.PLAIN, crash="accept.before-commit:2", bugs="")
+    assert sound.ok, sound.lines()
+
+
+@pytest.mark.timeout(120)
+async def test_the_verdict_catches_a_house_that_acts_before_it_has_written_its_intent(tmp_path: Path) -> None:
+    bug = await killed_once(tmp_path / "bug", do=Do.TOOL, crash="step.before-commit:1", bugs="effect-before-intent")
+    assert bug.count(Wrong.RUN_TWICE) >= 1, bug.lines()
+    sound = await killed_once(tmp_path / "sound", do=Do.TOOL, crash="step.before-commit:1", bugs="")
+    assert sound.ok, sound.lines()
+
+
+async def taken_over(folder: Path, *, bugs: str) -> Verdict:
+    """A worker is paused in the middle of a run, another takes it over and ends it, and the first one comes back."""
+    habit = Habit(to="agent:ada", does={Do.WHIM: 1}, thinks_s=2.0)
+    async with trial(folder, seed=1, habits=[habit], letters_max=1, bugs=f"lock-not-held{bugs}") as (tried, writing):
+        first = await tried.start()
+        await until(lambda: stored(tried, "SELECT count(*) FROM steps WHERE kind = 'model' AND state = 'open'") == 1)
+        first.signal(signal.SIGSTOP)
+        second = await tried.start()
+        await until(lambda: stored(tried, "SELECT count(*) FROM runs WHERE status = 'completed'") == 1)
+        first.signal(signal.SIGCONT)
+        await until(lambda: "run taken over" in second.said or witnessed(tried) == 2)  # they share one log
+        await first.kill()
+        assert await tried.rest(writing) == ""
+    return judge(read_evidence(tried.home, tried.outside))
+
+
+async def until(so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not so():
+            await asyncio.sleep(0.02)
+
+
+def stored(tried: Trial, query: str) -> int:
+    path = tried.home / "house.db"
+    if not path.exists():
+        return 0
+    conn = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        return conn.execute(query).fetchone()[0]
+    except sqlite3.OperationalError:  # its tables are not there yet
+        return 0
+    finally:
+        conn.close()
+
+
+def witnessed(tried: Trial) -> int:
+    path = tried.outside / "witness"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+@pytest.mark.timeout(120)
+async def test_the_verdict_catches_a_house_whose_workers_write_under_an_outdated_epoch(tmp_path: Path) -> None:
+    bug = await taken_over(tmp_path / "bug", bugs=",epoch-not-checked")
+    assert bug.count(Wrong.RUN_TWICE) >= 1, bug.lines()
+    sound = await taken_over(tmp_path / "sound", bugs="")
+    assert sound.ok, sound.lines()
+
+
+def test_a_crash_point_is_refused_where_this_is_not_a_test(tmp_path: Path) -> None:
+    refused = run("retinue.daemon", tmp_path, RETINUE_TEST_CRASH="finish.after-commit:1")
+    assert refused.returncode == 1
+    assert "RETINUE_TEST_CRASH is set, but this is not a test [config.test-only]" in refused.stderr
+    assert "try: unset RETINUE_TEST_CRASH" in refused.stderr
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_daemon_for_crash_tests_is_refused_where_this_is_not_a_test(tmp_path: Path) -> None:
+    refused = run("retinue.testing.crash_daemon", tmp_path, RETINUE_TEST_BUG="acknowledge-before-commit")
+    assert refused.returncode == 1
+    assert "this daemon is for crash tests [config.test-only]" in refused.stderr
+    assert not (tmp_path / "home").exists()
+
+
+def run(module: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RETINUE_")}
+    return subprocess.run(
+        [sys.executable, "-m", module],
+        env=inherited | {"RETINUE_HOME": str(folder / "home")} | environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )

@@ -1,0 +1,228 @@
+"""The verdict of the crash test, itself on trial: sound evidence is found sound, doctored evidence is seen through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from retinue.testing.crash_evidence import Approval, Cut, Evidence, Letter, Mark, Run
+from retinue.testing.crash_log import (
+    Acknowledged,
+    Answered,
+    Complaint,
+    Decided,
+    LogEntry,
+    Retried,
+    Sent,
+    Settled,
+    Shown,
+)
+from retinue.testing.crash_verdict import Wrong, judge
+
+
+def letter(seq: int, id_: str, text: str, outcome: str, **kw: Any) -> Letter:
+    given: dict[str, Any] = {
+        "kind": "message",
+        "source": "person:owner",
+        "key": f"key-{id_}",
+        "recipient": "agent:ada/0",
+        "status": "done",
+        "reply_to": None,
+        "run": None,
+        "retry_of": None,
+        "outcomes": 1,
+        "because": "so it is",
+        "answer": None,
+    }
+    return Letter(seq=seq, id=id_, text=text, outcome=outcome, **given | kw)
+
+
+def answer(seq: int, id_: str, text: str, reply_to: str) -> Letter:
+    kw = {"kind": "answer", "source": "run", "recipient": "person:owner", "reply_to": reply_to}
+    return letter(seq, id_, text, "delivered", **kw)
+
+
+LETTERS = [
+    letter(1, "q1", "s0-m1 two-tools 0.1", "answered", answer="a1", run="r1"),
+    letter(2, "q2", "s0-m2 plain", "answered", answer="a2", run="r2"),
+    letter(3, "q3", "s0-m3 ask", "answered", answer="a2", run="r2"),
+    answer(4, "a1", "<s0-m1 appended interrupted>", "q1"),
+    answer(5, "a2", "<s0-m2>\n<s0-m3 appended>", "q3"),
+    letter(6, "q4", "s1-m1 plain", "delivered", recipient="channel:steady:room-1"),
+    letter(7, "q5", "s2-m1 plain", "delivered", recipient="channel:risky:room-2"),
+    letter(8, "q6", "s2-m2 plain", "interrupted", recipient="channel:risky:room-2"),
+    letter(9, "n6", "may have arrived", "delivered", kind="notice", source="house", reply_to="q6"),
+    letter(10, "q7", "s3-m1 fail", "dead", run="r3"),
+    letter(11, "n7", "it broke", "delivered", kind="notice", source="house", reply_to="q7"),
+    letter(12, "q8", "s3-m1 fail", "dead", run="r4", source="retry", key="q7/1", retry_of="q7"),
+    letter(13, "n8", "it broke", "delivered", kind="notice", source="house", reply_to="q8"),
+    letter(14, "d1", "owner allowed", "noted", kind="decision", key="p1/decision"),
+]
+QUESTIONS = [each for each in LETTERS if each.kind == "message" and each.source == "person:owner"]
+LOG: list[LogEntry] = [
+    *(Sent(t=0, token=each.token, key=each.key, to="agent:ada") for each in QUESTIONS),
+    Sent(t=0, token="s9-m1", key="never-answered", to="agent:ada"),
+    *(
+        Acknowledged(t=1, token=each.token, key=each.key, envelope=each.id, session="s", duplicate=False)
+        for each in QUESTIONS
+    ),
+    Decided(t=2, approval="p1", token="s0-m3", allow=True),
+    Answered(t=2, seq=20, envelope="a1", text="<s0-m1 appended interrupted>"),
+    Answered(t=2, seq=21, envelope="a2", text="<s0-m2>\n<s0-m3 appended>"),
+    Settled(t=3, envelope="q1", outcome="answered"),
+    Retried(t=3, envelope="q7"),
+    Shown(t=4, session="s", answers=["<s0-m1 appended interrupted>", "<s0-m2>\n<s0-m3 appended>"]),
+]
+SOUND = Evidence(
+    log=LOG,
+    witness=[Mark("r1-0-1", "s0-m1/1"), Mark("r2-0-1", "s0-m3")],
+    rooms={
+        "steady": [Mark("q4", "s1-m1 plain"), Mark("q4", "s1-m1 plain")],
+        "risky": [Mark("q5", "s2-m1 plain")],
+    },
+    letters=LETTERS,
+    runs=[
+        Run(id="r1", status="completed", final_text="<s0-m1 appended interrupted>"),
+        Run(id="r2", status="completed", final_text="<s0-m2>\n<s0-m3 appended>"),
+        Run(id="r3", status="failed", final_text=None),
+        Run(id="r4", status="failed", final_text=None),
+    ],
+    cuts=[Cut(run="r1", word="s0-m1/2")],
+    approvals=[Approval(id="p1", state="allowed", run="r2", word="s0-m3", decision="noted")],
+    told={20: "a1", 21: "a2"},
+)
+
+
+def test_sound_evidence_is_found_sound() -> None:
+    verdict = judge(SOUND)
+    assert verdict.ok, verdict.lines()
+    assert verdict.lines()[-1].startswith("crash verdict: ok (0 lost, 0 doubled, 0 reordered, 0 run twice")
+
+
+def without(id_: str) -> Evidence:
+    return replace(SOUND, letters=[each for each in LETTERS if each.id != id_])
+
+
+def changed(id_: str, **kw: Any) -> Evidence:
+    return replace(SOUND, letters=[replace(each, **kw) if each.id == id_ else each for each in LETTERS])
+
+
+def with_letter(extra: Letter) -> Evidence:
+    return replace(SOUND, letters=[*LETTERS, extra])
+
+
+def unlogged(entry: type[Any]) -> Evidence:
+    return replace(SOUND, log=[each for each in LOG if not isinstance(each, entry)])
+
+
+def logged(entry: LogEntry) -> Evidence:
+    return replace(SOUND, log=[*LOG, entry])
+
+
+DOCTORED: dict[str, tuple[Wrong, Callable[[], Evidence]]] = {
+    "an acknowledged envelope is not stored": (Wrong.LOST, lambda: without("q2")),
+    "an acknowledged envelope is another": (Wrong.CONTRADICTED, lambda: changed("q2", key="another")),
+    "an envelope is stored twice": (
+        Wrong.DOUBLED,
+        lambda: with_letter(letter(15, "q9", "s0-m2 plain", "answered", answer="a2", key="key-q2")),
+    ),
+    "an envelope is still open": (Wrong.LOST, lambda: changed("q2", status="pending", outcome=None, outcomes=0)),
+    "an envelope has two outcomes": (Wrong.DOUBLED, lambda: changed("q2", outcomes=2)),
+    "an outcome has no because": (Wrong.UNEXPLAINED, lambda: changed("q2", because="")),
+    "nobody was told of a dead letter": (Wrong.UNEXPLAINED, lambda: without("n7")),
+    "an answer is missing": (Wrong.LOST, lambda: without("a1")),
+    "an answer speaks of something else": (Wrong.LOST, lambda: changed("a1", text="<s0-m9>")),
+    "a question is answered twice": (
+        Wrong.DOUBLED,
+        lambda: with_letter(answer(15, "a3", "<s0-m2>", "q2")),
+    ),
+    "a question that was given up is answered": (
+        Wrong.DOUBLED,
+        lambda: with_letter(answer(15, "a3", "<s3-m1>", "q7")),
+    ),
+    "answers come in another order": (Wrong.REORDERED, lambda: changed("a1", seq=6)),
+    "an answer takes questions in another order": (
+        Wrong.REORDERED,
+        lambda: changed("a2", text="<s0-m3 appended>\n<s0-m2>"),
+    ),
+    "questions are stored in another order": (
+        Wrong.REORDERED,
+        lambda: replace(SOUND, letters=[LETTERS[1], LETTERS[0], *LETTERS[2:]]),
+    ),
+    "the news never told of an answer": (Wrong.LOST, lambda: unlogged(Answered)),
+    "the news told of an answer twice": (
+        Wrong.DOUBLED,
+        lambda: logged(Answered(t=5, seq=21, envelope="a2", text="<s0-m2>\n<s0-m3 appended>")),
+    ),
+    "the news told of an answer that is gone": (
+        Wrong.CONTRADICTED,
+        lambda: logged(Answered(t=5, seq=22, envelope="a9", text="<s0-m4>")),
+    ),
+    "an outcome is not what was told": (
+        Wrong.CONTRADICTED,
+        lambda: logged(Settled(t=5, envelope="q2", outcome="dead")),
+    ),
+    "a session shows what was never said": (
+        Wrong.CONTRADICTED,
+        lambda: logged(Shown(t=5, session="s", answers=["<s0-m1>"])),
+    ),
+    "the client complained": (Wrong.CONTRADICTED, lambda: logged(Complaint(t=5, text="the news is gone"))),
+    "a call was run twice": (
+        Wrong.RUN_TWICE,
+        lambda: replace(SOUND, witness=[*SOUND.witness, Mark("r1-0-1", "s0-m1/1")]),
+    ),
+    "a call was not run, and the model read that it was": (Wrong.CONTRADICTED, lambda: replace(SOUND, witness=[])),
+    "a call that was cut off is not said to be": (
+        Wrong.UNEXPLAINED,
+        lambda: replace(SOUND, cuts=[*SOUND.cuts, Cut(run="r2", word="s0-m3")]),
+    ),
+    "a call is said to be cut off and was not": (Wrong.CONTRADICTED, lambda: replace(SOUND, cuts=[])),
+    "a call nobody asked for was run": (
+        Wrong.UNASKED,
+        lambda: replace(SOUND, witness=[*SOUND.witness, Mark("r9-0-1", "s7-m7")]),
+    ),
+    "a decision that was acknowledged is not stored": (
+        Wrong.LOST,
+        lambda: logged(Decided(t=5, approval="p9", token="s0-m9", allow=True)),
+    ),
+    "a denied call was run": (
+        Wrong.UNASKED,
+        lambda: replace(SOUND, approvals=[replace(SOUND.approvals[0], state="denied")]),
+    ),
+    "an allowed call was never run": (Wrong.LOST, lambda: replace(SOUND, witness=SOUND.witness[:1])),
+    "a delivery never came": (Wrong.LOST, lambda: replace(SOUND, rooms={"steady": [], "risky": []})),
+    "a delivery came twice where that matters": (
+        Wrong.DOUBLED,
+        lambda: replace(SOUND, rooms=SOUND.rooms | {"risky": [*SOUND.rooms["risky"], Mark("q5", "s2-m1 plain")]}),
+    ),
+    "deliveries came in another order": (
+        Wrong.REORDERED,
+        lambda: replace(SOUND, rooms=SOUND.rooms | {"risky": [Mark("q6", "s2-m2 plain"), *SOUND.rooms["risky"]]}),
+    ),
+    "something came that is not stored": (
+        Wrong.UNASKED,
+        lambda: replace(SOUND, rooms=SOUND.rooms | {"steady": [*SOUND.rooms["steady"], Mark("q9", "s1-m2 plain")]}),
+    ),
+    "something is stored that nobody sent": (
+        Wrong.UNASKED,
+        lambda: with_letter(letter(15, "q9", "s8-m1 plain", "answered", answer="a2")),
+    ),
+    "a retry nobody asked for": (Wrong.UNASKED, lambda: unlogged(Retried)),
+    "a retry that was acknowledged is not stored": (Wrong.LOST, lambda: without("q8")),
+    "a run is still open": (
+        Wrong.LOST,
+        lambda: replace(SOUND, runs=[*SOUND.runs, Run(id="r9", status="parked", final_text=None)]),
+    ),
+    "the ledger does not hold": (Wrong.LEDGER, lambda: replace(SOUND, ledger=["WRONG counted"])),
+}
+
+
+@pytest.mark.parametrize("what", DOCTORED)
+def test_doctored_evidence_is_seen_through(what: str) -> None:
+    wrong, doctored = DOCTORED[what]
+    verdict = judge(doctored())
+    assert verdict.count(wrong) >= 1, verdict.lines()
+    assert verdict.lines()[-1].startswith("crash verdict: FAILED")
