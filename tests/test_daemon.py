@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import stat
 import subprocess
@@ -13,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli.house_process import environment as house_environment
 
 from retinue.cli import client
+from retinue.cli.errors import HouseClosed
 
 WAIT_S = 30.0
 
@@ -33,7 +34,7 @@ class Daemon:
             try:
                 client.call("house.status")
                 return self._process
-            except client.HouseClosed:
+            except HouseClosed:
                 assert self._process.poll() is None, self._process.communicate()
                 time.sleep(0.02)
         raise AssertionError("the daemon does not answer")
@@ -41,7 +42,7 @@ class Daemon:
     def spawn(self, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "retinue.daemon"],
-            env={**os.environ, "RETINUE_HOME": str(self.home), **environment},
+            env=house_environment(self.home, **environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -87,7 +88,8 @@ def test_a_stop_drains_what_runs_and_what_takes_too_long_is_taken_up_at_the_next
     slow = client.call("envelope.send", {"to": "agent:guide", "text": "slow 40", "conversation": "slow"})
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(WAIT_S) == 0
+    process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
     daemon.open()
     assert client.call("envelope.show", {"id": quick["envelope"]})["outcome"] == "answered"
     assert client.call("envelope.show", {"id": slow["envelope"]})["status"] == "claimed"
@@ -107,7 +109,6 @@ def test_nobody_gets_in_without_a_token(daemon: Daemon, monkeypatch: pytest.Monk
     monkeypatch.setenv("RETINUE_TOKEN", "guess")
     with pytest.raises(client.Refused) as refused:
         client.call("house.status")
-    assert refused.value.status == 401
     assert refused.value.error["code"] == "auth.not-signed-in"
 
 
@@ -151,7 +152,7 @@ def test_hostile_requests_are_refused_and_others_are_unaffected(daemon: Daemon) 
     cases = {
         "text.too-large": {"to": "agent:guide", "text": "x" * 10_000_000},
         "text.unstorable": {"to": "agent:guide", "text": "a\x00b"},
-        "address.invalid": {"to": "agent:../../etc", "text": "x"} | {"to": "nobody"},
+        "address.invalid": {"to": "nobody", "text": "x"},
         "name.invalid": {"to": "agent:../../etc", "text": "x"},
         "agent.not-found": {"to": "agent:nobody", "text": "x"},
         "request.invalid": {"to": "agent:guide", "text": "x", "from": "agent:boss"},

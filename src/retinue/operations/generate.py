@@ -35,16 +35,26 @@ def main() -> None:
 
 
 def errors_in(folder: Path) -> Iterator[Said]:
-    """Every error of ours: raised with a code, or of a class that has one."""
+    """Every error of ours: raised with a code, or of a class that has one, or worded by its class once and for all."""
     trees = [ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py")) if "testing" not in path.parts]
     codes = {name: code for tree in trees for name, code in _class_codes(tree)}
     for tree in trees:
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                words = {k.arg: k.value for k in node.keywords if k.arg}
-                code = _text(words["code"]) if "code" in words else codes.get(node.func.id, "")
-                if code and "." in code and node.args:
-                    yield Said(code, _text(node.args[0]), _text(words.get("because")), _text(words.get("try_this")))
+            if isinstance(node, ast.ClassDef) and node.name in codes:
+                yield Said(codes[node.name], (ast.get_docstring(node) or "").partition("\n")[0], "", "")
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.Call) and ast.unparse(inner.func) == "super().__init__":
+                        yield from _said(inner, codes[node.name])
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                yield from _said(node, codes.get(node.func.id, ""))
+
+
+def _said(call: ast.Call, code: str) -> Iterator[Said]:
+    words = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    if "code" in words:
+        code = _text(words["code"])
+    if code and "." in code and call.args and "because" in words:
+        yield Said(code, _text(call.args[0]), _text(words["because"]), _text(words.get("try_this")))
 
 
 def _class_codes(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -117,8 +127,7 @@ def _clause(name: str, words: str) -> str:
 
 def operations_page(operations: Any) -> str:
     lines = [
-        MADE
-        + "# Operations\n\nEach is a `POST` to its route on the house's socket, its parameters as JSON, your token"
+        MADE + "# Operations\n\nEach is a `POST` to its route on the house's socket, its parameters as JSON, your token"
         " as `Authorization: Bearer`.\n"
     ]
     for operation in operations:
