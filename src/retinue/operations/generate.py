@@ -53,8 +53,8 @@ def _said(call: ast.Call, code: str) -> Iterator[Said]:
     words = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     if "code" in words:
         code = _text(words["code"])
-    if code and "." in code and call.args and "because" in words:
-        yield Said(code, _text(call.args[0]), _text(words["because"]), _text(words.get("try_this")))
+    if code and "." in code and call.args and ("because" in words or "code" in words):
+        yield Said(code, _text(call.args[0]), _text(words.get("because")), _text(words.get("try_this")))
 
 
 def _class_codes(tree: ast.Module) -> Iterator[tuple[str, str]]:
