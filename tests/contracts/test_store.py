@@ -191,6 +191,28 @@ async def test_a_scan_sees_one_picture_while_writes_go_on(place: Place) -> None:
         assert await store.scan(lambda conn: len(counted(conn))) == 2
 
 
+async def test_a_long_look_holds_up_no_other(place: Place) -> None:
+    if place.kind == INLINE:
+        pytest.skip("inline, each look is over within one step of the loop")
+    loop = asyncio.get_running_loop()
+    begun, enough = asyncio.Event(), asyncio.Event()
+
+    def linger(conn: sa.Connection) -> int:
+        found = len(counted(conn))
+        loop.call_soon_threadsafe(begun.set)
+        place.wait_in_body(enough, loop)
+        return found
+
+    async with place.open() as store:
+        lingering = asyncio.create_task(store.scan(linger))
+        await begun.wait()
+        for n in range(5):
+            await store.write(count(n, "x"), point="test")
+            assert len(await store.scan(counted)) == n + 1
+        enough.set()
+        assert await lingering == 0
+
+
 async def test_a_read_sees_what_was_just_written(place: Place) -> None:
     async with place.open() as store:
         for n in range(20):

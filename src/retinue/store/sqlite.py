@@ -1,4 +1,4 @@
-"""The store on SQLite: one writer thread with group commit, one connection for the loop, one for scans."""
+"""The store on SQLite: one writer thread with group commit, one connection for the loop, a few for scans."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ BUSY_TIMEOUT_MS = 5_000
 CACHE_KIB = 4_096
 WAL_BYTES_KEPT = 16 * 1024 * 1024
 STATEMENTS_CACHED = 256
+SCANS_AT_ONCE_MAX = 3
 
 
 def connect(path: str | Path, *, writable: bool) -> sa.Connection:
@@ -153,9 +154,10 @@ class SqliteStore:
         with ExitStack() as opened:
             self._writer = opened.enter_context(closing(connect(path, writable=True)))
             self._reader = opened.enter_context(closing(connect(path, writable=False)))
-            self._scanner = opened.enter_context(closing(connect(path, writable=False)))
             self._connections = opened.pop_all()
-        self._scans = ThreadPoolExecutor(1, thread_name_prefix="retinue-scan")
+        # More than one: the clock looks at the store this way, and an export must not make it late.
+        self._scans = ThreadPoolExecutor(SCANS_AT_ONCE_MAX, thread_name_prefix="retinue-scan")
+        self._idle_scanners: SimpleQueue[sa.Connection] = SimpleQueue()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._listeners = Listeners()
         self._closed = False
@@ -181,7 +183,7 @@ class SqliteStore:
     async def scan(self, body: Body[T]) -> T:
         if self._closed:
             raise closed()
-        return await asyncio.get_running_loop().run_in_executor(self._scans, snapshot, self._scanner, body)
+        return await asyncio.get_running_loop().run_in_executor(self._scans, self._scan, body)
 
     def on_commit(self, call: Callable[[], None]) -> None:
         self._listeners.add(call)
@@ -197,6 +199,19 @@ class SqliteStore:
     def _finish(self) -> None:
         self._thread.join()
         self._scans.shutdown()
+        with suppress(Empty):
+            while True:
+                self._idle_scanners.get_nowait().close()
+
+    def _scan(self, body: Body[T]) -> T:
+        try:
+            conn = self._idle_scanners.get_nowait()
+        except Empty:
+            conn = connect(self.path, writable=False)
+        try:
+            return snapshot(conn, body)
+        finally:
+            self._idle_scanners.put(conn)
 
     def _write_forever(self) -> None:
         while (job := self._jobs.get()) is not None:
