@@ -58,16 +58,19 @@ def _said(call: ast.Call, code: str) -> Iterator[Said]:
 
 
 def _class_codes(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The code of each class of errors: an attribute, or what its constructor takes where none is given."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             for line in node.body:
-                if (
-                    isinstance(line, ast.Assign)
-                    and isinstance(line.targets[0], ast.Name)
-                    and line.targets[0].id == "code"
-                    and isinstance(line.value, ast.Constant)
-                ):
-                    yield node.name, str(line.value.value)
+                match line:
+                    case ast.Assign(targets=[ast.Name(id="code")], value=ast.Constant(value=str(code))):
+                        yield node.name, code
+                    case ast.FunctionDef(name="__init__", args=arguments):
+                        for name, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+                            if name.arg == "code" and isinstance(default, ast.Constant) and default.value:
+                                yield node.name, str(default.value)
+                    case _:
+                        pass
 
 
 def _text(node: ast.expr | None) -> str:

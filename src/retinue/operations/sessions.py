@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from retinue.domain.errors import NotFound
+from retinue.domain.errors import Ambiguous, NotFound
 from retinue.domain.event import NewsKind
-from retinue.domain.ids import SessionId, prefix, short
+from retinue.domain.ids import SessionId, distinguish, prefix, short
 from retinue.domain.session import Overflow, QueueMode, QueueOverride, Session
 from retinue.domain.times import show, to_ms
 from retinue.operations.base import Caller, Desk, Operation
@@ -53,12 +53,14 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True):
 def find(conn: sa.Connection, text: str) -> Session:
     digits = prefix(text)
     found = conn.execute(sessions.BY_ANY_PREFIX, {"low": digits, "high": digits + "g"}).scalars().all()
-    session = sessions.get(conn, found[0]) if len(found) == 1 else None
+    if len(found) > 1:
+        raise Ambiguous(digits, distinguish(list(found)), matches=len(found))
+    session = sessions.get(conn, found[0]) if found else None
     if session is None:
         raise NotFound(
             f"no session {digits}",
-            because="none has an id that begins so" if not found else "more than one has an id that begins so",
-            try_this="copy a longer id from `retinue status`",
+            because="none has an id that begins so",
+            try_this="copy it from `retinue sessions`",
             code="session.not-found",
         )
     return session
