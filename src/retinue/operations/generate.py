@@ -40,13 +40,18 @@ def errors_in(folder: Path) -> Iterator[Said]:
     codes = {name: code for tree in trees for name, code in _class_codes(tree)}
     for tree in trees:
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name in codes:
-                yield Said(codes[node.name], (ast.get_docstring(node) or "").partition("\n")[0], "", "")
-                for inner in ast.walk(node):
-                    if isinstance(inner, ast.Call) and ast.unparse(inner.func) == "super().__init__":
-                        yield from _said(inner, codes[node.name])
+            if isinstance(node, ast.ClassDef):
+                yield from _said_by_class(node, codes.get(node.name, ""))
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 yield from _said(node, codes.get(node.func.id, ""))
+
+
+def _said_by_class(node: ast.ClassDef, code: str) -> Iterator[Said]:
+    if code:
+        yield Said(code, (ast.get_docstring(node) or "").partition("\n")[0], "", "")
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Call) and ast.unparse(inner.func) == "super().__init__":
+            yield from _said(inner, code)
 
 
 def _said(call: ast.Call, code: str) -> Iterator[Said]:
