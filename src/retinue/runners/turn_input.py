@@ -229,7 +229,7 @@ _FOLDS = _Folds()
 
 def _folded(text: str) -> str:
     """A text without case, accents, spaces or anything invisible, and with lookalikes as what they look like."""
-    return text.translate(_FOLDS)
+    return text.translate(_ASCII_FOLDS if text.isascii() else _FOLDS)
 
 
 @lru_cache(maxsize=FOLDS_KEPT_MAX)
@@ -242,3 +242,7 @@ def _fold(point: int) -> str:
             continue
         seen.append("-" if category == "Pd" else _READS_AS.get(part, part))
     return "".join(seen)
+
+
+# Most texts are plain: for those a table of single characters takes the quick road through `str.translate`.
+_ASCII_FOLDS = {point: _fold(point) or None for point in range(128)}
