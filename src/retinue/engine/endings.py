@@ -283,10 +283,8 @@ def park(
 
 
 def _mail_waits(page: Page, session_id: SessionId) -> bool:
-    """Whether mail is due that a parked run makes way for: a late decision, which comes first, or any loud mail."""
-    first = envelopes.due(page.conn, session_id, page.at_ms, limit=1)
-    decision = any(envelope.kind is Kind.DECISION for envelope in first)
-    return decision or envelopes.count_due(page.conn, session_id, page.at_ms) > 0
+    """Whether mail is due that a parked run makes way for: whatever is not silent."""
+    return any(not e.silent for e in envelopes.due(page.conn, session_id, page.at_ms, limit=DECISIONS_MAX))
 
 
 def _question(work: Work, approval: Approval) -> Draft:
