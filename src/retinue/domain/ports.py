@@ -77,6 +77,10 @@ class Journal(Protocol):
         """Write the intent to ask the model, ask it (handing it the attempt), and keep what it said."""
         ...
 
+    def begun(self, turn: int, index: int) -> bool:
+        """Whether a step was cut off after its intent was written: nobody knows if it had its effect."""
+        ...
+
     async def perform(
         self,
         turn: int,
