@@ -305,6 +305,7 @@ def hand_over_due(page: Page) -> None:
 def _refuse_unknown(page: Page, draft: Draft, *, because: str) -> Entered:
     _add(page, draft, session=None, recipient=str(draft.recipient))
     envelopes.settle(page.conn, [draft.id], Outcome.REFUSED, because=because, at_ms=page.at_ms)
+    _tell_settled(page, draft.id, draft.sender.session, Outcome.REFUSED, because)
     return Entered(_receipt(page, draft, outcome=Outcome.REFUSED, because=because))
 
 
