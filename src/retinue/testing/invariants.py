@@ -1,0 +1,526 @@
+"""What must always hold, and a judge who looks after every commit.
+
+The judge trusts nothing that the house keeps in memory. Triggers of its own write down every row that a commit changes;
+the client's log of receipts and the witness of effects are plain lists outside the house.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from retinue.domain.agent import Agent, Delivery
+from retinue.domain.envelope import Draft, Receipt
+from retinue.domain.ids import SessionId, short
+from retinue.domain.record import Record, Reply, UserTurn
+from retinue.domain.session import LaneKind, OriginKind, lane_kind
+from retinue.domain.tool import ToolResult
+from retinue.engine.lanes import Slots
+from retinue.models.base import Prompt
+from retinue.runners.context import whole
+from retinue.store import ledger, records, sessions
+from retinue.testing.simulated_house import WITNESSED, Disk, SimulatedHouse
+from retinue.tools.base import Scene
+
+RULES = {
+    "receipt": "a door says `accepted` only of what is in the store",
+    "lost": "an envelope that was acknowledged ends in exactly one outcome",
+    "doubled": "nothing is answered, read or done twice",
+    "order": "a session's mail is taken in the order of (rank, due time, seq), and answered in the order it was taken",
+    "alone": "a session has one live run, and no more runs are live than there are slots",
+    "fenced": "an epoch only grows, and only the worker that holds it writes for a run",
+    "intent": "an effect is written down before it happens, and what is written down as done has happened",
+    "at-most-once": "a run that must not be repeated is not worked on after a crash",
+    "status": "done stays done, an ended run stays ended, a decision stays decided",
+    "records": "records are appended without a gap, and every call has its result next to it",
+    "news": "news is numbered without a gap and tells every outcome, and accepted time never goes back",
+    "context": "a model reads what the store says, no more and no less",
+    "silence": "whatever is due is worked on within a bound, and whoever wrote hears how it ended",
+    "ledger": "the ledger's equations hold",
+    "foreseen": "no error surprises the house: what it did not foresee is a bug, even where it survives it",
+}
+
+
+class Violation(AssertionError):
+    """Something that must always hold does not."""
+
+    def __init__(self, rule: str, story: str) -> None:
+        super().__init__(f"{rule}: {story}\n  but {RULES[rule]}")
+        self.rule = rule
+        self.story = story
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A receipt that the outside holds: from here on the house may not forget."""
+
+    envelope: str
+    draft: Draft
+
+
+class Performed(NamedTuple):
+    """An effect outside the house."""
+
+    call: str
+    run: str
+    tool: str
+    text: str
+
+
+class Change(NamedTuple):
+    """One row that a commit changed, as the triggers wrote it down."""
+
+    what: str
+    id: str
+    a: Any
+    b: Any
+    c: Any
+    d: Any
+
+
+class _Watched(NamedTuple):
+    """Which change of a row is written down, and what of it."""
+
+    what: str
+    event: str
+    id: str
+    values: str  # up to four, as SQL
+    when: str = "1"
+
+
+_WATCHED = (
+    _Watched("accepted", "INSERT ON envelopes", "new.id", "new.seq, new.accepted_ms, new.session, new.kind"),
+    _Watched(
+        "envelope",
+        "UPDATE OF status ON envelopes",
+        "new.id",
+        "old.status, new.status, new.session, new.run",
+        "old.status <> new.status",
+    ),
+    _Watched("record", "INSERT ON records", "new.session", "new.seq, new.run, new.kind, NULL"),
+    _Watched("run", "INSERT ON runs", "new.id", "new.session, new.epoch, new.agent, NULL"),
+    _Watched("run.changed", "UPDATE ON runs", "new.id", "old.status, new.status, old.epoch, new.epoch"),
+    _Watched("step", "INSERT ON steps", "new.run", "new.turn, new.idx, NULL, NULL"),
+    _Watched("step.changed", "UPDATE ON steps", "new.run", "old.state, new.state, new.turn, new.idx"),
+    _Watched(
+        "epoch", "UPDATE OF epoch ON sessions", "new.id", "old.epoch, new.epoch, NULL, NULL", "old.epoch <> new.epoch"
+    ),
+    _Watched(
+        "approval",
+        "UPDATE OF state ON approvals",
+        "new.id",
+        "old.state, new.state, NULL, NULL",
+        "old.state <> new.state",
+    ),
+    _Watched("news", "INSERT ON news", "'news'", "new.seq, new.at_ms, new.kind, NULL"),
+    *(
+        _Watched("gone", f"{verb} ON {table}", f"'{table}'", "NULL, NULL, NULL, NULL")
+        for table in ("envelopes", "outcomes", "records", "runs", "steps", "news", "inbox")
+        for verb in ("DELETE", "UPDATE")
+        if verb == "DELETE" or table in ("outcomes", "records", "news")
+    ),
+)
+
+_MOVES = {
+    "envelope": {
+        ("pending", "claimed"),
+        ("claimed", "parked"),
+        ("parked", "claimed"),
+        ("pending", "done"),
+        ("claimed", "done"),
+        ("parked", "done"),
+    },
+    "run.changed": {
+        ("running", "running"),
+        ("running", "parked"),
+        ("parked", "running"),
+        *((old, new) for old in ("running", "parked") for new in ("completed", "failed", "cancelled")),
+    },
+    "step.changed": {("open", "open"), ("open", "closed"), ("open", "interrupted")},
+    "approval": {("open", end) for end in ("allowed", "denied", "expired", "closed")},
+}
+
+_NOTICE = (
+    "SELECT 1 FROM envelopes n JOIN envelopes about ON about.id = n.reply_to"
+    " WHERE n.kind = 'notice' AND n.recipient LIKE ? AND (about.id = ? OR about.run = ?)"
+)
+
+_OF_A_WORKER = frozenset({"step", "finish", "park", "fail"})
+"""Commits that only the worker who holds the run may make; claims and cancels take it over by raising the epoch."""
+
+
+def keep_watch(disk: Disk) -> None:
+    """Have the store write down, for the judge alone, what every commit changes."""
+    disk.raw.execute("CREATE TEMP TABLE changes (n INTEGER PRIMARY KEY, what, id, a, b, c, d)")
+    for number, watched in enumerate(_WATCHED):
+        disk.raw.execute(
+            f"CREATE TEMP TRIGGER watch_{number} AFTER {watched.event} WHEN {watched.when} BEGIN"
+            f" INSERT INTO changes (what, id, a, b, c, d)"
+            f" VALUES ('{watched.what}', {watched.id}, {watched.values}); END"
+        )
+
+
+@dataclass(slots=True)
+class Judge:
+    """Looks after every commit and every act, and remembers the first thing that was wrong."""
+
+    disk: Disk
+    staff: Sequence[Agent]
+    slots: Slots
+    note: Callable[..., None]
+    rules: Collection[str] = tuple(RULES)  # what to look at; a test of the judge itself may leave some out
+    violation: Violation | None = None
+    acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
+    performed: list[Performed] = field(default_factory=list[Performed])
+    runs_started: int = 0
+    commits: int = 0
+    takeovers: int = 0
+    _ids_by_key: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    _calls: set[str] = field(default_factory=set[str])
+    _news_seq: int = 0
+    _news_ms: int = 0
+    _envelope_seq: int = 0
+    _accepted_ms: int = 0
+    _record_seq: dict[str, int] = field(default_factory=dict[str, int])
+    _worker: dict[str, SimulatedHouse] = field(default_factory=dict[str, SimulatedHouse])
+    _running: dict[str, str] = field(default_factory=dict[str, str])  # run to agent, while its status is `running`
+    _not_after: dict[str, int] = field(default_factory=dict[str, int])
+    _last_commit: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    _acting: dict[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+    _places: dict[str, tuple[str, LaneKind]] = field(default_factory=dict[str, tuple[str, LaneKind]])
+
+    def blame(self, rule: str, story: str) -> None:
+        if self.violation is None and rule in self.rules:
+            self.violation = Violation(rule, story)
+
+    # What the outside saw
+
+    def acknowledge(self, draft: Draft, receipt: Receipt) -> None:
+        """A door said: accepted. It must be true at this very moment."""
+        row = self._one("SELECT source, dedupe_key FROM envelopes WHERE id = ?", receipt.envelope)
+        if row is None:
+            self.blame("receipt", f"{short(receipt.envelope)} was acknowledged and is not in the store")
+        elif row != (draft.source, draft.key):
+            self.blame("doubled", f"the receipt for {draft.key} names {short(receipt.envelope)}, which is another's")
+        known = self._ids_by_key.setdefault((draft.source, draft.key), receipt.envelope)
+        if known != receipt.envelope:
+            self.blame("doubled", f"{draft.key} was acknowledged as {short(known)} and as {short(receipt.envelope)}")
+        self.acknowledged.append(Acknowledged(receipt.envelope, draft))
+
+    def perform(self, scene: Scene, tool: str, text: str) -> None:
+        """An effect happened. Its intent must be in the store by now, and it must be the first of its kind."""
+        if scene.call in self._calls:
+            self.blame("doubled", f"the call {scene.call} ({tool} {text!r}) was performed twice")
+        self._calls.add(scene.call)
+        self.performed.append(Performed(scene.call, scene.run, tool, text))
+        found = self._all("SELECT call FROM steps WHERE run = ? AND kind = 'tool'", scene.run)
+        if not any(json.loads(call)["id"] == scene.call for (call,) in found):
+            self.blame("intent", f"the call {scene.call} was performed, and its intent is not in the store")
+
+    def begin(self, house: SimulatedHouse, session: SessionId, what: str) -> None:
+        """A worker acts for a session: it must be the only one in its house, and within its slots."""
+        if (house.number, session) in self._acting:
+            self.blame("alone", f"{house} {what} in {short(session)} while another worker acts there")
+        self._acting[house.number, session] = what
+        agent, lane = self._place(session)
+        places = [self._place(s) for number, s in self._acting if number == house.number]
+        by_lane, by_agent = Counter(lane for _, lane in places), Counter(agent for agent, _ in places)
+        if by_lane[lane] > self.slots.of(lane):
+            self.blame("alone", f"{house} has {by_lane[lane]} workers in {lane} lanes")
+        if by_agent[agent] > next(a.concurrency for a in self.staff if a.name == agent):
+            self.blame("alone", f"{house} has {by_agent[agent]} workers for {agent}")
+        found = self._one("SELECT id FROM runs WHERE session = ? AND status = 'running'", session)
+        if found is not None and house.number > self._not_after.get(found[0], house.number):
+            self.blame("at-most-once", f"{house} {what} for run {short(found[0])}, which a crash had cut off")
+
+    def end(self, house: SimulatedHouse, session: SessionId) -> None:
+        self._acting.pop((house.number, session), None)
+
+    def read_by_model(self, house: SimulatedHouse, prompt: Prompt) -> None:
+        """A model is given a context: it must be the one in the store, if nobody has come between."""
+        number, point = self._last_commit.get(prompt.session, (0, ""))
+        if number != house.number or point == "cancel":
+            return
+        session = sessions.get(self.disk.conn, prompt.session)
+        assert session is not None
+        stored, _ = records.read(self.disk.conn, prompt.session, first=session.context_from, last=session.record_seq)
+        # Both made whole: in memory, results stand in the order in which they came.
+        expected, given = [_gist(r) for r in whole(stored)], [_gist(r) for r in whole(prompt.records)]
+        if expected != given:
+            pairs = zip(expected, given, strict=False)
+            differs = next((f"has {g} for {e}" for e, g in pairs if e != g), f"has {len(given)} for {len(expected)}")
+            self.blame("context", f"the context of {short(prompt.session)} {differs}")
+
+    # Lives
+
+    def cut_off(self, house: SimulatedHouse) -> None:
+        """This house went down, or stands still while another opens: what it was running is cut off."""
+        once = {agent.name for agent in self.staff if agent.delivery is Delivery.AT_MOST_ONCE}
+        for run, agent in self._running.items():
+            if self._worker[run] is house and agent in once:
+                self._not_after.setdefault(run, house.number)
+
+    # After every commit
+
+    def committed(self, house: SimulatedHouse, point: str) -> None:
+        self.commits += 1
+        raw = self.disk.raw
+        changes = [Change(*row) for row in raw.execute("SELECT what, id, a, b, c, d FROM changes ORDER BY n")]
+        raw.execute("DELETE FROM changes")
+        for change in changes:
+            self._judge(change, house, point)
+        taken = [c for c in changes if c.what == "envelope" and (c.a, c.b) == ("pending", "claimed")]
+        if taken:
+            self._judge_order(taken, point)
+
+    def _judge(self, change: Change, house: SimulatedHouse, point: str) -> None:
+        moves = _MOVES.get(change.what)
+        if moves is not None and (change.a, change.b) not in moves:
+            self.blame("status", f"{change.what} {short(change.id)} went from {change.a} to {change.b} in {point}")
+        match change:
+            case Change("accepted", id_, seq, accepted_ms):
+                self.note("+ {} to {}, {}", short(id_), short(change.c or "nobody"), change.d)
+                if seq != self._envelope_seq + 1:
+                    self.blame("news", f"envelope {short(id_)} has the number {seq} after {self._envelope_seq}")
+                if accepted_ms < self._accepted_ms:
+                    self.blame("news", f"envelope {short(id_)} was accepted before its predecessor")
+                self._envelope_seq, self._accepted_ms = seq, accepted_ms
+            case Change("envelope", id_, old, new):
+                self.note("  {} {} -> {}", short(id_), old, new)
+            case Change("record", session, seq, run):
+                expected = self._record_seq.get(session, 0) + 1
+                if seq != expected:
+                    self.blame("records", f"record {seq} of {short(session)} follows {expected - 1}")
+                self._record_seq[session] = seq
+                self._last_commit[session] = (house.number, point)
+                self._judge_worker(run, house, point)
+            case Change("run", run, session, _, agent):
+                self.runs_started += 1
+                self._worker[run] = house
+                self._running[run] = agent
+                self.note("  run {} starts in {} for {}", short(run), short(session), agent)
+                removed = self._one("SELECT removed_ms FROM agents WHERE name = ?", agent)
+                if removed is None or removed[0] is not None:
+                    self.blame("status", f"run {short(run)} starts for {agent}, who is no longer here")
+            case Change("run.changed", run, old, new, old_epoch, new_epoch):
+                self._judge_run(run, (old, new), (old_epoch, new_epoch), house, point)
+            case Change("step" | "step.changed", run):
+                self._judge_worker(run, house, point)
+            case Change("epoch", session, old, new):
+                self._last_commit[session] = (house.number, point)
+                if new < old:
+                    self.blame("fenced", f"the epoch of {short(session)} went from {old} back to {new} in {point}")
+            case Change("news", _, seq, at_ms):
+                if seq != self._news_seq + 1 or at_ms < self._news_ms:
+                    self.blame("news", f"news {seq} at {at_ms} follows {self._news_seq} at {self._news_ms}")
+                self._news_seq, self._news_ms = seq, at_ms
+            case Change("gone", table):
+                self.blame("lost", f"a row of {table} was deleted or rewritten in {point}")
+            case _:
+                pass
+
+    def _judge_run(
+        self, run: str, status: tuple[str, str], epoch: tuple[int, int], house: SimulatedHouse, point: str
+    ) -> None:
+        if epoch[0] != epoch[1]:
+            self.takeovers += self._worker[run] is not house
+            self._worker[run] = house
+            self.note("  run {} is taken up by {}", short(run), house)
+        else:
+            self._judge_worker(run, house, point)
+        if status[0] != status[1]:
+            self.note("  run {} {} -> {}", short(run), *status)
+            agent = self._one("SELECT agent FROM runs WHERE id = ?", run)
+            if status[1] == "running" and agent is not None:
+                self._running[run] = agent[0]
+            else:
+                self._running.pop(run, None)
+                self._not_after.pop(run, None)  # parked by its own worker after all: nothing was cut off
+
+    def _judge_worker(self, run: str | None, house: SimulatedHouse, point: str) -> None:
+        worker = self._worker.get(run) if run is not None else None
+        if worker is not None and worker is not house and point in _OF_A_WORKER:
+            self.blame("fenced", f"{house} wrote {point} for run {short(run or '')}, which {worker} has taken over")
+
+    def _judge_order(self, taken: Iterable[Change], point: str) -> None:
+        """Nothing that was due earlier is left behind. Steering takes mail of one sender out of the line, in order."""
+        (now_ms,) = self._one("SELECT latest_ms FROM house") or (0,)
+        for change in taken:
+            row = self._one('SELECT "rank", due_ms, seq, sender FROM envelopes WHERE id = ?', change.id)
+            assert row is not None
+            rank, due_ms, seq, sender = row
+            left = self._one(
+                "SELECT id FROM envelopes WHERE session = ? AND status = 'pending' AND silent = 0 AND due_ms <= ?"
+                " AND (\"rank\", due_ms, seq) < (?, ?, ?) AND (? OR (sender = ? AND kind = 'message')) LIMIT 1",
+                *(change.c, now_ms, rank, due_ms, seq, point != "step", sender),
+            )
+            if left is not None:
+                self.blame("order", f"{short(change.id)} was taken in {point} before {short(left[0])}")
+
+    # Now and then, and in the end
+
+    def check_ledger(self, now_ms: int) -> None:
+        found = ledger.check(self.disk.conn, now_ms=now_ms)
+        if not found.holds:
+            self.blame("ledger", "; ".join(line for e in found.equations if not e.ok for line in e.lines()))
+
+    def open_business(self) -> list[str]:
+        """What still waits or works: due mail, running or parked runs, sessions that are awake."""
+        (now_ms,) = self._one("SELECT latest_ms FROM house") or (0,)
+        found = [
+            f"envelope {short(id_)} {status} in {short(session or 'nowhere')} since {now_ms - due_ms} ms"
+            for id_, status, session, due_ms in self._all(
+                "SELECT id, status, session, due_ms FROM envelopes WHERE status <> 'done' AND due_ms <= ?", now_ms
+            )
+        ]
+        found += [
+            f"run {short(id_)} {status} in {short(session)}"
+            for id_, status, session in self._all(
+                "SELECT id, status, session FROM runs WHERE status IN ('running', 'parked')"
+            )
+        ]
+        return found + [
+            f"session {short(id_)} is awake"
+            for (id_,) in self._all("SELECT id FROM sessions WHERE wakefulness = 'active'")
+        ]
+
+    def check_the_end(self) -> None:
+        """The house is at rest, for good: every promise to the outside has been kept."""
+        for ack in self.acknowledged:
+            self._check_outcome(ack)
+        self._check_news()
+        self._check_witness()
+        for (session,) in self._all("SELECT id FROM sessions ORDER BY id"):
+            self._check_history(session)
+        self._check_answers()
+
+    def _check_outcome(self, ack: Acknowledged) -> None:
+        row = self._one(
+            "SELECT e.status, o.outcome, o.answer, o.silent, e.run, e.sender, e.silent FROM envelopes e"
+            " LEFT JOIN outcomes o ON o.envelope = e.id WHERE e.id = ?",
+            ack.envelope,
+        )
+        if row is None:
+            return self.blame("lost", f"{short(ack.envelope)} was acknowledged and is gone")
+        status, outcome, answer, silently, run, sender, quiet = row
+        if status != "done" or outcome is None:
+            return self.blame("lost", f"{short(ack.envelope)} is {status} with the outcome {outcome}")
+        if outcome == "answered" and not silently:
+            told = self._one("SELECT 1 FROM envelopes WHERE id = ? AND kind = 'answer'", answer)
+        elif outcome in ("answered", "noted", "delivered") or quiet:
+            return None
+        elif sender.startswith("schedule:"):
+            # A schedule has no ears: how a run of it ended is told to a person, and what never ran to nobody.
+            told = run is None or self._one(_NOTICE, "%", ack.envelope, run)
+        else:
+            told = self._one(_NOTICE, sender, ack.envelope, run)
+        if told is None:
+            self.blame("silence", f"{sender} never hears that {short(ack.envelope)} is {outcome}")
+        return None
+
+    def _check_news(self) -> None:
+        """Whoever only follows the news learns how every envelope ended."""
+        told: set[str] = set()
+        for kind, envelope, body in self._all("SELECT kind, envelope, body FROM news"):
+            if kind == "envelope.settled":
+                told.add(envelope)
+            elif kind == "run.ended":
+                told.update(json.loads(body)["envelopes"])
+        for id_, outcome in self._all("SELECT envelope, outcome FROM outcomes WHERE outcome <> 'delivered'"):
+            if id_ not in told:
+                self.blame("news", f"no news tells that {short(id_)} is {outcome}")
+
+    def _check_witness(self) -> None:
+        """What the store says was done was done, exactly so."""
+        done = {performed.call: performed for performed in self.performed}
+        closed = self._all(
+            "SELECT s.call, r.body FROM steps s JOIN runs ON runs.id = s.run JOIN records r"
+            " ON r.session = runs.session AND r.seq = s.record_seq WHERE s.kind = 'tool' AND s.state = 'closed'"
+        )
+        for text, body in closed:
+            call = json.loads(text)
+            if call["tool"] not in WITNESSED or "appended" not in body:
+                continue
+            seen = done.get(call["id"])
+            if seen is None:
+                self.blame("intent", f"the call {call['id']} is closed as done, and never happened")
+            elif seen.text != call["arguments"]["text"]:
+                self.blame("intent", f"the call {call['id']} was performed with other arguments than were written down")
+
+    def _check_history(self, session: str) -> None:
+        """Raw, as it is stored: numbered without a gap, each call followed by its results, each envelope read once."""
+        found, damaged = records.read(self.disk.conn, session, first=0, last=2**60)
+        if damaged or [r.seq for r in found] != list(range(1, len(found) + 1)):
+            self.blame("records", f"the records of {short(session)} have a gap or are damaged")
+        waiting: set[str] = set()
+        read: Counter[str] = Counter()
+        for record in found:
+            match record.body:
+                case Reply(calls=calls):
+                    self._check_closed(session, waiting)
+                    waiting = {call.id for call in calls}
+                case ToolResult(call=call):
+                    if call not in waiting:
+                        self.blame("records", f"a result of {call} in {short(session)} is not next to its call")
+                    waiting.discard(call)
+                case UserTurn(envelopes=envelopes):
+                    self._check_closed(session, waiting)
+                    read.update(envelopes)
+                case _:
+                    self._check_closed(session, waiting)
+        self._check_closed(session, waiting)
+        self._check_read(session, read)
+
+    def _check_closed(self, session: str, waiting: set[str]) -> None:
+        if waiting:
+            self.blame("records", f"the calls {sorted(waiting)} in {short(session)} have no result next to them")
+
+    def _check_read(self, session: str, read: Counter[str]) -> None:
+        for id_, outcome, steered in self._all(
+            "SELECT e.id, o.outcome, e.steered_into IS NOT NULL FROM envelopes e JOIN outcomes o ON o.envelope = e.id"
+            " WHERE e.session = ? AND e.recipient LIKE 'agent:%'",
+            session,
+        ):
+            if read[id_] > 1 + steered:
+                self.blame("doubled", f"{short(id_)} was read {read[id_]} times")
+            if outcome == "answered" and not read[id_]:
+                self.blame("lost", f"{short(id_)} is {outcome}, and no model has read it")
+
+    def _check_answers(self) -> None:
+        """One answer to each question, in each session in the order in which its runs began."""
+        answers = self._all(
+            "SELECT a.sender, a.reply_to, q.run, n.seq FROM envelopes a JOIN envelopes q ON q.id = a.reply_to"
+            " JOIN news n ON n.run = q.run AND n.kind = 'run.started' WHERE a.kind = 'answer' ORDER BY a.seq"
+        )
+        questions = Counter(question for _, question, _, _ in answers)
+        for question, count in questions.items():
+            if count > 1:
+                self.blame("doubled", f"{short(question)} was answered {count} times")
+        began: dict[str, int] = {}
+        for sender, question, _, seq in answers:
+            if seq < began.get(sender, 0):
+                self.blame("order", f"the answer to {short(question)} left after that of a later run")
+            began[sender] = seq
+
+    # Looking things up
+
+    def _place(self, session: str) -> tuple[str, LaneKind]:
+        """The agent of a session, and the kind of its lane."""
+        if session not in self._places:
+            row = self._one("SELECT agent, origin_kind FROM sessions WHERE id = ?", session)
+            assert row is not None
+            self._places[session] = (row[0], lane_kind(OriginKind(row[1])))
+        return self._places[session]
+
+    def _one(self, sql: str, *values: Any) -> tuple[Any, ...] | None:
+        return self.disk.raw.execute(sql, values).fetchone()
+
+    def _all(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self.disk.raw.execute(sql, values).fetchall()
+
+
+def _gist(record: Record) -> tuple[Any, ...]:
+    return record.seq, record.kind, record.body

@@ -1,0 +1,123 @@
+"""Who is in a simulation, and what is said there: drawn from its seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from retinue.domain.agent import Agent, Delivery, ToolRules
+from retinue.domain.ids import short
+from retinue.domain.record import Reply, UserTurn
+from retinue.domain.session import Origin, OriginKind, Overflow, QueueMode, QueuePolicy
+from retinue.engine.lanes import READY_MAX, Slots
+from retinue.models.base import Prompt
+from retinue.testing.scripted_model import Line
+from retinue.testing.simulated_house import BREAKS_OFF, MODEL
+
+PEOPLE = ("owner", "maria", "noor")
+NAMES = ("ada", "bob", "cleo", "dan", "eve", "fay")
+
+
+@dataclass(frozen=True, slots=True)
+class Correspondence:
+    """Who writes to whom, and in which conversation."""
+
+    sender: str
+    agent: str
+    origin: Origin | None
+
+
+class Casting:
+    """Who works here, with which bounds, and who writes to them: drawn once for each seed."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    def staff(self) -> list[Agent]:
+        chance = self._chance
+        modes = list(QueueMode)
+        chance.shuffle(modes)
+        modes.append(chance.choice(modes))
+        return [self._agent(name, mode) for name, mode in zip(NAMES, modes, strict=True)]
+
+    def _agent(self, name: str, mode: QueueMode) -> Agent:
+        chance = self._chance
+        return Agent(
+            name=name,
+            model=MODEL,
+            delivery=Delivery.AT_MOST_ONCE if chance.random() < 0.3 else Delivery.RESUME,
+            concurrency=chance.randint(1, 4),
+            queue=QueuePolicy(mode=mode, cap=chance.choice((3, 8, 20)), overflow=chance.choice(list(Overflow))),
+            tools=tool_rules(chance),
+            turns_max=chance.choice((3, 8, 100)),
+            tokens_max=chance.choice((None, None, 60)),
+            run_seconds_max=chance.choice((50.0, 600.0)),
+            attempts_max=chance.choice((2, 3, 5)),
+            replay_age_s=chance.choice((None, None, None, 0.0, 60.0)),
+            approval_wait_s=chance.choice((5.0, 60.0, 600.0)),
+        )
+
+    def slots(self) -> Slots:
+        chance = self._chance
+        return Slots(main=chance.randint(2, 6), schedule=chance.randint(1, 2), subagent=chance.randint(1, 4))
+
+    def ready_max(self) -> int:
+        """In some houses fewer lanes fit in memory than there are: the rest must be found again in the store."""
+        return self._chance.choice((READY_MAX, READY_MAX, 2))
+
+    def price_microusd(self) -> int:
+        return self._chance.choice((0, 100))
+
+    def correspondence(self, staff: list[Agent]) -> list[Correspondence]:
+        """10 to 20 conversations. One person may have several with one agent, and two may share one."""
+        chance = self._chance
+        made: list[Correspondence] = []
+        for number in range(chance.randint(10, 20)):
+            person = f"person:{chance.choice(PEOPLE)}"
+            agent = chance.choice(staff).name
+            kind = chance.choice((None, OriginKind.TERMINAL, OriginKind.CHAT, OriginKind.SUBAGENT, OriginKind.SCHEDULE))
+            origin = Origin(kind, f"{person}#{number % 7}") if kind is not None else None
+            sender = f"schedule:{number:032x}" if kind is OriginKind.SCHEDULE else person
+            made.append(Correspondence(sender, agent, origin))
+        return made
+
+
+def tool_rules(chance: random.Random) -> ToolRules:
+    rules = (
+        ToolRules(),
+        ToolRules(ask=("sign_line",)),
+        ToolRules(ask=("sign_line", "append_line")),
+        ToolRules(deny=("sign_line",)),
+    )
+    return chance.choices(rules, (2, 4, 2, 1))[0]
+
+
+def say(prompt: Prompt, chance: random.Random) -> Line:
+    """What the model says: mostly something plain, sometimes calls, rarely nothing or nonsense."""
+    replies = 0
+    for record in reversed(prompt.records):
+        if isinstance(record.body, UserTurn):
+            break
+        replies += isinstance(record.body, Reply)
+    after_s = chance.choices((0.0, chance.uniform(0.01, 3), chance.uniform(3, 40), 70.0, 5000.0), (40, 42, 15, 2, 1))[0]
+    luck = chance.random()
+    if luck < 0.03:
+        return Line(fails="the model is tired", after_s=after_s)
+    if luck < 0.05:
+        return Line(text="I was about to", thinking=BREAKS_OFF, after_s=after_s)
+    if luck < 0.5 / (1 + replies):
+        return Line(text="One moment.", calls=tuple(_calls(prompt, chance)), after_s=after_s)
+    said = chance.choices((f"Done, {prompt.records[-1].seq}.", "NO_REPLY", ""), (90, 7, 3))[0]
+    return Line(text=said, after_s=after_s, cost_microusd=chance.choice((0, 60, 100)))
+
+
+def _calls(prompt: Prompt, chance: random.Random) -> list[tuple[str, dict[str, Any]]]:
+    made: list[tuple[str, dict[str, Any]]] = []
+    for number in range(chance.choice((1, 1, 1, 2, 3))):
+        tool = chance.choices(
+            ("append_line", "sign_line", "session_status", "pass_on", "no_such_tool"), (45, 25, 15, 10, 3)
+        )[0]
+        words = f"{short(prompt.session)}-{prompt.records[-1].seq}-{number}-{chance.randrange(10**6)}"
+        made.append((tool, {} if tool == "session_status" else {"text": words}))
+    return made

@@ -1,0 +1,423 @@
+"""A house whose power can be cut: the real engine over the inline store, behind gates that a simulation holds.
+
+Everything a house does outside its own memory passes one of these gates: the store, the clock, a tool, a model. A house
+that is *paused* waits at the next gate it comes to, as a process does that was stopped or swapped out; one that is
+*gone* passes none, as after `kill -9`, whatever its tasks still try while they are torn down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from zoneinfo import ZoneInfo
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Draft, Receipt
+from retinue.domain.ids import SessionId
+from retinue.domain.person import Person, Role
+from retinue.domain.ports import Faults, Ids
+from retinue.domain.times import to_ms
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.lanes import Slots
+from retinue.engine.live import Live
+from retinue.mailroom.inbox import Inbox
+from retinue.models.base import Chunk, Ended, Models, Prompt
+from retinue.runners.loop import Loop
+from retinue.store import agents, people
+from retinue.store.connection import Body, Listeners, explain
+from retinue.store.sqlite import InlineStore
+from retinue.testing.scripted_model import Line, ScriptedModel
+from retinue.testing.tools import AppendLineArguments
+from retinue.testing.virtual_time import VirtualClock
+from retinue.tools.base import Scene, Tool, schema_of
+from retinue.tools.status import SessionStatus
+from retinue.tools.toolbox import Toolbox
+
+T = TypeVar("T")
+
+NOWHERE = Path("/nonexistent")
+MODEL = "scripted"
+WITNESSED = ("append_line", "sign_line")
+"""The two tools whose effects are witnessed: neither may happen twice, and some agents must ask for the second."""
+
+
+class PowerCut(asyncio.CancelledError):
+    """This house is gone. A kind of cancellation, so that nobody handles it as an error of their own."""
+
+
+class Unreachable(Exception):
+    """The house did not answer: it was shut, or it went down while it was asked."""
+
+
+class World(Protocol):
+    """What a simulated house stands in: who watches its commits and its acts, and what strikes it."""
+
+    def strike(self, house: SimulatedHouse, point: str) -> None:
+        """A named point is reached: the disk may be full, or the power may go."""
+        ...
+
+    def committed(self, house: SimulatedHouse, point: str) -> None: ...
+
+    def refused(self, house: SimulatedHouse, point: str, error: Exception) -> None:
+        """A commit was not made."""
+        ...
+
+    def act_begins(self, house: SimulatedHouse, session: SessionId, what: str) -> None: ...
+
+    def act_ends(self, house: SimulatedHouse, session: SessionId) -> None: ...
+
+    def asked(self, house: SimulatedHouse, prompt: Prompt) -> Line:
+        """A model was asked: what will it say?"""
+        ...
+
+    def witnessed(self, house: SimulatedHouse, scene: Scene, tool: str, text: str) -> None:
+        """A tool had its effect."""
+        ...
+
+    def letter_from(self, scene: Scene, text: str) -> Draft | None:
+        """The letter an agent writes to another, if it finds one to write to."""
+        ...
+
+    def acknowledged(self, draft: Draft, receipt: Receipt) -> None: ...
+
+
+class Power:
+    """Whether a house runs, stands still, or is gone for good."""
+
+    def __init__(self) -> None:
+        self._on = asyncio.Event()
+        self._on.set()
+        self.gone = False
+
+    @property
+    def paused(self) -> bool:
+        return not self._on.is_set()
+
+    def pause(self) -> None:
+        self._on.clear()
+
+    def resume(self) -> None:
+        self._on.set()
+
+    def cut(self) -> None:
+        self.gone = True
+        self._on.set()  # whoever waits at a gate finds out
+
+    async def gate(self) -> None:
+        while not self._on.is_set():
+            await self._on.wait()
+        if self.gone:
+            raise PowerCut
+
+
+@dataclass(frozen=True, slots=True)
+class HouseClock:
+    """The world's time, as this house gets to see it."""
+
+    clock: VirtualClock
+    power: Power
+
+    def now(self) -> datetime:
+        return self.clock.now()
+
+    async def sleep(self, seconds: float) -> None:
+        await self.clock.sleep(seconds)
+        await self.power.gate()
+
+
+@dataclass(frozen=True, slots=True)
+class HouseFaults:
+    """The crash points of one house."""
+
+    house: SimulatedHouse
+
+    def reach(self, point: str) -> None:
+        if not self.house.power.gone:
+            self.house.world.strike(self.house, point)
+
+
+class Disk:
+    """The one store of a simulation, which outlives its houses. Commits are made by one house at a time."""
+
+    def __init__(self, open_store: Callable[[Faults], InlineStore]) -> None:
+        self.writer: SimulatedHouse | None = None
+        self.store = open_store(self)
+
+    @property
+    def conn(self) -> sa.Connection:
+        return self.store.connection
+
+    @property
+    def raw(self) -> sqlite3.Connection:
+        raw: Any = self.conn.connection.dbapi_connection
+        return raw
+
+    def reach(self, point: str) -> None:
+        assert self.writer is not None
+        self.writer.faults.reach(point)
+
+
+class HouseStore:
+    """The store as one house reaches it: behind its gate, and after a while, as with a disk that turns."""
+
+    def __init__(self, house: SimulatedHouse, disk: Disk, chance: random.Random) -> None:
+        self._house = house
+        self._disk = disk
+        self._chance = chance
+        self._listeners = Listeners()
+
+    async def write(self, body: Body[T], *, point: str) -> T:
+        await self._pass()
+        result = await self._commit(body, point)
+        await self._pass()
+        return result
+
+    async def read(self, body: Body[T]) -> T:
+        await self._house.power.gate()
+        return await self._disk.store.read(body)
+
+    async def scan(self, body: Body[T]) -> T:
+        await self._pass()
+        try:
+            self._house.faults.reach("scan")
+        except sqlite3.Error as error:
+            raise explain(error) from error
+        found = await self._disk.store.scan(body)
+        await self._pass()
+        return found
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        self._listeners.add(call)
+
+    async def close(self) -> None:
+        return
+
+    async def _commit(self, body: Body[T], point: str) -> T:
+        """All of it within one step of the loop: the inline store does not yield."""
+        house, disk = self._house, self._disk
+        disk.writer = house
+        try:
+            result = await disk.store.write(body, point=point)
+        except PowerCut:
+            if disk.raw.in_transaction:
+                disk.raw.execute("ROLLBACK")  # before the commit; nobody will ever know that it was tried
+            else:
+                house.world.committed(house, point)  # after it: kept, and nobody was told
+            raise
+        except Exception as error:
+            house.world.refused(house, point, error)
+            raise
+        house.world.committed(house, point)
+        self._listeners.tell()
+        return result
+
+    async def _pass(self) -> None:
+        await self._house.power.gate()
+        luck = self._chance.random()
+        if luck < 0.6:
+            await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(self._chance.uniform(0.0005, 0.01) if luck < 0.9 else self._chance.uniform(0.01, 0.2))
+        await self._house.power.gate()
+
+
+class SimulatedModel:
+    """Says what the world wants it to say, and lets the world know when it speaks."""
+
+    def __init__(self, house: SimulatedHouse, *, price_microusd: int) -> None:
+        self._house = house
+        self._price_microusd = price_microusd
+
+    @property
+    def name(self) -> str:
+        return MODEL
+
+    def reserve_microusd(self, prompt: Prompt) -> int:
+        return self._price_microusd
+
+    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
+        house = self._house
+        await house.power.gate()
+        line = house.world.asked(house, prompt)
+        house.world.act_begins(house, prompt.session, "asks the model")
+        speaking = True
+        try:
+            async for chunk in ScriptedModel(house.clock, rule=lambda _: line).reply(prompt):
+                if isinstance(chunk, Ended):
+                    if line.thinking == BREAKS_OFF:
+                        break
+                    # The listener goes on with the last chunk, and lets go of us only later.
+                    speaking = False
+                    house.world.act_ends(house, prompt.session)
+                yield chunk
+        finally:
+            if speaking:
+                house.world.act_ends(house, prompt.session)
+
+
+BREAKS_OFF = "(breaks off)"
+"""A line that thinks this is cut short: its stream ends without an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessTool:
+    """An effect outside the house that takes a while and cannot be taken back."""
+
+    house: SimulatedHouse
+    name: str
+    chance: random.Random
+    arguments: type[msgspec.Struct] = AppendLineArguments
+
+    @property
+    def spec(self) -> ToolSpec:
+        return ToolSpec(
+            name=self.name,
+            description="Leave a line with the witness.",
+            parameters=schema_of(AppendLineArguments),
+            effects=frozenset({Effect.WRITES}),
+        )
+
+    async def perform(self, arguments: AppendLineArguments, scene: Scene) -> str:
+        world = self.house.world
+        await self.house.power.gate()
+        world.act_begins(self.house, scene.session, f"performs {scene.call}")
+        try:
+            await self.house.clock.sleep(self.chance.choice((0.0, 0.0, 0.01, 2.0)))
+            world.witnessed(self.house, scene, self.name, arguments.text)
+            await self.house.clock.sleep(self.chance.choice((0.0, 0.01, 2.0)))
+        finally:
+            world.act_ends(self.house, scene.session)
+        return "appended"
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """An agent writes to another. Repeatable: the letter's key is the call, so that it is the same letter each time."""
+
+    house: SimulatedHouse
+    arguments: type[msgspec.Struct] = AppendLineArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="pass_on",
+            description="Write to another agent.",
+            parameters=schema_of(AppendLineArguments),
+            repeatable=True,
+        )
+    )
+
+    async def perform(self, arguments: AppendLineArguments, scene: Scene) -> str:
+        draft = self.house.world.letter_from(scene, arguments.text)
+        if draft is None:
+            return "nobody to write to"
+        receipt = await self.house.inbox.post(draft)
+        self.house.world.acknowledged(draft, receipt)
+        return "sent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Furniture:
+    """What every house of a simulation has in common."""
+
+    ids: Ids
+    staff: Sequence[Agent]
+    people: Sequence[str]
+    slots: Slots
+    zone: ZoneInfo
+    ready_max: int
+    price_microusd: int
+
+
+class SimulatedHouse:
+    """One life of the house: from its opening to a stop, a crash or a power cut."""
+
+    def __init__(
+        self, number: int, world: World, disk: Disk, clock: VirtualClock, furniture: Furniture, *, seed: int
+    ) -> None:
+        self.number = number
+        self.world = world
+        self.power = Power()
+        self.doors_open = True
+        self.clock = HouseClock(clock, self.power)
+        self.faults = HouseFaults(self)
+        self.store = HouseStore(self, disk, random.Random(f"disk {seed} {number}"))
+        self._furniture = furniture
+        self._guests: set[asyncio.Future[Any]] = set()
+        live = Live()
+        self.store.on_commit(live.committed)
+        chance = random.Random(f"tools {seed} {number}")
+        tools: list[Tool] = [WitnessTool(self, name, chance) for name in WITNESSED]
+        toolbox = Toolbox([SessionStatus(self.store, self.clock), PassOn(self), *tools])
+        model = SimulatedModel(self, price_microusd=furniture.price_microusd)
+        self.engine = EmbeddedEngine(
+            self.store,
+            self.clock,
+            furniture.ids,
+            {"loop": Loop(Models([model]), toolbox, self.clock)},
+            live=live,
+            homes=lambda _name: NOWHERE,
+            zone=furniture.zone,
+            slots=furniture.slots,
+            ready_max=furniture.ready_max,
+            faults=self.faults,
+        )
+        self.inbox = Inbox(self.store, self.clock, self.engine.wake)
+
+    def __repr__(self) -> str:
+        return f"house {self.number}"
+
+    async def open(self) -> None:
+        """Move in, the first time, and go to work."""
+        settle = partial(_settle_in, furniture=self._furniture, at_ms=to_ms(self.clock.now()))
+        await self.store.write(settle, point="setup")
+        await self.engine.start()
+
+    async def call(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the house something from outside. It may go down before it answers, and then nobody knows."""
+        if self.power.gone or not self.doors_open:
+            raise Unreachable
+        asking = asyncio.ensure_future(ask())
+        self._guests.add(asking)
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            if self.power.gone:
+                raise Unreachable from None
+            raise
+        finally:
+            self._guests.discard(asking)
+
+    def cut_power(self) -> None:
+        """As `kill -9`: from here on it neither writes nor acts nor answers."""
+        if self.power.gone:
+            return
+        self.doors_open = False
+        self.power.cut()
+        self.engine.abandon()
+        for guest in sorted(self._guests, key=hash):
+            guest.cancel()
+
+    async def stop(self, *, drain_s: float) -> None:
+        """As the daemon does: no more guests, what runs may finish, the rest is left to be taken up."""
+        self.doors_open = False
+        await self.engine.stop(drain_s=drain_s)
+        self.cut_power()
+
+
+def _settle_in(conn: sa.Connection, *, furniture: Furniture, at_ms: int) -> None:
+    if people.find(conn, furniture.people[0]) is not None:
+        return
+    for agent in furniture.staff:
+        agents.put(conn, agent, source="test", at_ms=at_ms)
+    for name in furniture.people:
+        people.add(conn, Person(name=name, role=Role.OWNER if name == "owner" else Role.MEMBER), at_ms=at_ms)

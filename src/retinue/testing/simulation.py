@@ -1,0 +1,223 @@
+"""Whole houses in a storm, driven by a seed: `python -m retinue.testing.simulation SEED [--runs N] [--trace]`.
+
+A seed decides everything: who works here and how, who writes to whom and when, what the model says, how long the disk
+takes, and what strikes: crashes at any moment and at any commit, a house that is paused while another opens and then
+goes on, a full disk, clocks that jump, cancels, resets, decisions that come early, late, twice or never. A judge looks
+after every commit (`retinue.testing.invariants`). Now and then everyone goes quiet, and the house must come to rest.
+
+The same seed does the same again, step by step, in any process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import logging
+import sqlite3
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from retinue.domain.errors import RetinueError
+from retinue.domain.times import to_ms
+from retinue.testing.invariants import RULES, Violation
+from retinue.testing.storm import Notes, Storm
+from retinue.testing.virtual_time import SimulationError, simulate
+
+RUNS = 300
+STEPS_MAX = 2_000_000
+QUIETS = 4
+QUIET_AFTER_RUNS_MIN = 40
+GAP_S = 1.5
+"""How long it takes, on average, until something happens again."""
+
+AT_REST_WITHIN_S = 2 * 3600.0
+"""How long a house may take to come to rest once nobody asks for more: runs that wait for a person wait 600 s each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A simulation that held, and what it was like."""
+
+    seed: int
+    runs: int
+    envelopes: int
+    effects: int
+    commits: int
+    steps: int
+    virtual_s: float
+    strikes: Counter[str]
+    outcomes: Counter[str]
+    takeovers: int
+    fingerprint: str
+    dump: str
+
+    def lines(self) -> list[str]:
+        return [
+            f"seed {self.seed}: held through {self.runs} runs, {self.envelopes} envelopes, {self.effects} effects,"
+            f" {self.commits} commits, {self.steps} steps, {self.virtual_s:.0f} virtual seconds",
+            "  struck by  " + ", ".join(f"{n} {what}" for what, n in sorted(self.strikes.items())),
+            "  outcomes   " + ", ".join(f"{n} {what}" for what, n in sorted(self.outcomes.items())),
+            f"  fingerprint {self.fingerprint}, store {self.dump}",
+        ]
+
+
+async def live(seed: int, notes: Notes, *, runs: int, rules: Collection[str]) -> Verdict:
+    """Live through a seed until so many runs were started, with quiet hours in between and at the end."""
+    storm = Storm(seed, notes, rules=rules)
+    with _listening_to_the_log(storm):
+        await storm.open()
+        quiet_every = max(QUIET_AFTER_RUNS_MIN, runs // QUIETS)
+        quiet_at = quiet_every
+        while storm.judge.runs_started < runs:
+            await asyncio.sleep(storm.chance.expovariate(1 / GAP_S))
+            storm.happen()
+            if storm.judge.runs_started >= quiet_at:
+                quiet_at = storm.judge.runs_started + quiet_every
+                await _come_to_rest(storm)
+        await _come_to_rest(storm)
+        await _wait_for_the_future(storm)
+        storm.judge.check_the_end()
+        await asyncio.sleep(0)  # what was found is raised after a step, as everything is
+    return _verdict(storm)
+
+
+async def _come_to_rest(storm: Storm) -> None:
+    """Nobody asks for anything more: the house must finish what it has, within a bound."""
+    await storm.calm_down()
+    raw = storm.disk.raw
+    now_ms = to_ms(storm.clock.now())
+    (latest_ms,) = raw.execute("SELECT latest_ms FROM house").fetchone()
+    (waking_ms,) = raw.execute("SELECT coalesce(max(wake_ms), 0) FROM runs").fetchone()
+    # The house's time never goes back: where the wall's did, it stands still until the wall's has caught up.
+    deadline = storm.loop.time() + AT_REST_WITHIN_S + max(0, latest_ms - now_ms, waking_ms - now_ms) / 1000
+    while (left := storm.judge.open_business()) or (storm.house is not None and storm.house.engine.active):
+        if storm.loop.time() > deadline:
+            for line in left:
+                storm.note("left: {}", line)
+            storm.judge.blame("silence", f"the house does not come to rest: {'; '.join(left[:5])}")
+            break
+        await asyncio.sleep(5)
+    storm.judge.check_ledger(to_ms(storm.clock.now()))
+    storm.note("the house is at rest")
+
+
+async def _wait_for_the_future(storm: Storm) -> None:
+    """Mail that waits for its time gets it."""
+    while True:
+        sql = "SELECT max(due_ms) FROM envelopes WHERE status = 'pending'"
+        (due_ms,) = storm.disk.raw.execute(sql).fetchone()
+        if due_ms is None:
+            return
+        storm.clock.jump(timedelta(milliseconds=max(0, due_ms - to_ms(storm.clock.now()))))
+        await asyncio.sleep(70)  # no timer rings for a jump: the alarm looks at the wall at least every minute
+        await _come_to_rest(storm)
+
+
+def _verdict(storm: Storm) -> Verdict:
+    raw, judge = storm.disk.raw, storm.judge
+    outcomes = raw.execute("SELECT outcome, count(*) FROM outcomes GROUP BY outcome").fetchall()
+    return Verdict(
+        seed=storm.seed,
+        runs=judge.runs_started,
+        envelopes=sum(n for _, n in outcomes),
+        effects=len(judge.performed),
+        commits=judge.commits,
+        steps=storm.loop.steps,
+        virtual_s=storm.loop.time(),
+        strikes=storm.strikes,
+        outcomes=Counter(dict(outcomes)),
+        takeovers=judge.takeovers,
+        fingerprint=storm.loop.fingerprint,
+        dump=dump(raw),
+    )
+
+
+def dump(raw: sqlite3.Connection) -> str:
+    """A hash over every row of the store."""
+    digest = hashlib.blake2b(digest_size=16)
+    tables = raw.execute("SELECT name FROM main.sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+    for (table,) in tables:
+        digest.update(f"\n{table}\n".encode())
+        for row in sorted(map(repr, raw.execute(f'SELECT * FROM "{table}"'))):
+            digest.update(row.encode())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _listening_to_the_log(storm: Storm) -> Generator[None]:
+    """The house tells its log of what surprises it, and goes on. In a simulation nobody else reads that log."""
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else None
+            if error is not None and not isinstance(error, RetinueError):
+                trace = traceback.extract_tb(error.__traceback__)
+                where = f"{trace[-1].filename}:{trace[-1].lineno}" if trace else "nowhere"
+                storm.surprised(f"{record.getMessage()}: {error!r} at {where}")
+
+    logger, listener = logging.getLogger("retinue"), Listener()
+    before = logger.level, logger.propagate
+    logger.addHandler(listener)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+def run(
+    seed: int,
+    *,
+    runs: int = RUNS,
+    rules: Collection[str] = tuple(RULES),
+    trace: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Live through one seed. What is raised says how to see it again, and what happened last."""
+    notes = Notes(trace)
+    try:
+        return simulate(seed, partial(live, seed, notes, runs=runs, rules=rules), steps_max=STEPS_MAX)
+    except (Violation, SimulationError) as error:
+        error.add_note(f"what happened last:\n{notes}")
+        error.add_note(f"to see it again: {replay_command(seed, runs=runs)} --trace")
+        raise
+
+
+def replay_command(seed: int, *, runs: int) -> str:
+    return f"python -m retinue.testing.simulation {seed} --runs {runs}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m retinue.testing.simulation", description=__doc__)
+    parser.add_argument("seed", type=int, nargs="+")
+    parser.add_argument("--runs", type=int, default=RUNS, help=f"how many runs to live through (default {RUNS})")
+    parser.add_argument("--trace", action="store_true", help="tell everything as it happens")
+    chosen = parser.parse_args(arguments)
+    for seed in chosen.seed:
+        try:
+            verdict = run(seed, runs=chosen.runs, trace=_tell if chosen.trace else None)
+        except (Violation, SimulationError) as error:
+            _tell(f"seed {seed}: {type(error).__name__}: {error}")
+            for line in getattr(error, "__notes__", ()):
+                _tell(line)
+            return 1
+        for line in verdict.lines():
+            _tell(line)
+    return 0
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

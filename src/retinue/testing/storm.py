@@ -1,0 +1,481 @@
+"""What strikes a simulated house, and everyone who writes to it: the world outside, drawn from a seed.
+
+Clients keep their own log of receipts, as clients do: until there is one they send the same letter again under the same
+key, and from then on the house may not forget it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, cast
+from zoneinfo import ZoneInfo
+
+from retinue.domain import address
+from retinue.domain.address import AddressKind
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Draft, Receipt, Trust
+from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, StoreError
+from retinue.domain.ids import EnvelopeId, SessionId, short
+from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride
+from retinue.domain.times import to_ms
+from retinue.models.base import Prompt
+from retinue.store import agents, approvals, sessions
+from retinue.store.opening import open_inline
+from retinue.testing.household import CountedIds
+from retinue.testing.invariants import Judge, keep_watch
+from retinue.testing.scripted_model import Line
+from retinue.testing.simulated_cast import PEOPLE, Casting, Correspondence, say, tool_rules
+from retinue.testing.simulated_house import Disk, Furniture, PowerCut, SimulatedHouse, Unreachable
+from retinue.testing.virtual_time import SimulationError, VirtualClock, VirtualTimeLoop
+from retinue.tools.base import Scene
+
+NOTES_KEPT = 120
+LEDGER_EVERY_COMMITS = 400
+COMMITS = ("accept", "claim", "step", "finish", "park", "fail", "cancel", "decide", "sweep")
+CRASH_POINTS = (
+    *(f"{commit}.{side}-commit" for commit in COMMITS for side in ("before", "after")),
+    *("model.before", "model.after", "tool.before", "tool.after"),
+)
+
+
+class Notes:
+    """What happened, the last of it kept: formatted only when someone wants to read it."""
+
+    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
+        self._tell = tell
+        self._kept: deque[tuple[float, str, tuple[object, ...]]] = deque(maxlen=NOTES_KEPT)
+
+    def add(self, at_s: float, words: str, about: tuple[object, ...]) -> None:
+        self._kept.append((at_s, words, about))
+        if self._tell is not None:
+            self._tell(_written(at_s, words, about))
+
+    def __str__(self) -> str:
+        return "\n".join(_written(*note) for note in self._kept)
+
+
+def _written(at_s: float, words: str, about: tuple[object, ...]) -> str:
+    return f"{at_s:12.4f}  {words.format(*about)}"
+
+
+class Storm:
+    """One seed's world. Made within the loop that it is to happen in."""
+
+    def __init__(self, seed: int, notes: Notes, *, rules: Collection[str]) -> None:
+        self.seed = seed
+        self.chance = random.Random(f"events {seed}")
+        self.loop = cast("VirtualTimeLoop", asyncio.get_running_loop())
+        self.clock = VirtualClock()
+        self.disk = Disk(lambda faults: open_inline(faults=faults, yields=False))
+        self.house: SimulatedHouse | None = None
+        self.strikes: Counter[str] = Counter()
+        casting = Casting(random.Random(f"cast {seed}"))
+        self.staff, slots = casting.staff(), casting.slots()
+        self._writers = casting.correspondence(self.staff)
+        self._furniture = Furniture(
+            ids=CountedIds(seed % 1000),
+            staff=self.staff,
+            people=PEOPLE,
+            slots=slots,
+            zone=ZoneInfo("UTC"),
+            ready_max=casting.ready_max(),
+            price_microusd=casting.price_microusd(),
+        )
+        self._notes = notes
+        self._houses = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: Counter[tuple[str, int]] = Counter()
+        self._known: list[tuple[SessionId, str]] = []  # sessions and their agents, as the receipts named them
+        self._sent: list[Draft] = []
+        self._letters = 0
+        self._armed: tuple[str, int] | None = None
+        self._disk_full = False
+        self._moving = False  # one life ends or begins: no second one at the same moment
+        self._broken: BaseException | None = None
+        keep_watch(self.disk)
+        self.judge = Judge(self.disk, self.staff, slots, self.note, rules)
+        self.loop.after_step = self._after_step
+        self.loop.set_exception_handler(self._unhandled)
+
+    def note(self, words: str, *about: object) -> None:
+        self._notes.add(self.loop.time(), words, about)
+
+    def surprised(self, story: str) -> None:
+        """The house met an error that it did not foresee."""
+        self.judge.blame("foreseen", story)
+
+    async def calm_down(self) -> None:
+        """Nobody asks for anything more. Returns when everyone has heard or given up, and a house is open."""
+        self.note("everyone goes quiet")
+        while self._tasks:  # noqa: ASYNC110 - virtual seconds cost nothing
+            await asyncio.sleep(5)
+        self._armed = None
+
+    def _after_step(self) -> None:
+        if self.judge.violation is not None:
+            raise self.judge.violation
+        if self._broken is not None:
+            raise SimulationError(f"the simulation itself broke: {self._broken!r}") from self._broken
+
+    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.surprised(f"{context['message']}: {context.get('exception')!r}")
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._broken = self._broken or (None if task.cancelled() else task.exception())
+
+    # What happens next
+
+    def happen(self) -> None:
+        what = self.chance.choices(list(_STORM), list(_STORM.values()))[0]
+        self.strikes[what.__name__] += 1
+        self._do(what(self))
+
+    async def write(self) -> None:
+        await self._send(self._draft())
+
+    async def flood(self) -> None:
+        """Much mail at once for one conversation: more than its queue takes."""
+        writer = self.chance.choice(self._writers)
+        await asyncio.gather(*(self._send(self._draft(writer)) for _ in range(self.chance.randint(5, 25))))
+
+    async def write_again(self) -> None:
+        """The same letter a second time, under its key; or another under the same key."""
+        if not self._sent:
+            return
+        draft = self.chance.choice(self._sent[-20:])
+        words = draft.text if self.chance.random() < 0.8 else f"{draft.text} (changed)"
+        await self._send(replace(draft, id=EnvelopeId(self._furniture.ids.new()), text=words))
+
+    async def write_to_a_person(self) -> None:
+        sender, recipient = self.chance.sample(PEOPLE, 2)
+        draft = self._draft(Correspondence(f"person:{sender}", "", None))
+        await self._send(replace(draft, recipient=address.person(recipient)))
+
+    def _draft(self, writer: Correspondence | None = None) -> Draft:
+        chance = self.chance
+        writer = writer or chance.choice(self._writers)
+        self._letters += 1
+        now = self.clock.now()
+        timing = chance.random()
+        deliver_at = now + timedelta(seconds=chance.choice((0, 1, 30, 600, 5000))) if timing < 0.12 else None
+        expires_at = now + timedelta(seconds=chance.choice((1, 20, 300))) if 0.12 <= timing < 0.2 else None
+        return Draft(
+            id=EnvelopeId(self._furniture.ids.new()),
+            sender=address.parse(writer.sender),
+            recipient=address.agent(writer.agent),
+            text=f"letter {self._letters} " + chance.choice(("please", "now!", "\n\n### from: nobody", "x" * 300)),
+            source=writer.sender,
+            key=f"letter-{self._letters}",
+            origin=self._with_parent(writer.origin),
+            trust=Trust.OWNER if writer.sender == "person:owner" else Trust.PERSON,
+            silent=chance.random() < 0.08,
+            deliver_at=deliver_at,
+            expires_at=expires_at,
+        )
+
+    def _with_parent(self, origin: Origin | None) -> Origin | None:
+        if origin is None or origin.kind is not OriginKind.SUBAGENT or not self._known:
+            return origin
+        return replace(origin, parent=self.chance.choice(self._known)[0])
+
+    async def _send(self, draft: Draft) -> None:
+        """As a client does: until there is a receipt, the same letter again under the same key."""
+        for _ in range(self.chance.choice((1, 3, 8))):
+            house = self.house
+            patience_s = self.chance.uniform(0.0, 0.05) if self.chance.random() < 0.05 else 60.0
+            try:
+                if house is not None:
+                    async with asyncio.timeout(patience_s):
+                        receipt = await house.call(partial(house.inbox.post, draft))
+                    self._sent.append(draft)
+                    return self.acknowledged(draft, receipt)
+            except (Unreachable, TimeoutError, StoreError):
+                pass
+            except (NotFound, Conflict, Invalid) as refused:
+                return self.note("{} refused: {}", draft.key, refused.code)
+            await asyncio.sleep(self.chance.uniform(0.1, 20))
+        return None
+
+    def acknowledged(self, draft: Draft, receipt: Receipt) -> None:
+        self.judge.acknowledge(draft, receipt)
+        place = (receipt.session, draft.recipient.name)
+        if receipt.session is not None and draft.recipient.kind is AddressKind.AGENT and place not in self._known:
+            self._known.append((receipt.session, draft.recipient.name))
+
+    async def cancel(self) -> None:
+        if self._known:
+            session, _ = self.chance.choice(self._known)
+            clear = self.chance.random() < 0.4
+            self.note("cancel {}, clear {}", short(session), clear)
+            await self._ask(
+                lambda house: house.engine.cancel(session, by="person:owner", why="enough", clear_due=clear)
+            )
+
+    async def reset(self) -> None:
+        if self._known:
+            session, _ = self.chance.choice(self._known)
+            self.note("reset {}", short(session))
+            await self._ask(lambda house: house.engine.reset(session, by="person:owner", message="fresh"))
+
+    async def change_queue(self) -> None:
+        if self._known:
+            session, _ = self.chance.choice(self._known)
+            queue = QueueOverride(mode=self.chance.choice((None, *QueueMode)), cap=self.chance.choice((None, 2, 20)))
+            now_ms = to_ms(self.clock.now())
+            body = partial(sessions.set_queue, id_=session, queue=queue, at_ms=now_ms)
+            await self._ask(lambda house: house.store.write(lambda conn: body(conn), point="queue"))
+
+    async def decide(self) -> None:
+        """A person looks at the open questions and answers one or all; sometimes twice, sometimes two at once."""
+        found = await self.disk.store.read(lambda conn: approvals.listed(conn, limit=20))
+        if not found:
+            return
+        chosen = found if self.chance.random() < 0.3 else [self.chance.choice(found)]
+        for approval in chosen:
+            for _ in range(self.chance.choice((1, 1, 1, 2))):
+                allow, person = self.chance.random() < 0.7, self.chance.choice(PEOPLE)
+                self.note("{} decides {}: {}", person, short(approval.id), allow)
+                self._do(self._answer(approval.id, allow=allow, person=person))
+
+    async def _answer(self, approval: str, *, allow: bool, person: str) -> None:
+        await self._ask(lambda house: house.engine.answer(approval, allow=allow, person=person))
+
+    async def let_an_agent_go(self) -> None:
+        agent = self.chance.choice(self.staff)
+        self.note("{} is let go", agent.name)
+        body = partial(agents.remove, name=agent.name, at_ms=to_ms(self.clock.now()))
+        await self._ask(lambda house: house.store.write(lambda conn: body(conn), point="staff"))
+        await asyncio.sleep(self.chance.uniform(0, 120))
+        while not await self._put(agent):  # noqa: ASYNC110 - asked again and again, as anyone would
+            await asyncio.sleep(5)
+        self.note("{} is back", agent.name)
+
+    async def _put(self, agent: Agent) -> bool:
+        async def put(house: SimulatedHouse) -> None:
+            body = partial(agents.put, agent=agent, source="test", at_ms=to_ms(self.clock.now()))
+            await house.store.write(lambda conn: body(conn), point="staff")
+            house.engine.agent_changed(agent.name, agent.concurrency)
+
+        return await self._ask(put)
+
+    async def change_rules(self) -> None:
+        """What was asked for a moment ago is allowed now, or denied."""
+        agent = replace(self.chance.choice(self.staff), tools=tool_rules(self.chance))
+        self.note("{} has the rules {}", agent.name, agent.tools)
+        await self._put(agent)
+
+    async def jump(self) -> None:
+        seconds = self.chance.choice((-7200, -600, -30, -1, 1, 30, 600, 7200, 90_000))
+        self.note("the clock jumps by {} s", seconds)
+        self.clock.jump(timedelta(seconds=seconds))
+        if self.chance.random() < 0.3:
+            await self.decide()
+
+    async def fill_the_disk(self) -> None:
+        self.note("the disk is full")
+        self._disk_full = True
+        await asyncio.sleep(self.chance.choice((0.1, 1, 5, 30)))
+        self._disk_full = False
+        self.note("the disk has room again")
+
+    async def _ask(self, ask: Callable[[SimulatedHouse], Coroutine[Any, Any, Any]]) -> bool:
+        """Ask the house that is open, once. Whether it said yes."""
+        house = self.house
+        if house is None:
+            return False
+        try:
+            async with asyncio.timeout(120):
+                await house.call(partial(ask, house))
+        except (Unreachable, TimeoutError, RetinueError):
+            return False
+        return True
+
+    # Lives
+
+    async def crash(self) -> None:
+        if self.house is None or self._moving:
+            return
+        self._moving = True
+        try:
+            self._cut(self.house)
+            await self._reopen()
+        finally:
+            self._moving = False
+
+    async def arm(self) -> None:
+        """The power will go at the n-th time some point is reached."""
+        self._armed = (self.chance.choice(CRASH_POINTS), self.chance.choice((1, 1, 2, 4)))
+        self.note("armed {} {}", *self._armed)
+
+    async def restart(self) -> None:
+        if self.house is None or self._moving:
+            return
+        self._moving = True
+        try:
+            house = self.house
+            self.note("{} closes", house)
+            await house.stop(drain_s=self.chance.choice((0.0, 1.0, 20.0)))
+            self.judge.cut_off(house)
+            await self._reopen()
+        finally:
+            self._moving = False
+
+    async def haunt(self) -> None:
+        """A house stands still while another opens on the same store; then it goes on as if nothing had happened.
+
+        What it had begun it may try to finish. It takes nothing new: a process that finds its lock gone is leaving.
+        """
+        if self.house is None or self._moving:
+            return
+        self._moving = True
+        old = self.house
+        try:
+            self.note("{} stands still", old)
+            old.power.pause()
+            self.judge.cut_off(old)
+            await self._reopen()
+        finally:
+            self._moving = False
+        await asyncio.sleep(self.chance.choice((0.0, 0.1, 3.0, 60.0)))
+        self.note("{} goes on", old)
+        old.power.resume()
+        await old.stop(drain_s=self.chance.choice((0.1, 3.0, 60.0)))
+        self.judge.cut_off(old)
+        self.note("{} is gone", old)
+
+    def _cut(self, house: SimulatedHouse) -> None:
+        self.note("{} loses power", house)
+        self.judge.cut_off(house)
+        house.cut_power()
+
+    async def _reopen(self) -> None:
+        self.house = None
+        await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.01, 1.0, 10.0, 90.0)))
+        await self.open()
+
+    async def open(self) -> None:
+        while True:
+            self._houses += 1
+            house = SimulatedHouse(self._houses, self, self.disk, self.clock, self._furniture, seed=self.seed)
+            try:
+                await house.call(house.open)
+            except (StoreError, Unreachable):
+                house.cut_power()
+                await asyncio.sleep(1)
+                continue
+            self.note("{} is open", house)
+            self.house = house
+            if self.chance.random() < 0.3:
+                await self.decide()
+            return
+
+    # What a house sees of the world
+
+    def strike(self, house: SimulatedHouse, point: str) -> None:
+        if self._disk_full and (point.endswith("before-commit") or (point == "scan" and self.chance.random() < 0.3)):
+            raise _disk_full()
+        if self._armed is None or self._armed[0] != point or house is not self.house or self._moving:
+            return
+        self._armed = (point, self._armed[1] - 1)
+        if self._armed[1] > 0:
+            return
+        self._armed = None
+        self.strikes[f"crashes at {point.partition('.')[0]}"] += 1
+        self.note("at {}:", point)
+        self._moving = True
+        self._cut(house)
+        self._do(self._reopen_after_a_crash())
+        raise PowerCut
+
+    async def _reopen_after_a_crash(self) -> None:
+        try:
+            await self._reopen()
+        finally:
+            self._moving = False
+
+    def committed(self, house: SimulatedHouse, point: str) -> None:
+        self.note("{} commits {}", house, point)
+        self.judge.committed(house, point)
+        if self.judge.commits % LEDGER_EVERY_COMMITS == 0:
+            self.judge.check_ledger(to_ms(self.clock.now()))
+
+    def refused(self, house: SimulatedHouse, point: str, error: Exception) -> None:
+        code = error.code if isinstance(error, RetinueError) else type(error).__name__
+        self.strikes[f"refused with {code}"] += 1
+        self.note("{} cannot commit {}: {}", house, point, code)
+
+    def act_begins(self, house: SimulatedHouse, session: SessionId, what: str) -> None:
+        self.note("{} {} in {}", house, what, short(session))
+        self.judge.begin(house, session, what)
+
+    def act_ends(self, house: SimulatedHouse, session: SessionId) -> None:
+        self.judge.end(house, session)
+
+    def witnessed(self, house: SimulatedHouse, scene: Scene, tool: str, text: str) -> None:
+        self.note("{} effect of {}: {}", house, scene.call, text)
+        self.judge.perform(scene, tool, text)
+
+    def asked(self, house: SimulatedHouse, prompt: Prompt) -> Line:
+        self.judge.read_by_model(house, prompt)
+        last = prompt.records[-1]
+        self._asked[prompt.session, last.seq] += 1
+        # Asked again, a model may well say something else: the count makes sure that ours does.
+        again = self._asked[prompt.session, last.seq]
+        return say(prompt, random.Random(f"model {self.seed} {prompt.session} {last.seq} {again}"))
+
+    def letter_from(self, scene: Scene, text: str) -> Draft | None:
+        chance = random.Random(f"letter {self.seed} {scene.call}")
+        others = [place for place in self._known if place[0] != scene.session]
+        if not others:
+            return None
+        session, agent = chance.choice(others)
+        return Draft(
+            id=EnvelopeId(self._furniture.ids.new()),
+            sender=address.agent(scene.agent.name, scene.session),
+            recipient=address.agent(agent, session if chance.random() < 0.7 else ""),
+            text=text,
+            source="run",
+            key=f"{scene.run}/{scene.call}",
+            trust=Trust.AGENT,
+        )
+
+
+_Event = Callable[[Storm], Coroutine[Any, Any, None]]
+_STORM: dict[_Event, int] = {
+    Storm.write: 800,
+    Storm.flood: 12,
+    Storm.write_again: 40,
+    Storm.decide: 60,
+    Storm.cancel: 25,
+    Storm.reset: 8,
+    Storm.change_queue: 8,
+    Storm.let_an_agent_go: 4,
+    Storm.change_rules: 10,
+    Storm.write_to_a_person: 15,
+    Storm.jump: 12,
+    Storm.fill_the_disk: 6,
+    Storm.crash: 12,
+    Storm.arm: 40,
+    Storm.restart: 6,
+    Storm.haunt: 10,
+}
+EVENTS = frozenset(event.__name__ for event in _STORM)
+
+
+def _disk_full() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorname = "SQLITE_FULL"
+    return error

@@ -1,0 +1,88 @@
+"""Who watches the watchers: a house that is broken on purpose is caught, and the sound one passes the same seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from retinue.domain.errors import Invalid
+from retinue.testing.invariants import RULES, Violation
+from retinue.testing.planted import Bug, plant, planted
+from retinue.testing.simulation import main, run
+
+RUNS = 60
+SEEDS = (2, 3, 4, 5)
+
+
+@pytest.fixture(autouse=True)
+def this_is_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETINUE_TEST", "1")
+
+
+def violations(bug: Bug, rules: Collection[str]) -> Iterator[Violation]:
+    """What is found wrong, seed by seed, by those rules alone."""
+    for seed in SEEDS:
+        with planted(bug):
+            try:
+                run(seed, runs=RUNS, rules=rules)
+            except Violation as violation:
+                yield violation
+
+
+@pytest.mark.parametrize(
+    ("bug", "rule"),
+    [
+        (Bug.ACKNOWLEDGE_BEFORE_COMMIT, "receipt"),
+        (Bug.EFFECT_BEFORE_INTENT, "intent"),
+        (Bug.EPOCH_NOT_CHECKED, "fenced"),
+    ],
+)
+def test_a_planted_bug_is_caught_in_the_act(bug: Bug, rule: str) -> None:
+    caught = next(violations(bug, RULES))
+    assert caught.rule == rule
+
+
+@pytest.mark.parametrize(
+    ("bug", "rules"),
+    [
+        (Bug.ACKNOWLEDGE_BEFORE_COMMIT, {"lost"}),
+        (Bug.EFFECT_BEFORE_INTENT, {"doubled"}),
+        (Bug.EPOCH_NOT_CHECKED, set(RULES) - {"fenced"}),
+    ],
+)
+def test_a_planted_bug_is_caught_by_its_consequences_alone(bug: Bug, rules: set[str]) -> None:
+    """Crashes and zombies really do the damage that the closer look only foresees."""
+    caught = next(violations(bug, rules))
+    assert caught.rule in rules
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_sound_house_passes_the_seeds_that_catch_the_bugs(seed: int) -> None:
+    run(seed, runs=RUNS)
+
+
+def test_a_violation_says_how_to_see_it_again_and_what_happened_last(capsys: pytest.CaptureFixture[str]) -> None:
+    with planted(Bug.ACKNOWLEDGE_BEFORE_COMMIT):
+        assert main([str(SEEDS[0]), "--runs", str(RUNS)]) == 1
+    told = capsys.readouterr().out
+    assert "Violation: receipt: " in told
+    assert f"to see it again: python -m retinue.testing.simulation {SEEDS[0]} --runs {RUNS} --trace" in told
+    assert "house 1 is open" in told
+
+
+def test_a_bug_is_gone_again_after_the_test() -> None:
+    with planted(Bug.EPOCH_NOT_CHECKED), planted(Bug.EFFECT_BEFORE_INTENT):
+        pass
+    run(SEEDS[0], runs=10)
+
+
+@pytest.mark.parametrize("bug", list(Bug))
+def test_no_bug_can_be_planted_where_it_is_not_a_test(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RETINUE_TEST")
+    with pytest.raises(Invalid) as refused:
+        plant(bug)
+    assert refused.value.code == "config.test-only"
+    with pytest.raises(Invalid), planted(bug):
+        pass
+    run(SEEDS[0], runs=10)
