@@ -40,9 +40,10 @@ from retinue.domain.errors import Conflict, Invalid, NotFound, StoreError, TooLa
 from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.person import Person, Role
 from retinue.domain.session import LaneKind, Origin, OriginKind, Overflow, QueueMode, QueueOverride, QueuePolicy
+from retinue.domain.times import to_ms
 from retinue.mailroom.inbox import ClockWake, Inbox, LaneWake, RoomWake, Wake, check, enter
 from retinue.runners import turn_input
-from retinue.store import agents, envelopes, news, people, sessions
+from retinue.store import agents, deliveries, envelopes, news, people, sessions
 from retinue.store import tables as t
 from retinue.store.connection import Store
 from retinue.store.house import Page
@@ -381,6 +382,21 @@ async def test_a_letter_for_later_waits_and_one_for_earlier_is_due_now(place: Pl
             assert isinstance(desk.wakes[0], LaneWake | RoomWake)
 
 
+async def test_people_are_no_rooms_however_late_their_mail(place: Place) -> None:
+    """What waits for its time on the way to a person is handed over by the clock, never by a connector."""
+    async with desk_at(place) as desk:
+        soon = desk.clock.now() + timedelta(seconds=1)
+        for recipient in ("person:maria", "channel:quiet:1", "agent:ada"):
+            await desk.post(recipient=recipient, deliver_at=soon)
+        at_ms = to_ms(soon)
+
+        assert await desk.store.read(lambda conn: envelopes.due_rooms(conn, at_ms, limit=9)) == ["channel:quiet:1"]
+        rooms = await desk.store.read(lambda conn: deliveries.due_rooms(conn, at_ms, after="", limit=9))
+        assert rooms == ["channel:quiet:1"]
+        people_due = await desk.store.read(lambda conn: envelopes.due_for_people(conn, at_ms, limit=9))
+        assert [str(e.recipient) for e in people_due] == ["person:maria"]
+
+
 @pytest.mark.spec("H11")
 async def test_in_a_house_a_letter_for_later_is_read_in_its_time_and_one_for_earlier_now(
     place: Place, tmp_path: Path
@@ -608,6 +624,7 @@ from retinue.domain import address
 from retinue.domain.envelope import Draft
 from retinue.domain.errors import TooLarge
 from retinue.domain.ids import EnvelopeId
+from retinue.domain.times import to_ms
 from retinue.mailroom.inbox import Inbox
 from retinue.store.opening import open_store
 from retinue.testing.fake_clock import FakeClock
