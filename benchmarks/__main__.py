@@ -140,7 +140,7 @@ def measure_many(folder: Path) -> list[Figure]:
 def measure_ready(folder: Path) -> list[Figure]:
     with mock(0) as port:
         first: list[float] = []
-        for i in range(5):
+        for _ in range(5):
             with house(folder / "ready", port) as (_, ready_s):
                 first.append(ready_s)
     return [
