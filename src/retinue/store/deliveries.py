@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from retinue.domain.envelope import Envelope
 from retinue.store import tables as t
 from retinue.store.envelopes import envelope_of
+from retinue.store.house import latest_ms
 
 _b = sa.bindparam
 
@@ -43,11 +44,38 @@ _close = (
     )
     .values(state=_b("new_state"), receipt=_b("proof"), error_kind=_b("what"), error=_b("why"), closed_ms=_b("now"))
 )
-_sending = (
+_sending = t.deliveries.c.state == t.word("'sending'")
+_cut_off = (
     sa.select(t.envelopes)
     .join_from(t.deliveries, t.envelopes, t.deliveries.c.envelope == t.envelopes.c.id)
-    .where(t.deliveries.c.state == t.word("'sending'"))
+    .where(_sending, t.envelopes.c.recipient == _b("recipient"))
     .order_by(t.envelopes.c.seq)
+)
+_cut_off_rooms = (
+    sa.select(t.envelopes.c.recipient)
+    .join_from(t.deliveries, t.envelopes, t.deliveries.c.envelope == t.envelopes.c.id)
+    .where(_sending)
+    .distinct()
+)
+# Mail for people waits outside of lanes, too, until its time has come: the clock hands it over.
+_waits = sa.and_(
+    t.envelopes.c.status == t.PENDING, t.envelopes.c.session.is_(None), t.envelopes.c.recipient.like("channel:%")
+)
+_begun = (
+    sa.select(t.envelopes)
+    .where(_waits, t.envelopes.c.recipient == _b("recipient"), t.envelopes.c.attempts > 0)
+    .order_by(t.envelopes.c.due_ms, t.envelopes.c.seq)
+    .limit(1)
+)
+_due_rooms = (
+    sa.select(t.envelopes.c.recipient)
+    .where(
+        _waits,
+        t.envelopes.c.due_ms <= _b("at"),
+        t.envelopes.c.recipient > _b("after"),
+    )
+    .distinct()
+    .order_by(t.envelopes.c.recipient)
     .limit(_b("limit"))
 )
 _of = sa.select(t.deliveries).where(t.deliveries.c.envelope == _b("envelope")).order_by(t.deliveries.c.attempt)
@@ -93,9 +121,31 @@ def close_attempt(
     return conn.execute(_close, values).rowcount == 1
 
 
-def sending(conn: sa.Connection, *, limit: int) -> list[Envelope]:
-    """Envelopes whose attempt was cut off: nobody knows whether they arrived."""
-    return [envelope_of(row) for row in conn.execute(_sending, {"limit": limit})]
+def cut_off(conn: sa.Connection, recipient: str) -> list[Envelope]:
+    """Envelopes to a channel whose attempt was opened and never closed. Asked where nobody sends: so nobody knows
+    whether they arrived."""
+    return [envelope_of(row) for row in conn.execute(_cut_off, {"recipient": recipient})]
+
+
+def cut_off_rooms(conn: sa.Connection) -> list[str]:
+    """The channels with an attempt that was never closed: never more than are sent to at once."""
+    return [row.recipient for row in conn.execute(_cut_off_rooms)]
+
+
+def begun(conn: sa.Connection, recipient: str) -> Envelope | None:
+    """The envelope to a channel that was tried before and waits for its next attempt. There is one at most, and it is
+    the first in line: its due time has moved, but nothing behind it is tried before it has ended.
+
+    Reads everything that waits for this channel, so ask only when one may be there.
+    """
+    row = conn.execute(_begun, {"recipient": recipient}).one_or_none()
+    return envelope_of(row) if row else None
+
+
+def due_rooms(conn: sa.Connection, now_ms: int, *, after: str, limit: int) -> list[str]:
+    """The channels for which something is due, in the order of their addresses, from `after` on."""
+    at_ms = max(now_ms, latest_ms(conn))  # as a claim would have it: the house's time never goes back
+    return [row.recipient for row in conn.execute(_due_rooms, {"at": at_ms, "after": after, "limit": limit})]
 
 
 def of(conn: sa.Connection, envelope: str) -> list[Attempt]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 import sqlalchemy as sa
 
 from retinue.agents.home import ensure_home
+from retinue.connectors.base import Connector
 from retinue.domain import address
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Draft, Envelope, Kind, Receipt, Settled, Trust
@@ -27,7 +28,9 @@ from retinue.domain.times import to_ms
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
+from retinue.mailroom.doorway import Doorway
 from retinue.mailroom.inbox import Inbox
+from retinue.mailroom.outbox import Bounds, Outbox
 from retinue.models.base import Model, Models
 from retinue.runners.loop import Loop
 from retinue.store import agents, envelopes, people, records, sessions
@@ -64,6 +67,8 @@ class House:
     store: Store
     engine: EmbeddedEngine
     inbox: Inbox
+    outbox: Outbox
+    doorway: Doorway
     live: Live
     crashed: bool = False
 
@@ -128,11 +133,11 @@ class House:
             self.live.unwatch(watcher)
 
     async def quiet(self) -> None:
-        """Wait until no lane works and nothing due waits."""
+        """Wait until no lane works, no room is served and nothing due waits."""
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + WAIT_S
-        while self.engine.active:
+        while self.engine.active or self.outbox.active:
             if loop.time() > deadline:
                 raise AssertionError("the house does not come to rest")
             await asyncio.sleep(0.005)
@@ -174,7 +179,9 @@ class House:
     def crash(self) -> None:
         """Stop as `kill -9` would: nothing more is written."""
         self.crashed = True
+        self.doorway.abandon()
         self.engine.abandon()
+        self.outbox.abandon()
 
 
 @dataclass(slots=True)
@@ -192,6 +199,10 @@ class Household:
     faults: Faults = NO_FAULTS
     tools: Sequence[Tool] = ()
     models: Sequence[Model] = ()  # beside the scripted one
+    connectors: dict[str, Connector] = field(default_factory=dict[str, Connector])
+    sending: Bounds = field(default_factory=Bounds)
+    engine: Callable[..., EmbeddedEngine] = EmbeddedEngine
+    through: Callable[[Store], Store] = lambda store: store  # what the house reaches its store through
     model: ScriptedModel = field(init=False)
 
     def __post_init__(self) -> None:
@@ -204,13 +215,15 @@ class Household:
     @asynccontextmanager
     async def open(self, *, drain_s: float = 5.0) -> AsyncGenerator[House]:
         store = await open_store(self.url or self.root / "house.db", faults=self.faults)
-        house = await self.furnish(store)
+        house = await self.furnish(self.through(store))
         try:
             yield house
         finally:
             if house.crashed:
                 await asyncio.sleep(0)
+            await house.doorway.stop()
             await house.engine.stop(drain_s=0 if house.crashed else drain_s)
+            await house.outbox.stop(drain_s=0 if house.crashed else drain_s)
             await store.close()
 
     async def furnish(self, store: Store) -> House:
@@ -220,20 +233,28 @@ class Household:
         store.on_commit(live.committed)
         clock: Clock = self.clock
         toolbox = Toolbox([SessionStatus(store, clock), Read(), AppendLine(self.witness), *self.tools])
-        engine = EmbeddedEngine(
+        outbox = Outbox(store, clock, self.connectors, bounds=self.sending, faults=self.faults)
+        engine = self.engine(
             store,
             clock,
             self.ids,
             {"loop": Loop(Models([self.model, *self.models]), toolbox, clock)},
             live=live,
-            homes=lambda name: ensure_home(self.root, name),
+            homes=partial(ensure_home, self.root),
             zone=self.zone,
             slots=self.slots,
+            deliver=outbox.wake,
             faults=self.faults,
         )
+        outbox.on_wake(engine.wake)
         inbox = Inbox(store, clock, engine.wake)
-        house = House(self, store, engine, inbox, live)
+        # Whoever speaks in a channel speaks with the first of the staff.
+        doorway = Doorway(store, inbox, clock, self.ids, lambda _channel: address.agent(self.agents[0].name))
+        house = House(self, store, engine, inbox, outbox, doorway, live)
+        await outbox.start()
         await engine.start()
+        for connector in self.connectors.values():
+            doorway.open(connector)
         return house
 
 

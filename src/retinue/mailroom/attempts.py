@@ -1,0 +1,229 @@
+"""The two commits of a delivery: an attempt is opened before anything is sent, and closed with what came of it.
+
+The order of a room is (due time, sequence), and it holds under retries. An envelope that failed for now goes back to
+waiting with a later due time, so a room asks first for one that was begun (`deliveries.begun`): while that waits,
+whatever came after it waits too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.address import AddressKind
+from retinue.domain.envelope import Draft, Envelope, Kind, Outcome, Status, Trust
+from retinue.domain.event import NewsKind
+from retinue.domain.ids import EnvelopeId, derived, short
+from retinue.domain.times import to_ms
+from retinue.mailroom.inbox import Wake, enter, notify
+from retinue.store import deliveries, envelopes
+from retinue.store.deliveries import DeliveryState
+from retinue.store.house import Page
+
+ATTEMPTS_MAX = 5
+BACKOFF_FIRST_S = 1.0
+BACKOFF_MAX_S = 60.0
+RETRY_AFTER_S_MAX = 3600.0
+CLOSED_AT_ONCE_MAX = 100
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    receipt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """What went wrong with one attempt. `arrived_maybe` where nobody knows whether it did."""
+
+    kind: str
+    message: str
+    permanent: bool = False
+    retry_after_s: float | None = None
+    arrived_maybe: bool = False
+
+
+_CUT_OFF = Failed(kind=UNKNOWN, message="the house stopped while this was being sent", arrived_maybe=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the attempts in a room go by."""
+
+    attempts_max: int = ATTEMPTS_MAX
+    repeats_safely: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """An attempt is open: this envelope is to be sent now."""
+
+    envelope: Envelope
+    wakes: tuple[Wake, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """The first in line waits for its next attempt, and those behind it wait with it."""
+
+    envelope: EnvelopeId
+    wait_s: float
+    wakes: tuple[Wake, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Nothing is due. `again` means: something was closed, and there may be more behind it."""
+
+    wakes: tuple[Wake, ...] = ()
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """How an attempt was written down. `wait_s` where there will be another."""
+
+    wakes: tuple[Wake, ...] = ()
+    wait_s: float | None = None
+
+
+def claim(
+    conn: sa.Connection, *, channel: str, look: bool, rested: EnvelopeId | None, terms: Terms, now_ms: int
+) -> Taken | Resting | Nothing:
+    """Open the next attempt in a room where nobody sends.
+
+    `look` says that an earlier attempt may have been left open, or may be waiting to be repeated. `rested` names an
+    envelope that has waited long enough by a clock that never jumps, whatever the one on the wall says.
+    """
+    page = Page(conn, now_ms)
+    wakes: list[Wake] = []
+    changed = False
+    for envelope in deliveries.cut_off(conn, channel) if look else ():
+        wakes += _close_failed(page, envelope, _CUT_OFF, terms, wait_s=0.0).wakes
+        changed = True
+    for _ in range(CLOSED_AT_ONCE_MAX):
+        envelope = deliveries.begun(conn, channel) if look else None
+        envelope = envelope or envelopes.outbox_next(conn, channel, page.at_ms)
+        if envelope is None:
+            return _leave(page, Nothing(tuple(wakes)), changed=changed)
+        if envelope.expires_at is not None and to_ms(envelope.expires_at) <= page.at_ms:
+            wakes += _end(page, envelope, Outcome.EXPIRED, because="it expired before it could be sent")
+            changed = True
+            continue
+        wait_ms = to_ms(envelope.due_at) - page.at_ms
+        if wait_ms > 0 and envelope.id != rested:
+            return _leave(page, Resting(envelope.id, wait_ms / 1000, tuple(wakes)), changed=changed)
+        envelopes.claim(conn, [envelope.id], run=None, now_ms=page.at_ms)
+        deliveries.open_attempt(conn, envelope.id, envelope.attempts + 1, at_ms=page.at_ms)
+        page.close()
+        return Taken(replace(envelope, status=Status.CLAIMED, attempts=envelope.attempts + 1), tuple(wakes))
+    return _leave(page, Nothing(tuple(wakes), again=True), changed=True)
+
+
+def _leave(page: Page, found: Resting | Nothing, *, changed: bool) -> Resting | Nothing:
+    if changed:  # A page on which nothing was written costs no commit.
+        page.close()
+    return found
+
+
+def close(conn: sa.Connection, *, envelope: Envelope, result: Sent | Failed, terms: Terms, now_ms: int) -> Closed:
+    """Write down what came of an attempt, and end the envelope or have it wait for the next one."""
+    page = Page(conn, now_ms)
+    match result:
+        case Sent(receipt):
+            closed = _close_sent(page, envelope, receipt)
+        case Failed():
+            closed = _close_failed(page, envelope, result, terms, wait_s=_wait_s(result, envelope.attempts))
+    page.close()
+    return closed
+
+
+def _close_sent(page: Page, envelope: Envelope, receipt: str) -> Closed:
+    ours = deliveries.close_attempt(
+        page.conn, envelope.id, envelope.attempts, DeliveryState.SENT, at_ms=page.at_ms, receipt=receipt
+    )
+    if not ours:  # This very commit went through before, and only the answer to it was lost.
+        return Closed()
+    return Closed(_end(page, envelope, Outcome.DELIVERED, because=f"{envelope.recipient.name} took it: {receipt}"))
+
+
+def _close_failed(page: Page, envelope: Envelope, failed: Failed, terms: Terms, *, wait_s: float) -> Closed:
+    ours = deliveries.close_attempt(
+        page.conn,
+        envelope.id,
+        envelope.attempts,
+        DeliveryState.UNKNOWN if failed.arrived_maybe else DeliveryState.FAILED,
+        at_ms=page.at_ms,
+        error_kind=failed.kind,
+        error=failed.message,
+    )
+    if not ours:
+        return Closed()
+    if failed.arrived_maybe and not terms.repeats_safely:
+        because = f"nobody knows whether it arrived: {failed.message}"
+        return Closed(_end(page, envelope, Outcome.INTERRUPTED, because=because, kind=failed.kind))
+    because = f"{failed.kind}: {failed.message}"
+    if failed.permanent:
+        return Closed(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
+    if envelope.attempts >= terms.attempts_max:
+        because += f" (given up after {envelope.attempts} attempts)"
+        return Closed(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
+    envelopes.back_to_pending(page.conn, envelope.id, due_ms=page.at_ms + round(wait_s * 1000))
+    return Closed(wait_s=wait_s)
+
+
+def _wait_s(failed: Failed, attempt: int) -> float:
+    """Doubling, on top of what the place asked for. No chance in it: the store alone can say what comes next."""
+    asked_s = failed.retry_after_s
+    polite_s = min(asked_s, RETRY_AFTER_S_MAX) if asked_s is not None and asked_s > 0 else 0.0
+    return min(BACKOFF_FIRST_S * 2 ** (attempt - 1), BACKOFF_MAX_S) + polite_s
+
+
+def _end(page: Page, envelope: Envelope, outcome: Outcome, *, because: str, kind: str = "") -> tuple[Wake, ...]:
+    envelopes.settle(page.conn, [envelope.id], outcome, because=because, at_ms=page.at_ms)
+    page.tell(
+        NewsKind.ENVELOPE_SETTLED,
+        session=envelope.sender.session,
+        envelope=envelope.id,
+        outcome=outcome.value,
+        because=because,
+    )
+    if outcome is Outcome.DELIVERED:
+        return ()
+    text = f"Envelope {short(envelope.id)} to {envelope.recipient} "
+    if envelope.sender.kind is AddressKind.AGENT:
+        return _note_for_agent(page, envelope, outcome, text=text + _in_our_words(outcome, kind))
+    return notify(page, envelope.sender, envelope.id, envelope.kind, outcome.value, f"{text}ended {outcome}: {because}")
+
+
+def _note_for_agent(page: Page, envelope: Envelope, outcome: Outcome, *, text: str) -> tuple[Wake, ...]:
+    """An agent reads it with its next turn. No run is started for it, so nothing can go round in circles."""
+    if envelope.kind is Kind.NOTICE or envelope.sender.session is None:
+        return ()
+    draft = Draft(
+        id=EnvelopeId(derived(envelope.id, outcome.value)),
+        sender=address.HOUSE,
+        recipient=envelope.sender,
+        text=text,
+        source="house",
+        key=f"{envelope.id}/{outcome}",
+        kind=Kind.NOTICE,
+        reply_to=envelope.id,
+        silent=True,
+        trust=Trust.PRIVATE,
+    )
+    return enter(page, draft).wakes
+
+
+def _in_our_words(outcome: Outcome, kind: str) -> str:
+    """A platform's own words are not put into the house's mouth before a model: they may be anyone's."""
+    match outcome:
+        case Outcome.INTERRUPTED:
+            return "may or may not have arrived, and was not sent again."
+        case Outcome.EXPIRED:
+            return "was not sent: it expired first."
+        case _:
+            return f"was not delivered ({kind})."

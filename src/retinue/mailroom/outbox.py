@@ -1,0 +1,391 @@
+"""Where envelopes leave the house: one lane for each room, and a connector at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from retinue.connectors.base import Connector, DeliveryFailed, FailureKind
+from retinue.domain.envelope import Envelope
+from retinue.domain.errors import StoreError
+from retinue.domain.ids import EnvelopeId
+from retinue.domain.ports import Clock, Faults
+from retinue.domain.text import storable
+from retinue.domain.times import to_ms
+from retinue.mailroom.attempts import (
+    ATTEMPTS_MAX,
+    BACKOFF_MAX_S,
+    UNKNOWN,
+    Closed,
+    Failed,
+    Nothing,
+    Resting,
+    Sent,
+    Taken,
+    Terms,
+    claim,
+    close,
+)
+from retinue.mailroom.inbox import ClockWake, Wake
+from retinue.store import deliveries
+from retinue.store.connection import NO_FAULTS, Store
+
+log = logging.getLogger(__name__)
+
+SEND_S_MAX = 300.0
+ROOMS_AT_ONCE_MAX = 32
+ROOMS_AT_ONCE_EACH_MAX = 8
+ROOMS_READY_MAX = 10_000
+ROOMS_RESTING_MAX = 1_000
+SENT_IN_TURN_MAX = 20
+RECEIPT_CHARS_MAX = 1_000
+ERROR_CHARS_MAX = 500
+DRAIN_S = 30.0
+STORE_RETRY_S = 1.0
+LOOK_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    attempts_max: int = ATTEMPTS_MAX
+    send_s_max: float = SEND_S_MAX
+    rooms_at_once: int = ROOMS_AT_ONCE_MAX
+    rooms_at_once_each: int = ROOMS_AT_ONCE_EACH_MAX  # for each connector: a slow one leaves slots to the others
+    rooms_ready_max: int = ROOMS_READY_MAX
+    rooms_resting_max: int = ROOMS_RESTING_MAX
+
+
+@dataclass(slots=True, eq=False)
+class _Room:
+    """A room with something to do: in line, being served, or resting before it tries again."""
+
+    channel: str
+    instance: str
+    again: bool = False  # woken while it was served: look once more before it is forgotten
+    look: bool = True  # an attempt may have been left open, or may be waiting to be repeated
+    rested: EnvelopeId | None = None
+    breaks: int = 0
+
+
+class _Line:
+    """Rooms that wait for a slot: first come, first served within a connector, connectors in turn."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._waiting: dict[str, deque[_Room]] = {}
+        self._count = 0
+        self._used: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def full(self) -> bool:
+        return self._count >= self._bounds.rooms_ready_max
+
+    def push(self, room: _Room) -> None:
+        self._waiting.setdefault(room.instance, deque()).append(room)
+        self._count += 1
+
+    def take(self) -> _Room | None:
+        """The next room for which there is a slot; the slot is taken."""
+        if self._used.total() >= self._bounds.rooms_at_once:
+            return None
+        for instance in self._waiting:
+            if self._used[instance] < self._bounds.rooms_at_once_each:
+                return self._take_from(instance)
+        return None
+
+    def _take_from(self, instance: str) -> _Room:
+        rooms = self._waiting.pop(instance)
+        room = rooms.popleft()
+        if rooms:
+            self._waiting[instance] = rooms  # at the end: the other connectors come first now
+        self._count -= 1
+        self._used[instance] += 1
+        return room
+
+    def release(self, room: _Room) -> None:
+        self._used[room.instance] -= 1
+        if not self._used[room.instance]:
+            del self._used[room.instance]
+
+    def contended(self, room: _Room) -> bool:
+        """Whether another room waits for the slot that this one holds."""
+        if room.instance in self._waiting:
+            return True
+        return bool(self._waiting) and self._used.total() >= self._bounds.rooms_at_once
+
+
+class Outbox:
+    """Delivers what is addressed to channels, each room in order. Every envelope ends delivered, dead, or interrupted
+    where nobody can know; and a room that waits, breaks or is slow holds up no other.
+
+    Connectors are looked up by their instance when an envelope is sent, so `connectors` may change meanwhile.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        connectors: Mapping[str, Connector],
+        *,
+        bounds: Bounds | None = None,
+        faults: Faults = NO_FAULTS,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._connectors = connectors
+        self._bounds = bounds or Bounds()
+        self._faults = faults
+        self._wake_house: Callable[[Wake], None] = lambda _wake: None
+        self._rooms: dict[str, _Room] = {}
+        self._line = _Line(self._bounds)
+        self._serving: set[asyncio.Task[None]] = set()
+        self._resting: dict[str, asyncio.Task[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_to = ""
+        self._overflowed = False
+        self._open = False
+
+    def on_wake(self, wake: Callable[[Wake], None]) -> None:
+        """Whom to tell that a notice gave a session something to do."""
+        self._wake_house = wake
+
+    async def start(self) -> None:
+        """Take up what was cut off, then whatever is due."""
+        await self._look()
+        self._open = True
+        self._dispatch()
+
+    async def stop(self, *, drain_s: float = DRAIN_S) -> None:
+        """Claim nothing more, let what is being sent arrive within the time given, and leave the rest to the store."""
+        self._open = False
+        if self._serving and drain_s > 0:
+            await asyncio.wait(self._serving, timeout=drain_s)
+        tasks = self._tasks()
+        self.abandon()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Drop everything where it is, as a crash would. The store says how to go on."""
+        self._open = False
+        for task in self._tasks():
+            task.cancel()
+
+    def wake(self, channel: str) -> None:
+        """Something may be due in a room. A hint: the store is the truth, and a lost hint is found by the alarm."""
+        room = self._rooms.get(channel)
+        if room is not None:
+            room.again = True
+        elif self._line.full:
+            self._overflowed = True
+        else:
+            room = _Room(channel, instance=channel.split(":", 2)[1])
+            self._rooms[channel] = room
+            self._line.push(room)
+            self._dispatch()
+
+    @property
+    def active(self) -> int:
+        """How many rooms are being served or stand in line."""
+        return len(self._rooms) - len(self._resting)
+
+    @property
+    def resting(self) -> int:
+        """How many rooms wait before they try again."""
+        return len(self._resting)
+
+    def _dispatch(self) -> None:
+        while self._open and (room := self._line.take()) is not None:
+            task = asyncio.create_task(self._serve(room), name=f"room {room.channel}")
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+        if self._open and self._overflowed and self._looking is None and not len(self._line):
+            self._looking = asyncio.create_task(self._look_again(), name="outbox looks again")
+
+    async def _serve(self, room: _Room) -> None:
+        """Serve a room until nothing is due or another needs the slot, and outlive whatever happens in it."""
+        try:
+            wait_s = await self._send_in_turn(room)
+            room.breaks = 0
+        except Exception as error:  # the store knows where this room was: look there again
+            log.error(
+                "room broke, tries again",
+                exc_info=None if isinstance(error, StoreError) else error,
+                extra={"channel": room.channel, "error": type(error).__name__},
+            )
+            wait_s = min(STORE_RETRY_S * 2 ** min(room.breaks, 10), BACKOFF_MAX_S)
+            room.look = True
+            room.breaks += 1
+        finally:
+            self._line.release(room)
+        if not self._open:
+            return
+        if wait_s:
+            self._rest(room, wait_s)
+        elif wait_s == 0 or room.again:
+            self._line.push(room)
+        else:
+            del self._rooms[room.channel]
+        self._dispatch()
+
+    async def _send_in_turn(self, room: _Room) -> float | None:
+        """Seconds until this room is to be served again: 0 for at its next turn, None for when it is woken."""
+        sent = 0
+        while self._open:
+            if sent >= SENT_IN_TURN_MAX and self._line.contended(room):
+                return 0.0
+            room.again = False
+            taken = await self._claim(room)
+            self._wake_all(taken.wakes)
+            match taken:
+                case Nothing():
+                    return 0.0 if taken.again else None
+                case Resting():
+                    room.look, room.rested = True, taken.envelope
+                    return taken.wait_s
+                case Taken():
+                    closed = await self._send(room, taken.envelope)
+                    self._wake_all(closed.wakes)
+                    if closed.wait_s is not None:
+                        room.look, room.rested = True, taken.envelope.id
+                        return closed.wait_s
+                    sent += 1
+        return None
+
+    async def _claim(self, room: _Room) -> Taken | Resting | Nothing:
+        body = partial(
+            claim,
+            channel=room.channel,
+            look=room.look,
+            rested=room.rested,
+            terms=self._terms(room),
+            now_ms=self._now_ms(),
+        )
+        taken = await self._store.write(body, point="deliver-claim")
+        room.look, room.rested = False, None
+        return taken
+
+    async def _send(self, room: _Room, envelope: Envelope) -> Closed:
+        connector = self._connectors.get(room.instance)
+        if connector is None:
+            message = f"there is no connector '{room.instance}' in this house"
+            result = Failed(kind=FailureKind.ADAPTER_NOT_LOADED, message=message, permanent=True)
+        else:
+            self._faults.reach("deliver.before")
+            result = await self._hand_over(connector, envelope)
+            self._faults.reach("deliver.after")
+        log.info(
+            "delivery attempted",
+            extra={
+                "envelope": envelope.id,
+                "connector": room.instance,
+                "attempt": envelope.attempts,
+                "result": "sent" if isinstance(result, Sent) else result.kind,
+            },
+        )
+        if isinstance(result, Failed):
+            room.look = True
+        return await self._write_down(envelope, result, self._terms(room))
+
+    async def _hand_over(self, connector: Connector, envelope: Envelope) -> Sent | Failed:
+        try:
+            async with asyncio.timeout(self._bounds.send_s_max):
+                delivery = await connector.deliver(envelope)
+            return Sent(_kept(delivery.receipt, RECEIPT_CHARS_MAX))
+        except DeliveryFailed as failed:
+            return Failed(
+                kind=failed.kind,
+                message=_kept(failed.sentence, ERROR_CHARS_MAX),
+                permanent=failed.permanent,
+                retry_after_s=failed.retry_after_s,
+            )
+        except TimeoutError:
+            return Failed(kind=UNKNOWN, message="no answer in time", arrived_maybe=True)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return Failed(kind=UNKNOWN, message="the connector gave up", arrived_maybe=True)
+        except Exception as error:  # whatever a connector does, its room goes on
+            log.warning(
+                "connector broke off",
+                exc_info=None if isinstance(error, OSError) else error,
+                extra={"envelope": envelope.id, "connector": connector.instance, "error": type(error).__name__},
+            )
+            message = _kept(f"{type(error).__name__}: {error}", ERROR_CHARS_MAX)
+            return Failed(kind=UNKNOWN, message=message, arrived_maybe=True)
+
+    async def _write_down(self, envelope: Envelope, result: Sent | Failed, terms: Terms) -> Closed:
+        """What a platform says it says once: keep it in hand until the store takes it."""
+        while True:
+            body = partial(close, envelope=envelope, result=result, terms=terms, now_ms=self._now_ms())
+            try:
+                return await self._store.write(body, point="deliver-done")
+            except StoreError as error:
+                if error.code in ("store.constraint-broken", "store.closed"):
+                    raise
+                log.error("store failed, a delivery waits to be written down", extra={"code": error.code})
+                await self._clock.sleep(STORE_RETRY_S)
+
+    # Waiting, and looking in the store for what did not fit in memory
+
+    def _rest(self, room: _Room, wait_s: float) -> None:
+        if len(self._resting) < self._bounds.rooms_resting_max:
+            self._resting[room.channel] = asyncio.create_task(self._rest_for(room, wait_s))
+            return
+        del self._rooms[room.channel]
+        self._overflowed = True
+        self._wake_house(ClockWake())
+
+    async def _rest_for(self, room: _Room, wait_s: float) -> None:
+        await self._clock.sleep(wait_s)
+        del self._resting[room.channel]
+        self._line.push(room)
+        self._dispatch()
+
+    async def _look_again(self) -> None:
+        await self._clock.sleep(LOOK_AGAIN_S)
+        try:
+            await self._look()
+        except StoreError as error:
+            log.error("store failed, the outbox looks again", extra={"code": error.code})
+        self._looking = None
+        self._dispatch()
+
+    async def _look(self) -> None:
+        """Wake rooms that were cut off or have something due, going round by address so that each is found."""
+        limit = self._bounds.rooms_ready_max
+        due = partial(deliveries.due_rooms, now_ms=self._now_ms(), after=self._looked_to, limit=limit)
+        cut_off = await self._store.scan(deliveries.cut_off_rooms)
+        found = await self._store.scan(due)
+        self._overflowed = len(found) == limit or bool(self._looked_to)
+        self._looked_to = found[-1] if len(found) == limit else ""
+        for channel in (*cut_off, *found):
+            self.wake(channel)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [*self._serving, *self._resting.values(), *([self._looking] if self._looking else [])]
+
+    def _wake_all(self, wakes: Iterable[Wake]) -> None:
+        for wake in wakes:
+            self._wake_house(wake)
+
+    def _terms(self, room: _Room) -> Terms:
+        connector = self._connectors.get(room.instance)
+        safe = connector is not None and connector.repeats_safely
+        return Terms(attempts_max=self._bounds.attempts_max, repeats_safely=safe)
+
+    def _now_ms(self) -> int:
+        return to_ms(self._clock.now())
+
+
+def _kept(text: str, chars_max: int) -> str:
+    """Words from outside, as the store can keep them."""
+    plain = storable(text)
+    return plain if len(plain) <= chars_max else plain[: chars_max - 1] + "…"

@@ -1,0 +1,191 @@
+"""A connector to nowhere, for tests: rooms in memory, and every way in which a real place can let one down."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from retinue.connectors.base import Accept, Delivery, DeliveryFailed, FailureKind, Incoming
+from retinue.domain.attachment import Attachment
+from retinue.domain.envelope import NO_CONTEXT, Context, Envelope, Receipt
+from retinue.domain.ids import EnvelopeId
+from retinue.domain.ports import Clock
+
+SAY_S_MAX = 20.0
+
+
+class LineBroke(ConnectionError):
+    """The line to the place broke in the middle of something: nobody knows what came of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What befalls one delivery. Without `failure` and `breaks` it arrives, after `after_s`."""
+
+    failure: DeliveryFailed | None = None
+    breaks: bool = False  # the line breaks; `arrives` says whether before or after the place took it
+    arrives: bool = False
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Something said in a room, offered to the house until it is confirmed."""
+
+    incoming: Incoming
+    confirmed: asyncio.Future[Receipt | None]
+
+
+@dataclass(slots=True, eq=False)
+class QuietConnector:
+    """Knows what arrived where, and does what it is told.
+
+    With `repeats_safely` the place knows an envelope by its id and takes it once; without, whoever sends twice is read
+    twice. It stands for the place as much as for the connector, so it outlives a house that crashes.
+    """
+
+    clock: Clock
+    instance: str = "quiet"
+    repeats_safely: bool = True
+    after_s: float = 0.0  # how long the place takes over each delivery
+    arrived: list[Envelope] = field(default_factory=list[Envelope])
+    attempts: list[EnvelopeId] = field(default_factory=list[EnvelopeId])
+    at_once: int = 0  # deliveries under way
+    at_once_max: int = 0
+    on_deliver: Callable[[Envelope], None] | None = None
+    _troubles: dict[str | None, deque[Trouble]] = field(default_factory=dict[str | None, deque[Trouble]])
+    _said: deque[Said] = field(default_factory=deque[Said])
+    _spoken: asyncio.Event = field(default_factory=asyncio.Event)
+    _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    # What goes out
+
+    async def deliver(self, envelope: Envelope) -> Delivery:
+        self.attempts.append(envelope.id)
+        self.at_once += 1
+        self.at_once_max = max(self.at_once_max, self.at_once)
+        try:
+            return await self._deliver(envelope, self._next_trouble(envelope.recipient.rest))
+        finally:
+            self.at_once -= 1
+
+    async def _deliver(self, envelope: Envelope, trouble: Trouble) -> Delivery:
+        wait_s = self.after_s + trouble.after_s
+        if wait_s:
+            await self.clock.sleep(wait_s)
+        if trouble.failure is not None:
+            raise trouble.failure
+        if not trouble.breaks or trouble.arrives:
+            self._take(envelope)
+        if trouble.breaks:
+            raise LineBroke("the line broke")
+        return Delivery(f"quiet-{envelope.id[:8]}")
+
+    def _take(self, envelope: Envelope) -> None:
+        if self.repeats_safely and any(known.id == envelope.id for known in self.arrived):
+            return
+        self.arrived.append(envelope)
+        if self.on_deliver is not None:
+            self.on_deliver(envelope)
+
+    def texts(self, room: str) -> list[str]:
+        """What stands in a room, oldest first."""
+        return [envelope.text for envelope in self.arrived if envelope.recipient.rest == room]
+
+    def will_fail(
+        self,
+        *,
+        times: int = 1,
+        room: str | None = None,
+        kind: FailureKind = FailureKind.SEND_FAILED,
+        permanent: bool = False,
+        retry_after_s: float | None = None,
+        sentence: str = "the place is closed",
+    ) -> None:
+        """Refuse the next deliveries, to one room or to any."""
+        for _ in range(times):
+            failure = DeliveryFailed(sentence, kind=kind, permanent=permanent, retry_after_s=retry_after_s)
+            self._will(Trouble(failure=failure), room)
+
+    def will_throttle(self, retry_after_s: float, *, times: int = 1, room: str | None = None) -> None:
+        self.will_fail(
+            times=times, room=room, kind=FailureKind.THROTTLED, retry_after_s=retry_after_s, sentence="not so fast"
+        )
+
+    def will_break(self, *, arrives: bool, times: int = 1, room: str | None = None) -> None:
+        """Break off the next deliveries in the middle, before or after they arrived."""
+        for _ in range(times):
+            self._will(Trouble(breaks=True, arrives=arrives), room)
+
+    def will_be_slow(self, after_s: float, *, times: int = 1, room: str | None = None) -> None:
+        for _ in range(times):
+            self._will(Trouble(after_s=after_s), room)
+
+    def _will(self, trouble: Trouble, room: str | None) -> None:
+        self._troubles.setdefault(room, deque()).append(trouble)
+
+    def _next_trouble(self, room: str) -> Trouble:
+        for which in (room, None):
+            waiting = self._troubles.get(which)
+            if waiting:
+                return waiting.popleft()
+        return Trouble()
+
+    # What comes in
+
+    async def listen(self, accept: Accept) -> None:
+        while True:
+            self._spoken.clear()
+            while self._said:
+                said = self._said[0]
+                receipt = await accept(said.incoming)
+                self._said.popleft()  # only now: what was not accepted is offered again
+                if not said.confirmed.done():
+                    said.confirmed.set_result(receipt)
+            await self._spoken.wait()
+
+    def mention(
+        self,
+        text: str,
+        *,
+        room: str = "42",
+        message_id: str | None = None,
+        revision: str = "",
+        attachments: tuple[Attachment, ...] = (),
+        context: Context = NO_CONTEXT,
+    ) -> Said:
+        """Say something in a room and do not wait for the house to hear it."""
+        said = Said(
+            Incoming(
+                room=room,
+                message_id=message_id or str(next(self._ids)),
+                text=text,
+                attachments=attachments,
+                context=context,
+                revision=revision,
+            ),
+            asyncio.get_running_loop().create_future(),
+        )
+        self._said.append(said)
+        self._spoken.set()
+        return said
+
+    async def say(
+        self,
+        text: str,
+        *,
+        room: str = "42",
+        message_id: str | None = None,
+        revision: str = "",
+        attachments: tuple[Attachment, ...] = (),
+        context: Context = NO_CONTEXT,
+    ) -> Receipt | None:
+        """Say something in a room, and wait until the house has taken it or has said that it will not."""
+        said = self.mention(
+            text, room=room, message_id=message_id, revision=revision, attachments=attachments, context=context
+        )
+        async with asyncio.timeout(SAY_S_MAX):
+            return await said.confirmed
