@@ -44,27 +44,29 @@ NO_WORDS = "(The model ended without a word.)"
 NEWER = "newer mail arrived"
 
 
-def finish(page: Page, work: Work, closings: Sequence[Closing], finished: Finished) -> tuple[Wake, ...]:
-    """The answer, the outcomes, the last records and the run's end. The caller goes on to claim in the same commit."""
+def finish(
+    page: Page, work: Work, closings: Sequence[Closing], finished: Finished, *, wakefulness: Wakefulness
+) -> tuple[Wake, ...]:
+    """The answer, the outcomes, the last records, the run's end. The caller may go on to claim in the same commit."""
     conn = page.conn
     append = Append(work.session, page, work.run)
     write_closings(append, closings)
+    owed = [e for e in work.envelopes if answerable(e.kind)]
+    unowed = [e.id for e in work.envelopes if not answerable(e.kind)]
+    answer = _answer(work, owed, finished) if owed else None
     sessions.guard(
         conn,
         work.session.id,
         epoch=work.session.epoch,
         record_seq=append.seq,
-        wakefulness=Wakefulness.ACTIVE,
+        wakefulness=wakefulness,
         at_ms=page.at_ms,
+        snippet=answer.text[:SNIPPET_LENGTH_MAX] if answer else None,
     )
     if append.records:
         records.add(conn, append.records)
-    owed = [e for e in work.envelopes if answerable(e.kind)]
-    unowed = [e.id for e in work.envelopes if not answerable(e.kind)]
     wakes: tuple[Wake, ...] = ()
-    answer: Draft | None = None
     if owed:
-        answer = _answer(work, owed, finished)
         if answer is not None:
             wakes = enter(page, answer).wakes
         envelopes.settle(
@@ -86,8 +88,6 @@ def finish(page: Page, work: Work, closings: Sequence[Closing], finished: Finish
         final_text=finished.text,
         context_length=finished.context_length,
     )
-    if answer is not None:
-        sessions.set_snippet(conn, work.session.id, answer.text[:SNIPPET_LENGTH_MAX])
     page.tell(
         NewsKind.RUN_ENDED,
         session=work.session.id,
@@ -283,8 +283,10 @@ def park(
 
 
 def _mail_waits(page: Page, session_id: SessionId) -> bool:
-    """Whether mail is due that a parked run makes way for: whatever is not silent."""
-    return any(not e.silent for e in envelopes.due(page.conn, session_id, page.at_ms, limit=DECISIONS_MAX))
+    """Whether mail is due that a parked run makes way for: a late decision, which comes first, or any loud mail."""
+    first = envelopes.due(page.conn, session_id, page.at_ms, limit=1)
+    decision = any(envelope.kind is Kind.DECISION for envelope in first)
+    return decision or envelopes.count_due(page.conn, session_id, page.at_ms) > 0
 
 
 def _question(work: Work, approval: Approval) -> Draft:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from retinue.domain.errors import RetinueError, Stale, StoreError
 from retinue.domain.ids import RunId
 from retinue.domain.ports import Clock, Faults
+from retinue.domain.session import Wakefulness
 from retinue.domain.times import to_ms
 from retinue.engine.claims import Terms, claim_next
 from retinue.engine.custody import Nothing, Work
@@ -24,7 +25,7 @@ from retinue.engine.transcripts import Transcripts
 from retinue.engine.writing import Closing
 from retinue.mailroom.inbox import Wake
 from retinue.runners.base import Assignment, Finished, Parked, Runner
-from retinue.store import agents, sessions
+from retinue.store import agents, envelopes, sessions
 from retinue.store.connection import Store
 from retinue.store.house import Page
 
@@ -201,7 +202,12 @@ def _finish_and_claim(
 ) -> Ended:
     """The finishing commit. It claims the next batch too, unless another lane waits for this slot."""
     page = Page(conn, now_ms)
-    wakes = finish(page, work, closings, finished)
+    if not envelopes.any_due(conn, work.session.id, page.at_ms):
+        # The usual end. What arrives from here on finds the session asleep, and wakes it.
+        wakes = finish(page, work, closings, finished, wakefulness=Wakefulness.SLEEPING)
+        page.close()
+        return Ended(wakes)
+    wakes = finish(page, work, closings, finished, wakefulness=Wakefulness.ACTIVE)
     # Read again: the rules of the agent and of the session may have changed since this run was claimed.
     session, agent = sessions.get(conn, work.session.id), agents.find(conn, work.agent.name)
     if next_run is None or session is None or agent is None:

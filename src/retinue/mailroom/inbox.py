@@ -258,9 +258,26 @@ def _receipt(
     return Receipt(envelope=draft.id, session=session, news_seq=page.news_seq, outcome=outcome, because=because)
 
 
-def _add(page: Page, draft: Draft, *, session: str | None, recipient: str) -> int:
+def _add(
+    page: Page,
+    draft: Draft,
+    *,
+    session: str | None,
+    recipient: str,
+    outcome: Outcome | None = None,
+    because: str = "",
+) -> int:
     seq = page.next_envelope_seq()
-    envelopes.add(page.conn, draft, seq=seq, at_ms=page.at_ms, session=session, recipient=recipient)
+    envelopes.add(
+        page.conn,
+        draft,
+        seq=seq,
+        at_ms=page.at_ms,
+        session=session,
+        recipient=recipient,
+        outcome=outcome,
+        because=because,
+    )
     page.tell(NewsKind.ENVELOPE_ACCEPTED, session=session or draft.sender.session, envelope=draft.id)
     return seq
 
@@ -281,16 +298,21 @@ def _to_person(page: Page, draft: Draft, *, strict: bool) -> Entered:
         _add(page, draft, session=None, recipient=recipient)
         return Entered(_receipt(page, draft), (ClockWake(),))
     # The session is the sender's: whoever watches that conversation sees its answers arrive.
-    seq = _add(page, draft, session=draft.sender.session, recipient=recipient)
-    because = _hand_over(page, draft.id, person=found.name, seq=seq)
+    because = _delivered(found.name)
+    seq = _add(
+        page,
+        draft,
+        session=draft.sender.session,
+        recipient=recipient,
+        outcome=Outcome.DELIVERED,
+        because=because,
+    )
+    envelopes.into_inbox(page.conn, draft.id, person=found.name, seq=seq)
     return Entered(_receipt(page, draft, outcome=Outcome.DELIVERED, because=because))
 
 
-def _hand_over(page: Page, envelope: EnvelopeId, *, person: str, seq: int) -> str:
-    envelopes.into_inbox(page.conn, envelope, person=person, seq=seq)
-    because = f"in the inbox of {person}"
-    envelopes.settle(page.conn, [envelope], Outcome.DELIVERED, because=because, at_ms=page.at_ms)
-    return because
+def _delivered(person: str) -> str:
+    return f"in the inbox of {person}"
 
 
 def hand_over_due(page: Page) -> None:
@@ -298,13 +320,14 @@ def hand_over_due(page: Page) -> None:
     for envelope in envelopes.due_for_people(page.conn, page.at_ms, limit=DELIVERED_AT_ONCE_MAX):
         session = envelope.sender.session
         envelopes.set_session(page.conn, envelope.id, session)
-        because = _hand_over(page, envelope.id, person=envelope.recipient.name, seq=envelope.seq)
+        because = _delivered(envelope.recipient.name)
+        envelopes.into_inbox(page.conn, envelope.id, person=envelope.recipient.name, seq=envelope.seq)
+        envelopes.settle(page.conn, [envelope.id], Outcome.DELIVERED, because=because, at_ms=page.at_ms)
         _tell_settled(page, envelope.id, session, Outcome.DELIVERED, because)
 
 
 def _refuse_unknown(page: Page, draft: Draft, *, because: str) -> Entered:
-    _add(page, draft, session=None, recipient=str(draft.recipient))
-    envelopes.settle(page.conn, [draft.id], Outcome.REFUSED, because=because, at_ms=page.at_ms)
+    _add(page, draft, session=None, recipient=str(draft.recipient), outcome=Outcome.REFUSED, because=because)
     _tell_settled(page, draft.id, draft.sender.session, Outcome.REFUSED, because)
     return Entered(_receipt(page, draft, outcome=Outcome.REFUSED, because=because))
 

@@ -46,6 +46,11 @@ _due = (
     .order_by(t.envelopes.c.rank, t.envelopes.c.due_ms, t.envelopes.c.seq)
     .limit(_b("limit"))
 )
+_any_due = (
+    sa.select(sa.literal(1))
+    .where(t.envelopes.c.session == _b("session"), t.envelopes.c.status == t.PENDING, t.envelopes.c.due_ms <= _b("now"))
+    .limit(1)
+)
 _count_due = sa.select(sa.func.count()).where(
     t.envelopes.c.session == _b("session"),
     t.envelopes.c.status == t.PENDING,
@@ -173,8 +178,18 @@ def envelope_of(row: sa.Row[Any]) -> Envelope:
     )
 
 
-def add(conn: sa.Connection, draft: Draft, *, seq: int, at_ms: int, session: str | None, recipient: str) -> None:
-    """Store a draft as pending, and count it in the same commit."""
+def add(
+    conn: sa.Connection,
+    draft: Draft,
+    *,
+    seq: int,
+    at_ms: int,
+    session: str | None,
+    recipient: str,
+    outcome: Outcome | None = None,
+    because: str = "",
+) -> None:
+    """Store a draft, and count it in the same commit: as pending, or as done where it has come to its end already."""
     deliver_ms = to_ms(draft.deliver_at) if draft.deliver_at else None
     conn.execute(
         _insert,
@@ -197,11 +212,11 @@ def add(conn: sa.Connection, draft: Draft, *, seq: int, at_ms: int, session: str
             "deliver_ms": deliver_ms,
             "expires_ms": to_ms(draft.expires_at) if draft.expires_at else None,
             "due_ms": max(at_ms, deliver_ms) if deliver_ms is not None else at_ms,
-            "status": "pending",
+            "status": "pending" if outcome is None else "done",
             "attempts": 0,
             "accepted_ms": at_ms,
             "claimed_ms": None,
-            "settled_ms": None,
+            "settled_ms": None if outcome is None else at_ms,
             "run": None,
             "steered_into": None,
             "retry_of": draft.retry_of,
@@ -210,6 +225,8 @@ def add(conn: sa.Connection, draft: Draft, *, seq: int, at_ms: int, session: str
     day = at_ms // MS_PER_DAY
     if conn.execute(_tally, {"the_day": day, "the_source": draft.source}).rowcount == 0:
         conn.execute(_tally_new, {"day": day, "source": draft.source, "accepted": 1, "purged": 0})
+    if outcome is not None:
+        _write_outcomes(conn, [draft.id], outcome, because=because, at_ms=at_ms)
 
 
 def get(conn: sa.Connection, id_: str) -> Envelope | None:
@@ -252,6 +269,11 @@ def oldest_asking(conn: sa.Connection, session: str, now_ms: int, *, limit: int)
 def count_asking(conn: sa.Connection, session: str, now_ms: int) -> int:
     """How much waits in a lane of what its cap is for."""
     return conn.execute(_count_asking, {"session": session, "now": now_ms}).scalar_one()
+
+
+def any_due(conn: sa.Connection, session: str, now_ms: int) -> bool:
+    """Whether a lane has anything to do now, loud or silent."""
+    return conn.execute(_any_due, {"session": session, "now": now_ms}).scalar() is not None
 
 
 def count_due(conn: sa.Connection, session: str, now_ms: int) -> int:
@@ -346,6 +368,19 @@ def settle(
 ) -> None:
     """End envelopes, each with exactly one outcome. A second outcome for one of them is a broken constraint."""
     conn.execute(_settle, [{"the_id": id_, "now": at_ms} for id_ in ids])
+    _write_outcomes(conn, ids, outcome, because=because, at_ms=at_ms, answer=answer, silent=silent)
+
+
+def _write_outcomes(
+    conn: sa.Connection,
+    ids: Sequence[str],
+    outcome: Outcome,
+    *,
+    because: str,
+    at_ms: int,
+    answer: str | None = None,
+    silent: bool = False,
+) -> None:
     conn.execute(
         _outcome,
         [

@@ -25,6 +25,7 @@ _by_prefix = (
     .where(t.sessions.c.id >= _b("low"), t.sessions.c.id < _b("high"), t.sessions.c.agent == _b("agent"))
     .limit(2)
 )
+BY_ANY_PREFIX = sa.select(t.sessions.c.id).where(t.sessions.c.id >= _b("low"), t.sessions.c.id < _b("high")).limit(20)
 _by_origin = sa.select(t.sessions).where(
     t.sessions.c.agent == _b("agent"), t.sessions.c.origin_kind == _b("kind"), t.sessions.c.origin_key == _b("key")
 )
@@ -39,7 +40,7 @@ _guard = (
     .where(t.sessions.c.id == _b("the_id"), t.sessions.c.epoch == _b("the_epoch"))
     .values(epoch=_b("new_epoch"), record_seq=_b("seq"), wakefulness=_b("wake"), updated_ms=_b("now"))
 )
-_snippet = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(snippet=_b("words"))
+_guard_with_snippet = _guard.values(snippet=_b("words"))
 _append = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(record_seq=_b("seq"), updated_ms=_b("now"))
 _reset = (
     t.sessions.update()
@@ -132,25 +133,22 @@ def guard(
     wakefulness: Wakefulness,
     at_ms: int,
     new_epoch: int | None = None,
+    snippet: str | None = None,
 ) -> None:
     """Go on only if this session is still ours: the first write of every commit of a run."""
-    changed = conn.execute(
-        _guard,
-        {
-            "the_id": id_,
-            "the_epoch": epoch,
-            "new_epoch": epoch if new_epoch is None else new_epoch,
-            "seq": record_seq,
-            "wake": wakefulness.value,
-            "now": at_ms,
-        },
-    ).rowcount
-    if changed != 1:
+    values = {
+        "the_id": id_,
+        "the_epoch": epoch,
+        "new_epoch": epoch if new_epoch is None else new_epoch,
+        "seq": record_seq,
+        "wake": wakefulness.value,
+        "now": at_ms,
+    }
+    statement = _guard
+    if snippet is not None:
+        statement, values["words"] = _guard_with_snippet, snippet
+    if conn.execute(statement, values).rowcount != 1:
         raise Stale(id_, epoch)
-
-
-def set_snippet(conn: sa.Connection, id_: str, words: str) -> None:
-    conn.execute(_snippet, {"the_id": id_, "words": words})
 
 
 def set_record_seq(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
