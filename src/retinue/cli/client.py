@@ -1,0 +1,276 @@
+"""Speaks to the house over its socket: hand-made HTTP/1.1 on the standard library, so that a command starts at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+
+from retinue.cli.errors import AMBIGUOUS, FAILED, CliError, HouseClosed
+
+TYPE_CHECKING = False  # `typing` would cost more than the whole module
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+CALL_S = 30.0
+GREETING_S = 5.0  # how long the head of a stream may take
+READ_BYTES = 64 * 1024
+HEAD_BYTES_MAX = 64 * 1024
+BROKEN_LINE_S = 30.0  # how long to ask again when it is unknown whether we were heard
+RETRY_FIRST_S = 0.05
+RETRY_MAX_S = 1.0
+
+
+class Refused(CliError):
+    """The house answered, with an error of its own."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        code = str(error.get("code") or "house.broke")
+        super().__init__(
+            str(error.get("sentence") or "the house refused without a word"),
+            code=code,
+            because=str(error.get("because") or ""),
+            try_this=str(error.get("try") or ""),
+            exits=AMBIGUOUS if code == "id.ambiguous" else FAILED,
+        )
+        self.error = error
+
+    def lines(self) -> list[str]:
+        if self.exits != AMBIGUOUS:
+            return super().lines()
+        candidates: list[str] = self.error.get("candidates", [])
+        matches: int = self.error.get("matches", len(candidates))
+        shown = [*super().lines(), f"match-count: {matches}"]
+        if matches > len(candidates):
+            shown += ["candidates-truncated: true", f"candidates-shown: {len(candidates)}"]
+        return shown + [f"candidate-id: {candidate}" for candidate in candidates]
+
+    def form(self) -> dict[str, object]:
+        return {**super().form(), **self.error}
+
+
+def home() -> str:
+    """Where the house lives."""
+    named = os.path.expanduser(os.environ.get("RETINUE_HOME") or "~/.retinue")
+    if os.path.isabs(named):
+        return named
+    raise CliError(
+        f"RETINUE_HOME is '{named}'",
+        code="config.invalid",
+        because="it must be an absolute path, or one from ~",
+        try_this="RETINUE_HOME=~/.retinue",
+    )
+
+
+def _kept(name: str) -> str:
+    """What the daemon wrote down in the home for us."""
+    path = os.path.join(home(), name)
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        raise HouseClosed(f"no house was ever opened in {home()}") from None
+    except OSError as error:
+        raise HouseClosed(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _token() -> str:
+    """A child's own token wins over the owner's."""
+    return os.environ.get("RETINUE_TOKEN") or _kept("owner-token")
+
+
+def _connect(timeout_s: float) -> socket.socket:
+    path = _kept("socket")
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.settimeout(timeout_s)
+    try:
+        link.connect(path)
+    except OSError as error:
+        link.close()
+        raise HouseClosed(f"nobody answers at {path} ({error.strerror or error})") from None
+    return link
+
+
+def _request(method: str, path: str, body: bytes = b"") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: retinue\r\nAuthorization: Bearer {_token()}\r\nConnection: close\r\n"
+    if body:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    return head.encode("latin-1", "replace") + b"\r\n" + body
+
+
+def _say(link: socket.socket, request: bytes) -> None:
+    try:
+        link.sendall(request)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the house may have refused before it heard us out: its answer is still there to read
+
+
+def _hear(link: socket.socket) -> bytes:
+    heard = link.recv(READ_BYTES)
+    if not heard:
+        raise ConnectionResetError("the line was cut")
+    return heard
+
+
+def _head(link: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers, and what has already come of the body."""
+    heard = b""
+    while b"\r\n\r\n" not in heard:
+        if len(heard) > HEAD_BYTES_MAX:
+            raise ValueError("an endless head")
+        heard += _hear(link)
+    head, _, rest = heard.partition(b"\r\n\r\n")
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return int(first.partition(" ")[2][:3]), headers, rest
+
+
+def _body(link: socket.socket, headers: dict[str, str], heard: bytes) -> bytes:
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        chunks = Chunks()
+        body = chunks.feed(heard)
+        while not chunks.ended:
+            body += chunks.feed(_hear(link))
+        return body
+    size = int(headers.get("content-length", "0"))
+    parts = [heard]
+    left = size - len(heard)
+    while left > 0:
+        parts.append(_hear(link))
+        left -= len(parts[-1])
+    return b"".join(parts)
+
+
+class Chunks:
+    """Takes HTTP's chunks apart, in whatever pieces they come."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._waiting = b""
+
+    def feed(self, heard: bytes) -> bytes:
+        self._waiting += heard
+        whole: list[bytes] = []
+        while not self.ended:
+            line, newline, rest = self._waiting.partition(b"\r\n")
+            if not newline:
+                break
+            size = int(line.partition(b";")[0], 16)
+            if len(rest) < size + 2:
+                break
+            self.ended = size == 0
+            whole.append(rest[:size])
+            self._waiting = rest[size + 2 :]
+        return b"".join(whole)
+
+
+def ask(operation: str, parameters: dict[str, Any] | None = None, *, timeout_s: float = CALL_S) -> bytes:
+    """Ask for one operation; its answer as it came."""
+    request = _request("POST", "/api/" + operation.replace(".", "/"), json.dumps(parameters or {}).encode())
+    link = _connect(timeout_s)
+    try:
+        _say(link, request)
+        status, headers, heard = _head(link)
+        answer = _body(link, headers, heard)
+    except (OSError, ValueError) as error:
+        raise HouseClosed(f"the line broke before it answered ({error})", asked=True) from None
+    finally:
+        link.close()
+    if status >= 400:
+        raise _refusal(answer)
+    return answer
+
+
+def call(operation: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Ask for one operation."""
+    return json.loads(ask(operation, parameters))
+
+
+def _refusal(answer: bytes) -> Refused:
+    try:
+        error: dict[str, Any] = json.loads(answer)["error"]
+    except (ValueError, KeyError, TypeError):
+        error = {}
+    return Refused(error)
+
+
+def post(envelope: dict[str, Any], *, wait_s: float, waiting: Callable[[], None]) -> dict[str, Any]:
+    """Send an envelope until it is acknowledged. It bears a key, so however often it is sent, it is accepted once.
+
+    Waits at most `wait_s` for a closed house, longer where the line broke in the middle, and tells `waiting` once.
+    """
+    began_at = time.monotonic()
+    pause_s = RETRY_FIRST_S
+    told = False
+    while True:
+        try:
+            return call("envelope.send", envelope)
+        except HouseClosed as closed:
+            if closed.asked:
+                wait_s = max(wait_s, BROKEN_LINE_S)
+            if time.monotonic() - began_at >= wait_s:
+                raise
+        if not told:
+            told = True
+            waiting()
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, RETRY_MAX_S)
+
+
+class Stream:
+    """The news of a session from a cursor on, and what is being said there. Can be waited for like a socket."""
+
+    def __init__(self, *, after: int, session: str) -> None:
+        request = _request("GET", f"/api/news?after={after}&session={session}")
+        self._link = _connect(GREETING_S)
+        self._chunks = Chunks()
+        self._waiting = b""
+        try:
+            _say(self._link, request)
+            status, headers, heard = _head(self._link)
+            if status >= 400:
+                raise _refusal(_body(self._link, headers, heard))
+        except (OSError, ValueError) as error:
+            self.close()
+            raise HouseClosed(f"the line broke before it answered ({error})", asked=True) from None
+        except Refused:
+            self.close()
+            raise
+        self._waiting = self._chunks.feed(heard)
+
+    def fileno(self) -> int:
+        return self._link.fileno()
+
+    def close(self) -> None:
+        self._link.close()
+
+    def receive(self) -> list[tuple[str, dict[str, Any]]]:
+        """The events that have come whole. Waits for bytes if there are none: select first."""
+        try:
+            self._waiting += self._chunks.feed(_hear(self._link))
+            if self._chunks.ended:
+                raise ConnectionResetError("the house ended it")
+            return self.ready()
+        except (OSError, ValueError) as error:
+            raise HouseClosed(f"the line broke ({error})", asked=True) from None
+
+    def ready(self) -> list[tuple[str, dict[str, Any]]]:
+        """The events among what was already heard."""
+        *blocks, self._waiting = self._waiting.split(b"\n\n")
+        return [event for block in blocks if (event := _event(block)) is not None]
+
+
+def _event(block: bytes) -> tuple[str, dict[str, Any]] | None:
+    """One server-sent event; None for a comment, which only says that the line is alive."""
+    name, data = "", b""
+    for line in block.split(b"\n"):
+        if line.startswith(b"event: "):
+            name = line[7:].decode()
+        elif line.startswith(b"data: "):
+            data = line[6:]
+    return (name, json.loads(data)) if data else None

@@ -1,0 +1,83 @@
+"""`retinue`: operations in a terminal. Agents call it all day, so nothing is imported before it is needed."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] in (["--version"], ["-V"]):
+        from retinue import __version__
+
+        sys.stdout.write(f"retinue {__version__}\n")
+        return 0
+    return _guarded(arguments)
+
+
+def _guarded(arguments: list[str]) -> int:
+    """Run a command; whatever goes wrong ends in words for a person and a code for a program."""
+    from retinue.cli.errors import INTERRUPTED, UNHEARD, CliError
+    from retinue.cli.output import complain, prepare
+
+    prepare(sys.stdout)
+    prepare(sys.stderr)
+    try:
+        return _run(arguments)
+    except CliError as error:
+        complain(error)
+        if "--json" in arguments:
+            import json
+
+            sys.stdout.write(json.dumps({"error": error.form()}, ensure_ascii=False) + "\n")
+        return error.exits
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _hush()
+        return UNHEARD
+
+
+def _run(arguments: list[str]) -> int:
+    from retinue.cli.parser import overview, parse
+
+    options = parse(arguments)
+    match options.command:
+        case "help":
+            sys.stdout.write(overview())
+            return 0
+        case "run":
+            return _open_house()
+        case "chat":
+            from retinue.cli.chat import chat
+
+            return chat(options)
+        case "send":
+            from retinue.cli.verbs import send
+
+            return send(options)
+        case _:
+            from retinue.cli.verbs import inquire
+
+            return inquire(options)
+
+
+def _open_house() -> int:
+    """Become the daemon. `-P` keeps the folder we stand in off its path: a file there must not stand in for ours."""
+    import os
+
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "retinue.daemon"])
+
+
+def _hush() -> None:
+    """Nobody reads on: let the interpreter's last flush go nowhere."""
+    import os
+
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

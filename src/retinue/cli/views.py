@@ -1,0 +1,311 @@
+"""Where a conversation is shown: on a terminal, as it is said; into a pipe, once it is certain."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from retinue.cli.output import call_line, exact, has_colours, short
+from retinue.cli.screen import BOLD, DIM, PLAIN, Region, visible
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, TextIO
+
+    from retinue.cli.conversation import Ending
+
+RESULT_SHOWN_MAX = 200
+
+
+def question_lines(approval: str, calls: Sequence[dict[str, Any]], *, allow: str, deny: str) -> list[str]:
+    """What a person is asked, with the exact calls and how to answer."""
+    id_ = short(approval)
+    return [
+        f"may I? ({id_})",
+        *(f"  {call_line(call)}" for call in calls),
+        f"  {allow} {id_}   {deny} {id_}",
+    ]
+
+
+def call_words(tool: str, arguments: dict[str, Any]) -> str:
+    return f"  · {tool} {exact(arguments)}"
+
+
+def result_words(output: str, *, failed: bool) -> str:
+    """A result in one line."""
+    lines = [line for line in output.split("\n") if line.strip()]
+    first = lines[0].strip() if lines else "(nothing)"
+    more = f" (and {len(lines) - 1} more lines)" if len(lines) > 1 else ""
+    return f"  {'failed' if failed else '='} {first[:RESULT_SHOWN_MAX]}{more}"
+
+
+class PlainView:
+    """Into a pipe or a file: whole texts, each once, when they can no longer change.
+
+    Answers go to stdout, and with `steps` what is said between calls does too. What happens on the way goes to
+    stderr, if somebody sits there; a question always does, since someone must hear it.
+    """
+
+    explains = False  # whether a person can ask here for more
+
+    def __init__(self, out: TextIO, err: TextIO, *, steps: bool, answers: bool = True) -> None:
+        self._out = out
+        self._err = err
+        self._steps = steps
+        self._answers = answers
+        self._heard = err.isatty()
+
+    def live(self, thinking: str, text: str, *, ours: bool) -> None:
+        """Nothing: it is not certain yet."""
+
+    def footer(self, words: str) -> None:
+        """Nothing: lines cannot be taken back here."""
+
+    def waiting(self, words: str) -> None:
+        """Tell whoever sits there why nothing comes."""
+        _put(self._err, words)
+
+    def aside(self, lines: Sequence[str]) -> None:
+        for line in lines if self._heard else ():
+            _put(self._err, line)
+
+    def show(self, lines: Sequence[str]) -> None:
+        """What a command of this door was asked for."""
+        for line in lines:
+            _put(self._out if self._answers else self._err, line)
+
+    def said(self, thinking: str, text: str, *, ours: bool) -> None:
+        if text and ours and self._steps and self._answers:
+            _put(self._out, text)
+        elif text:
+            self.aside([text])
+
+    def called(self, tool: str, arguments: dict[str, Any]) -> None:
+        self.aside([call_words(tool, arguments)])
+
+    def returned(self, tool: str, output: str, *, failed: bool) -> None:
+        self.aside([result_words(output, failed=failed)])
+
+    def asked(self, approval: str, calls: Sequence[dict[str, Any]]) -> None:
+        for line in question_lines(approval, calls, allow="retinue allow", deny="retinue deny"):
+            _put(self._err, line)
+
+    def decided(self, approval: str, state: str, by: str) -> None:
+        self.aside([f"{state} by {by} ({short(approval)})"])
+
+    def answered(self, text: str, to: str, *, ours: bool) -> None:
+        if not ours:
+            self.aside([f"(to {short(to)}) {text}"])
+        elif self._answers:
+            _put(self._out, text)
+
+    def mail(self, sender: str, text: str) -> None:
+        self.aside([f"{short(sender)}: {text}"])
+
+    def notice(self, text: str) -> None:
+        self.aside([text])
+
+    def ended(self, ending: Ending) -> None:
+        """Whoever waits says what it means."""
+
+    def was_reset(self) -> None:
+        self.aside(["(a fresh context begins)"])
+
+    def close(self) -> None:
+        """Nothing is left unfinished here."""
+
+
+class TerminalView:
+    """On a terminal: text as it comes, redrawn where a later attempt says otherwise."""
+
+    explains = True
+
+    def __init__(self, out: TextIO, *, agent: str, headed: bool = True) -> None:
+        self._out = out
+        self._agent = agent
+        self._headed = headed
+        self._colours = has_colours(out)
+        self._region = Region(colours=self._colours)
+        self._footer = ""
+        self._later: list[str] = []
+        self._header_due = True
+
+    def live(self, thinking: str, text: str, *, ours: bool) -> None:
+        if not thinking and not text:
+            return
+        self._header()
+        self._footer = ""
+        self._paint(visible(thinking), visible(text), growing=True)
+
+    def footer(self, words: str) -> None:
+        """The line below everything, to be written over."""
+        self._footer = words
+        self._paint(self._region.dim, self._region.plain)
+
+    def waiting(self, words: str) -> None:
+        """The footer says it."""
+
+    def show(self, lines: Sequence[str]) -> None:
+        self._above([visible(line) for line in lines])
+
+    def aside(self, lines: Sequence[str]) -> None:
+        self._above([self._in(DIM, visible(line)) for line in lines])
+
+    def said(self, thinking: str, text: str, *, ours: bool) -> None:
+        if thinking or text or not self._region.empty:
+            self._final(visible(thinking), visible(text))
+
+    def called(self, tool: str, arguments: dict[str, Any]) -> None:
+        self._before([call_words(tool, arguments)])
+
+    def returned(self, tool: str, output: str, *, failed: bool) -> None:
+        self._before([result_words(output, failed=failed)])
+
+    def asked(self, approval: str, calls: Sequence[dict[str, Any]]) -> None:
+        first, *rest = question_lines(approval, calls, allow="/allow", deny="/deny")
+        self._above([self._in(BOLD, f"{self._agent}: {first}"), *(visible(line) for line in rest)])
+
+    def decided(self, approval: str, state: str, by: str) -> None:
+        self.aside([f"({short(approval)} {state} by {by})"])
+
+    def answered(self, text: str, to: str, *, ours: bool) -> None:
+        self._final(self._region.dim, visible(text))
+
+    def mail(self, sender: str, text: str) -> None:
+        self._above([self._in(BOLD, visible(f"{short(sender)}:")), visible(text)])
+        self._header_due = True
+
+    def notice(self, text: str) -> None:
+        self._above([self._in(DIM, line) for line in visible(text).split("\n")])
+
+    def ended(self, ending: Ending) -> None:
+        """Unfinished words of a run that came to nothing stay, marked; words kept from us go."""
+        mark = ""
+        if ending.answered:
+            self._paint("", "")
+            mark = "" if ending.answer else f"({self._agent} chose to say nothing)"
+        elif ending.outcome != "noted" and not self._region.empty:
+            mark = "(cut off)"
+        self._leave(mark)
+        self._header_due = True
+
+    def was_reset(self) -> None:
+        self.aside(["(a fresh context begins)"])
+
+    def close(self) -> None:
+        self._footer = ""
+        self._leave()
+
+    def _final(self, dim: str, plain: str) -> None:
+        """These words and no others, for good."""
+        if dim or plain:
+            self._header()
+        self._paint(dim, plain)
+        self._leave()
+
+    def _leave(self, mark: str = "") -> None:
+        """Let the words stand, with a mark below; then comes what had to wait for them."""
+        columns, rows = self._size()
+        self._write(self._region.leave(columns=columns, rows=rows))
+        later, self._later = self._later, []
+        self._above([*([self._in(DIM, mark)] if mark else []), *later])
+
+    def _before(self, lines: Sequence[str]) -> None:
+        """What came before the words that are just being said, although we hear of it only now."""
+        columns, rows = self._size()
+        if not self._region.fits(columns=columns, rows=rows):
+            self.aside(lines)
+            return
+        dim, plain = self._region.dim, self._region.plain
+        self._write(self._region.paint("", "", "", columns=columns, rows=rows))
+        self.aside([self._cut(line) for line in lines])
+        self._paint(dim, plain)
+
+    def _above(self, lines: Sequence[str]) -> None:
+        """Above the footer; not in the middle of an answer, but after it."""
+        if not self._region.empty:
+            self._later += lines
+            return
+        footer, self._footer = self._footer, ""
+        self._paint("", "")
+        self._write("".join(f"{line}\n" for line in lines))
+        self._footer = footer
+        self._paint("", "")
+
+    def _header(self) -> None:
+        if self._header_due and self._region.empty:
+            self._header_due = False
+            if self._headed:
+                self._above([self._in(BOLD, f"{self._agent}:")])
+
+    def _paint(self, dim: str, plain: str, *, growing: bool = False) -> None:
+        columns, rows = self._size()
+        if growing:
+            self._write(self._region.grow(dim, plain, columns=columns, rows=rows))
+        else:
+            self._write(self._region.paint(dim, plain, self._footer, columns=columns, rows=rows))
+
+    def _cut(self, line: str) -> str:
+        columns, _ = self._size()
+        return line if len(line) < columns else line[: max(columns - 2, 1)] + "…"
+
+    def _in(self, style: str, text: str) -> str:
+        return f"{style}{text}{PLAIN}" if self._colours and text else text
+
+    def _size(self) -> tuple[int, int]:
+        try:
+            size = os.get_terminal_size(self._out.fileno())
+        except OSError:
+            return 80, 24
+        return size.columns or 80, size.lines or 24
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._out.write(text)
+            self._out.flush()
+
+
+class OnceView(TerminalView):
+    """One question from a terminal: the answer as it comes, and the way there beside it, on stderr."""
+
+    explains = False
+
+    def __init__(self, out: TextIO, err: TextIO, *, agent: str) -> None:
+        super().__init__(out, agent=agent, headed=False)
+        self._err = err
+
+    def live(self, thinking: str, text: str, *, ours: bool) -> None:
+        if ours:
+            super().live(thinking, text, ours=ours)
+
+    def said(self, thinking: str, text: str, *, ours: bool) -> None:
+        self._final("", "")  # it was no answer: take it back, and tell it on the side
+        if text:
+            self.aside([text])
+
+    def answered(self, text: str, to: str, *, ours: bool) -> None:
+        if ours:
+            self._final("", visible(text))
+
+    def asked(self, approval: str, calls: Sequence[dict[str, Any]]) -> None:
+        lines = question_lines(approval, calls, allow="retinue allow", deny="retinue deny")
+        self._above([visible(line) for line in lines], always=True)
+
+    def _above(self, lines: Sequence[str], *, always: bool = False) -> None:
+        if not self._region.empty:
+            self._later += lines
+        elif lines and (always or self._err.isatty()):
+            footer, self._footer = self._footer, ""
+            self._paint("", "")
+            self._err.write("".join(f"{line}\n" for line in lines))
+            self._err.flush()
+            self._footer = footer
+            self._paint("", "")
+
+
+def _put(stream: TextIO, text: str) -> None:
+    """A text and a line end. On a terminal, nothing in it can act."""
+    sys.stdout.flush()
+    stream.write((visible(text) if stream.isatty() else text) + "\n")
+    stream.flush()

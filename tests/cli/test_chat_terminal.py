@@ -1,0 +1,393 @@
+"""`retinue chat` at a real pseudo-terminal: what a person sees in the end, and on the way there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.fake_house import STREAM_HEAD, Request, chunk, event, fake_house, reply
+from cli.house_process import HouseProcess
+from cli.pty_chat import PtyChat
+
+pytestmark = pytest.mark.timeout(240)
+
+PROMPT = "to guide:"
+Terminal = Callable[..., PtyChat]
+
+
+def words(start: int, count: int = 60) -> str:
+    return " ".join(f"w{number}" for number in range(start, start + count))
+
+
+def shown_after(chat: PtyChat, header: str, *, number: int) -> str:
+    """The line below the n-th header: what stands there as the answer."""
+    lines = chat.screen.lines
+    at = [index for index, line in enumerate(lines) if line == header][number]
+    return lines[at + 1]
+
+
+# The house goes, and comes back
+
+
+def test_an_answer_stands_there_exactly_once_through_five_kills(own_house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(own_house.home, "chat", columns=50, rows=20)
+    chat.wait_for(PROMPT)
+    expected: list[str] = []
+    for number in range(5):
+        first = 1000 * (number + 1)
+        expected.append(words(first))
+        chat.type(f"echo {expected[-1]}\r")
+        # Once typed, and once said: the kill comes when a part of the answer is on the screen.
+        chat.wait_for(f"w{first + 3 + 9 * number}", times=2)
+        own_house.kill()
+        chat.wait_for("the house is closed, waiting...")
+        own_house.open()
+        chat.wait_until(lambda text, n=number: text.count(PROMPT) == n + 2, what="the next prompt")
+
+    assert [shown_after(chat, "guide:", number=number) for number in range(5)] == expected
+    assert own_house.answers() == expected
+    assert "waiting" not in chat.screen.text
+    assert "begins again" not in chat.screen.text
+
+
+def test_a_long_answer_that_scrolls_away_is_still_there_once(own_house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(own_house.home, "chat", columns=20, rows=6)
+    chat.wait_for(PROMPT)
+    chat.type("count to 60\r")
+    chat.wait_for("33 34 35 36 37")
+    own_house.kill()
+    chat.wait_for("the house is closed")
+    own_house.open()
+    chat.wait_for(PROMPT, times=2)
+
+    assert shown_after(chat, "guide:", number=0) == " ".join(map(str, range(1, 61))) + " Done."
+    assert own_house.answers() == [shown_after(chat, "guide:", number=0)]
+
+
+def test_one_question_from_a_terminal_survives_a_kill_too(own_house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(own_house.home, "chat", "--once", f"echo {words(0)}", columns=40, rows=8)
+    chat.wait_for("w30")
+    own_house.kill()
+    chat.wait_for("the house is closed, waiting...")
+    own_house.open()
+
+    assert chat.wait_for_end() == 0
+    assert chat.screen.text == words(0)
+
+
+def test_what_is_typed_while_the_house_is_closed_is_sent_once_when_it_opens(
+    own_house: HouseProcess, terminal: Terminal
+) -> None:
+    chat = terminal(own_house.home, "chat")
+    chat.wait_for(PROMPT)
+    chat.type("echo before\r")
+    chat.wait_for(PROMPT, times=2)
+    own_house.kill()
+    chat.wait_for("the house is closed, waiting...")
+    chat.type("echo in between\r")
+    chat.wait_until(lambda text: "waiting" in text.splitlines()[-1], what="the wait")
+    own_house.open()
+    chat.wait_for(PROMPT, times=3)
+
+    assert chat.screen.lines[-4:] == ["to guide: echo in between", "guide:", "in between", "to guide:"]
+    assert len(own_house.envelopes_with("echo in between")) == 1
+
+
+def test_a_later_attempt_that_says_something_else_takes_the_place_of_the_first(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    final = "Good evening, 皆さん. " + "It is late. " * 12
+    tries = iter(
+        [
+            ["Good morning to you all, 皆さん. " * 6],
+            ["Good evening, ", "皆さん. It is early. " * 9],
+            [final[:20], final[20:50], final[50:]],
+        ]
+    )
+    attempts = iter(range(1, 10))
+
+    def script(request: Request, link: socket.socket) -> None:
+        match request.path.partition("?")[0]:
+            case "/api/house/status":
+                reply(link, {"you": "person:owner", "cursor": 0, "agents": [{"name": "guide"}], "approvals": []})
+            case "/api/session/list":
+                reply(link, {"sessions": []})
+            case "/api/envelope/send":
+                reply(link, {"envelope": "e", "session": "s", "outcome": None, "duplicate": False, "because": ""})
+            case _:
+                attempt, pieces = next(attempts), next(tries)
+                link.sendall(STREAM_HEAD + chunk(event("hello", {"cursor": 0, "partials": []})))
+                offset = 0
+                for piece in pieces:
+                    link.sendall(chunk(event("delta", delta(attempt, offset, piece))))
+                    offset += len(piece)
+                    seen.wait(0.2)
+                if attempt == 3:
+                    for number, news in enumerate(ending(final), start=1):
+                        link.sendall(chunk(event("news", {"seq": number, "session": "s", **news})))
+                    leaving.wait(60)
+
+    seen, leaving = threading.Event(), threading.Event()
+    with fake_house(tmp_path, script):
+        chat = terminal(tmp_path, "chat", columns=30, rows=24)
+        chat.wait_for(PROMPT)
+        chat.type("hello\r")
+        chat.wait_for(PROMPT, times=2)
+        leaving.set()
+
+    assert chat.screen.lines[-4:] == ["to guide: hello", "guide:", final.rstrip(), "to guide:"]
+    assert "morning" in chat.raw, "the first attempt was shown while it lasted"
+
+
+def delta(attempt: int, offset: int, text: str) -> dict[str, Any]:
+    return {"run": "r", "turn": 0, "attempt": attempt, "kind": "text", "offset": offset, "text": text}
+
+
+def ending(text: str) -> list[dict[str, Any]]:
+    answer = {"envelope": "a", "kind": "answer", "from": "agent:guide/s", "to": "person:owner", "text": text}
+    ended = {"run": "r", "status": "completed", "outcome": "answered", "answer": "a", "envelopes": ["e"]}
+    return [
+        {"news": "run.started", "run": "r", "envelopes": ["e"]},
+        {"news": "envelope.accepted", **answer},
+        {"news": "run.ended", **ended},
+    ]
+
+
+# What is seen
+
+
+def test_words_calls_results_and_thoughts_are_seen_in_their_order(house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(house.home, "chat", "--session", "order")
+    chat.wait_for(PROMPT)
+    chat.type("call session_status; read SOUL.md\r")
+    chat.wait_for(PROMPT, times=2)
+    chat.type("think about tea\r")
+    chat.wait_for(PROMPT, times=3)
+
+    lines = chat.screen.lines[1:]
+    assert lines[:6] == [
+        "to guide: call session_status; read SOUL.md",
+        "guide:",
+        "I call `session_status` and `read`.",
+        "  · session_status {}",
+        lines[4],
+        '  · read {"path": "SOUL.md"}',
+    ]
+    assert lines[4].startswith("  = now: ")
+    assert lines[6] == "  = (nothing)"
+    assert lines[-3].startswith("I am to think about tea.")
+    assert "\x1b[2mI " in chat.raw, "thoughts are dim"
+
+
+def test_a_question_is_answered_from_the_terminal(house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(house.home, "chat", "--agent", "clerk", "--session", "asks")
+    chat.wait_for("to clerk:")
+    chat.type("read SOUL.md\r")
+    text = chat.wait_for("to clerk:", times=2)
+    id_ = text.split("/allow ")[1].split()[0]
+    assert f'clerk: may I? ({id_})\n  read {{"path": "SOUL.md"}}\n  /allow {id_}   /deny {id_}\n' in text
+
+    chat.type(f"/allow {id_}\r")
+    text = chat.wait_for("to clerk:", times=3)
+    assert f"({id_} allowed by owner)" in text
+    assert "`read` came back with nothing in it.\nto clerk:" in text
+
+    chat.type("read SOUL.md\r")
+    chat.wait_for("to clerk:", times=4)
+    chat.type("/deny\r")
+    assert "`read` was not done: approval " in chat.wait_for("to clerk:", times=5)
+
+
+def test_mail_of_others_and_its_answer_appear_above_the_prompt(house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(house.home, "chat", "--session", "shared")
+    chat.wait_for(PROMPT)
+    chat.type("echo mine\r")
+    chat.wait_for(PROMPT, times=2)
+    house.retinue("send", "agent:guide", "echo theirs", "--conversation", "shared")
+    chat.wait_until(lambda text: text.endswith("guide:\ntheirs\nto guide:"), what="their answer")
+
+    assert chat.screen.lines[-5:] == ["person:owner:", "echo theirs", "guide:", "theirs", "to guide:"]
+
+
+def test_mail_that_comes_while_a_line_is_typed_waits_for_the_line(house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(house.home, "chat", "--session", "typing")
+    chat.wait_for(PROMPT)
+    chat.type("echo mine\r")
+    chat.wait_for(PROMPT, times=2)
+    chat.type("echo half a li")
+    chat.wait_for("echo half a li")
+    house.retinue("send", "agent:guide", "echo theirs", "--conversation", "typing")
+    chat.type("ne\r")
+    text = chat.wait_until(lambda text: "theirs\n" in text and text.endswith("half a line\nto guide:"), what="both")
+
+    assert "to guide: echo half a line\n" in text
+
+
+def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(house.home, "chat", "--session", "ctrl-c")
+    chat.wait_for(PROMPT)
+    chat.type("count to 900\r")
+    chat.wait_for("3 4 5")
+    chat.type("\x03")
+    text = chat.wait_for(PROMPT, times=2)
+    assert "\n(cut off)\nStopped: stopped from the terminal.\n(cancelled; /why " in text
+
+    chat.type("echo still here\r")
+    assert "\nguide:\nstill here\n" in chat.wait_for(PROMPT, times=3)
+
+
+def test_ctrl_c_twice_leaves_and_the_terminal_is_as_it_was(house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(house.home, "chat", "--session", "leave")
+    chat.wait_for(PROMPT)
+    chat.type("\x03")
+    chat.wait_for("Ctrl-C once more leaves")
+    chat.type("\x03")
+
+    assert chat.wait_for_end() == 130
+    assert chat.echoes
+
+
+def test_ctrl_c_twice_in_an_answer_leaves_at_once(own_house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(own_house.home, "chat")
+    chat.wait_for(PROMPT)
+    chat.type("count to 900\r")
+    chat.wait_for("3 4 5")
+    own_house.pause()  # it cannot even hear that we want it to stop
+    chat.type("\x03")
+    chat.wait_for("Ctrl-C once more leaves")
+    chat.type("\x03")
+
+    code = chat.wait_for_end()
+    own_house.resume()
+    assert code == 130
+    assert chat.echoes
+
+
+def test_a_polite_end_puts_the_terminal_in_order(house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(house.home, "chat", "--session", "term")
+    chat.wait_for(PROMPT)
+    assert not chat.echoes
+    chat.process.terminate()
+
+    assert chat.wait_for_end() == 143
+    assert chat.echoes
+
+
+def test_ctrl_c_gives_up_a_message_for_a_closed_house(own_house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(own_house.home, "chat")
+    chat.wait_for(PROMPT)
+    own_house.kill()
+    chat.type("echo never mind\r")
+    chat.wait_for("the house is closed, waiting...")
+    chat.type("\x03")
+    assert "given up; should it have arrived all the same" in chat.wait_for(PROMPT, times=2)
+
+    own_house.open()
+    chat.type("echo hello\r")
+    assert "\nguide:\nhello\n" in chat.wait_for(PROMPT, times=3)
+    assert own_house.envelopes_with("echo never mind") == []
+
+
+def test_a_terminal_that_can_only_print_has_a_prompt_too(house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(house.home, "chat", "--session", "printer", term="dumb")
+    chat.wait_for(PROMPT)
+    chat.type("echo hello\r")
+    chat.wait_for(PROMPT, times=2)
+    chat.type("\x04")
+
+    assert chat.wait_for_end() == 0
+    assert chat.screen.lines == ["to guide: echo hello", "hello", "to guide:"]
+    assert "\x1b" not in chat.raw
+
+
+@pytest.mark.parametrize("leave", ["\x04", "/quit\r"])
+def test_leaving_is_no_failure(house: HouseProcess, terminal: Terminal, leave: str) -> None:
+    chat = terminal(house.home, "chat", "--session", "bye")
+    chat.wait_for(PROMPT)
+    chat.type("fail\r")
+    chat.wait_for(PROMPT, times=2)
+    chat.type(leave)
+
+    assert chat.wait_for_end() == 0
+    assert chat.echoes
+
+
+def test_typing_ahead_is_not_echoed_into_the_answer_and_is_sent_after_it(
+    house: HouseProcess, terminal: Terminal
+) -> None:
+    chat = terminal(house.home, "chat", "--session", "ahead")
+    chat.wait_for(PROMPT)
+    chat.type(f"echo {words(0, 40)}\r")
+    chat.wait_for("w10", times=2)
+    chat.type("echo next\r")
+    chat.wait_for(PROMPT, times=3)
+
+    assert chat.screen.lines[-5:] == [words(0, 40), "to guide: echo next", "guide:", "next", "to guide:"]
+
+
+def test_commands_and_mistakes_are_answered_at_the_prompt(house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(house.home, "chat", "--session", "mistakes")
+    chat.wait_for(PROMPT)
+    chat.type("/hlep\r")
+    assert "error: there is no /hlep here [command.unknown]\n" in chat.wait_for(PROMPT, times=2)
+    chat.type("/help\r")
+    assert "  //WORDS " in chat.wait_for(PROMPT, times=3)
+    chat.type("/status\r")
+    assert "\nagent: guide\n" in chat.wait_for(PROMPT, times=4)
+    chat.type(" \r")
+    chat.type("echo still here\r")
+    assert "\nguide:\nstill here\n" in chat.wait_for(PROMPT, times=6)
+
+
+def test_words_of_others_cannot_act_on_our_terminal(house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(house.home, "chat", "--session", "hostile")
+    chat.wait_for(PROMPT)
+    chat.type("echo mine\r")
+    chat.wait_for(PROMPT, times=2)
+    house.retinue(
+        "send", "agent:guide", "-", "--conversation", "hostile", stdin="echo \x1b]0;owned\x07\x1b[2J\x9b1A end"
+    )
+    chat.wait_for("end", times=2)
+
+    assert "\x1b]0" not in chat.raw
+    assert "\x1b[2J" not in chat.raw
+    assert "\x9b" not in chat.raw
+    assert "␛]0;owned␇␛[2J" in chat.screen.text
+
+
+def test_the_way_to_one_answer_is_told_beside_it(house: HouseProcess, terminal: Terminal) -> None:
+    chat = terminal(house.home, "chat", "--session", "once", "--once", "read SOUL.md")
+
+    assert chat.wait_for_end() == 0
+    assert chat.screen.lines == [
+        "I call `read`.",
+        '  · read {"path": "SOUL.md"}',
+        "  = (nothing)",
+        "`read` came back with nothing in it.",
+    ]
+
+
+def test_without_colours_there_are_none_and_a_dumb_terminal_gets_no_signs_at_all(
+    house: HouseProcess, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumb = terminal(house.home, "chat", "--session", "dumb", "--once", "echo plain", term="dumb")
+    assert dumb.wait_for_end() == 0
+    assert dumb.raw == "plain\r\n"
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = terminal(house.home, "chat", "--session", "plain", "--once", "think about tea")
+    assert plain.wait_for_end() == 0
+    assert "\x1b[2m" not in plain.raw
+
+    wrong = terminal(house.home, "show", "00000000")
+    assert wrong.wait_for_end() == 1
+    assert wrong.raw.startswith("error: no envelope")
+
+    monkeypatch.delenv("NO_COLOR")
+    wrong = terminal(house.home, "show", "00000000")
+    assert wrong.wait_for_end() == 1
+    assert wrong.raw.startswith("\x1b[31merror:\x1b[0m no envelope")

@@ -1,0 +1,42 @@
+"""The reference page and the commands say the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from retinue.cli import errors
+from retinue.cli.chat import COMMANDS as CHAT_COMMANDS
+from retinue.cli.parser import COMMANDS, build
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
+SECTIONS = {
+    name: section
+    for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)
+    for name in re.findall(r"`retinue (\w+)", section.partition("\n")[0])
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_its_paragraph_with_every_option(command: str) -> None:
+    options = {name for action in build(command)._actions for name in action.option_strings} - {"-h", "--help"}
+
+    assert options == set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", SECTIONS[command].partition("\n    retinue")[0]))
+
+
+def test_no_other_command_is_promised() -> None:
+    assert set(SECTIONS) == set(COMMANDS)
+
+
+def test_every_exit_code_is_explained() -> None:
+    codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+
+    explained = set(map(int, re.findall(r"^\| (\d+) \|", PAGE, flags=re.MULTILINE)))
+    assert codes <= explained
+
+
+@pytest.mark.parametrize("line", CHAT_COMMANDS)
+def test_every_line_that_means_something_in_a_chat_is_explained(line: str) -> None:
+    assert f"`{line}`" in SECTIONS["chat"]
