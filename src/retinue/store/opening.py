@@ -275,6 +275,7 @@ def _see_that_it_can_be_written(conn: sa.Connection) -> None:
 
 def prepare_postgres(url: sa.URL, schema: Schema = SCHEMA) -> None:
     """Make or migrate the tables, all in one transaction."""
+    tables.know_postgres()
     engine = sa.create_engine(url)
     try:
         with engine.begin() as conn:

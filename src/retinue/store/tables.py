@@ -7,6 +7,8 @@ planner cannot prove them from a bound parameter.
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 metadata = sa.MetaData(
@@ -29,6 +31,20 @@ PENDING = word("'pending'")
 DONE = word("'done'")
 HELD = (word("'claimed'"), word("'parked'"))
 OPEN_RUN = (word("'running'"), word("'parked'"))
+
+
+_PARTIAL: list[tuple[sa.Index, sa.ColumnElement[bool]]] = []
+
+
+def _partial(name: str, *columns: sa.Column[Any], where: sa.ColumnElement[bool], unique: bool = False) -> None:
+    """An index over the rows that are still open."""
+    _PARTIAL.append((sa.Index(name, *columns, unique=unique, sqlite_where=where), where))
+
+
+def know_postgres() -> None:
+    """Tell the partial indexes about PostgreSQL. Only a store that is there pays for importing its dialect."""
+    for index, where in _PARTIAL:
+        index.dialect_options["postgresql"]["where"] = where
 
 
 def _id(name: str, **kw: object) -> sa.Column[str]:
@@ -95,12 +111,7 @@ sessions = sa.Table(
     _ms("pinned_ms", nullable=True),
     sa.UniqueConstraint("agent", "origin_kind", "origin_key"),
 )
-sa.Index(
-    "ix_sessions_active",
-    sessions.c.updated_ms,
-    sqlite_where=sessions.c.wakefulness == word("'active'"),
-    postgresql_where=sessions.c.wakefulness == word("'active'"),
-)
+_partial("ix_sessions_active", sessions.c.updated_ms, where=sessions.c.wakefulness == word("'active'"))
 sa.Index("ix_sessions_parent", sessions.c.parent)
 
 envelopes = sa.Table(
@@ -145,7 +156,7 @@ for _name, _columns, _where in (
     ("ix_envelopes_expiring", ("expires_ms",), sa.and_(_pending, envelopes.c.expires_ms.is_not(None))),
     ("ix_envelopes_held", ("run",), _held),
 ):
-    sa.Index(_name, *(envelopes.c[c] for c in _columns), sqlite_where=_where, postgresql_where=_where)
+    _partial(_name, *(envelopes.c[c] for c in _columns), where=_where)
 
 outcomes = sa.Table(
     "outcomes",
@@ -157,12 +168,7 @@ outcomes = sa.Table(
     sa.Column("silent", sa.Boolean, nullable=False),
     _ms("at_ms"),
 )
-sa.Index(
-    "ix_outcomes_dead",
-    outcomes.c.at_ms,
-    sqlite_where=outcomes.c.outcome.in_((word("'dead'"), word("'interrupted'"))),
-    postgresql_where=outcomes.c.outcome.in_((word("'dead'"), word("'interrupted'"))),
-)
+_partial("ix_outcomes_dead", outcomes.c.at_ms, where=outcomes.c.outcome.in_((word("'dead'"), word("'interrupted'"))))
 
 inbox = sa.Table(
     "inbox",
@@ -218,13 +224,8 @@ runs = sa.Table(
     sa.ForeignKeyConstraint(["session"], ["sessions.id"]),
 )
 _open_run = runs.c.status.in_(OPEN_RUN)
-sa.Index("uq_runs_open", runs.c.session, unique=True, sqlite_where=_open_run, postgresql_where=_open_run)
-sa.Index(
-    "ix_runs_wake",
-    runs.c.wake_ms,
-    sqlite_where=runs.c.status == word("'parked'"),
-    postgresql_where=runs.c.status == word("'parked'"),
-)
+_partial("uq_runs_open", runs.c.session, where=_open_run, unique=True)
+_partial("ix_runs_wake", runs.c.wake_ms, where=runs.c.status == word("'parked'"))
 sa.Index("ix_runs_agent_started", runs.c.agent, runs.c.started_ms)
 
 steps = sa.Table(
@@ -262,12 +263,7 @@ approvals = sa.Table(
     _ms("decided_ms", nullable=True),
 )
 sa.Index("ix_approvals_run", approvals.c.run)
-sa.Index(
-    "ix_approvals_open",
-    approvals.c.expires_ms,
-    sqlite_where=approvals.c.state == word("'open'"),
-    postgresql_where=approvals.c.state == word("'open'"),
-)
+_partial("ix_approvals_open", approvals.c.expires_ms, where=approvals.c.state == word("'open'"))
 
 deliveries = sa.Table(
     "deliveries",
@@ -281,12 +277,7 @@ deliveries = sa.Table(
     _ms("opened_ms"),
     _ms("closed_ms", nullable=True),
 )
-sa.Index(
-    "ix_deliveries_sending",
-    deliveries.c.envelope,
-    sqlite_where=deliveries.c.state == word("'sending'"),
-    postgresql_where=deliveries.c.state == word("'sending'"),
-)
+_partial("ix_deliveries_sending", deliveries.c.envelope, where=deliveries.c.state == word("'sending'"))
 
 money = sa.Table(
     "money",
