@@ -41,9 +41,7 @@ class BenchModel:
         return 0
 
     async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
-        parts = [b'{"messages":[']
-        parts += [self._wire.of(record, encode) for record in prompt.records]
-        parts.append(b"null]}")
+        parts = [b'{"messages":[', *self._wire.of(prompt.session, prompt.records, encode), b"null]}"]
         reply = self._decode(await self._pool.request(parts))
         yield Text(reply.text)
         yield Ended(Stop.END, Usage(input_tokens=100, output_tokens=40))

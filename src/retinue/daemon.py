@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
 import os
@@ -19,7 +20,7 @@ import sqlalchemy as sa
 import uvicorn
 
 from retinue import __version__
-from retinue.agents.home import ensure_home
+from retinue.agents.home import ensure_home, home_of
 from retinue.api.app import build as build_api
 from retinue.config import Settings, from_environment
 from retinue.connectors.base import Connector
@@ -111,7 +112,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             ids,
             {"loop": Loop(models, toolbox, clock)},
             live=live,
-            homes=partial(ensure_home, settings.home),
+            homes=partial(home_of, settings.home),
             zone=settings.zone,
             slots=parts.slots,
             deliver=outbox.wake,
@@ -243,6 +244,8 @@ def run(settings: Settings, parts: Parts, *, announce: bool = True) -> None:
         factory = uvloop.new_event_loop
     except ImportError:
         factory = asyncio.new_event_loop
+    # What is loaded by now stays for good: the garbage collector need not look at it again and again.
+    gc.freeze()
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(serve(settings, parts, announce=announce))
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from retinue.domain.event import News
 from retinue.domain.ids import SessionId
 from retinue.engine.live import Watcher
 from retinue.operations.base import Desk
@@ -18,7 +19,7 @@ from retinue.store import news
 
 NEWS_AT_ONCE_MAX = 200
 KEEP_ALIVE_S = 15.0
-TOGETHER_S = 0.001
+TOGETHER_S = 0.002
 
 _encode = msgspec.json.Encoder().encode
 
@@ -47,8 +48,7 @@ async def news_stream(desk: Desk, *, after: int | None, session: str | None) -> 
         while not watcher.closed:
             watcher.changed.clear()
             pieces = _deltas(desk, watcher)
-            found = await desk.store.read(partial(news.after, cursor=cursor, limit=NEWS_AT_ONCE_MAX, session=watched))
-            for piece in found:
+            for piece in await _news(desk, watcher, cursor):
                 cursor = piece.seq
                 form = {**piece.body, "seq": piece.seq, "news": piece.kind, "session": piece.session, "at": piece.at}
                 pieces.append(_event("news", form, id_=piece.seq))
@@ -56,10 +56,22 @@ async def news_stream(desk: Desk, *, after: int | None, session: str | None) -> 
                 yield b"".join(pieces)
                 # What happens within a moment of this leaves together: a turn makes a handful of events.
                 await asyncio.sleep(TOGETHER_S)
-            elif not await _changed(watcher):
+            if not await _changed(watcher):
                 yield b": still here\n\n"
     finally:
         desk.live.unwatch(watcher)
+
+
+async def _news(desk: Desk, watcher: Watcher, cursor: int) -> list[News]:
+    """What was committed since the cursor, if anything was. More than fits is looked for again at once."""
+    if not watcher.news:
+        return []
+    watcher.news = False
+    found = await desk.store.read(partial(news.after, cursor=cursor, limit=NEWS_AT_ONCE_MAX, session=watcher.session))
+    if len(found) == NEWS_AT_ONCE_MAX:
+        watcher.news = True
+        watcher.changed.set()
+    return found
 
 
 async def _changed(watcher: Watcher) -> bool:

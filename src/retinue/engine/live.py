@@ -30,6 +30,7 @@ class Watcher:
 
     session: SessionId | None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    news: bool = True  # something was committed since it last looked
     deltas: list[Delta] = field(default_factory=list[Delta])
     missed: bool = False
     closed: bool = False
@@ -70,6 +71,7 @@ class Live:
     def committed(self) -> None:
         """Something was committed: whoever watches may find news."""
         for watcher in self._watchers:
+            watcher.news = True
             watcher.changed.set()
 
     def watch(self, session: SessionId | None) -> Watcher:

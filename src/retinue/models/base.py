@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from retinue.domain.errors import NotFound, RetinueError
@@ -92,30 +92,55 @@ class Models:
 
 
 class WireCache:
-    """Records as bytes, encoded once: the cost of a turn does not grow with the history.
+    """Contexts as bytes, each record encoded once: the cost of a turn does not grow with the history.
 
-    Bounded in bytes, rebuilt from records when something was evicted, never stored.
+    Kept by session and bounded in bytes, the longest unused going first; rebuilt from records when evicted, never stored.
+    What is kept is known by the records themselves: a number may come to mean something else, when a run that could not
+    be stored is taken up again.
     """
 
     def __init__(self, bytes_max: int = WIRE_CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._size_bytes = 0
-        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._kept: OrderedDict[SessionId, _Encoded] = OrderedDict()
 
     @property
     def size_bytes(self) -> int:
         return self._size_bytes
 
-    def of(self, record: Record, encode: Callable[[Record], bytes]) -> bytes:
-        key = (record.session, record.seq)
-        wire = self._kept.get(key)
-        if wire is not None:
-            self._kept.move_to_end(key)
-            return wire
-        wire = encode(record)
-        self._kept[key] = wire
-        self._size_bytes += len(wire)
-        while self._size_bytes > self._bytes_max and len(self._kept) > 1:
-            _, evicted = self._kept.popitem(last=False)
-            self._size_bytes -= len(evicted)
-        return wire
+    def of(self, session: SessionId, records: Sequence[Record], encode: Callable[[Record], bytes]) -> Sequence[bytes]:
+        """The records of a session's context, each as bytes. Only those that are new are encoded."""
+        kept = self._kept.pop(session, None) or _Encoded()
+        self._size_bytes -= kept.size_bytes
+        if kept.records != records[: len(kept.records)]:  # the same objects as a rule, which is seen at a glance
+            kept = kept.only(records)
+        for record in records[len(kept.records) :]:
+            kept.add(record, encode(record))
+        if kept.size_bytes <= self._bytes_max:
+            self._kept[session] = kept
+            self._size_bytes += kept.size_bytes
+            while self._size_bytes > self._bytes_max:
+                _, evicted = self._kept.popitem(last=False)
+                self._size_bytes -= evicted.size_bytes
+        return kept.wires
+
+
+@dataclass(slots=True)
+class _Encoded:
+    records: list[Record] = field(default_factory=list[Record])
+    wires: list[bytes] = field(default_factory=list[bytes])
+    size_bytes: int = 0
+
+    def add(self, record: Record, wire: bytes) -> None:
+        self.records.append(record)
+        self.wires.append(wire)
+        self.size_bytes += len(wire)
+
+    def only(self, records: Sequence[Record]) -> _Encoded:
+        """What is kept of the beginning that both have in common."""
+        common = _Encoded()
+        for ours, theirs, wire in zip(self.records, records, self.wires, strict=False):
+            if ours != theirs:
+                break
+            common.add(theirs, wire)
+        return common

@@ -11,8 +11,7 @@ from __future__ import annotations
 import sqlite3
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -20,7 +19,10 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.compiler import SQLCompiler
 
 Parameters = Mapping[str, Any]
+PREPARED_MAX = 2_000
 _MISSING = object()
+_NONE: Parameters = {}
+_DIRECTLY = (sa.Select, sa.UpdateBase)
 
 
 class Prepared:
@@ -135,18 +137,32 @@ class QuickConnection(sa.Connection):
     Errors of such statements are sqlite3's own.
     """
 
-    _prepared: ClassVar[WeakKeyDictionary[Any, Prepared]] = WeakKeyDictionary()  # a text is the same everywhere
+    # By identity, each with its statement, which keeps the identity from being used again. Shared: a text is the same
+    # on every connection. Bounded: statements built once all fit, and those built on the fly are not worth keeping.
+    _prepared: ClassVar[dict[int, tuple[Any, Prepared]]] = {}
+    _raw: sqlite3.Connection | None = None
 
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
-        if execution_options is not None or not isinstance(statement, sa.Select | sa.UpdateBase):
+        if execution_options is not None or not isinstance(statement, _DIRECTLY):
             return super().execute(statement, parameters, execution_options=execution_options)
-        many = isinstance(parameters, list)
-        rows: list[Parameters] = parameters if many else [parameters or {}]  # type: ignore[assignment]
-        prepared = self._prepared.get(statement)
-        if prepared is None:
-            keys = tuple(rows[0]) if isinstance(statement, sa.Insert) else ()
-            prepared = self._prepared[statement] = Prepared(statement, self.dialect, keys)
-        raw: Any = self.connection.dbapi_connection
-        if many and len(rows) != 1:
-            return Rows(raw.executemany(prepared.text, [prepared.arrange(row) for row in rows]), prepared)
-        return Rows(raw.execute(prepared.text, prepared.arrange(rows[0])), prepared)
+        raw = self._raw
+        if raw is None:
+            raw = self._raw = cast(sqlite3.Connection, self.connection.dbapi_connection)
+        if isinstance(parameters, list):
+            rows = cast(list[Parameters], parameters)
+            prepared = self._prepare(statement, rows[0])
+            if len(rows) > 1:
+                return Rows(raw.executemany(prepared.text, [prepared.arrange(row) for row in rows]), prepared)
+            return Rows(raw.execute(prepared.text, prepared.arrange(rows[0])), prepared)
+        prepared = self._prepare(statement, parameters or _NONE)
+        return Rows(raw.execute(prepared.text, prepared.arrange(parameters or _NONE)), prepared)
+
+    def _prepare(self, statement: Any, parameters: Parameters) -> Prepared:
+        kept = self._prepared.get(id(statement))
+        if kept is not None:
+            return kept[1]
+        keys = tuple(parameters) if isinstance(statement, sa.Insert) else ()
+        prepared = Prepared(statement, self.dialect, keys)
+        if len(self._prepared) < PREPARED_MAX:
+            self._prepared[id(statement)] = (statement, prepared)
+        return prepared

@@ -1,0 +1,333 @@
+"""What is kept in memory: contexts, deltas, encoded records. All of it bounded, none of it needed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue.domain.event import Delta, DeltaKind
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, UserTurn, kind_of
+from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.tool import Call, ToolResult
+from retinue.engine.live import DELTAS_WAITING_MAX, PARTIAL_CHARS_MAX, Live
+from retinue.engine.transcripts import Transcripts, size_of
+from retinue.models.base import WireCache
+from retinue.store import records
+from retinue.store.opening import open_inline
+from retinue.store.sqlite import InlineStore
+from retinue.testing.household import Household
+from retinue.testing.scripted_model import says
+
+NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
+HERE = SessionId("5" * 32)
+
+
+def record(seq: int, body: Any = None, *, session: SessionId = HERE) -> Record:
+    body = UserTurn(text=f"number {seq}") if body is None else body
+    return Record(session=session, seq=seq, kind=kind_of(body), body=body, at=NOON)
+
+
+def session(record_seq: int, *, context_from: int = 1, id_: SessionId = HERE) -> Session:
+    return Session(
+        id=id_,
+        agent="ada",
+        origin=Origin(OriginKind.WEB, "person:maria"),
+        name="",
+        wakefulness=Wakefulness.ACTIVE,
+        queue=QueueOverride(),
+        epoch=1,
+        record_seq=record_seq,
+        context_from=context_from,
+        revision=0,
+        created_at=NOON,
+        updated_at=NOON,
+        snippet="",
+    )
+
+
+class CountingStore(InlineStore):
+    """Knows how often it was read."""
+
+    scans = 0
+
+    async def scan(self, body: Any) -> Any:
+        self.scans += 1
+        return await super().scan(body)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncGenerator[CountingStore]:
+    open_inline(tmp_path / "house.db").connection.close()
+    store = CountingStore(tmp_path / "house.db")
+    yield store
+    await store.close()
+
+
+async def write(store: InlineStore, *added: Record) -> None:
+    await store.write(lambda conn: records.add(conn, added), point="test")
+
+
+async def test_a_context_is_read_once_and_then_kept(store: CountingStore) -> None:
+    kept = Transcripts(store)
+    await write(store, *(record(n) for n in range(1, 6)))
+    first = await kept.take(session(5), ())
+    assert [r.seq for r in first.records] == [1, 2, 3, 4, 5]
+    kept.give_back(first)
+    again = await kept.take(session(5), ())
+    assert again is first
+    assert store.scans == 1
+
+
+async def test_what_a_claim_has_just_appended_is_not_read_again(store: CountingStore) -> None:
+    kept = Transcripts(store)
+    await write(store, record(1), record(2))
+    kept.give_back(await kept.take(session(2), ()))
+    fresh = (record(3), record(4))
+    await write(store, *fresh)
+    taken = await kept.take(session(4), fresh)
+    assert [r.seq for r in taken.records] == [1, 2, 3, 4]
+    assert store.scans == 1
+
+
+@pytest.mark.parametrize("wrong", ["more was appended elsewhere", "a gap", "a reset"])
+async def test_a_context_that_no_longer_fits_is_read_again(store: CountingStore, wrong: str) -> None:
+    kept = Transcripts(store)
+    await write(store, record(1), record(2))
+    kept.give_back(await kept.take(session(2), ()))
+    await write(store, record(3), record(4))
+    match wrong:
+        case "more was appended elsewhere":
+            taken = await kept.take(session(4), ())
+            expected = [1, 2, 3, 4]
+        case "a gap":
+            taken = await kept.take(session(4), (record(4),))
+            expected = [1, 2, 3, 4]
+        case _:
+            taken = await kept.take(session(4, context_from=3), (record(3), record(4)))
+            expected = [3, 4]
+    assert [r.seq for r in taken.records] == expected
+    assert store.scans == 2
+
+
+async def test_a_context_that_was_not_given_back_is_read_again(store: CountingStore) -> None:
+    """A run that broke off may have left anything in it."""
+    kept = Transcripts(store)
+    await write(store, record(1))
+    taken = await kept.take(session(1), ())
+    taken.records.append(record(2))
+    again = await kept.take(session(1), ())
+    assert [r.seq for r in again.records] == [1]
+
+
+@pytest.mark.spec("C102")
+async def test_contexts_are_bounded_in_bytes_and_the_longest_unused_goes_first(store: CountingStore) -> None:
+    size = size_of(record(1, UserTurn(text="x" * 1000)))
+    kept = Transcripts(store, bytes_max=3 * size)
+    ids = [SessionId(f"{n:032x}") for n in range(5)]
+    for id_ in ids:
+        await write(store, record(1, UserTurn(text="x" * 1000), session=id_))
+        kept.give_back(await kept.take(session(1, id_=id_), ()))
+        assert kept.size_bytes <= 3 * size
+    scans = store.scans
+    for id_ in reversed(ids[2:]):
+        kept.give_back(await kept.take(session(1, id_=id_), ()))
+    assert store.scans == scans, "the three newest are there"
+    await kept.take(session(1, id_=ids[0]), ())
+    assert store.scans == scans + 1
+
+
+@pytest.mark.spec("C102")
+async def test_a_context_larger_than_the_bound_is_not_kept(store: CountingStore) -> None:
+    kept = Transcripts(store, bytes_max=1000)
+    await write(store, record(1, UserTurn(text="x" * 2000)))
+    kept.give_back(await kept.take(session(1), ()))
+    assert kept.size_bytes == 0
+
+
+@pytest.mark.spec("C102")
+async def test_a_context_that_grew_while_it_was_used_is_counted_as_it_is(store: CountingStore) -> None:
+    kept = Transcripts(store, bytes_max=10_000)
+    await write(store, record(1))
+    taken = await kept.take(session(1), ())
+    kept.give_back(taken)
+    before = kept.size_bytes
+    taken = await kept.take(session(1), ())
+    assert kept.size_bytes == 0
+    taken.records.append(record(2, ToolResult(call="c", tool="t", output="y" * 3000)))
+    kept.give_back(taken)
+    assert kept.size_bytes > before + 3000
+    taken = await kept.take(session(2), ())
+    taken.records.append(record(3, ToolResult(call="d", tool="t", output="y" * 30_000)))
+    kept.give_back(taken)
+    assert kept.size_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        UserTurn(text="x" * 9000),
+        Reply(text="x" * 9000),
+        Reply(text="", thinking="x" * 9000),
+        Reply(text="", calls=(Call(id="1", tool="write", arguments={"content": "x" * 9000}),)),
+        Reply(text="é€" * 3000),
+        ToolResult(call="1", tool="t", output="x" * 9000),
+        Note(text="x" * 9000),
+        Mark(text="x" * 9000),
+    ],
+)
+def test_whatever_a_record_holds_is_counted(body: Any) -> None:
+    assert size_of(record(1, body)) >= 9000
+
+
+async def test_a_house_keeps_no_more_contexts_than_it_may(tmp_path: Path) -> None:
+    household = Household(tmp_path, people=[f"p{n}" for n in range(10)])
+    household.model.rule = lambda prompt: says("y" * 5000)
+    async with household.open() as house:
+        transcripts = house.engine._watch.transcripts  # pyright: ignore[reportPrivateUsage]
+        transcripts._bytes_max = 20_000  # pyright: ignore[reportPrivateUsage]
+        for turn in range(2):
+            for n in range(10):
+                receipt = await house.post(f"{turn}", sender=f"person:p{n}")
+                await house.outcome(receipt.envelope)
+                assert transcripts.size_bytes <= 20_000
+        for prompt in household.model.prompts[10:]:
+            assert [r.kind for r in prompt.records] == [
+                RecordKind.START,
+                RecordKind.USER,
+                RecordKind.ASSISTANT,
+                RecordKind.USER,
+            ]
+
+
+# Deltas
+
+
+def delta(text: str, *, run: str = "r", turn: int = 0, attempt: int = 1, kind: DeltaKind = DeltaKind.TEXT) -> Delta:
+    return Delta(session=HERE, run=RunId(run), turn=turn, attempt=attempt, kind=kind, offset=0, text=text)
+
+
+def test_a_higher_attempt_or_turn_replaces_what_was_said() -> None:
+    live = Live()
+    live.delta(delta("half a"))
+    live.delta(delta("I think", kind=DeltaKind.THINKING))
+    live.delta(delta(" sentence"))
+    (partial,) = live.partials(HERE)
+    assert (partial.text, partial.thinking) == ("half a sentence", "I think")
+    live.delta(delta("again", attempt=2))
+    assert [(p.attempt, p.text, p.thinking) for p in live.partials()] == [(2, "again", "")]
+    live.delta(delta("next", turn=1))
+    assert [(p.turn, p.text) for p in live.partials()] == [(1, "next")]
+    assert live.partials(SessionId("another")) == []
+
+
+@pytest.mark.spec("C102")
+def test_deltas_are_forgotten_with_their_run_and_bounded_while_it_lasts() -> None:
+    live = Live()
+    piece = "x" * 100_000
+    for _ in range(2 * PARTIAL_CHARS_MAX // len(piece)):
+        live.delta(delta(piece))
+    (partial,) = live.partials()
+    assert len(partial.text) <= PARTIAL_CHARS_MAX + len(piece)
+    for n in range(100):
+        live.delta(delta("x", run=f"{n}"))
+        live.ended(RunId(f"{n}"))
+    live.ended(RunId("r"))
+    live.ended(RunId("never heard of"))
+    assert live.partials() == []
+
+
+@pytest.mark.spec("C102")
+def test_a_watcher_who_falls_behind_is_told_so_and_costs_no_more() -> None:
+    live = Live()
+    slow, other = live.watch(HERE), live.watch(SessionId("another"))
+    for _ in range(3 * DELTAS_WAITING_MAX):
+        live.delta(delta("x"))
+        assert len(slow.deltas) <= DELTAS_WAITING_MAX
+    assert slow.missed and slow.changed.is_set()
+    assert other.deltas == [] and not other.missed
+    live.unwatch(slow)
+    live.unwatch(slow)
+    slow.deltas.clear()
+    live.delta(delta("x"))
+    assert slow.deltas == []
+
+
+@pytest.mark.spec("C102")
+async def test_a_house_at_rest_keeps_no_deltas(tmp_path: Path) -> None:
+    household = Household(tmp_path)
+    household.model.will_reply("a", says("", fails="tired"), says("never", after_s=100))
+    async with household.open(drain_s=0) as house:
+        for text in ("one", "two"):
+            await house.outcome((await house.post(text)).envelope)
+        receipt = await house.post("three")
+        await house.eventually(lambda _: len(household.model.prompts) == 3, what="the third run")
+        assert receipt.session is not None
+        await house.engine.cancel(receipt.session, by="maria", why="enough")
+        await house.quiet()
+        assert house.live.partials() == []
+
+
+# Encoded records
+
+
+def encoded(record: Record) -> bytes:
+    assert isinstance(record.body, UserTurn | ToolResult)
+    return (record.body.text if isinstance(record.body, UserTurn) else record.body.output).encode()
+
+
+@pytest.mark.spec("C102")
+def test_encoded_contexts_are_bounded_in_bytes_and_the_longest_unused_goes_first() -> None:
+    cache = WireCache(bytes_max=1000)
+    for n in range(100):
+        session = SessionId(f"{n:032x}")
+        assert list(cache.of(session, [record(n, UserTurn(text="x" * 100))], encoded)) == [b"x" * 100]
+        assert cache.size_bytes <= 1000
+    assert list(cache.of(HERE, [record(500, UserTurn(text="x" * 5000))], encoded)) == [b"x" * 5000]
+    assert cache.size_bytes <= 1000
+
+
+def test_a_record_is_encoded_once_while_there_is_room() -> None:
+    cache = WireCache(bytes_max=1000)
+    times: list[int] = []
+
+    def encode(record: Record) -> bytes:
+        times.append(record.seq)
+        return encoded(record)
+
+    context = [record(1), record(2)]
+    for _ in range(3):
+        assert list(cache.of(HERE, context, encode)) == [b"number 1", b"number 2"]
+    context.append(record(3))
+    assert list(cache.of(HERE, [replace(kept) for kept in context], encode))[-1] == b"number 3"
+    assert times == [1, 2, 3]
+
+
+def test_a_number_that_came_to_mean_something_else_is_encoded_anew() -> None:
+    """A reply that could not be stored is gone; the one that took its place bears its number."""
+    cache = WireCache()
+    first = record(1)
+    assert list(cache.of(HERE, [first, record(2, UserTurn(text="lost"))], encoded)) == [b"number 1", b"lost"]
+    assert list(cache.of(HERE, [first, record(2, UserTurn(text="kept"))], encoded)) == [b"number 1", b"kept"]
+    assert cache.size_bytes == len(b"number 1kept")
+
+
+def test_a_context_that_became_shorter_or_lost_its_middle_is_what_it_says_now() -> None:
+    cache = WireCache()
+    context = [record(n) for n in range(1, 5)]
+    cache.of(HERE, context, encoded)
+    assert list(cache.of(HERE, context[:2], encoded)) == [b"number 1", b"number 2"]
+    cache.of(HERE, context, encoded)
+    assert list(cache.of(HERE, [context[0], context[3]], encoded)) == [b"number 1", b"number 4"]
+    assert cache.size_bytes == len(b"number 1number 4")
+
+
+def test_results_made_up_for_lost_ones_are_not_taken_for_the_reply_whose_number_they_bear() -> None:
+    cache = WireCache()
+    made = [record(1, ToolResult(call=f"{n}", tool="t", output=f"lost {n}", failed=True)) for n in range(2)]
+    assert list(cache.of(HERE, [record(1), *made], encoded)) == [b"number 1", b"lost 0", b"lost 1"]
