@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -16,13 +14,6 @@ from benchmarks.wire import WirePool
 SYNCED = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    cpu_ms: float
-    wall_ms: float
-    commit_ms: float
-
-
 def _open(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None)
     for pragma in SYNCED:
@@ -31,20 +22,34 @@ def _open(path: Path) -> sqlite3.Connection:
     return db
 
 
-async def _turns(db: sqlite3.Connection, port: int, turns: int) -> tuple[float, float]:
-    pool = WirePool(port)
-    parts: list[bytes] = []
-    walls: list[float] = []
-    started = time.process_time()
-    for i in range(turns):
+class Floor:
+    """One conversation at the lowest price there is."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._db = _open(folder / "floor.db")
+        self._pool = WirePool(port)
+        self._parts: list[bytes] = []
+        self.cpus_s: list[float] = []
+        self.walls_s: list[float] = []
+
+    async def turns(self, count: int) -> None:
+        """So many turns more. Their CPU is taken together: one turn is too short for the clock."""
+        started = time.process_time()
+        for _ in range(count):
+            await self._turn()
+        self.cpus_s.append((time.process_time() - started) / count)
+
+    async def _turn(self) -> None:
         before = time.perf_counter()
-        asked = f"message number {i}"
-        parts.append(msgspec.json.encode({"role": "user", "content": asked}) + b",")
-        answer = msgspec.json.decode(await pool.request([b'{"messages":[', *parts, b"null]}"]))
-        parts.append(msgspec.json.encode({"role": "assistant", "content": answer["text"]}) + b",")
-        db.execute("INSERT INTO turns (asked, said) VALUES (?, ?)", (asked, answer["text"]))
-        walls.append(time.perf_counter() - before)
-    return (time.process_time() - started) * 1000 / turns, median(walls) * 1000
+        asked = f"message number {len(self.walls_s)}"
+        self._parts.append(msgspec.json.encode({"role": "user", "content": asked}) + b",")
+        answer = msgspec.json.decode(await self._pool.request([b'{"messages":[', *self._parts, b"null]}"]))
+        self._parts.append(msgspec.json.encode({"role": "assistant", "content": answer["text"]}) + b",")
+        self._db.execute("INSERT INTO turns (asked, said) VALUES (?, ?)", (asked, answer["text"]))
+        self.walls_s.append(time.perf_counter() - before)
+
+    def close(self) -> None:
+        self._db.close()
 
 
 def measure_commit_ms(path: Path, commits: int) -> float:
@@ -57,10 +62,3 @@ def measure_commit_ms(path: Path, commits: int) -> float:
         walls.append(time.perf_counter() - before)
     db.close()
     return median(walls) * 1000
-
-
-def measure(folder: Path, port: int, turns: int) -> Floor:
-    db = _open(folder / "floor.db")
-    cpu_ms, wall_ms = asyncio.run(_turns(db, port, turns))
-    db.close()
-    return Floor(cpu_ms, wall_ms, measure_commit_ms(folder / "commits.db", turns))

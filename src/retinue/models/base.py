@@ -94,7 +94,7 @@ class Models:
 class WireCache:
     """Contexts as bytes, each record encoded once: the cost of a turn does not grow with the history.
 
-    Kept by session and bounded in bytes, the longest unused going first; rebuilt from records when evicted, never stored.
+    Kept by session and bounded in bytes, the longest unused going first; rebuilt when evicted, never stored.
     What is kept is known by the records themselves: a number may come to mean something else, when a run that could not
     be stored is taken up again.
     """
