@@ -57,10 +57,14 @@ class Hands:
     after: dict[str, Hold] = field(default_factory=dict[str, Hold])
     failing: Counter[str] = field(default_factory=Counter[str])
     points: list[str] = field(default_factory=list[str])  # of all commits, in order
+    looks: int = 0  # how often somebody other than the test has looked around
+    failing_looks: int = 0
     cut_at: tuple[int, bool] | None = None  # how many more commits, and whether the last of them still happens
     under_way: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    test: asyncio.Task[Any] | None = None
 
     def over(self, store: Store) -> HandledStore:
+        self.test = asyncio.current_task()
         return HandledStore(store, self)
 
     @contextmanager
@@ -75,10 +79,9 @@ class Hands:
             hold.free.set()
 
     def release(self, point: str) -> None:
-        """Let commits at `point` pass again, in the middle of `holding` them."""
-        for holds in (self.before, self.after):
-            if hold := holds.pop(point, None):
-                hold.free.set()
+        """Let commits at `point` begin again, in the middle of `holding` them."""
+        if hold := self.before.pop(point, None):
+            hold.free.set()
 
     def let_go(self) -> None:
         for task in self.under_way:
@@ -135,6 +138,12 @@ class HandledStore:
         return await self._store.read(body)
 
     async def scan(self, body: Body[T]) -> T:
+        hands = self._hands
+        if asyncio.current_task() is not hands.test:
+            hands.looks += 1
+            if hands.failing_looks > 0:
+                hands.failing_looks -= 1
+                raise StoreError("the disk did not do what it was asked", code="store.disk-failed")
         return await self._store.scan(body)
 
     def on_commit(self, call: Callable[[], None]) -> None:
@@ -162,6 +171,13 @@ async def books_hold(house: House) -> None:
     now_ms = to_ms(house.household.clock.now())
     found = await house.store.scan(lambda conn: ledger.check(conn, now_ms=now_ms))
     assert found.holds, "\n".join(found.lines())
+
+
+def power_goes(house: House) -> None:
+    """Crash, and let no commit that is still held happen after all."""
+    assert isinstance(house.store, HandledStore)
+    house.store.cut.set()
+    house.crash()
 
 
 Story = Callable[[House], Coroutine[Any, Any, None]]

@@ -248,6 +248,21 @@ async def test_mail_that_waited_already_when_the_run_parked_does_not_wait_for_th
         assert await house.answer_to(bob.envelope) == "for bob"
 
 
+async def test_mail_behind_any_amount_of_silent_mail_ends_the_wait(asking: Household) -> None:
+    asking.model.will_reply(calls("append_line", text="once"), "I wait", "second")
+    async with opened(asking) as house:
+        first = await house.post("write it down")
+        await parked(house)
+        for n in range(60):
+            here = f"agent:ada/{first.session}"
+            await house.post(f"psst {n}", kind=Kind.SYSTEM, silent=True, sender="agent:ada", recipient=here)
+        await house.quiet()
+        assert (await house.envelope(first.envelope)).status is Status.PARKED
+        second = await house.post("something else")
+        assert await house.answer_to(first.envelope) == "I wait"
+        assert await house.answer_to(second.envelope) == "second"
+
+
 async def test_silent_mail_does_not_end_the_wait(asking: Household) -> None:
     asking.model.will_reply(calls("append_line", text="once"), "done")
     async with opened(asking) as house:

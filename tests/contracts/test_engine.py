@@ -8,23 +8,36 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from psycopg import sql
 
 SUITE = (
+    "engine_cancel",
+    "engine_clock",
+    "engine_failures",
     "engine_house",
     "engine_order",
     "engine_parking",
     "engine_queue",
+    "engine_recovery",
+    "engine_sleep",
 )
 pytest.register_assert_rewrite(*(f"contracts.{part}" for part in SUITE))
 
+from contracts.engine_cancel import *  # noqa: E402, F403
+from contracts.engine_clock import *  # noqa: E402, F403
+from contracts.engine_failures import *  # noqa: E402, F403
 from contracts.engine_house import Hands  # noqa: E402
 from contracts.engine_order import *  # noqa: E402, F403
 from contracts.engine_parking import *  # noqa: E402, F403
 from contracts.engine_queue import *  # noqa: E402, F403
+from contracts.engine_recovery import *  # noqa: E402, F403
+from contracts.engine_sleep import *  # noqa: E402, F403
 
 from retinue.engine.engine import EmbeddedEngine  # noqa: E402
-from retinue.store.opening import prepare_sqlite  # noqa: E402
+from retinue.store.opening import prepare_postgres, prepare_sqlite  # noqa: E402
 from retinue.testing.household import Household  # noqa: E402
+from retinue.testing.postgres import PostgresServer  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +73,31 @@ def household(new_household: Callable[[], Household]) -> Household:
     return new_household()
 
 
+@pytest.fixture(scope="module")
+def empty_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """The same on PostgreSQL: its name, to make copies of."""
+    with postgres_server.fresh_database() as url:
+        prepare_postgres(sa.make_url(url))
+        yield sa.make_url(url).database or ""
+
+
+@pytest.fixture
+def copied_database(postgres_server: PostgresServer, empty_database: str) -> Iterator[str]:
+    copy = sql.Identifier(f"{empty_database}_copy")
+    with postgres_server.connect() as connection:
+        connection.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(copy, sql.Identifier(empty_database)),
+        )
+        try:
+            yield postgres_server.url(f"{empty_database}_copy")
+        finally:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(copy))
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def any_household(request: pytest.FixtureRequest, tmp_path: Path, hands: Hands) -> Household:
     """For the core of the contract, which is put to every kind of store."""
     if request.param == "postgres":
-        url = request.getfixturevalue("postgres_url")
+        url = request.getfixturevalue("copied_database")
         return Household(tmp_path, url=url, engine=EmbeddedEngine, through=hands.over)
     return request.getfixturevalue("household")

@@ -18,7 +18,7 @@ from retinue.domain.session import BATCH_MAX, QueueMode, Session, Wakefulness, l
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.engine.custody import Append, Nothing, Work
-from retinue.engine.endings import cancel_for_newer, close_run, interrupts
+from retinue.engine.endings import cancel_for_newer, close_run
 from retinue.engine.lanes import next_batch
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.runners import turn_input
@@ -236,16 +236,18 @@ def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Wor
     conn = page.conn
     asked = approvals.of_run(conn, run.id)
     waits_for = {approval.id for approval in asked if not approval.released}
-    due = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
-    decided = [e for e in due if e.kind is Kind.DECISION and e.context.approval in waits_for]
+    # Decisions come first, so that however much waits behind them they are all here.
+    first = [e for e in envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX) if e.kind is Kind.DECISION]
+    decided = [e for e in first if e.context.approval in waits_for]
     undecided = any(a.state is ApprovalState.OPEN and a.id in waits_for for a in asked)
     if undecided:
-        mail = [e for e in due if not e.silent and e not in decided]
+        mail = len(first) > len(decided) or envelopes.count_due(conn, session.id, page.at_ms) > 0
         waited_enough = run.wake_at is not None and to_ms(run.wake_at) <= page.at_ms
         if not mail and not waited_enough:
             _sleep(page, session)
             return Nothing()
-        if session.queue.over(agent.queue).mode is QueueMode.INTERRUPT and any(interrupts(e) for e in mail):
+        interrupting = session.queue.over(agent.queue).mode is QueueMode.INTERRUPT
+        if interrupting and envelopes.count_asking(conn, session.id, page.at_ms) > 0:
             return Nothing(cancel_for_newer(page, session, run), again=True)
         approvals.release(conn, run.id)
         asked = [replace(approval, released=True) for approval in asked]

@@ -391,7 +391,7 @@ def _decides_for(page: Page, decision: Envelope, run: Run) -> bool:
     return approval is not None and approval.run == run.id and not approval.released
 
 
-def interrupts(envelope: Envelope) -> bool:
+def _interrupts(envelope: Envelope) -> bool:
     """Whether it is the kind of mail for which a run is given up: decisions, answers and notices are not."""
     return not envelope.silent and envelope.kind in (Kind.MESSAGE, Kind.SYSTEM)
 
@@ -403,7 +403,7 @@ def _newer_waits(page: Page, session_id: str) -> bool:
         return False
     last_seq = max((e.seq for e in envelopes.held(page.conn, run.id)), default=0)
     due = envelopes.due(page.conn, session_id, page.at_ms, limit=CLEARED_MAX)
-    return any(interrupts(e) and (e.due_at, e.seq) > (run.started_at, last_seq) for e in due)
+    return any(_interrupts(e) and (e.due_at, e.seq) > (run.started_at, last_seq) for e in due)
 
 
 def _clear_due(page: Page, session: Session, *, by: str, why: str) -> tuple[int, list[Wake]]:

@@ -342,7 +342,7 @@ class EmbeddedEngine:
             self._wake_all(closed)
         if look.next_ms is None:
             return None
-        return max(0.0, (look.next_ms - now_ms) / 1000)
+        return max(0.0, (look.next_ms - self._now_ms()) / 1000)  # as it is now: looking may have taken a while
 
     async def _wake_later(self, wake: LaneWake) -> None:
         await self._clock.sleep(STORE_RETRY_S)

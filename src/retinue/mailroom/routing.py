@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
+from retinue.domain.errors import Invalid
 from retinue.domain.session import Origin, OriginKind
 
 OWNER = address.person("owner")
@@ -31,8 +32,18 @@ def answer_address(sender: Address, *, origin: Origin) -> Address | None:
     """
     match sender.kind:
         case AddressKind.SCHEDULE:
-            return address.parse(origin.key) if origin.kind.foreground else OWNER
+            return _who_listens(origin)
         case AddressKind.HOUSE:
             return None
         case _:
             return sender
+
+
+def _who_listens(origin: Origin) -> Address:
+    """Whoever sits behind a session; the owner where nobody does, or where its door names its rooms in its own way."""
+    if origin.kind.foreground:
+        try:
+            return address.parse(origin.key)
+        except Invalid:
+            return OWNER
+    return OWNER
