@@ -110,6 +110,13 @@ def test_every_line_gives_programs_a_line(house: HouseProcess) -> None:
     assert told.returncode == 1
 
 
+def test_lines_that_are_no_text_are_refused(house: HouseProcess) -> None:
+    told = house.retinue("chat", "--session", "bytes", stdin=b"echo one\n\xff\xfe\n")
+
+    assert (told.returncode, told.stdout) == (1, "one\n")
+    assert "[text.not-utf8]" in told.stderr
+
+
 def test_a_silent_answer_prints_nothing_and_is_no_failure(house: HouseProcess) -> None:
     told = house.retinue("chat", "--session", "silent", "--once", "be silent")
 
@@ -142,6 +149,16 @@ def test_a_question_can_be_answered_by_the_next_line(house: HouseProcess) -> Non
 
     assert told.returncode == 0
     assert told.stdout == "I call `read`.\n`read` came back with nothing in it.\nafter\n"
+
+
+def test_a_question_does_not_hold_up_the_next_line(house: HouseProcess) -> None:
+    told = house.retinue("chat", "--agent", "clerk", "--session", "next", stdin="read SOUL.md\necho after\n")
+
+    first, second, last = told.stdout.splitlines()
+    assert told.returncode == 0
+    assert first == "I call `read`."
+    assert second.startswith("`read` is not done yet: it waits for approval ")
+    assert last == "after"
 
 
 def test_a_question_that_nobody_answers_is_no_success(house: HouseProcess) -> None:

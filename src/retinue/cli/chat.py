@@ -14,7 +14,7 @@ from retinue.cli.talk import STOP_WORDS, Talk
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from typing import Any
 
 READ_BYTES = 64 * 1024
@@ -61,17 +61,14 @@ def _converse(talk: Talk, status: dict[str, Any]) -> None:
     talk.find_session()
     if talk.at_keyboard:
         _greet(talk, len(status["approvals"]))
-    for line in _typed(talk) if talk.at_keyboard else _piped(talk):
-        if line in ("/quit", "/exit"):
-            break
-        try:
-            _take(talk, line)
-        except HouseClosed as closed:
-            if not talk.at_keyboard:
-                raise
-            talk.complain(closed)
-        except CliError as error:
-            talk.complain(error)
+    lines = _typed(talk) if talk.at_keyboard else _piped(talk)
+    try:
+        for line in lines:
+            if line in ("/quit", "/exit"):
+                break
+            _try(talk, line)
+    finally:
+        lines.close()  # whatever happened: the terminal is put in order
     if talk.at_keyboard:
         talk.failed = False  # it was told as it happened; leaving is no failure
     elif talk.conversation.awaited:
@@ -82,6 +79,17 @@ def _greet(talk: Talk, waiting: int) -> None:
     talk.view.aside([f"You are talking to {talk.agent} in {home()}. /help shows what else you can do."])
     if waiting:
         talk.view.aside([f"Questions that wait for you: {waiting}. /status shows them."])
+
+
+def _try(talk: Talk, line: str) -> None:
+    try:
+        _take(talk, line)
+    except HouseClosed as closed:
+        if not talk.at_keyboard:
+            raise
+        talk.complain(closed)
+    except CliError as error:
+        talk.complain(error)
 
 
 def _take(talk: Talk, line: str) -> None:
@@ -173,7 +181,7 @@ def _still_asked(approvals: list[str]) -> CliError:
 # Where lines come from
 
 
-def _typed(talk: Talk) -> Iterator[str]:
+def _typed(talk: Talk) -> Generator[str]:
     """By hand. News is shown above the prompt until the first key; Ctrl-C twice leaves."""
     from retinue.cli.keyboard import Keyboard  # termios and readline: only for someone who types
 
@@ -197,7 +205,7 @@ def _typed(talk: Talk) -> Iterator[str]:
                 talk.view.aside(["Ctrl-C once more leaves, and so does /quit."])
 
 
-def _piped(talk: Talk) -> Iterator[str]:
+def _piped(talk: Talk) -> Generator[str]:
     """By another program, or from a file."""
     fd = sys.stdin.fileno()
     by_hand = sys.stdin.isatty() and sys.stdout.isatty()  # at a terminal that can only print
@@ -205,7 +213,7 @@ def _piped(talk: Talk) -> Iterator[str]:
     while True:
         *lines, waiting = waiting.split(b"\n")
         for line in lines:
-            yield _decoded(line)
+            yield _shown(talk, line)
         if by_hand:
             sys.stdout.write(f"to {talk.agent}: ")
             sys.stdout.flush()
@@ -214,11 +222,15 @@ def _piped(talk: Talk) -> Iterator[str]:
         if not heard:
             break
         waiting += heard
-    yield _decoded(waiting)
+    yield _shown(talk, waiting)
 
 
-def _decoded(line: bytes) -> str:
+def _shown(talk: Talk, line: bytes) -> str:
+    """What was read, as text; repeated on a terminal, where nobody has typed it."""
     try:
-        return line.decode().strip()
+        text = line.decode().strip()
     except UnicodeDecodeError:
         raise verbs.not_text() from None
+    if text and talk.on_terminal:
+        talk.view.show([f"to {talk.agent}: {text}"])
+    return text

@@ -73,6 +73,7 @@ class Talk:
         sent = post(envelope, wait_s=self._wait_s, waiting=lambda: self._house_changed(False))
         self._house_changed(True)
         self.conversation.own(sent["envelope"])
+        self.conversation.parked = False  # a run that waited for a person goes on without them when new mail comes
         if sent["outcome"] and not sent["duplicate"]:  # of a duplicate the end is news that we have yet to read
             self.conversation.ended(sent["envelope"], Ending(sent["outcome"], because=sent["because"]))
         self._follower.session = sent["session"]
