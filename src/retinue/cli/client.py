@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _socket  # the C half of `socket`, all that we need of it: the rest would be a sixth of a command's whole time
 import json
 import os
-import socket
 import time
 
 from retinue.cli.errors import AMBIGUOUS, FAILED, CliError, HouseClosed
@@ -81,9 +81,9 @@ def _token() -> str:
     return os.environ.get("RETINUE_TOKEN") or _kept("owner-token")
 
 
-def _connect(timeout_s: float) -> socket.socket:
+def _connect(timeout_s: float) -> _socket.socket:
     path = _kept("socket")
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     link.settimeout(timeout_s)
     try:
         link.connect(path)
@@ -100,21 +100,21 @@ def _request(method: str, path: str, body: bytes = b"") -> bytes:
     return head.encode("latin-1", "replace") + b"\r\n" + body
 
 
-def _say(link: socket.socket, request: bytes) -> None:
+def _say(link: _socket.socket, request: bytes) -> None:
     try:
         link.sendall(request)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the house may have refused before it heard us out: its answer is still there to read
 
 
-def _hear(link: socket.socket) -> bytes:
+def _hear(link: _socket.socket) -> bytes:
     heard = link.recv(READ_BYTES)
     if not heard:
         raise ConnectionResetError("the line was cut")
     return heard
 
 
-def _head(link: socket.socket) -> tuple[int, dict[str, str], bytes]:
+def _head(link: _socket.socket) -> tuple[int, dict[str, str], bytes]:
     """Status, headers, and what has already come of the body."""
     heard = b""
     while b"\r\n\r\n" not in heard:
@@ -130,7 +130,7 @@ def _head(link: socket.socket) -> tuple[int, dict[str, str], bytes]:
     return int(first.partition(" ")[2][:3]), headers, rest
 
 
-def _body(link: socket.socket, headers: dict[str, str], heard: bytes) -> bytes:
+def _body(link: _socket.socket, headers: dict[str, str], heard: bytes) -> bytes:
     if headers.get("transfer-encoding", "").lower() == "chunked":
         chunks = Chunks()
         body = chunks.feed(heard)
