@@ -110,7 +110,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             store,
             clock,
             ids,
-            {"loop": Loop(models, toolbox, clock)},
+            {"loop": Loop(models, toolbox)},
             live=live,
             homes=partial(home_of, settings.home),
             zone=settings.zone,

@@ -151,6 +151,24 @@ async def test_mail_whose_commit_is_slow_wakes_a_session_that_went_to_sleep_mean
         assert await house.answer_to((await posting).envelope) == "ok"
 
 
+async def test_mail_whose_sender_hung_up_before_hearing_of_it_is_worked_all_the_same(
+    any_household: Household, hands: Hands
+) -> None:
+    """It was stored; the hint that goes with it was lost. The alarm finds it with its next look."""
+    household = any_household
+    household.model.rule = lambda prompt: says("ok")
+    async with opened(household) as house:
+        with hands.holding("accept") as accept:
+            posting = asyncio.create_task(house.post("are you there?"))
+            await accept.reached.wait()
+            posting.cancel()
+        statement = "SELECT id FROM envelopes WHERE kind = 'message'"
+        id_ = await house.eventually(lambda conn: conn.exec_driver_sql(statement).scalar(), what="the letter")
+        await a_moment(house)
+        await household.clock.advance(60)
+        assert await house.answer_to(id_) == "ok"
+
+
 async def test_many_who_write_at_once_are_all_heard(household: Household) -> None:
     """Waking and going to sleep, over and over, from many sides."""
     household.agents = (ada(queue=QueuePolicy(cap=1000)),)

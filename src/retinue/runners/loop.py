@@ -15,7 +15,7 @@ from typing import Any, cast
 from retinue.domain.agent import Agent
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import short
-from retinue.domain.ports import Ask, Clock, Journal, Tell
+from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Note, Record, Reply, UserTurn
 from retinue.domain.run import Run
 from retinue.domain.text import storable
@@ -95,7 +95,7 @@ def spent(agent: Agent, own: Sequence[Record]) -> str:
 
 
 class Loop:
-    def __init__(self, models: Models, toolbox: Toolbox, clock: Clock | None = None) -> None:
+    def __init__(self, models: Models, toolbox: Toolbox) -> None:
         self._models = models
         self._toolbox = toolbox
 

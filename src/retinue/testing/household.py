@@ -238,7 +238,7 @@ class Household:
             store,
             clock,
             self.ids,
-            {"loop": Loop(Models([self.model, *self.models]), toolbox, clock)},
+            {"loop": Loop(Models([self.model, *self.models]), toolbox)},
             live=live,
             homes=partial(ensure_home, self.root),
             zone=self.zone,

@@ -348,6 +348,7 @@ class SimulatedHouse:
         self.world = world
         self.power = Power()
         self.doors_open = True
+        self.replaced = False  # another house serves by now
         self.clock = HouseClock(clock, self.power)
         self.faults = HouseFaults(self)
         self.store = HouseStore(self, disk, random.Random(f"disk {seed} {number}"))
@@ -363,7 +364,7 @@ class SimulatedHouse:
             self.store,
             self.clock,
             furniture.ids,
-            {"loop": Loop(Models([model]), toolbox, self.clock)},
+            {"loop": Loop(Models([model]), toolbox)},
             live=live,
             homes=lambda _name: NOWHERE,
             zone=furniture.zone,
