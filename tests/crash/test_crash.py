@@ -20,6 +20,7 @@ from retinue.testing.crash_script import Do
 from retinue.testing.crash_verdict import Verdict, Wrong, judge
 
 WAIT_S = 40.0
+REST_WITH_A_BUG_S = 5.0  # a broken house need not come to rest: what it did is enough
 
 
 @pytest.mark.spec("H1", "D11", "D27")
@@ -64,7 +65,7 @@ async def killed_once(folder: Path, *, do: Do, crash: str, bugs: str) -> Verdict
         life = await tried.start(crash)
         assert await life.end(within_s=WAIT_S) == -signal.SIGKILL, life.said
         await tried.start()
-        assert await tried.rest(writing) == ""
+        await come_to_rest(tried, writing, sound=not bugs)
     return judge(read_evidence(tried.home, tried.outside))
 
 
@@ -98,8 +99,15 @@ async def taken_over(folder: Path, *, bugs: str) -> Verdict:
         first.signal(signal.SIGCONT)
         await until(lambda: "run taken over" in second.said or witnessed(tried) == 2)  # they share one log
         await first.kill()
-        assert await tried.rest(writing) == ""
+        await come_to_rest(tried, writing, sound=not bugs)
     return judge(read_evidence(tried.home, tried.outside))
+
+
+async def come_to_rest(tried: Trial, writing: asyncio.Task[None], *, sound: bool) -> None:
+    if sound:
+        assert await tried.rest(writing) == ""
+    else:
+        await tried.rest(writing, within_s=REST_WITH_A_BUG_S)
 
 
 async def until(so: Callable[[], bool]) -> None:

@@ -212,6 +212,16 @@ DOCTORED: dict[str, tuple[Wrong, Callable[[], Evidence]]] = {
     ),
     "a retry nobody asked for": (Wrong.UNASKED, lambda: unlogged(Retried)),
     "a retry that was acknowledged is not stored": (Wrong.LOST, lambda: without("q8")),
+    "a retry goes out twice": (
+        Wrong.DOUBLED,
+        lambda: replace(
+            SOUND,
+            letters=[
+                *(replace(each, outcome="answered", answer="a9") if each.id == "q8" else each for each in LETTERS),
+                letter(15, "q9", "s3-m1 fail", "dead", run="r4", source="retry", key="q7/2", retry_of="q7"),
+            ],
+        ),
+    ),
     "a run is still open": (
         Wrong.LOST,
         lambda: replace(SOUND, runs=[*SOUND.runs, Run(id="r9", status="parked", final_text=None)]),

@@ -162,17 +162,17 @@ class Trial:
             line.hang_up()
         raise FellOver(f"the house did not open:\n{life.said[-2000:]}")
 
-    async def rest(self, writing: asyncio.Task[None]) -> str:
+    async def rest(self, writing: asyncio.Task[None], *, within_s: float = REST_S_MAX) -> str:
         """Let the clients come to their end, then close the house. What went wrong with that, or nothing."""
         self.client.stop()
         life = self.lives[-1]
         await self.opened(life)
-        _, unfinished = await asyncio.wait({writing}, timeout=REST_S_MAX)
+        _, unfinished = await asyncio.wait({writing}, timeout=within_s)
         waiting = sorted(self.client.pending.values())
         life.signal(signal.SIGTERM)
         status = await life.end(within_s=CLOSE_S_MAX)
         if unfinished:
-            return f"the house did not come to rest in {REST_S_MAX:g} s; it owes {', '.join(waiting) or 'a session'}"
+            return f"the house did not come to rest in {within_s:g} s; it owes {', '.join(waiting) or 'a session'}"
         if status != 0:
             return f"the house did not close: {status}\n{life.said[-2000:]}"
         return ""

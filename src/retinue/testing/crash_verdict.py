@@ -71,6 +71,7 @@ def judge(evidence: Evidence) -> Verdict:
         *_decided(case),
         *_delivered(case),
         *_unasked(case),
+        *_retried(case),
         *(Finding(Wrong.LEDGER, line) for line in evidence.ledger),
     ]
     return Verdict(figures=_figures(case), findings=findings)
@@ -310,21 +311,31 @@ def _delivered(case: _Case) -> Iterator[Finding]:
 def _unasked(case: _Case) -> Iterator[Finding]:
     """Nothing is there that nobody sent."""
     approvals = {f"{approval.id}/decision" for approval in case.evidence.approvals}
-    retried = Counter(entry.envelope for entry in case.evidence.log if isinstance(entry, Retried))
     sent = {entry.token for entry in case.sent.values()}
     for letter in case.evidence.letters:
-        match letter.source:
-            case "retry" if not retried[letter.retry_of or ""]:
-                yield Finding(Wrong.UNASKED, f"{letter.token} was retried, and nobody asked for it")
-            case "retry":
-                retried[letter.retry_of or ""] -= 1
-            case source if source == SENDER and letter.key not in case.sent and letter.key not in approvals:
-                yield Finding(Wrong.UNASKED, f"{letter.kind} {letter.id[:8]} is stored, and nobody sent it")
-            case _:
-                pass
-    yield from (Finding(Wrong.LOST, f"the retry of {id_[:8]} is not stored") for id_, n in retried.items() if n > 0)
-    words = [word for word in case.written if word.split("/")[0] not in sent]
-    yield from (Finding(Wrong.UNASKED, f"{word} was written, and nobody asked for it") for word in words)
+        if letter.source == SENDER and letter.key not in case.sent and letter.key not in approvals:
+            yield Finding(Wrong.UNASKED, f"{letter.kind} {letter.id[:8]} is stored, and nobody sent it")
+    for word in case.written:
+        if word.split("/")[0] not in sent:
+            yield Finding(Wrong.UNASKED, f"{word} was written, and nobody asked for it")
+
+
+def _retried(case: _Case) -> Iterator[Finding]:
+    """A dead letter goes out again when someone asks for it. Asking again, because the house died before it could
+    answer, makes another only where the one before is dead too."""
+    asked = {entry.envelope for entry in case.evidence.log if isinstance(entry, Retried)}
+    retries: dict[str, list[Letter]] = {id_: [] for id_ in asked}
+    for letter in case.evidence.letters:
+        if letter.retry_of is None:
+            continue
+        if letter.retry_of not in asked:
+            yield Finding(Wrong.UNASKED, f"{letter.token} was retried, and nobody asked for it")
+        retries.setdefault(letter.retry_of, []).append(letter)
+    for id_, letters in retries.items():
+        if not letters:
+            yield Finding(Wrong.LOST, f"the retry of {id_[:8]} is not stored")
+        if any(letter.outcome not in ("dead", "interrupted") for letter in letters[:-1]):
+            yield Finding(Wrong.DOUBLED, f"{id_[:8]} was retried {len(letters)} times, and once would have done")
 
 
 def _figures(case: _Case) -> dict[str, int]:
