@@ -17,8 +17,10 @@ from contracts.engine_house import (
     kinds,
     lane_tasks,
     notices_to,
+    open_approval,
     opened,
     outcomes,
+    parked,
     questions_to,
     results,
     rows,
@@ -354,6 +356,35 @@ async def test_a_slow_cancel_does_not_stop_the_run_after_the_one_it_ended(househ
         assert (await house.outcome(first.envelope)).outcome is Outcome.CANCELLED
         assert await house.answer_to(second.envelope) == "second"
         assert (await house.envelope(second.envelope)).attempts == 1
+
+
+async def test_a_cancel_whose_caller_hung_up_stops_the_run_all_the_same(household: Household, hands: Hands) -> None:
+    household.model.will_reply(says("never", after_s=1000), "fresh")
+    async with opened(household) as house:
+        envelope, session = await thinking(household, house)
+        with hands.holding("cancel") as cancel:
+            cancelling = asyncio.create_task(house.engine.cancel(session, by="maria", why="enough"))
+            await cancel.reached.wait()
+            cancelling.cancel()
+        assert (await house.outcome(envelope)).outcome is Outcome.CANCELLED
+        # It does not sit in the lane until the model has come to its end.
+        assert await house.answer_to((await house.post("again")).envelope) == "fresh"
+        assert cancelling.cancelled()
+
+
+async def test_a_decision_whose_giver_hung_up_counts_all_the_same(household: Household, hands: Hands) -> None:
+    household.agents = (ada(tools=ToolRules(ask=("append_line",))),)
+    household.model.will_reply(calls("append_line", text="once"), "done")
+    async with opened(household) as house:
+        receipt = await house.post("write it down")
+        await parked(house)
+        approval = await open_approval(house)
+        with hands.holding("decide") as decide:
+            deciding = asyncio.create_task(house.engine.answer(approval, allow=True, person="maria"))
+            await decide.reached.wait()
+            deciding.cancel()
+        assert await house.answer_to(receipt.envelope) == "done"
+        assert witness(household) == ["once"]
 
 
 # Reset

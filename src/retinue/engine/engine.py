@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
@@ -30,10 +30,12 @@ from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Wake, hand_ove
 from retinue.runners.base import Runner
 from retinue.schedules.clock import Alarm
 from retinue.store import agents, approvals, envelopes, runs, sessions
-from retinue.store.connection import NO_FAULTS, Store
+from retinue.store.connection import NO_FAULTS, Body, Store
 from retinue.store.house import Page, latest_ms
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DRAIN_S = 30.0
 STORE_RETRY_S = 1.0
@@ -111,7 +113,7 @@ class EmbeddedEngine:
         self._ready = Ready(slots or Slots(), lambda agent: self._concurrency.get(agent, 1), ready_max=ready_max)
         self._lanes: dict[SessionId, _Lane] = {}
         self._left_open: set[SessionId] = set()
-        self._side: set[asyncio.Task[None]] = set()
+        self._side: set[asyncio.Task[Any]] = set()
         self._looked_ms = 0
         self._refill = False
         self._alarm = Alarm(clock, self._ring)
@@ -180,6 +182,9 @@ class EmbeddedEngine:
             envelope_id=EnvelopeId(self._ids.new()),
             now_ms=self._now_ms(),
         )
+        return await self._see_through(self._answer_now(body))
+
+    async def _answer_now(self, body: Body[tuple[Approval, tuple[Wake, ...]]]) -> Approval:
         decided, wakes = await self._store.write(body, point="decide")
         self._wake_all(wakes)
         return decided
@@ -305,6 +310,9 @@ class EmbeddedEngine:
             only_for_newer=only_for_newer,
             reset=reset,
         )
+        return await self._see_through(self._cancel_now(body))
+
+    async def _cancel_now(self, body: Body[Cancelled]) -> Cancelled:
         done = await self._store.write(body, point="cancel")
         # Committed first, then stopped: from here on the worker's epoch is outdated and it can write nothing.
         for session_id, run in zip(done.lanes, done.runs, strict=True):
@@ -348,10 +356,15 @@ class EmbeddedEngine:
         await self._clock.sleep(STORE_RETRY_S)
         self.wake(wake)
 
-    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
+        """What is once committed is also done here, although whoever asked for it may have hung up."""
+        return await asyncio.shield(self._aside(work))
+
+    def _aside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._side.add(task)
         task.add_done_callback(self._side.discard)
+        return task
 
     def _now_ms(self) -> int:
         return to_ms(self._clock.now())
