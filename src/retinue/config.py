@@ -38,7 +38,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     if store and not store.startswith("postgresql"):
         raise Invalid(
             "RETINUE_STORE is not an address we know",
-            because="it names a PostgreSQL database (postgresql+psycopg://USER@HOST/NAME); without it the store is a file",
+            because="it names a PostgreSQL database (postgresql://USER@HOST/NAME); without it the store is a file",
             try_this="unset RETINUE_STORE",
             code="config.invalid",
         )

@@ -133,7 +133,7 @@ async def test_writes_that_wait_together_are_committed_together(path: Path) -> N
 
         assert results == [None] * 50
         assert said.count("COMMIT") == 2  # the one that held the others up, and theirs
-        assert sum(line.startswith("SAVEPOINT") for line in said) == 51
+        assert sum(line.startswith("SAVEPOINT") for line in said) == 50  # one alone needs none
         assert len(await store.read(counted)) == 50
 
 

@@ -10,6 +10,7 @@ from retinue.domain.ids import RunId, SessionId
 
 DELTAS_WAITING_MAX = 1000
 PARTIAL_CHARS_MAX = 1_000_000
+SOON_S = 0.02
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Watcher:
     session: SessionId | None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     news: bool = True  # something was committed since it last looked
+    soon: asyncio.TimerHandle | None = None
     deltas: list[Delta] = field(default_factory=list[Delta])
     missed: bool = False
     closed: bool = False
@@ -63,16 +65,28 @@ class Live:
                 watcher.changed.set()
 
     def ended(self, run: RunId) -> None:
+        """A run came to an end, or to a rest: what was committed about it is told now."""
         self._partials.pop(run, None)
+        for watcher in self._watchers:
+            if watcher.news:
+                watcher.changed.set()
 
     def partials(self, session: SessionId | None = None) -> list[Partial]:
         return [p for p in self._partials.values() if session is None or p.session == session]
 
     def committed(self) -> None:
-        """Something was committed: whoever watches may find news."""
+        """Something was committed: whoever watches will find news, soon, and together with what follows at once.
+
+        A plain turn makes three commits within a few milliseconds. Nobody needs to hear of each by itself.
+        """
         for watcher in self._watchers:
             watcher.news = True
-            watcher.changed.set()
+            if watcher.soon is None and not watcher.changed.is_set():
+                watcher.soon = asyncio.get_running_loop().call_later(SOON_S, self._tell_now, watcher)
+
+    def _tell_now(self, watcher: Watcher) -> None:
+        watcher.soon = None
+        watcher.changed.set()
 
     def watch(self, session: SessionId | None) -> Watcher:
         watcher = Watcher(session)
@@ -86,4 +100,6 @@ class Live:
             watcher.changed.set()
 
     def unwatch(self, watcher: Watcher) -> None:
+        if watcher.soon is not None:
+            watcher.soon.cancel()
         self._watchers.discard(watcher)

@@ -408,7 +408,9 @@ def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -
     counted = draft.kind in (Kind.MESSAGE, Kind.SYSTEM) and not draft.silent
     if not counted or _is_future(page, draft):
         return "", ()
-    waiting = envelopes.count_asking(page.conn, session.id, page.at_ms)
+    # Nothing waits in a session that was asleep: then this is the only one.
+    asleep = session.wakefulness is Wakefulness.SLEEPING
+    waiting = 1 if asleep and queue.cap else envelopes.count_asking(page.conn, session.id, page.at_ms)
     if waiting <= queue.cap:
         return "", ()
     because = f"queue full: {waiting - 1} envelopes already wait in this session, its cap is {queue.cap}"

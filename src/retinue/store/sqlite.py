@@ -110,15 +110,19 @@ def commit_group(conn: sa.Connection, jobs: list[_Job], faults: Faults) -> list[
     _undo(raw)
     try:
         raw.execute("BEGIN IMMEDIATE")
-        for job in jobs:
-            done.append(_in_savepoint(conn, raw, job))
+        if len(jobs) == 1:
+            # Alone, a job needs no savepoint: its error undoes the transaction, which is its own.
+            done.append(_Done(jobs[0], jobs[0].body(conn), None))
+        else:
+            for job in jobs:
+                done.append(_in_savepoint(conn, raw, job))
         for kept in done:
             if kept.error is None:
                 faults.reach(f"{kept.job.point}.before-commit")
         raw.execute("COMMIT")
     except Exception as error:  # noqa: BLE001 - whatever it was, nobody may be answered as if it had worked
         _undo(raw)
-        failure = error if isinstance(error, StoreError) else explain(error)
+        failure = _failure(error, of_a_body=len(jobs) == 1 and not done)
         # A job that had failed on its own keeps its own reason; the others lost their work with the group.
         return [d if d.error is not None else _Done(d.job, None, failure) for d in done] + [
             _Done(job, None, failure) for job in jobs[len(done) :]
@@ -129,12 +133,19 @@ def commit_group(conn: sa.Connection, jobs: list[_Job], faults: Faults) -> list[
     return done
 
 
+def _failure(error: Exception, *, of_a_body: bool) -> Exception:
+    """What a body raised is its caller's to hear as it is, unless the database said it."""
+    if isinstance(error, StoreError) or (of_a_body and not isinstance(error, exc.SQLAlchemyError | sqlite3.Error)):
+        return error
+    return explain(error)
+
+
 def _in_savepoint(conn: sa.Connection, raw: sqlite3.Connection, job: _Job) -> _Done:
     raw.execute("SAVEPOINT job")
     try:
         result = job.body(conn)
     except Exception as error:
-        failure = explain(error) if isinstance(error, exc.SQLAlchemyError | sqlite3.Error) else error
+        failure = _failure(error, of_a_body=True)
         if not raw.in_transaction:
             # A full disk or a failed read makes SQLite undo everything: then this is the group's failure.
             raise failure from error

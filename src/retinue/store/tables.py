@@ -110,6 +110,7 @@ sessions = sa.Table(
     _ms("updated_ms"),
     _ms("pinned_ms", nullable=True),
     sa.UniqueConstraint("agent", "origin_kind", "origin_key"),
+    sqlite_with_rowid=False,
 )
 _partial("ix_sessions_active", sessions.c.updated_ms, where=sessions.c.wakefulness == word("'active'"))
 sa.Index("ix_sessions_parent", sessions.c.parent)
@@ -167,6 +168,7 @@ outcomes = sa.Table(
     _id("answer"),
     sa.Column("silent", sa.Boolean, nullable=False),
     _ms("at_ms"),
+    sqlite_with_rowid=False,
 )
 _partial("ix_outcomes_dead", outcomes.c.at_ms, where=outcomes.c.outcome.in_((word("'dead'"), word("'interrupted'"))))
 
@@ -177,6 +179,7 @@ inbox = sa.Table(
     sa.Column("person", sa.String(64), sa.ForeignKey("people.name"), nullable=False),
     sa.Column("seq", sa.BigInteger, nullable=False),
     _ms("read_ms", nullable=True),
+    sqlite_with_rowid=False,
 )
 sa.Index("ix_inbox_person", inbox.c.person, inbox.c.seq)
 
@@ -222,6 +225,7 @@ runs = sa.Table(
     sa.Column("context_length", sa.BigInteger),
     sa.Column("error", sa.Text),
     sa.ForeignKeyConstraint(["session"], ["sessions.id"]),
+    sqlite_with_rowid=False,
 )
 _open_run = runs.c.status.in_(OPEN_RUN)
 _partial("uq_runs_open", runs.c.session, where=_open_run, unique=True)

@@ -193,6 +193,7 @@ def upgrade() -> None:
         sa.Column("silent", sa.Boolean(), nullable=False),
         sa.Column("at_ms", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("envelope", name=op.f("pk_outcomes")),
+        sqlite_with_rowid=False,
     )
     op.create_index(
         "ix_outcomes_dead",
@@ -241,6 +242,7 @@ def upgrade() -> None:
         sa.Column("read_ms", sa.BigInteger(), nullable=True),
         sa.ForeignKeyConstraint(["person"], ["people.name"], name=op.f("fk_inbox_person")),
         sa.PrimaryKeyConstraint("envelope", name=op.f("pk_inbox")),
+        sqlite_with_rowid=False,
     )
     op.create_index("ix_inbox_person", "inbox", ["person", "seq"], unique=False)
     op.create_table(
@@ -267,6 +269,7 @@ def upgrade() -> None:
         sa.UniqueConstraint(
             "agent", "origin_kind", "origin_key", name=op.f("uq_sessions_agent_origin_kind_origin_key")
         ),
+        sqlite_with_rowid=False,
     )
     op.create_index(
         "ix_sessions_active",
@@ -297,6 +300,7 @@ def upgrade() -> None:
         sa.Column("error", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(["session"], ["sessions.id"], name=op.f("fk_runs_session")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_runs")),
+        sqlite_with_rowid=False,
     )
     op.create_index("ix_runs_agent_started", "runs", ["agent", "started_ms"], unique=False)
     op.create_index(
