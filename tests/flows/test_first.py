@@ -1,6 +1,9 @@
 from __future__ import annotations
+
 from pathlib import Path
+
 import pytest
+
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls, says
 
