@@ -38,9 +38,10 @@ async def test_a_house_killed_at_its_crash_points_and_at_random_loses_doubles_an
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_a_house_killed_a_hundred_times_loses_doubles_and_reorders_nothing(tmp_path: Path, seed: int) -> None:
-    report = await crash(Plan(folder=tmp_path, seed=seed, points=crash_points(), kills=KILLS))
+async def test_a_house_killed_at_every_crash_point_and_a_hundred_times_at_random_loses_nothing(tmp_path: Path) -> None:
+    points = crash_points()
+    report = await crash(Plan(folder=tmp_path, seed=1, points=points, kills=KILLS))
+    assert set(report.visited) == set(points)
     assert report.ok, "\n".join(report.lines())
 
 

@@ -35,7 +35,7 @@ REACHED_S_MAX = 30.0
 OPEN_S_MAX = 60.0
 REST_S_MAX = 120.0
 CLOSE_S_MAX = 30.0
-LOOK_S = 0.005
+LOOK_S = 0.02
 EARLY_S = 0.6  # killed before it is open, or while it takes up what was cut off
 LATE_S = 0.4
 PAUSE_S = 1.0
@@ -275,7 +275,7 @@ class Report:
         return [
             f"  {'crash points visited':<28}{len(self.visited):>5}/{len(self.plan.points)}",
             f"  {'killed at random':<28}{self.killed:>8}",
-            f"  {'start to first answer, s':<28}{_spread(self.open_s)}",
+            f"  {'start to request served, s':<28}{_spread(self.open_s)}",
             f"  {'start to mail answered, s':<28}{_spread(self.answer_s)}",
             *table,
             *(f"  problem: {problem}" for problem in self.problems),

@@ -22,7 +22,7 @@ from retinue.testing.crash_log import Acknowledged, Answered, Complaint, Decided
 from retinue.testing.crash_script import Do, Question
 
 CALL_S_MAX = 30.0
-CALL_AGAIN_S = 0.02
+CALL_AGAIN_S = 0.1  # fifty who knock without pause would keep the house from opening
 LOOK_S = 2.0
 EXPIRES_AFTER_S = 0.15
 APPROVAL_WAIT_S = 1.0  # how long the agents of the test wait for a person
