@@ -25,6 +25,7 @@ from retinue.store import ledger, records, sessions
 from retinue.testing.simulated_house import WITNESSED, Disk, SimulatedHouse
 from retinue.tools.base import Scene
 
+PROMPT_S = 2.0
 RULES = {
     "receipt": "a door says `accepted` only of what is in the store",
     "lost": "an envelope that was acknowledged ends in exactly one outcome",
@@ -77,8 +78,9 @@ class Change(NamedTuple):
     id: str
     a: Any
     b: Any
-    c: Any
-    d: Any
+    c: Any = None
+    d: Any = None
+    e: Any = None
 
 
 class _Watched(NamedTuple):
@@ -87,7 +89,7 @@ class _Watched(NamedTuple):
     what: str
     event: str
     id: str
-    values: str  # up to four, as SQL
+    values: str  # up to five, as SQL
     when: str = "1"
 
 
@@ -100,24 +102,27 @@ _WATCHED = (
         "old.status, new.status, new.session, new.run",
         "old.status <> new.status",
     ),
-    _Watched("record", "INSERT ON records", "new.session", "new.seq, new.run, new.kind, NULL"),
-    _Watched("run", "INSERT ON runs", "new.id", "new.session, new.epoch, new.agent, NULL"),
-    _Watched("run.changed", "UPDATE ON runs", "new.id", "old.status, new.status, old.epoch, new.epoch"),
-    _Watched("step", "INSERT ON steps", "new.run", "new.turn, new.idx, NULL, NULL"),
-    _Watched("step.changed", "UPDATE ON steps", "new.run", "old.state, new.state, new.turn, new.idx"),
+    _Watched("record", "INSERT ON records", "new.session", "new.seq, new.run, new.kind"),
+    _Watched("run", "INSERT ON runs", "new.id", "new.session, new.epoch, new.agent"),
     _Watched(
-        "epoch", "UPDATE OF epoch ON sessions", "new.id", "old.epoch, new.epoch, NULL, NULL", "old.epoch <> new.epoch"
+        "run.changed",
+        "UPDATE ON runs",
+        "new.id",
+        "old.status, new.status, old.epoch, new.epoch, new.attempt - old.attempt",
     ),
+    _Watched("step", "INSERT ON steps", "new.run", "new.turn, new.idx"),
+    _Watched("step.changed", "UPDATE ON steps", "new.run", "old.state, new.state, new.turn, new.idx"),
+    _Watched("epoch", "UPDATE OF epoch ON sessions", "new.id", "old.epoch, new.epoch", "old.epoch <> new.epoch"),
     _Watched(
         "approval",
         "UPDATE OF state ON approvals",
         "new.id",
-        "old.state, new.state, NULL, NULL",
+        "old.state, new.state",
         "old.state <> new.state",
     ),
-    _Watched("news", "INSERT ON news", "'news'", "new.seq, new.at_ms, new.kind, NULL"),
+    _Watched("news", "INSERT ON news", "'news'", "new.seq, new.at_ms, new.kind"),
     *(
-        _Watched("gone", f"{verb} ON {table}", f"'{table}'", "NULL, NULL, NULL, NULL")
+        _Watched("gone", f"{verb} ON {table}", f"'{table}'", "NULL")
         for table in ("envelopes", "outcomes", "records", "runs", "steps", "news", "inbox")
         for verb in ("DELETE", "UPDATE")
         if verb == "DELETE" or table in ("outcomes", "records", "news")
@@ -143,6 +148,16 @@ _MOVES = {
     "approval": {("open", end) for end in ("allowed", "denied", "expired", "closed")},
 }
 
+_WAITING = """
+SELECT e.id, e.session, e.source, e.dedupe_key FROM envelopes e LEFT JOIN runs r
+  ON r.session = e.session AND r.status IN ('running', 'parked')
+WHERE e.status = 'pending' AND e.session IS NOT NULL AND e.due_ms <= (SELECT latest_ms FROM house)
+  -- A running run takes what waits when it ends. A parked one keeps its place before silent mail and other decisions.
+  AND (r.id IS NULL OR (r.status = 'parked' AND e.silent = 0 AND e.kind <> 'decision'))
+  AND (e.deliver_ms IS NULL OR NOT ?)
+ORDER BY e.seq
+"""
+
 _NOTICE = (
     "SELECT 1 FROM envelopes n JOIN envelopes about ON about.id = n.reply_to"
     " WHERE n.kind = 'notice' AND n.recipient LIKE ? AND (about.id = ? OR about.run = ?)"
@@ -154,11 +169,12 @@ _OF_A_WORKER = frozenset({"step", "finish", "park", "fail"})
 
 def keep_watch(disk: Disk) -> None:
     """Have the store write down, for the judge alone, what every commit changes."""
-    disk.raw.execute("CREATE TEMP TABLE changes (n INTEGER PRIMARY KEY, what, id, a, b, c, d)")
+    columns = "abcde"
+    disk.raw.execute(f"CREATE TEMP TABLE changes (n INTEGER PRIMARY KEY, what, id, {', '.join(columns)})")
     for number, watched in enumerate(_WATCHED):
         disk.raw.execute(
             f"CREATE TEMP TRIGGER watch_{number} AFTER {watched.event} WHEN {watched.when} BEGIN"
-            f" INSERT INTO changes (what, id, a, b, c, d)"
+            f" INSERT INTO changes (what, id, {', '.join(columns[: watched.values.count(',') + 1])})"
             f" VALUES ('{watched.what}', {watched.id}, {watched.values}); END"
         )
 
@@ -177,6 +193,7 @@ class Judge:
     performed: list[Performed] = field(default_factory=list[Performed])
     runs_started: int = 0
     commits: int = 0
+    touched: tuple[SessionId, ...] = ()  # by the last commit
     takeovers: int = 0
     _ids_by_key: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     _calls: set[str] = field(default_factory=set[str])
@@ -186,11 +203,20 @@ class Judge:
     _accepted_ms: int = 0
     _record_seq: dict[str, int] = field(default_factory=dict[str, int])
     _worker: dict[str, SimulatedHouse] = field(default_factory=dict[str, SimulatedHouse])
+    _concurrency: dict[str, int] = field(init=False)
+    _open: set[str] = field(default_factory=set[str])  # runs that have not ended
     _running: dict[str, str] = field(default_factory=dict[str, str])  # run to agent, while its status is `running`
     _not_after: dict[str, int] = field(default_factory=dict[str, int])
     _last_commit: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     _acting: dict[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+    _excused: set[str] = field(default_factory=set[str])
+    _excused_keys: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    _idle_since: dict[str, float] = field(default_factory=dict[str, float])
+    _prompt_house: SimulatedHouse | None = None
     _places: dict[str, tuple[str, LaneKind]] = field(default_factory=dict[str, tuple[str, LaneKind]])
+
+    def __post_init__(self) -> None:
+        self._concurrency = {agent.name: agent.concurrency for agent in self.staff}
 
     def blame(self, rule: str, story: str) -> None:
         if self.violation is None and rule in self.rules:
@@ -230,7 +256,7 @@ class Judge:
         by_lane, by_agent = Counter(lane for _, lane in places), Counter(agent for agent, _ in places)
         if by_lane[lane] > self.slots.of(lane):
             self.blame("alone", f"{house} has {by_lane[lane]} workers in {lane} lanes")
-        if by_agent[agent] > next(a.concurrency for a in self.staff if a.name == agent):
+        if by_agent[agent] > self._concurrency[agent]:
             self.blame("alone", f"{house} has {by_agent[agent]} workers for {agent}")
         found = self._one("SELECT id FROM runs WHERE session = ? AND status = 'running'", session)
         if found is not None and house.number > self._not_after.get(found[0], house.number):
@@ -268,10 +294,11 @@ class Judge:
     def committed(self, house: SimulatedHouse, point: str) -> None:
         self.commits += 1
         raw = self.disk.raw
-        changes = [Change(*row) for row in raw.execute("SELECT what, id, a, b, c, d FROM changes ORDER BY n")]
+        changes = [Change(*row) for row in raw.execute("SELECT what, id, a, b, c, d, e FROM changes ORDER BY n")]
         raw.execute("DELETE FROM changes")
         for change in changes:
             self._judge(change, house, point)
+        self.touched = tuple({SessionId(c.id): None for c in changes if c.what in ("record", "epoch")})
         taken = [c for c in changes if c.what == "envelope" and (c.a, c.b) == ("pending", "claimed")]
         if taken:
             self._judge_order(taken, point)
@@ -283,6 +310,8 @@ class Judge:
         match change:
             case Change("accepted", id_, seq, accepted_ms):
                 self.note("+ {} to {}, {}", short(id_), short(change.c or "nobody"), change.d)
+                if house.replaced:
+                    self._excused.add(id_)  # it wakes its own lanes, not those of the house that serves now
                 if seq != self._envelope_seq + 1:
                     self.blame("news", f"envelope {short(id_)} has the number {seq} after {self._envelope_seq}")
                 if accepted_ms < self._accepted_ms:
@@ -300,13 +329,14 @@ class Judge:
             case Change("run", run, session, _, agent):
                 self.runs_started += 1
                 self._worker[run] = house
+                self._open.add(run)
                 self._running[run] = agent
                 self.note("  run {} starts in {} for {}", short(run), short(session), agent)
                 removed = self._one("SELECT removed_ms FROM agents WHERE name = ?", agent)
                 if removed is None or removed[0] is not None:
                     self.blame("status", f"run {short(run)} starts for {agent}, who is no longer here")
-            case Change("run.changed", run, old, new, old_epoch, new_epoch):
-                self._judge_run(run, (old, new), (old_epoch, new_epoch), house, point)
+            case Change("run.changed"):
+                self._judge_run(change, house, point)
             case Change("step" | "step.changed", run):
                 self._judge_worker(run, house, point)
             case Change("epoch", session, old, new):
@@ -322,28 +352,35 @@ class Judge:
             case _:
                 pass
 
-    def _judge_run(
-        self, run: str, status: tuple[str, str], epoch: tuple[int, int], house: SimulatedHouse, point: str
-    ) -> None:
-        if epoch[0] != epoch[1]:
-            self.takeovers += self._worker[run] is not house
+    def _judge_run(self, change: Change, house: SimulatedHouse, point: str) -> None:
+        _, run, old, new, old_epoch, new_epoch, attempts = change
+        self._judge_worker(run, house, point)
+        if old_epoch != new_epoch:
+            if old == "running" and self._worker[run] is not house:
+                self.takeovers += 1
+                if attempts != 1:
+                    self.blame("status", f"run {short(run)} was cut off and taken up, which is {attempts} attempts")
             self._worker[run] = house
             self.note("  run {} is taken up by {}", short(run), house)
-        else:
-            self._judge_worker(run, house, point)
-        if status[0] != status[1]:
-            self.note("  run {} {} -> {}", short(run), *status)
-            agent = self._one("SELECT agent FROM runs WHERE id = ?", run)
-            if status[1] == "running" and agent is not None:
-                self._running[run] = agent[0]
-            else:
-                self._running.pop(run, None)
-                self._not_after.pop(run, None)  # parked by its own worker after all: nothing was cut off
+        if old == new:
+            return
+        self.note("  run {} {} -> {}", short(run), old, new)
+        self._running.pop(run, None)
+        self._not_after.pop(run, None)  # if it was parked, then by its own worker after all: nothing was cut off
+        if new == "running":
+            (self._running[run],) = self._one("SELECT agent FROM runs WHERE id = ?", run) or ("",)
+        elif new != "parked":
+            self._open.discard(run)
 
     def _judge_worker(self, run: str | None, house: SimulatedHouse, point: str) -> None:
-        worker = self._worker.get(run) if run is not None else None
-        if worker is not None and worker is not house and point in _OF_A_WORKER:
-            self.blame("fenced", f"{house} wrote {point} for run {short(run or '')}, which {worker} has taken over")
+        """Who writes for a run: only while it is open, and only whoever took it up last."""
+        if run is None:
+            return
+        worker = self._worker[run]
+        if run not in self._open:
+            self.blame("fenced", f"{house} wrote {point} for run {short(run)}, which has ended")
+        if worker is not house and point in _OF_A_WORKER:
+            self.blame("fenced", f"{house} wrote {point} for run {short(run)}, which {worker} has taken over")
 
     def _judge_order(self, taken: Iterable[Change], point: str) -> None:
         """Nothing that was due earlier is left behind. Steering takes mail of one sender out of the line, in order."""
@@ -386,6 +423,32 @@ class Judge:
             f"session {short(id_)} is awake"
             for (id_,) in self._all("SELECT id FROM sessions WHERE wakefulness = 'active'")
         ]
+
+    def excuse(self, source: str, key: str) -> None:
+        """Whoever sent this went away before the house could tell itself about it: the alarm will find it."""
+        self._excused_keys.add((source, key))
+
+    def check_promptness(self, house: SimulatedHouse, now_s: float, *, jumped: bool) -> None:
+        """Mail that is due is taken at once, or waits for a slot: a wake-up that got lost shows here.
+
+        `jumped`: the wall clock did, so that future mail is due by now and the alarm will find out within a minute.
+        """
+        idle: dict[str, str] = {}
+        for id_, session, source, key in self._all(_WAITING, jumped):
+            excused = id_ in self._excused or (source, key) in self._excused_keys
+            if not excused and not house.engine.attends(session):
+                idle.setdefault(session, id_)
+        if house is not self._prompt_house:
+            self._prompt_house, self._idle_since = house, {}
+        self._idle_since = {session: self._idle_since.get(session, now_s) for session in idle}
+        for session, since_s in self._idle_since.items():
+            if now_s - since_s > PROMPT_S:
+                story = f"{short(idle[session])} is due in {short(session)}, and for {now_s - since_s:g} s"
+                self.blame("silence", f"{story} nobody has attended to it, nor waited for a slot")
+
+    def forgive_waiting(self) -> None:
+        """Something made everyone wait: whatever waits may start over."""
+        self._idle_since = {}
 
     def check_the_end(self) -> None:
         """The house is at rest, for good: every promise to the outside has been kept."""

@@ -91,6 +91,10 @@ class World(Protocol):
 
     def acknowledged(self, draft: Draft, receipt: Receipt) -> None: ...
 
+    def gave_up(self, draft: Draft) -> None:
+        """Whoever sent this did not wait for the receipt. Maybe it was stored, maybe not."""
+        ...
+
 
 class Power:
     """Whether a house runs, stands still, or is gone for good."""
@@ -320,7 +324,11 @@ class PassOn:
         draft = self.house.world.letter_from(scene, arguments.text)
         if draft is None:
             return "nobody to write to"
-        receipt = await self.house.inbox.post(draft)
+        try:
+            receipt = await self.house.inbox.post(draft)
+        except asyncio.CancelledError:
+            self.house.world.gave_up(draft)
+            raise
         self.house.world.acknowledged(draft, receipt)
         return "sent"
 
@@ -336,6 +344,14 @@ class Furniture:
     zone: ZoneInfo
     ready_max: int
     price_microusd: int
+
+
+class WatchedEngine(EmbeddedEngine):
+    """The engine as it is, and a look at who is at work."""
+
+    def attends(self, session: SessionId) -> bool:
+        """Whether a lane works, or some lanes wait for a slot and it may be among them."""
+        return session in self._lanes or len(self._ready) > 0
 
 
 class SimulatedHouse:
@@ -360,7 +376,7 @@ class SimulatedHouse:
         tools: list[Tool] = [WitnessTool(self, name, chance) for name in WITNESSED]
         toolbox = Toolbox([SessionStatus(self.store, self.clock), PassOn(self), *tools])
         model = SimulatedModel(self, price_microusd=furniture.price_microusd)
-        self.engine = EmbeddedEngine(
+        self.engine = WatchedEngine(
             self.store,
             self.clock,
             furniture.ids,

@@ -73,6 +73,7 @@ async def live(seed: int, notes: Notes, *, runs: int, rules: Collection[str]) ->
     storm = Storm(seed, notes, rules=rules)
     with _listening_to_the_log(storm):
         await storm.open()
+        looking = asyncio.create_task(storm.keep_looking())
         quiet_every = max(QUIET_AFTER_RUNS_MIN, runs // QUIETS)
         quiet_at = quiet_every
         while storm.judge.runs_started < runs:
@@ -84,6 +85,7 @@ async def live(seed: int, notes: Notes, *, runs: int, rules: Collection[str]) ->
         await _come_to_rest(storm)
         await _wait_for_the_future(storm)
         storm.judge.check_the_end()
+        looking.cancel()
         await asyncio.sleep(0)  # what was found is raised after a step, as everything is
     return _verdict(storm)
 
@@ -103,7 +105,7 @@ async def _come_to_rest(storm: Storm) -> None:
                 storm.note("left: {}", line)
             storm.judge.blame("silence", f"the house does not come to rest: {'; '.join(left[:5])}")
             break
-        await asyncio.sleep(5)
+        await asyncio.sleep(2)
     storm.judge.check_ledger(to_ms(storm.clock.now()))
     storm.note("the house is at rest")
 
@@ -115,7 +117,7 @@ async def _wait_for_the_future(storm: Storm) -> None:
         (due_ms,) = storm.disk.raw.execute(sql).fetchone()
         if due_ms is None:
             return
-        storm.clock.jump(timedelta(milliseconds=max(0, due_ms - to_ms(storm.clock.now()))))
+        storm.jump_by(timedelta(milliseconds=max(0, due_ms - to_ms(storm.clock.now()))))
         await asyncio.sleep(70)  # no timer rings for a jump: the alarm looks at the wall at least every minute
         await _come_to_rest(storm)
 

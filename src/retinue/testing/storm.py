@@ -38,6 +38,11 @@ from retinue.tools.base import Scene
 
 NOTES_KEPT = 120
 LEDGER_EVERY_COMMITS = 400
+LOOK_EVERY_S = 0.7
+LOOK_EVERY_QUIET_S = 2.0
+PROVOKED = 0.05
+"""How many of the commits in a session provoke someone to strike it at once."""
+
 COMMITS = ("accept", "claim", "step", "finish", "park", "fail", "cancel", "decide", "sweep")
 CRASH_POINTS = (
     *(f"{commit}.{side}-commit" for commit in COMMITS for side in ("before", "after")),
@@ -98,6 +103,8 @@ class Storm:
         self._armed: tuple[str, int] | None = None
         self._disk_full = False
         self._moving = False  # one life ends or begins: no second one at the same moment
+        self._quiet = False
+        self._jumped_s = 0.0
         self._broken: BaseException | None = None
         keep_watch(self.disk)
         self.judge = Judge(self.disk, self.staff, slots, self.note, rules)
@@ -114,9 +121,23 @@ class Storm:
     async def calm_down(self) -> None:
         """Nobody asks for anything more. Returns when everyone has heard or given up, and a house is open."""
         self.note("everyone goes quiet")
+        self._quiet = True
         while self._tasks:  # noqa: ASYNC110 - virtual seconds cost nothing
-            await asyncio.sleep(5)
+            await asyncio.sleep(2)
         self._armed = None
+
+    async def keep_looking(self) -> None:
+        """Whether anything waits that need not, for as long as the storm lasts."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_QUIET_S if self._quiet else LOOK_EVERY_S)
+            self._look()
+
+    def _look(self) -> None:
+        house = self.house
+        if house is None or self._moving or self._disk_full:
+            self.judge.forgive_waiting()
+            return
+        self.judge.check_promptness(house, self.loop.time(), jumped=self.loop.time() - self._jumped_s < 61)
 
     def _after_step(self) -> None:
         if self.judge.violation is not None:
@@ -139,6 +160,7 @@ class Storm:
     # What happens next
 
     def happen(self) -> None:
+        self._quiet = False
         what = self.chance.choices(list(_STORM), list(_STORM.values()))[0]
         self.strikes[what.__name__] += 1
         self._do(what(self))
@@ -202,7 +224,9 @@ class Storm:
                         receipt = await house.call(partial(house.inbox.post, draft))
                     self._sent.append(draft)
                     return self.acknowledged(draft, receipt)
-            except (Unreachable, TimeoutError, StoreError):
+            except TimeoutError:
+                self.gave_up(draft)
+            except (Unreachable, StoreError):
                 pass
             except (NotFound, Conflict, Invalid) as refused:
                 return self.note("{} refused: {}", draft.key, refused.code)
@@ -215,20 +239,35 @@ class Storm:
         if receipt.session is not None and draft.recipient.kind is AddressKind.AGENT and place not in self._known:
             self._known.append((receipt.session, draft.recipient.name))
 
+    def gave_up(self, draft: Draft) -> None:
+        self.judge.excuse(draft.source, draft.key)
+
+    def _victim(self) -> SessionId | None:
+        """A session to strike: rather one that works while more waits, because it hurts there."""
+        busy = self.disk.raw.execute(
+            "SELECT DISTINCT r.session FROM runs r JOIN envelopes e ON e.session = r.session"
+            " WHERE r.status = 'running' AND e.status = 'pending' ORDER BY r.session"
+        ).fetchall()
+        if busy and self.chance.random() < 0.8:
+            return SessionId(self.chance.choice(busy)[0])
+        return self.chance.choice(self._known)[0] if self._known else None
+
     async def cancel(self) -> None:
-        if self._known:
-            session, _ = self.chance.choice(self._known)
-            clear = self.chance.random() < 0.4
-            self.note("cancel {}, clear {}", short(session), clear)
-            await self._ask(
-                lambda house: house.engine.cancel(session, by="person:owner", why="enough", clear_due=clear)
-            )
+        if session := self._victim():
+            await self._cancel(session)
+
+    async def _cancel(self, session: SessionId) -> None:
+        clear = self.chance.random() < 0.3
+        self.note("cancel {}, clear {}", short(session), clear)
+        await self._ask(lambda house: house.engine.cancel(session, by="person:owner", why="enough", clear_due=clear))
 
     async def reset(self) -> None:
-        if self._known:
-            session, _ = self.chance.choice(self._known)
-            self.note("reset {}", short(session))
-            await self._ask(lambda house: house.engine.reset(session, by="person:owner", message="fresh"))
+        if session := self._victim():
+            await self._reset(session)
+
+    async def _reset(self, session: SessionId) -> None:
+        self.note("reset {}", short(session))
+        await self._ask(lambda house: house.engine.reset(session, by="person:owner", message="fresh"))
 
     async def change_queue(self) -> None:
         if self._known:
@@ -280,9 +319,13 @@ class Storm:
     async def jump(self) -> None:
         seconds = self.chance.choice((-7200, -600, -30, -1, 1, 30, 600, 7200, 90_000))
         self.note("the clock jumps by {} s", seconds)
-        self.clock.jump(timedelta(seconds=seconds))
+        self.jump_by(timedelta(seconds=seconds))
         if self.chance.random() < 0.3:
             await self.decide()
+
+    def jump_by(self, delta: timedelta) -> None:
+        self.clock.jump(delta)
+        self._jumped_s = self.loop.time()
 
     async def fill_the_disk(self) -> None:
         self.note("the disk is full")
@@ -362,6 +405,8 @@ class Storm:
         house.cut_power()
 
     async def _reopen(self) -> None:
+        if self.house is not None:
+            self.house.replaced = True
         self.house = None
         await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.01, 1.0, 10.0, 90.0)))
         await self.open()
@@ -380,6 +425,10 @@ class Storm:
             self.house = house
             if self.chance.random() < 0.3:
                 await self.decide()
+            if self.chance.random() < 0.2:
+                self._do(self.change_rules())
+            if self.chance.random() < 0.1:
+                self._do(self.fill_the_disk())
             return
 
     # What a house sees of the world
@@ -411,6 +460,23 @@ class Storm:
         self.judge.committed(house, point)
         if self.judge.commits % LEDGER_EVERY_COMMITS == 0:
             self.judge.check_ledger(to_ms(self.clock.now()))
+        if not self._quiet and self.judge.touched and self.chance.random() < PROVOKED:
+            self._do(self._provoke(self.chance.choice(self.judge.touched)))
+
+    async def _provoke(self, session: SessionId) -> None:
+        """Strike a session right after it wrote something: in the gap between a commit and whoever hears of it."""
+        await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.001, 0.005, 0.05)))
+        agent = next((agent for known, agent in self._known if known == session), None)
+        match self.chance.choice(("write", "write", "cancel", "reset", "decide")):
+            case "write" if agent is not None:
+                draft = self._draft(Correspondence(f"person:{self.chance.choice(PEOPLE)}", agent, None))
+                await self._send(replace(draft, recipient=address.agent(agent, session)))
+            case "cancel":
+                await self._cancel(session)
+            case "reset":
+                await self._reset(session)
+            case _:
+                await self.decide()
 
     def refused(self, house: SimulatedHouse, point: str, error: Exception) -> None:
         code = error.code if isinstance(error, RetinueError) else type(error).__name__
@@ -459,8 +525,8 @@ _STORM: dict[_Event, int] = {
     Storm.flood: 12,
     Storm.write_again: 40,
     Storm.decide: 60,
-    Storm.cancel: 25,
-    Storm.reset: 8,
+    Storm.cancel: 20,
+    Storm.reset: 6,
     Storm.change_queue: 8,
     Storm.let_an_agent_go: 4,
     Storm.change_rules: 10,
