@@ -117,6 +117,7 @@ async def test_whatever_a_model_raises_is_told_and_survived(household: Household
         assert len(told) < 1000
         assert not any(isinstance(record.body, Reply) for record in await house.records(first.session))
         assert await house.answer_to((await house.post("again")).envelope) == "better now"
+        await house.quiet()
         assert house.live.partials() == []
 
 

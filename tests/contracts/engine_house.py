@@ -215,9 +215,10 @@ async def _until_cut(household: Household, hands: Hands, story: Story, nth: int,
         await asyncio.wait({cut, told}, return_when=asyncio.FIRST_COMPLETED)
         house.crash()
         hands.cut_at = None
-        for task in (cut, told):
-            task.cancel()
-        await asyncio.wait({cut, told})
+        while not (cut.done() and told.done()):  # more than once: before Python 3.12 `wait_for` may swallow it
+            cut.cancel()
+            told.cancel()
+            await asyncio.sleep(MOMENT_S)
 
 
 async def until(condition: Callable[[], Any], *, what: str) -> None:
