@@ -158,6 +158,12 @@ WHERE e.status = 'pending' AND e.session IS NOT NULL AND e.due_ms <= (SELECT lat
 ORDER BY e.seq
 """
 
+_STEERED = """
+SELECT 1 FROM envelopes e WHERE e.id = ? AND (e.trust = 'owner' OR EXISTS (
+  SELECT 1 FROM envelopes other WHERE other.run = e.run AND other.id <> e.id AND other.sender = e.sender
+))
+"""
+
 _NOTICE = (
     "SELECT 1 FROM envelopes n JOIN envelopes about ON about.id = n.reply_to"
     " WHERE n.kind = 'notice' AND n.recipient LIKE ? AND (about.id = ? OR about.run = ?)"
@@ -396,6 +402,8 @@ class Judge:
             )
             if left is not None:
                 self.blame("order", f"{short(change.id)} was taken in {point} before {short(left[0])}")
+            if point == "step" and self._one(_STEERED, change.id) is None:
+                self.blame("order", f"{short(change.id)} steers a run of somebody else's")
 
     # Now and then, and in the end
 
@@ -455,6 +463,7 @@ class Judge:
         for ack in self.acknowledged:
             self._check_outcome(ack)
         self._check_news()
+        self._check_decisions()
         self._check_witness()
         for (session,) in self._all("SELECT id FROM sessions ORDER BY id"):
             self._check_history(session)
@@ -495,6 +504,12 @@ class Judge:
         for id_, outcome in self._all("SELECT envelope, outcome FROM outcomes WHERE outcome <> 'delivered'"):
             if id_ not in told:
                 self.blame("news", f"no news tells that {short(id_)} is {outcome}")
+
+    def _check_decisions(self) -> None:
+        for (id_,) in self._all(
+            "SELECT id FROM approvals WHERE state IN ('allowed', 'denied') AND decided_ms >= expires_ms"
+        ):
+            self.blame("status", f"the approval {short(id_)} was decided after it had expired")
 
     def _check_witness(self) -> None:
         """What the store says was done was done, exactly so."""
