@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.event import NewsKind
@@ -18,6 +19,7 @@ from retinue.store import agents, news
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.testing.tools import AppendLineArguments
+from retinue.testing.virtual_time import simulate
 from retinue.tools.base import Scene, schema_of
 
 SLOWLY = Line(calls=(("session_status", {}),), after_s=10)
@@ -91,3 +93,20 @@ async def test_an_answer_that_finds_its_agent_gone_is_told_in_the_news(tmp_path:
         assert (await house.outcome(answer)).outcome == "refused"
         told = await house.store.scan(lambda conn: news.after(conn, 0, limit=1000))
         assert [n.body["because"] for n in told if n.kind is NewsKind.ENVELOPE_SETTLED] == ["agent-not-found"]
+
+
+def test_what_a_judge_finds_in_the_very_last_step_is_told_and_not_hidden_by_the_end() -> None:
+    """The loop was about to stop by itself, and then could not send home whoever was left."""
+    last: list[bool] = []
+
+    def judge() -> None:
+        if last:
+            raise AssertionError("found")
+
+    async def main() -> None:
+        left_over = asyncio.create_task(asyncio.sleep(100))
+        await asyncio.sleep(1)
+        last.append(not left_over.done())
+
+    with pytest.raises(AssertionError, match="found"):
+        simulate(1, main, after_step=judge)

@@ -209,6 +209,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         `after_step` is no longer called: what it checks is promised while `main` runs.
         """
         self.after_step = None
+        self._stopping = False  # still set where `after_step` raised in the very pass in which `main` ended
         self._steps_end = self._steps + self._steps_max
         while left := self._pending():
             for task in left:
