@@ -209,8 +209,10 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         `after_step` is no longer called: what it checks is promised while `main` runs.
         """
         self.after_step = None
-        self._stopping = False  # still set where `after_step` raised in the very pass in which `main` ended
         self._steps_end = self._steps + self._steps_max
+        # Where `after_step` raised in the very pass in which `main` ended, a stop is still on its way: let it pass.
+        self.call_soon(self.stop)
+        self.run_forever()
         while left := self._pending():
             for task in left:
                 task.cancel()
