@@ -358,3 +358,17 @@ async def test_the_open_runs_of_a_removed_agent_are_closed_too(household: Househ
         assert settled.because == "agent-not-found"
         assert await outcomes(house, [cut_off, waiting.envelope]) == [Outcome.REFUSED, Outcome.REFUSED]
         assert await answers_to(house, "maria") == []
+
+
+@pytest.mark.spec("H16")
+async def test_an_agent_let_go_in_the_middle_of_a_run_ends_it_and_reads_nothing_more(household: Household) -> None:
+    household.model.will_reply(says("my last words", after_s=1))
+    async with opened(household) as house:
+        envelope, _ = await thinking(household, house)
+        behind = await house.post("behind it")
+        await house.store.write(lambda conn: agents.remove(conn, "ada", at_ms=1), point="test")
+        await household.clock.advance(1)
+        assert await house.answer_to(envelope) == "my last words"
+        settled = await house.outcome(behind.envelope)
+        assert (settled.outcome, settled.because) == (Outcome.REFUSED, "agent-not-found")
+        assert len(household.model.prompts) == 1

@@ -245,6 +245,26 @@ async def test_lanes_that_do_not_fit_in_memory_are_found_again_in_the_store(tmp_
             assert await house.answer_to(receipt.envelope) == "ok"
 
 
+@pytest.mark.spec("C102")
+async def test_a_house_at_rest_remembers_no_lane(tmp_path: Path) -> None:
+    household = Household(tmp_path, people=[f"p{n}" for n in range(20)])
+    household.model.rule = lambda prompt: says("ok") if len(household.model.prompts) % 3 else says("", fails="tired")
+    async with household.open() as house:
+        for _ in range(3):
+            for receipt in [await house.post("hi", sender=f"person:p{n}") for n in range(20)]:
+                await house.outcome(receipt.envelope)
+        receipt = await house.post("hi", sender="person:p0")
+        assert receipt.session is not None
+        await house.engine.cancel(receipt.session, by="p0", why="enough")
+        await house.outcome(receipt.envelope)
+        await house.quiet()
+        kept = vars(house.engine)
+        for name in ("_lanes", "_left_open", "_side"):
+            assert len(kept[name]) == 0, name
+        assert len(kept["_ready"]) == 0 and not kept["_ready"]._used_by
+        assert set(kept["_concurrency"]) == {"ada"}
+
+
 async def test_more_runs_cut_off_than_one_look_finds_are_all_taken_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
