@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from retinue.domain.errors import StoreError
-from retinue.store.connection import Store
+from retinue.store.connection import Store, follow_up
 from retinue.testing.household import House, Household
 
 WAIT_S = 20.0
@@ -36,9 +36,11 @@ class Unheard:
         self._point = point
         self._left = 1
 
-    async def write(self, body: Any, *, point: str) -> Any:
+    async def write(self, body: Any, *, point: str, then: Any = None) -> Any:
         result = await self._write(body, point=point)
-        if point == self._point and self._left:
+        unheard = point == self._point and self._left > 0
+        follow_up(then, None if unheard else result)
+        if unheard:
             self._left -= 1
             raise StoreError("the database does not answer", code="store.unreachable")
         return result

@@ -121,7 +121,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         outbox.on_wake(engine.wake)
         desk = Desk(
             store=store,
-            post=Inbox(store, clock, engine.wake),
+            post=Inbox(store, clock, engine.wake, engine.seat),
             engine=engine,
             live=live,
             clock=clock,

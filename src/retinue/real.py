@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from retinue.domain.errors import Invalid
@@ -21,10 +22,13 @@ class RealClock:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
+    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        return asyncio.get_running_loop().call_later(seconds, call).cancel
+
 
 class RandomIds:
     def new(self) -> str:
-        return secrets.token_hex(16)
+        return os.urandom(16).hex()
 
 
 def new_token() -> str:

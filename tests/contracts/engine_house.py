@@ -25,7 +25,7 @@ from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolResult
 from retinue.models.base import Prompt
 from retinue.store import agents, envelopes, ledger, news, sessions
-from retinue.store.connection import Body, Store
+from retinue.store.connection import Body, Store, Then, follow_up
 from retinue.testing.household import House, Household
 
 T = TypeVar("T")
@@ -83,6 +83,9 @@ class Hands:
         if hold := self.before.pop(point, None):
             hold.free.set()
 
+    def on(self, point: str) -> bool:
+        return point in self.before or point in self.after or self.failing[point] > 0
+
     def let_go(self) -> None:
         for task in self.under_way:
             task.cancel()
@@ -94,11 +97,21 @@ class HandledStore:
         self._hands = hands
         self.cut = asyncio.Event()  # set when the power went: nothing is answered from then on
 
-    async def write(self, body: Body[T], *, point: str) -> T:
-        task = asyncio.create_task(self._write(body, point))
+    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
+        task = asyncio.create_task(self._write_and_follow_up(body, point, then))
         self._hands.under_way.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
+
+    async def _write_and_follow_up(self, body: Body[T], point: str, then: Then[T] | None) -> T:
+        try:
+            result = await self._write(body, point)
+        except BaseException:
+            if not self.cut.is_set():
+                follow_up(then, None)
+            raise
+        follow_up(then, result)
+        return result
 
     async def _write(self, body: Body[T], point: str) -> T:
         hands = self._hands

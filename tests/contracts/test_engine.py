@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -55,6 +57,14 @@ def hands() -> Iterator[Hands]:
     hands.let_go()
 
 
+def handled(hands: Hands, *args: Any, **kw: Any) -> EmbeddedEngine:
+    """An engine that begins no run with an accept while a test has its hands on claims."""
+    engine = EmbeddedEngine(*args, **kw)
+    seat = engine.seat
+    engine.seat = lambda agent, lane: None if hands.on("claim") else seat(agent, lane)
+    return engine
+
+
 @pytest.fixture
 def new_household(tmp_path: Path, empty_store: Path, hands: Hands) -> Callable[[], Household]:
     numbers = itertools.count()
@@ -63,7 +73,7 @@ def new_household(tmp_path: Path, empty_store: Path, hands: Hands) -> Callable[[
         root = tmp_path / f"house-{next(numbers)}"
         root.mkdir()
         shutil.copy(empty_store, root)
-        return Household(root, engine=EmbeddedEngine, through=hands.over)
+        return Household(root, engine=partial(handled, hands), through=hands.over)
 
     return make
 
@@ -99,5 +109,5 @@ def any_household(request: pytest.FixtureRequest, tmp_path: Path, hands: Hands) 
     """For the core of the contract, which is put to every kind of store."""
     if request.param == "postgres":
         url = request.getfixturevalue("copied_database")
-        return Household(tmp_path, url=url, engine=EmbeddedEngine, through=hands.over)
+        return Household(tmp_path, url=url, engine=partial(handled, hands), through=hands.over)
     return request.getfixturevalue("household")

@@ -21,7 +21,7 @@ from retinue.domain.record import RecordKind, Reply
 from retinue.domain.tool import Call
 from retinue.engine.journal import Answers
 from retinue.models.base import Chunk, Prompt
-from retinue.store.connection import Body, Store
+from retinue.store.connection import Body, Store, Then
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 
@@ -40,9 +40,9 @@ class Ledgerful:
         self.on_commit = store.on_commit
         self.close = store.close
 
-    async def write(self, body: Body[Any], *, point: str) -> Any:
+    async def write(self, body: Body[Any], *, point: str, then: Then[Any] | None = None) -> Any:
         self.before(point)
-        done = await self._store.write(body, point=point)
+        done = await self._store.write(body, point=point, then=then)
         self.points.append(point)
         return done
 
@@ -73,16 +73,16 @@ def desk(tmp_path: Path) -> Desk:
     return desk
 
 
-async def test_a_plain_turn_takes_three_commits_and_one_with_a_call_five(desk: Desk) -> None:
+async def test_a_plain_turn_takes_two_commits_and_one_with_a_call_four(desk: Desk) -> None:
     desk.household.model.will_reply("plain", calls("session_status"), "with a call")
     async with desk.open() as house:
         await house.outcome((await house.post("one")).envelope)
         await house.quiet()
-        assert desk.points == ["accept", "claim", "finish"]
+        assert desk.points == ["accept", "finish"]
         desk.stores[-1].points.clear()
         await house.outcome((await house.post("two")).envelope)
         await house.quiet()
-        assert desk.points == ["accept", "claim", "step", "step", "finish"]
+        assert desk.points == ["accept", "step", "step", "finish"]
 
 
 async def test_a_run_that_goes_over_into_the_next_needs_no_claim_for_it(desk: Desk) -> None:
@@ -94,7 +94,7 @@ async def test_a_run_that_goes_over_into_the_next_needs_no_claim_for_it(desk: De
         second = await house.post("two")
         await desk.household.clock.advance(1)
         assert await house.answer_to(second.envelope) == "two"
-        assert desk.points[:5] == ["accept", "claim", "accept", "finish", "finish"]
+        assert desk.points[:4] == ["accept", "accept", "finish", "finish"]
 
 
 @dataclass(slots=True)

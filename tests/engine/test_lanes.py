@@ -62,6 +62,10 @@ def seqs(envelopes: tuple[Envelope, ...]) -> list[int]:
     return [envelope.seq for envelope in envelopes]
 
 
+def release(ready: Ready, wake: LaneWake) -> None:
+    ready.release(wake.agent, wake.lane)
+
+
 def test_nothing_due_makes_no_batch() -> None:
     batch = next_batch([], COLLECT)
     assert (batch.silent, batch.work) == ((), ())
@@ -125,9 +129,9 @@ def test_a_lane_waits_once_and_keeps_its_place() -> None:
         ready.push(wake)
     assert len(ready) == 2
     assert drain(ready) == [lane(1)]
-    ready.release(lane(1))
+    release(ready, lane(1))
     assert drain(ready) == [lane(2)]
-    ready.release(lane(2))
+    release(ready, lane(2))
     assert drain(ready) == []
 
 
@@ -139,7 +143,7 @@ def test_agents_take_turns_and_lanes_of_one_agent_come_in_order() -> None:
     order: list[LaneWake] = []
     while taken := ready.take():
         order.append(taken)
-        ready.release(taken)
+        release(ready, taken)
     assert order == [lane(0, "ada"), lane(0, "bo"), lane(1, "ada"), lane(2, "ada")]
 
 
@@ -168,7 +172,7 @@ def test_an_agents_slot_is_contended_by_its_lanes_of_other_kinds() -> None:
     assert drain(ready) == [lane(0)]
     ready.push(lane(0, kind=LaneKind.SCHEDULE))
     assert ready.contended(lane(0))
-    ready.release(lane(0))
+    release(ready, lane(0))
     ready.push(lane(0))
     assert ready.take() == lane(0, kind=LaneKind.SCHEDULE), "and comes first, although it came later"
 
@@ -192,7 +196,7 @@ def test_slots_are_never_exceeded_and_every_lane_has_its_turn(seed: int) -> None
                 waiting.add(wake.session)
                 ready.push(wake)
         elif held and chance.random() < 0.6:
-            ready.release(held.pop(chance.randrange(len(held))))
+            release(ready, held.pop(chance.randrange(len(held))))
         while (wake := ready.take()) is not None:
             held.append(wake)
             taken[wake.session] += 1
@@ -204,7 +208,7 @@ def test_slots_are_never_exceeded_and_every_lane_has_its_turn(seed: int) -> None
         assert len(ready) == len(waiting)
     while held or len(ready):
         if held:
-            ready.release(held.pop())
+            release(ready, held.pop())
         for wake in drain(ready):
             held.append(wake)
             taken[wake.session] += 1
@@ -226,7 +230,7 @@ def test_nothing_is_remembered_of_lanes_that_are_done() -> None:
     for n in range(1000):
         ready.push(lane(0, f"agent-{n}"))
         (taken,) = drain(ready)
-        ready.release(taken)
+        release(ready, taken)
     assert len(ready) == 0
     assert sum(len(waiting) for waiting in ready._waiting.values()) == 0  # pyright: ignore[reportPrivateUsage]
     assert len(ready._used_by) == 0  # pyright: ignore[reportPrivateUsage]

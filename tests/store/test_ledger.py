@@ -24,7 +24,7 @@ from retinue.domain.times import to_ms
 from retinue.mailroom.retry import retry
 from retinue.models.base import Prompt
 from retinue.store import approvals, deliveries, envelopes, ledger, runs, sqlite
-from retinue.store.connection import Body, Store
+from retinue.store.connection import Body, Store, Then
 from retinue.store.equations import RULES
 from retinue.testing.household import House, Household
 from retinue.testing.postgres import PostgresServer
@@ -51,8 +51,8 @@ class AuditedStore:
     audit: Audit
     clock: Clock
 
-    async def write(self, body: Body[T], *, point: str) -> T:
-        result = await self.store.write(body, point=point)
+    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
+        result = await self.store.write(body, point=point, then=then)
         self.audit.commits += 1
         if self.audit.commits % self.audit.every:
             return result

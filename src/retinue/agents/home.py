@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
+HOMES_CACHED_MAX = 1_000
 
+
+@lru_cache(HOMES_CACHED_MAX)
 def home_of(root: Path, name: str) -> Path:
     """`root/agents/NAME`. Names are letters, digits and hyphens, so this never leaves the root."""
     return root / "agents" / name

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -66,19 +66,24 @@ def build(desk: Desk) -> ASGIApp:
         if operation is None:
             await rest(scope, receive, send)
             return
-        response = await _serve(desk, operation, Request(scope, receive))
-        await response(scope, receive, send)
+        status, body = await _serve(desk, operation, scope, receive)
+        length = str(len(body)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     return app
 
 
-async def _serve(desk: Desk, operation: Operation, request: Request) -> Response:
+async def _serve(desk: Desk, operation: Operation, scope: Scope, receive: Receive) -> tuple[int, bytes]:
     try:
-        caller = await _caller(desk, request)
-        asked = _parse(await _body(request), operation.parameters)
-        return _answer(await operation.handler(desk, caller, asked))
+        caller = await _caller(desk, scope)
+        asked = _parse(await _body(receive), operation.parameters)
+        return 200, _encode(await operation.handler(desk, caller, asked))
     except RetinueError as error:
         return _refuse(error)
+    except ClientDisconnect:
+        return 400, b""  # read by nobody: the request broke off in the middle
     except Exception:
         log.exception("operation broke", extra={"operation": operation.name})
         broke = RetinueError(
@@ -90,11 +95,17 @@ async def _serve(desk: Desk, operation: Operation, request: Request) -> Response
         return _refuse(broke)
 
 
-async def _body(request: Request) -> bytes:
+async def _body(receive: Receive) -> bytes:
     """The body, of which we never hold more than the bound."""
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
         size += len(chunk)
         if size > BODY_BYTES_MAX:
             raise TooLarge(
@@ -104,7 +115,7 @@ async def _body(request: Request) -> bytes:
                 code="request.too-large",
             )
         chunks.append(chunk)
-    return b"".join(chunks)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
@@ -119,11 +130,12 @@ def _parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
         ) from error
 
 
-async def _caller(desk: Desk, request: Request) -> Caller:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and token:
+async def _caller(desk: Desk, scope: Scope) -> Caller:
+    authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, token = authorization.partition(b" ")
+    if scheme.lower() == b"bearer" and token:
         # The hash is what is stored and looked up: a fast one is enough, the token has 256 random bits.
-        token_hash = hashlib.sha256(token.encode()).hexdigest()
+        token_hash = hashlib.sha256(token).hexdigest()
         person = await desk.store.read(partial(people.by_token, token_hash=token_hash))
         if person is not None:
             owner = person.role is Role.OWNER
@@ -141,21 +153,21 @@ async def _caller(desk: Desk, request: Request) -> Caller:
 
 async def _news(desk: Desk, request: Request) -> Response:
     try:
-        await _caller(desk, request)
+        await _caller(desk, request.scope)
         after = request.query_params.get("after", "")
         if after and not after.isdigit():
             raise Invalid(f"'{after[:40]}' is no cursor", because="a cursor is a number", code="cursor.invalid")
         stream = news_stream(desk, after=int(after) if after else None, session=request.query_params.get("session"))
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
     except RetinueError as error:
-        return _refuse(error)
+        return _response(*_refuse(error))
 
 
-def _answer(result: Any) -> Response:
-    return Response(_encode(result), media_type="application/json")
+def _response(status: int, body: bytes) -> Response:
+    return Response(body, status_code=status, media_type="application/json")
 
 
-def _refuse(error: RetinueError) -> Response:
+def _refuse(error: RetinueError) -> tuple[int, bytes]:
     status = 401 if isinstance(error, NotSignedIn) else _STATUS.get(type(error), 500)
     form: dict[str, Any] = {
         "code": error.code,
@@ -165,15 +177,14 @@ def _refuse(error: RetinueError) -> Response:
     }
     if isinstance(error, Ambiguous):
         form |= {"candidates": error.candidates, "matches": error.matches}
-    return Response(_encode({"error": form}), status_code=status, media_type="application/json")
+    return status, _encode({"error": form})
 
 
 async def _no_route(request: Request, _error: Exception) -> Response:
-    return _refuse(
-        NotFound(
-            f"nothing is served at {request.method} {request.url.path[:200]}",
-            because="no operation has this route",
-            try_this="POST to /api/NOUN/VERB, for example /api/house/status",
-            code="route.not-found",
-        )
+    refusal = NotFound(
+        f"nothing is served at {request.method} {request.url.path[:200]}",
+        because="no operation has this route",
+        try_this="POST to /api/NOUN/VERB, for example /api/house/status",
+        code="route.not-found",
     )
+    return _response(*_refuse(refusal))

@@ -45,6 +45,7 @@ async def news_stream(desk: Desk, *, after: int | None, session: str | None) -> 
             cursor = newest
             hello = _event("reset", {"cursor": cursor, "because": "this cursor is unknown here"})
         yield hello + _event("hello", {"cursor": cursor, "partials": _partials(desk, watched)})
+        idle = False
         while not watcher.closed:
             watcher.changed.clear()
             pieces = _deltas(desk, watcher)
@@ -56,8 +57,9 @@ async def news_stream(desk: Desk, *, after: int | None, session: str | None) -> 
                 yield b"".join(pieces)
                 # What happens within a moment of this leaves together: a turn makes a handful of events.
                 await asyncio.sleep(TOGETHER_S)
-            if not await _changed(watcher):
+            elif idle:
                 yield b": still here\n\n"
+            idle = await _changed(watcher)
     finally:
         desk.live.unwatch(watcher)
 
@@ -75,12 +77,15 @@ async def _news(desk: Desk, watcher: Watcher, cursor: int) -> list[News]:
 
 
 async def _changed(watcher: Watcher) -> bool:
-    """Wait for something to tell; False after a while of nothing."""
+    """Wait for something to tell. Whether it has been quiet for so long that we should say that we are still here."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    timer = loop.call_later(KEEP_ALIVE_S, watcher.changed.set)
     try:
-        await asyncio.wait_for(watcher.changed.wait(), KEEP_ALIVE_S)
-    except TimeoutError:
-        return False
-    return True
+        await watcher.changed.wait()
+    finally:
+        timer.cancel()
+    return loop.time() - began >= KEEP_ALIVE_S
 
 
 def _deltas(desk: Desk, watcher: Watcher) -> list[bytes]:

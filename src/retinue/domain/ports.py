@@ -19,6 +19,9 @@ class Clock(Protocol):
 
     def now(self) -> datetime: ...
     async def sleep(self, seconds: float) -> None: ...
+    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        """Have `call` called after so long a sleep. Calling what is given back takes it back."""
+        ...
 
 
 class Ids(Protocol):

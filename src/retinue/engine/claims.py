@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from zoneinfo import ZoneInfo
 
@@ -14,7 +15,7 @@ from retinue.domain.event import NewsKind
 from retinue.domain.ids import RunId
 from retinue.domain.record import UserTurn
 from retinue.domain.run import Run, RunStatus, Step, StepKind, StepState
-from retinue.domain.session import BATCH_MAX, QueueMode, Session, Wakefulness, lane_kind
+from retinue.domain.session import BATCH_MAX, SNIPPET_LENGTH_MAX, QueueMode, Session, Wakefulness, lane_kind
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.engine.custody import Append, Nothing, Work
@@ -38,15 +39,27 @@ class Terms:
 
 
 def claim(
-    conn: sa.Connection, *, session_id: str, run_id: RunId, now_ms: int, terms: Terms, crashed: bool = True
+    conn: sa.Connection,
+    *,
+    session_id: str,
+    run_id: RunId,
+    now_ms: int,
+    terms: Terms,
+    crashed: bool = True,
+    in_hand: Container[RunId] = (),
 ) -> Work | Nothing:
-    """Take what this lane does next. `crashed` says that an open run, if there is one, lost its worker to a crash."""
+    """Take what this lane does next.
+
+    `crashed` says that an open run, if there is one, lost its worker to a crash. Runs `in_hand` have a worker.
+    """
     page = Page(conn, now_ms)
     session = sessions.get(conn, session_id)
     if session is None:
         return Nothing()
     agent = agents.find(conn, session.agent)
     run = runs.open_in(conn, session_id)
+    if run is not None and run.id in in_hand:
+        return Nothing()
     if agent is None:
         result = _close_for_missing_agent(page, session, run)
     elif run is None:
@@ -57,6 +70,13 @@ def claim(
         result = _take_up_cut_off(page, session, agent, run, crashed=crashed)
     page.close()
     return result
+
+
+def begin(page: Page, session: Session, agent: Agent, envelope: Envelope, *, run_id: RunId, terms: Terms) -> Work:
+    """Start a run in the very commit that accepts its mail, which is stored as claimed."""
+    append = Append(session, page)
+    snippet = envelope.text[:SNIPPET_LENGTH_MAX]
+    return _start_run(page, session, agent, append, (envelope,), run_id=run_id, terms=terms, snippet=snippet)
 
 
 def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, terms: Terms) -> Work | Nothing:
@@ -94,6 +114,7 @@ def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, ter
             at_ms=to_ms(session.updated_at),
         )
         return Nothing(wakes, again=more)
+    envelopes.claim(conn, [envelope.id for envelope in batch.work], run=run_id, now_ms=page.at_ms)
     return _start_run(page, session, agent, append, batch.work, run_id=run_id, terms=terms, wakes=wakes)
 
 
@@ -106,7 +127,8 @@ def _start_run(
     *,
     run_id: RunId,
     terms: Terms,
-    wakes: tuple[Wake, ...],
+    wakes: tuple[Wake, ...] = (),
+    snippet: str | None = None,
 ) -> Work:
     conn = page.conn
     now = from_ms(page.at_ms)
@@ -143,8 +165,8 @@ def _start_run(
         record_seq=append.seq,
         wakefulness=Wakefulness.ACTIVE,
         at_ms=page.at_ms,
+        snippet=snippet,
     )
-    envelopes.claim(conn, run.envelopes, run=run.id, now_ms=page.at_ms)
     runs.add(conn, run)
     records.add(conn, append.records)
     steps: tuple[Step, ...] = ()

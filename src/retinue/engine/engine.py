@@ -13,24 +13,25 @@ from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 
+from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Envelope, Outcome
 from retinue.domain.errors import Stale, StoreError
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.ports import Clock, Faults, Ids
-from retinue.domain.session import OriginKind, QueueMode, lane_kind
+from retinue.domain.session import LaneKind, OriginKind, QueueMode, Session, lane_kind
 from retinue.domain.times import to_ms
-from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, claim
+from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
 from retinue.engine.custody import Nothing, Work
 from retinue.engine.endings import NEWER, Cancelled, answer_approval, cancel
 from retinue.engine.lanes import READY_MAX, Ready, Slots
 from retinue.engine.live import Live
-from retinue.engine.runs import Watch
-from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Wake, hand_over_due, settle_and_tell
+from retinue.engine.runs import Ended, Watch
+from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
 from retinue.runners.base import Runner
 from retinue.schedules.clock import Alarm
 from retinue.store import agents, approvals, envelopes, runs, sessions
-from retinue.store.connection import NO_FAULTS, Body, Store
+from retinue.store.connection import NO_FAULTS, Store
 from retinue.store.house import Page, latest_ms
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,10 @@ class Engine(Protocol):
         """Something may have changed. A hint: the store is the truth, and a lost hint is found by the alarm."""
         ...
 
+    def seat(self, agent: str, lane: LaneKind) -> Seat | None:
+        """A free slot for mail on its way in. An engine may always say None: then its run begins a commit later."""
+        ...
+
     async def cancel(self, session: SessionId, *, by: str, why: str, clear_due: bool = False) -> Cancelled: ...
 
     async def reset(self, session: SessionId, *, by: str, message: str = "") -> Cancelled: ...
@@ -73,6 +78,30 @@ class _Lane:
     run: RunId | None = None  # what it works on, once the claim has come back
     ended: set[RunId] = field(default_factory=set[RunId])  # cancelled before we heard that they were ours
     cancelled: bool = False
+    begun: Work | None = None  # a run that began as its mail came in, and waits to be worked
+
+    def take_begun(self) -> Work | None:
+        begun, self.begun = self.begun, None
+        return begun
+
+
+class _Seat:
+    """A slot of the engine's, held for mail on its way in."""
+
+    def __init__(self, engine: EmbeddedEngine, agent: str, lane: LaneKind, run_id: RunId) -> None:
+        self._engine = engine
+        self.agent = agent
+        self.lane: LaneKind = lane
+        self.run_id = run_id
+
+    def begin(self, page: Page, session: Session, agent: Agent, envelope: Envelope) -> Work:
+        return begin(page, session, agent, envelope, run_id=self.run_id, terms=self._engine.terms)
+
+    def settle(self, begun: object | None) -> None:
+        self._engine.seated(self, begun if isinstance(begun, Work) else None)
+
+    def doubt(self) -> None:
+        self._engine.look_for_lanes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +136,13 @@ class EmbeddedEngine:
         self._clock = clock
         self._ids = ids
         self._deliver = deliver
-        self._terms = Terms(zone=zone, opened_ms=to_ms(clock.now()))
-        self._watch = Watch(store, clock, runners, live, self._terms, homes, faults)
+        self.terms = Terms(zone=zone, opened_ms=to_ms(clock.now()))
+        self._watch = Watch(store, clock, runners, live, self.terms, homes, faults)
         self._concurrency: dict[str, int] = {}
         self._ready = Ready(slots or Slots(), lambda agent: self._concurrency.get(agent, 1), ready_max=ready_max)
         self._lanes: dict[SessionId, _Lane] = {}
         self._left_open: set[SessionId] = set()
+        self._in_hand: set[RunId] = set()  # runs that began from a seat, before their lane was known
         self._side: set[asyncio.Task[Any]] = set()
         self._looked_ms = 0
         self._refill = False
@@ -162,6 +192,31 @@ class EmbeddedEngine:
             case LaneWake():
                 self._wake_lane(wake)
 
+    def seat(self, agent: str, lane: LaneKind) -> Seat | None:
+        if self._stopping or agent not in self._concurrency or not self._ready.hold(agent, lane):
+            return None
+        seat = _Seat(self, agent, lane, RunId(self._ids.new()))
+        self._in_hand.add(seat.run_id)
+        return seat
+
+    def seated(self, seat: _Seat, begun: Work | None) -> None:
+        """The commit for which a seat was held is over."""
+        if begun is None or self._stopping:
+            # A run that began while we stop is taken up at the next start.
+            self._in_hand.discard(seat.run_id)
+            self._ready.release(seat.agent, seat.lane)
+            self._dispatch()
+            return
+        lane = self._lanes.get(begun.session.id)
+        if lane is None:
+            lane = _Lane(LaneWake(begun.session.id, seat.agent, seat.lane), begun=begun)
+            self._start(lane)
+        else:
+            # It has just come to its end, or looks in vain for something to do: either way it goes on with this.
+            lane.begun = begun
+            self._ready.release(seat.agent, seat.lane)
+            self._dispatch()
+
     def agent_changed(self, name: str, concurrency: int) -> None:
         """An agent was added or has other bounds now."""
         self._concurrency[name] = concurrency
@@ -182,12 +237,12 @@ class EmbeddedEngine:
             envelope_id=EnvelopeId(self._ids.new()),
             now_ms=self._now_ms(),
         )
-        return await self._see_through(self._answer_now(body))
 
-    async def _answer_now(self, body: Body[tuple[Approval, tuple[Wake, ...]]]) -> Approval:
-        decided, wakes = await self._store.write(body, point="decide")
-        self._wake_all(wakes)
-        return decided
+        def decided(done: tuple[Approval, tuple[Wake, ...]] | None) -> None:
+            if done is not None:
+                self._wake_all(done[1])
+
+        return (await self._store.write(body, point="decide", then=decided))[0]
 
     # Lanes
 
@@ -207,14 +262,20 @@ class EmbeddedEngine:
 
     def _dispatch(self) -> None:
         while not self._stopping and (wake := self._ready.take()) is not None:
-            lane = _Lane(wake)
-            self._lanes[wake.session] = lane
-            lane.task = asyncio.create_task(self._drain(lane), name=f"lane {wake.session[:8]}")
+            self._start(_Lane(wake))
         if self._ready.overflowed and len(self._ready) == 0:
-            # Lanes that did not fit in memory are still in the store: look for them from the beginning.
+            # Lanes that did not fit in memory are still in the store.
             self._ready.overflowed = False
-            self._refill = True
-            self._alarm.poke()
+            self.look_for_lanes()
+
+    def look_for_lanes(self) -> None:
+        """Look from the beginning for every lane that has something to do."""
+        self._refill = True
+        self._alarm.poke()
+
+    def _start(self, lane: _Lane) -> None:
+        self._lanes[lane.wake.session] = lane
+        lane.task = asyncio.create_task(self._drain(lane))
 
     async def _drain(self, lane: _Lane) -> None:
         """Work a lane until nothing is due, or until another lane waits for its slot."""
@@ -238,7 +299,11 @@ class EmbeddedEngine:
             self._aside(self._wake_later(wake))
         finally:
             self._lanes.pop(wake.session, None)
-            self._ready.release(wake)
+            self._ready.release(wake.agent, wake.lane)
+            if lane.begun is not None:  # we broke off before we came to it
+                self._in_hand.discard(lane.begun.run.id)
+                self._left_open.add(wake.session)
+                more = True
             if not self._stopping:
                 if more or lane.again or lane.cancelled:
                     self._ready.push(wake)
@@ -246,27 +311,36 @@ class EmbeddedEngine:
 
     async def _work_lane(self, lane: _Lane) -> bool:
         """Whether more may wait behind what was done."""
-        session = lane.wake.session
         lane.again = False
-        claimed = await self._claim(session)
-        self._wake_all(claimed.wakes)
-        while isinstance(claimed, Work):
-            if claimed.run.id in lane.ended:
+        claimed: Work | Nothing | None = lane.take_begun() or await self._claim(lane.wake.session)
+        more = False
+        while claimed is not None:
+            self._wake_all(claimed.wakes)
+            if isinstance(claimed, Nothing):
+                more, following = claimed.again, None
+            elif claimed.run.id in lane.ended:
                 return True
-            lane.run, lane.mode = claimed.run.id, claimed.queue.mode
-            if lane.again and lane.mode is QueueMode.INTERRUPT:
-                self._aside(self._interrupt(session))
+            else:
+                ended = await self._work(lane, claimed)
+                more, following = ended.more, ended.next
+            claimed = following or lane.take_begun()
+        return more
+
+    async def _work(self, lane: _Lane, work: Work) -> Ended:
+        lane.run, lane.mode = work.run.id, work.queue.mode
+        if lane.again and lane.mode is QueueMode.INTERRUPT:
+            self._aside(self._interrupt(lane.wake.session))
+        try:
             ended = await self._watch.over(
-                claimed,
+                work,
                 next_run=RunId(self._ids.new()),
                 has_mail=lambda: lane.again,
                 contended=lambda: self._stopping or self._ready.contended(lane.wake),
             )
-            self._wake_all(ended.wakes)
-            if ended.next is None:
-                return ended.more
-            claimed = ended.next
-        return claimed.again
+        finally:
+            self._in_hand.discard(work.run.id)
+        self._wake_all(ended.wakes)
+        return ended
 
     async def _claim(self, session: SessionId) -> Work | Nothing:
         crashed = session not in self._left_open
@@ -275,8 +349,9 @@ class EmbeddedEngine:
             session_id=session,
             run_id=RunId(self._ids.new()),
             now_ms=self._now_ms(),
-            terms=self._terms,
+            terms=self.terms,
             crashed=crashed,
+            in_hand=self._in_hand,
         )
         claimed = await self._store.write(body, point="claim")
         self._left_open.discard(session)
@@ -310,11 +385,12 @@ class EmbeddedEngine:
             only_for_newer=only_for_newer,
             reset=reset,
         )
-        return await self._see_through(self._cancel_now(body))
+        return await self._store.write(body, point="cancel", then=self._cancelled)
 
-    async def _cancel_now(self, body: Body[Cancelled]) -> Cancelled:
-        done = await self._store.write(body, point="cancel")
-        # Committed first, then stopped: from here on the worker's epoch is outdated and it can write nothing.
+    def _cancelled(self, done: Cancelled | None) -> None:
+        """Committed first, then stopped: from here on the worker's epoch is outdated and it can write nothing."""
+        if done is None:
+            return
         for session_id, run in zip(done.lanes, done.runs, strict=True):
             lane = self._lanes.get(session_id)
             if lane is None or lane.task is None:
@@ -325,7 +401,6 @@ class EmbeddedEngine:
             else:
                 lane.ended.add(run)
         self._wake_all(done.wakes)
-        return done
 
     # The clock
 
@@ -355,10 +430,6 @@ class EmbeddedEngine:
     async def _wake_later(self, wake: LaneWake) -> None:
         await self._clock.sleep(STORE_RETRY_S)
         self.wake(wake)
-
-    async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
-        """What is once committed is also done here, although whoever asked for it may have hung up."""
-        return await asyncio.shield(self._aside(work))
 
     def _aside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

@@ -106,22 +106,32 @@ class Ready:
         return None
 
     def _take_from(self, kind: LaneKind, agent: str) -> LaneWake:
-        by_agent = self._waiting.pop(kind)
-        self._waiting[kind] = by_agent  # at the end: an agent's other kinds of lanes come first now
+        by_agent = self._waiting[kind]
         waiting = by_agent.pop(agent)
         wake = waiting.popleft()
         if waiting:
             by_agent[agent] = waiting  # at the end: the other agents come first now
         self._known.discard(wake.session)
-        self._used[kind] += 1
-        self._used_by[agent] += 1
+        self._use(kind, agent)
         return wake
 
-    def release(self, wake: LaneWake) -> None:
-        self._used[wake.lane] -= 1
-        self._used_by[wake.agent] -= 1
-        if not self._used_by[wake.agent]:
-            del self._used_by[wake.agent]
+    def _use(self, kind: LaneKind, agent: str) -> None:
+        self._waiting[kind] = self._waiting.pop(kind)  # at the end: an agent's other kinds of lanes come first now
+        self._used[kind] += 1
+        self._used_by[agent] += 1
+
+    def hold(self, agent: str, kind: LaneKind) -> bool:
+        """Take a slot for a lane that is not known yet, if no lane waits for one."""
+        if self._known or self._used[kind] >= self._slots.of(kind) or not self._has_room(agent):
+            return False
+        self._use(kind, agent)
+        return True
+
+    def release(self, agent: str, kind: LaneKind) -> None:
+        self._used[kind] -= 1
+        self._used_by[agent] -= 1
+        if not self._used_by[agent]:
+            del self._used_by[agent]
 
     def contended(self, wake: LaneWake) -> bool:
         """Whether another lane waits for a slot that this one holds: that of its kind, or that of its agent."""

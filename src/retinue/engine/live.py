@@ -62,7 +62,7 @@ class Live:
                     watcher.deltas.clear()
                 else:
                     watcher.deltas.append(delta)
-                watcher.changed.set()
+                self._soon(watcher)
 
     def ended(self, run: RunId) -> None:
         """A run came to an end, or to a rest: what was committed about it is told now."""
@@ -75,14 +75,15 @@ class Live:
         return [p for p in self._partials.values() if session is None or p.session == session]
 
     def committed(self) -> None:
-        """Something was committed: whoever watches will find news, soon, and together with what follows at once.
-
-        A plain turn makes three commits within a few milliseconds. Nobody needs to hear of each by itself.
-        """
+        """Something was committed: whoever watches will find news, soon."""
         for watcher in self._watchers:
             watcher.news = True
-            if watcher.soon is None and not watcher.changed.is_set():
-                watcher.soon = asyncio.get_running_loop().call_later(SOON_S, self._tell_now, watcher)
+            self._soon(watcher)
+
+    def _soon(self, watcher: Watcher) -> None:
+        """Tell it together with what follows at once: the eye cannot tell, and a turn makes a handful of events."""
+        if watcher.soon is None and not watcher.changed.is_set():
+            watcher.soon = asyncio.get_running_loop().call_later(SOON_S, self._tell_now, watcher)
 
     def _tell_now(self, watcher: Watcher) -> None:
         watcher.soon = None

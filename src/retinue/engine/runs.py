@@ -26,13 +26,10 @@ from retinue.engine.writing import Closing
 from retinue.mailroom.inbox import Wake
 from retinue.runners.base import Assignment, Finished, Parked, Runner
 from retinue.store import agents, envelopes, sessions
-from retinue.store.connection import Store
+from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
 
 log = logging.getLogger(__name__)
-
-HOPELESS = frozenset({"store.constraint-broken", "store.refused"})
-"""What a store says when asking again would change nothing: then the run fails, and its sender is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +128,10 @@ class Watch:
         )
         limit_s = work.agent.run_seconds_max
         limit = asyncio.timeout(None)
-        timer = asyncio.create_task(self._time(limit, limit_s))
+        loop = asyncio.get_running_loop()
+        # A model that never answers must be stopped in the middle. By the house's clock, and from when the run was
+        # taken up: the time it waited for a person, or for the light to come back, is not its own.
+        call_off = self._clock.later(limit_s, lambda: limit.reschedule(loop.time()))
         try:
             async with limit:
                 return await runner.work(assignment, journal, Answers(work.approvals), self._live)
@@ -145,13 +145,7 @@ class Watch:
                 code="run.timed-out",
             ) from error
         finally:
-            timer.cancel()
-
-    async def _time(self, limit: asyncio.Timeout, limit_s: float) -> None:
-        """A model that never answers must be stopped in the middle. By the house's clock, and from when the run was
-        taken up: the time it waited for a person, or for the light to come back, is not its own."""
-        await self._clock.sleep(limit_s)
-        limit.reschedule(asyncio.get_running_loop().time())
+            call_off()
 
     async def _fail(self, journal: RunJournal, error: Exception) -> Ended:
         known = isinstance(error, RetinueError)

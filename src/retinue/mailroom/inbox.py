@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import sqlalchemy as sa
 
@@ -25,14 +27,15 @@ from retinue.domain.envelope import (
     Receipt,
     Trust,
 )
-from retinue.domain.errors import Conflict, Invalid, NotFound, TooLarge
+from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, StoreError, TooLarge
 from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId, SessionId, derived, short
+from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived, short
 from retinue.domain.ports import Clock
 from retinue.domain.record import Mark, Record, RecordKind
 from retinue.domain.session import (
     SNIPPET_LENGTH_MAX,
     LaneKind,
+    Origin,
     Overflow,
     Session,
     Wakefulness,
@@ -41,9 +44,11 @@ from retinue.domain.session import (
 from retinue.domain.text import is_storable
 from retinue.domain.times import from_ms, to_ms
 from retinue.mailroom.routing import origin_of
-from retinue.store import agents, envelopes, people, records, sessions
-from retinue.store.connection import Store
+from retinue.store import agents, envelopes, people, records, runs, sessions
+from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
+
+log = logging.getLogger(__name__)
 
 LEFT_OUT_CHARS_MAX = 160
 LABEL_BYTES_MAX = 1024  # of a source or an origin's key: an index of PostgreSQL holds 2,704 bytes in all
@@ -77,26 +82,94 @@ class ClockWake:
 Wake = LaneWake | RoomWake | ClockWake
 
 
+class Seat(Protocol):
+    """A free slot, held for mail on its way in: where it finds its lane idle, its run begins in the same commit."""
+
+    run_id: RunId
+
+    def begin(self, page: Page, session: Session, agent: Agent, envelope: Envelope) -> object:
+        """Within the accepting commit. What it gives back is handed to `settle`."""
+        ...
+
+    def settle(self, begun: object | None) -> None:
+        """On the loop, once that commit is over: work on what began, or give the slot back."""
+        ...
+
+    def doubt(self) -> None:
+        """The store could not say whether that commit was kept: look for what may have begun."""
+        ...
+
+
+def no_seat(_agent: str, _lane: LaneKind) -> Seat | None:
+    """Where runs begin only in commits of their own."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Entered:
     receipt: Receipt
     wakes: tuple[Wake, ...] = ()
+    begun: object | None = None  # its run, where that began in the same commit
 
 
 class Inbox:
     """Where envelopes come in. Once `post` returns, the envelope outlives us."""
 
-    def __init__(self, store: Store, clock: Clock, wake: Callable[[Wake], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        wake: Callable[[Wake], None],
+        seat: Callable[[str, LaneKind], Seat | None] = no_seat,
+    ) -> None:
         self._store = store
         self._clock = clock
         self._wake = wake
+        self._seat = seat
 
     async def post(self, draft: Draft) -> Receipt:
         check(draft)
-        entered = await self._store.write(partial(accept, draft=draft, now_ms=to_ms(self._clock.now())), point="accept")
-        for wake in entered.wakes:
-            self._wake(wake)
-        return entered.receipt
+        seat = self._seat(draft.recipient.name, lane_kind(_origin(draft).kind)) if _may_begin(draft) else None
+        if seat is None:
+            return await self._post(draft, None)
+        try:
+            return await self._post(draft, seat)
+        except Exception as error:
+            if isinstance(error, RetinueError) and error.code not in HOPELESS:
+                if isinstance(error, StoreError):
+                    seat.doubt()
+                raise
+            # Mail is not refused because a run could not begin: that is the lane's to find out and to tell.
+            log.warning("mail kept without beginning a run", extra={"error": type(error).__name__})
+            return await self._post(draft, None)
+
+    async def _post(self, draft: Draft, seat: Seat | None) -> Receipt:
+        def accepted(entered: Entered | None) -> None:
+            if seat is not None:
+                seat.settle(entered.begun if entered else None)
+            if entered is not None:
+                for wake in entered.wakes:
+                    self._wake(wake)
+
+        body = partial(accept, draft=draft, now_ms=to_ms(self._clock.now()), seat=seat)
+        # Also for a caller who has hung up: what was accepted is worked on.
+        return (await self._store.write(body, point="accept", then=accepted)).receipt
+
+
+def _origin(draft: Draft) -> Origin:
+    return draft.origin or origin_of(draft.sender)
+
+
+def _may_begin(draft: Draft) -> bool:
+    """Whether it is plain mail, for now, to an agent's session of this origin."""
+    recipient = draft.recipient
+    return (
+        recipient.kind is AddressKind.AGENT
+        and not recipient.rest
+        and draft.kind is Kind.MESSAGE
+        and not draft.silent
+        and draft.deliver_at is None
+    )
 
 
 def check(draft: Draft) -> None:
@@ -175,8 +248,11 @@ def _check_attachment(attachment: Attachment) -> None:
         )
 
 
-def accept(conn: sa.Connection, *, draft: Draft, now_ms: int) -> Entered:
-    """The accept commit: the envelope, its count, its session and its news, or nothing at all."""
+def accept(conn: sa.Connection, *, draft: Draft, now_ms: int, seat: Seat | None = None) -> Entered:
+    """The accept commit: the envelope, its count, its session and its news, or nothing at all.
+
+    With a seat, and where its lane is idle, also the start of its run.
+    """
     seen = envelopes.by_key(conn, draft.source, draft.key)
     if seen is not None:
         return _seen_before(conn, draft, seen)
@@ -191,7 +267,7 @@ def accept(conn: sa.Connection, *, draft: Draft, now_ms: int) -> Entered:
             try_this="leave it out, or choose a later time",
             code="time.past",
         )
-    entered = enter(page, draft, strict=True)
+    entered = enter(page, draft, strict=True, seat=seat)
     page.close()
     return replace(entered, receipt=replace(entered.receipt, news_seq=page.news_seq))
 
@@ -224,7 +300,7 @@ def _same_recipient(kept: Address, asked: Address) -> bool:
     return kept.rest.startswith(asked.rest) if kept.kind is AddressKind.AGENT else kept.rest == asked.rest
 
 
-def enter(page: Page, draft: Draft, *, strict: bool = False) -> Entered:
+def enter(page: Page, draft: Draft, *, strict: bool = False, seat: Seat | None = None) -> Entered:
     """Put one envelope on its road, within whatever commit `page` belongs to.
 
     `strict` is for doors: an unknown recipient is an error and nothing is stored. Inside the house the letter is
@@ -232,7 +308,7 @@ def enter(page: Page, draft: Draft, *, strict: bool = False) -> Entered:
     """
     match draft.recipient.kind:
         case AddressKind.AGENT:
-            return _to_agent(page, draft, strict=strict)
+            return _to_agent(page, draft, strict=strict, seat=seat)
         case AddressKind.PERSON:
             return _to_person(page, draft, strict=strict)
         case AddressKind.CHANNEL:
@@ -266,6 +342,7 @@ def _add(
     recipient: str,
     outcome: Outcome | None = None,
     because: str = "",
+    run: RunId | None = None,
 ) -> int:
     seq = page.next_envelope_seq()
     envelopes.add(
@@ -277,6 +354,7 @@ def _add(
         recipient=recipient,
         outcome=outcome,
         because=because,
+        run=run,
     )
     page.tell(NewsKind.ENVELOPE_ACCEPTED, session=session or draft.sender.session, envelope=draft.id)
     return seq
@@ -332,7 +410,7 @@ def _refuse_unknown(page: Page, draft: Draft, *, because: str) -> Entered:
     return Entered(_receipt(page, draft, outcome=Outcome.REFUSED, because=because))
 
 
-def _to_agent(page: Page, draft: Draft, *, strict: bool) -> Entered:
+def _to_agent(page: Page, draft: Draft, *, strict: bool, seat: Seat | None) -> Entered:
     agent = agents.find(page.conn, draft.recipient.name)
     if agent is None:
         if strict:
@@ -353,7 +431,13 @@ def _to_agent(page: Page, draft: Draft, *, strict: bool) -> Entered:
                 code="session.not-found",
             )
         return _refuse_unknown(page, draft, because="session-not-found")
-    _add(page, draft, session=session.id, recipient=str(address.agent(agent.name, session.id)))
+    recipient = address.agent(agent.name, session.id)
+    if seat is not None and _is_idle(page, session, agent):
+        seq = _add(page, draft, session=session.id, recipient=str(recipient), run=seat.run_id)
+        envelope = envelopes.as_accepted(draft, seq=seq, at_ms=page.at_ms, session=session.id, recipient=recipient)
+        begun = seat.begin(page, session, agent, envelope)
+        return Entered(_receipt(page, draft, session=session.id), begun=begun)
+    _add(page, draft, session=session.id, recipient=str(recipient))
     sessions.touch(
         page.conn,
         session.id,
@@ -368,6 +452,16 @@ def _to_agent(page: Page, draft: Draft, *, strict: bool) -> Entered:
             _receipt(page, draft, session=session.id, outcome=Outcome.REFUSED, because=refused), (*wake, *wakes)
         )
     return Entered(_receipt(page, draft, session=session.id), (*wake, *wakes))
+
+
+def _is_idle(page: Page, session: Session, agent: Agent) -> bool:
+    """Whether nothing comes before mail that arrives now: no run, parked or not, and nothing that is due."""
+    return (
+        session.wakefulness is Wakefulness.SLEEPING
+        and session.queue.over(agent.queue).cap > 0
+        and runs.open_in(page.conn, session.id) is None
+        and not envelopes.any_due(page.conn, session.id, page.at_ms)
+    )
 
 
 def _wakes(page: Page, draft: Draft, due_now: Wake) -> tuple[Wake, ...]:
@@ -385,7 +479,7 @@ def _find_session(page: Page, draft: Draft, agent: Agent) -> Session | None:
     if draft.recipient.rest:
         found = sessions.by_prefix(page.conn, agent.name, draft.recipient.rest)
         return sessions.get(page.conn, found) if found else None
-    origin = draft.origin or origin_of(draft.sender)
+    origin = _origin(draft)
     session = sessions.by_origin(page.conn, agent.name, origin)
     if session is not None:
         return session

@@ -25,6 +25,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Body = Callable[[sa.Connection], T]
+Then = Callable[[T | None], None]
+
+
+HOPELESS = frozenset({"store.constraint-broken", "store.refused"})
+"""What a store says when asking again for the same would change nothing."""
 
 
 class NoFaults:
@@ -38,10 +43,12 @@ NO_FAULTS: Faults = NoFaults()
 
 
 class Store(Protocol):
-    async def write(self, body: Body[T], *, point: str) -> T:
+    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
         """Run `body` in a transaction of its own. Returns only after COMMIT; an error undoes `body` alone.
 
-        A caller who is cancelled goes away; what `body` does is still kept as a whole or not at all.
+        A caller who is cancelled goes away; what `body` does is still kept as a whole or not at all. For what must
+        follow a commit even so there is `then`: called once, on the loop, in the order of commits, with what `body`
+        returned, or with None where nothing was kept.
         """
         ...
 
@@ -156,6 +163,16 @@ class Listeners:
             except Exception:
                 # The commit stands whatever a listener makes of it, and its caller must hear so.
                 log.exception("commit listener failed")
+
+
+def follow_up(then: Then[T] | None, result: T | None) -> None:
+    """Do what follows a commit. The commit stands whatever becomes of that."""
+    if then is None:
+        return
+    try:
+        then(result)
+    except Exception:
+        log.exception("what follows a commit failed")
 
 
 def resolve(future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain import address
+from retinue.domain.address import Address
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Envelope, Kind, Outcome, Settled, Status, Trust
 from retinue.domain.errors import Ambiguous, NotFound
@@ -188,8 +189,13 @@ def add(
     recipient: str,
     outcome: Outcome | None = None,
     because: str = "",
+    run: RunId | None = None,
 ) -> None:
-    """Store a draft, and count it in the same commit: as pending, or as done where it has come to its end already."""
+    """Store a draft, and count it in the same commit.
+
+    It is pending; or done, where it has come to its end already; or claimed by a run that begins with it.
+    """
+    status = Status.DONE if outcome is not None else Status.PENDING if run is None else Status.CLAIMED
     deliver_ms = to_ms(draft.deliver_at) if draft.deliver_at else None
     conn.execute(
         _insert,
@@ -212,12 +218,12 @@ def add(
             "deliver_ms": deliver_ms,
             "expires_ms": to_ms(draft.expires_at) if draft.expires_at else None,
             "due_ms": max(at_ms, deliver_ms) if deliver_ms is not None else at_ms,
-            "status": "pending" if outcome is None else "done",
-            "attempts": 0,
+            "status": status.value,
+            "attempts": 0 if run is None else 1,
             "accepted_ms": at_ms,
-            "claimed_ms": None,
+            "claimed_ms": None if run is None else at_ms,
             "settled_ms": None if outcome is None else at_ms,
-            "run": None,
+            "run": run,
             "steered_into": None,
             "retry_of": draft.retry_of,
         },
@@ -227,6 +233,38 @@ def add(
         conn.execute(_tally_new, {"day": day, "source": draft.source, "accepted": 1, "purged": 0})
     if outcome is not None:
         _write_outcomes(conn, [draft.id], outcome, because=because, at_ms=at_ms)
+
+
+def as_accepted(draft: Draft, *, seq: int, at_ms: int, session: SessionId, recipient: Address) -> Envelope:
+    """What a lane reads of a draft that was accepted a moment ago, and is due at once."""
+    at = from_ms(at_ms)
+    return Envelope(
+        seq=seq,
+        id=draft.id,
+        sender=draft.sender,
+        recipient=recipient,
+        session=session,
+        kind=draft.kind,
+        text=draft.text,
+        attachments=draft.attachments,
+        context=draft.context,
+        reply_to=draft.reply_to,
+        trust=draft.trust,
+        source=draft.source,
+        key=draft.key,
+        silent=draft.silent,
+        deliver_at=None,
+        expires_at=draft.expires_at,
+        due_at=at,
+        status=Status.PENDING,
+        attempts=0,
+        accepted_at=at,
+        claimed_at=None,
+        settled_at=None,
+        run=None,
+        steered_into=None,
+        retry_of=draft.retry_of,
+    )
 
 
 def get(conn: sa.Connection, id_: str) -> Envelope | None:

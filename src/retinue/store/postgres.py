@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from retinue.domain.errors import StoreError
 from retinue.domain.ports import Faults
-from retinue.store.connection import NO_FAULTS, Body, Listeners, closed, explain
+from retinue.store.connection import NO_FAULTS, Body, Listeners, Then, closed, explain, follow_up
 
 T = TypeVar("T")
 
@@ -33,14 +33,17 @@ class PostgresStore:
         self._under_way: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    async def write(self, body: Body[T], *, point: str) -> T:
-        return await self._see_through(partial(self._write_once, body, point))
+    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
+        if self._closed:
+            follow_up(then, None)
+            raise closed()
+        return await self._see_through(self._write(body, point, then))
 
     async def read(self, body: Body[T]) -> T:
-        return await self._see_through(partial(self._look_once, body))
+        return await self._look(partial(self._look_once, body))
 
     async def scan(self, body: Body[T]) -> T:
-        return await self._see_through(partial(self._look_once, body, isolation_level="REPEATABLE READ"))
+        return await self._look(partial(self._look_once, body, isolation_level="REPEATABLE READ"))
 
     def on_commit(self, call: Callable[[], None]) -> None:
         self._listeners.add(call)
@@ -52,16 +55,28 @@ class PostgresStore:
             await asyncio.wait(self._under_way)
         await self._engine.dispose()
 
-    async def _see_through(self, once: Callable[[], Awaitable[T]]) -> T:
+    async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
         """In a task of its own: a caller who is cancelled goes away, and a commit on its way still comes to its end."""
-        if self._closed:
-            raise closed()
-        task = asyncio.create_task(_again_if_asked(once))
+        task = asyncio.create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         return await asyncio.shield(task)
 
-    async def _write_once(self, body: Body[T], point: str) -> T:
+    async def _write(self, body: Body[T], point: str, then: Then[T] | None) -> T:
+        kept = False
+
+        def committed(result: T) -> None:
+            nonlocal kept
+            kept = True
+            follow_up(then, result)
+
+        try:
+            return await _again_if_asked(partial(self._write_once, body, point, committed))
+        finally:
+            if not kept:
+                follow_up(then, None)
+
+    async def _write_once(self, body: Body[T], point: str, committed: Callable[[T], None]) -> T:
         async with self._engine.connect() as conn:
             result = await conn.run_sync(body)
             self._faults.reach(f"{point}.before-commit")
@@ -72,8 +87,14 @@ class PostgresStore:
                     raise _nobody_knows(error) from error
                 raise
             self._faults.reach(f"{point}.after-commit")
+            committed(result)
         self._listeners.tell()
         return result
+
+    async def _look(self, once: Callable[[], Awaitable[T]]) -> T:
+        if self._closed:
+            raise closed()
+        return await self._see_through(_again_if_asked(once))
 
     async def _look_once(self, body: Body[T], **options: Any) -> T:
         async with self._engine.connect() as conn:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sqlite3
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, ClassVar, cast
 
 import sqlalchemy as sa
@@ -20,7 +21,6 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 Parameters = Mapping[str, Any]
 PREPARED_MAX = 2_000
-_MISSING = object()
 _NONE: Parameters = {}
 _DIRECTLY = (sa.Select, sa.UpdateBase)
 
@@ -28,13 +28,14 @@ _DIRECTLY = (sa.Select, sa.UpdateBase)
 class Prepared:
     """One statement, compiled for SQLite: its text, where each parameter goes, and how its rows read."""
 
-    __slots__ = ("_defaults", "_names", "_row", "_tidy", "text")
+    __slots__ = ("_defaults", "_pick", "_row", "_tidy", "text")
 
     def __init__(self, statement: Any, dialect: Dialect, keys: Sequence[str]) -> None:
         compiled: Any = statement.compile(dialect=dialect, column_keys=list(keys) or None)
         assert isinstance(compiled, SQLCompiler)
         self.text = str(compiled)
-        self._names: list[str] = list(compiled.positiontup or ())
+        names: list[str] = list(compiled.positiontup or ())
+        self._pick = _picker(names)
         # Only what the statement itself fixes has a default: a parameter that a caller forgot is an error, never NULL.
         self._defaults = {n: v for n, v in compiled.params.items() if not compiled.binds[n].required}
         columns: list[Any] = list(getattr(compiled, "_result_columns", ()))
@@ -47,11 +48,10 @@ class Prepared:
                 if process is not None:
                     self._tidy.append((i, process))
 
-    def arrange(self, parameters: Parameters) -> list[Any]:
+    def arrange(self, parameters: Parameters) -> Sequence[Any]:
         """Parameters in the order the text wants them."""
-        defaults = self._defaults
         try:
-            return [defaults[n] if (v := parameters.get(n, _MISSING)) is _MISSING else v for n in self._names]
+            return self._pick({**self._defaults, **parameters} if self._defaults else parameters)
         except KeyError as missing:
             raise exc.StatementError(f"no value for {missing}", self.text, None, None) from missing
 
@@ -62,6 +62,13 @@ class Prepared:
                 changed[i] = process(changed[i])
             values = changed
         return self._row(values)
+
+
+def _picker(names: list[str]) -> Callable[[Parameters], Sequence[Any]]:
+    """Takes values out by name, in this order, at the speed of C."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda parameters: [parameters[name] for name in names]
 
 
 def _row_type(names: list[str]) -> Callable[[Sequence[Any]], Any]:
@@ -148,19 +155,17 @@ class QuickConnection(sa.Connection):
         raw = self._raw
         if raw is None:
             raw = self._raw = cast(sqlite3.Connection, self.connection.dbapi_connection)
+        kept = self._prepared.get(id(statement))
         if isinstance(parameters, list):
             rows = cast(list[Parameters], parameters)
-            prepared = self._prepare(statement, rows[0])
+            prepared = kept[1] if kept is not None else self._prepare(statement, rows[0])
             if len(rows) > 1:
                 return Rows(raw.executemany(prepared.text, [prepared.arrange(row) for row in rows]), prepared)
             return Rows(raw.execute(prepared.text, prepared.arrange(rows[0])), prepared)
-        prepared = self._prepare(statement, parameters or _NONE)
+        prepared = kept[1] if kept is not None else self._prepare(statement, parameters or _NONE)
         return Rows(raw.execute(prepared.text, prepared.arrange(parameters or _NONE)), prepared)
 
     def _prepare(self, statement: Any, parameters: Parameters) -> Prepared:
-        kept = self._prepared.get(id(statement))
-        if kept is not None:
-            return kept[1]
         keys = tuple(parameters) if isinstance(statement, sa.Insert) else ()
         prepared = Prepared(statement, self.dialect, keys)
         if len(self._prepared) < PREPARED_MAX:

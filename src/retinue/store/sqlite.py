@@ -1,4 +1,4 @@
-"""The store on SQLite: one writer thread with group commit, one connection for the loop, a few for scans."""
+"""The store on SQLite: one connection that writes, with group commit; one that the loop reads on; a few for scans."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
@@ -18,12 +19,14 @@ from sqlalchemy.pool import NullPool
 
 from retinue.domain.errors import StoreError
 from retinue.domain.ports import Faults
-from retinue.store.connection import NO_FAULTS, Body, Listeners, closed, explain, resolve
+from retinue.store.connection import NO_FAULTS, Body, Listeners, Then, closed, explain, follow_up, resolve
 from retinue.store.quick import QuickConnection
 
 T = TypeVar("T")
 
 GROUP_MAX = 256
+COMMIT_HERE_S_MAX = 0.002  # a commit that may take longer is not the loop's to wait for
+ALONE_MIN = 16
 BUSY_TIMEOUT_MS = 5_000
 CACHE_KIB = 4_096
 WAL_BYTES_KEPT = 16 * 1024 * 1024
@@ -95,6 +98,7 @@ class _Job(NamedTuple):
     point: str
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
+    then: Then[Any] | None
 
 
 class _Done(NamedTuple):
@@ -169,19 +173,41 @@ class SqliteStore:
         # More than one: the clock looks at the store this way, and an export must not make it late.
         self._scans = ThreadPoolExecutor(SCANS_AT_ONCE_MAX, thread_name_prefix="retinue-scan")
         self._idle_scanners: SimpleQueue[sa.Connection] = SimpleQueue()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._waiting: list[_Job] = []  # to be committed once the loop has gone round
+        self._jobs: SimpleQueue[list[_Job] | None] = SimpleQueue()
+        self._with_thread = 0  # how many jobs the writer thread has: while it has any, the connection is its own
+        self._commit_s = 0.0  # how long the last commit took
+        self._alone = ALONE_MIN  # how many commits in a row were of one job
         self._listeners = Listeners()
         self._closed = False
         self._thread = threading.Thread(target=self._write_forever, name="retinue-writer", daemon=True)
         self._thread.start()
 
-    async def write(self, body: Body[T], *, point: str) -> T:
+    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
         if self._closed:
+            follow_up(then, None)
             raise closed()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put(_Job(body, point, future, loop))
+        if not self._waiting:
+            loop.call_soon(self._commit_waiting)
+        self._waiting.append(_Job(body, point, future, loop, then))
         return await future
+
+    def _commit_waiting(self) -> None:
+        """Commit what came up in one round of the loop: beside it, or here where nobody else would have to wait.
+
+        To a lone job, the way to another thread and back costs about as much as its commit. But many at once share
+        one, and while it is made the loop goes on: so this is only for a house in which little happens, and commits
+        are quick. See docs/decisions/0005-a-lone-commit-is-made-on-the-loop.md.
+        """
+        group, self._waiting = self._waiting, []
+        here = self._with_thread == 0 and self._alone >= ALONE_MIN and self._commit_s < COMMIT_HERE_S_MAX
+        if here and len(group) == 1:
+            self._answer(self._commit(group))
+        else:
+            self._with_thread += len(group)
+            self._jobs.put(group)
 
     async def read(self, body: Body[T]) -> T:
         if self._closed:
@@ -203,6 +229,8 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
+        if self._waiting:
+            self._commit_waiting()
         self._jobs.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._finish)
         self._connections.close()
@@ -225,26 +253,24 @@ class SqliteStore:
             self._idle_scanners.put(conn)
 
     def _write_forever(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            group = [job]
-            stopping = False
+        stopping = False
+        while not stopping and (group := self._jobs.get()) is not None:
             try:
                 while len(group) < GROUP_MAX:
                     following = self._jobs.get_nowait()
                     if following is None:
                         stopping = True
                         break
-                    group.append(following)
+                    group += following
             except Empty:
                 pass
             done = self._commit(group)
             # A closed loop means the house went down without waiting; what was committed stays committed.
             with suppress(RuntimeError):
-                group[0].loop.call_soon_threadsafe(self._answer, done)
-            if stopping:
-                return
+                group[0].loop.call_soon_threadsafe(self._thread_answers, done)
 
     def _commit(self, group: list[_Job]) -> list[_Done]:
+        began = perf_counter()
         try:
             return commit_group(self._writer, group, self._faults)
         except BaseException as error:  # noqa: BLE001 - a writer that died in silence would leave everyone waiting
@@ -256,9 +282,17 @@ class SqliteStore:
                 code="store.broke-off",
             )
             return [_Done(job, None, failure) for job in group]
+        finally:
+            self._commit_s = perf_counter() - began
+
+    def _thread_answers(self, done: list[_Done]) -> None:
+        self._with_thread -= len(done)
+        self._answer(done)
 
     def _answer(self, done: list[_Done]) -> None:
+        self._alone = self._alone + 1 if len(done) == 1 else 0
         for d in done:
+            follow_up(d.job.then, d.result)
             resolve(d.job.future, d.result, d.error)
         self._listeners.tell()
 
@@ -293,13 +327,18 @@ class InlineStore:
     def connection(self) -> sa.Connection:
         return self._conn
 
-    async def write(self, body: Body[T], *, point: str) -> T:
-        if self._yields:
-            await asyncio.sleep(0)
-        if self._closed:
-            raise closed()
-        loop = asyncio.get_running_loop()
-        done = commit_group(self._conn, [_Job(body, point, loop.create_future(), loop)], self._faults)[0]
+    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
+        try:
+            if self._yields:
+                await asyncio.sleep(0)
+            if self._closed:
+                raise closed()
+            loop = asyncio.get_running_loop()
+            done = commit_group(self._conn, [_Job(body, point, loop.create_future(), loop, then)], self._faults)[0]
+        except BaseException:
+            follow_up(then, None)
+            raise
+        follow_up(then, done.result)
         if done.error is None:
             self._listeners.tell()
         if self._yields:

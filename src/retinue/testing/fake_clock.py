@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 START = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
@@ -34,14 +35,27 @@ class FakeClock:
 
     async def sleep(self, seconds: float) -> None:
         """Wait until the clock has been advanced by this much; for nothing or less, only let others run."""
-        due = timedelta.max if math.isinf(seconds) and seconds > 0 else self._elapsed + timedelta(seconds=seconds)
-        if due <= self._elapsed:
+        if seconds <= 0:
             await asyncio.sleep(0)
             return
-        woken = asyncio.get_running_loop().create_future()
+        await self._wake_after(seconds)
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        """Have `call` called once the clock has been advanced by this much."""
+        woken = self._wake_after(seconds)
+        woken.add_done_callback(lambda _: None if woken.cancelled() else call())
+
+        def take_back() -> None:
+            woken.cancel()
+
+        return take_back
+
+    def _wake_after(self, seconds: float) -> asyncio.Future[None]:
+        due = timedelta.max if math.isinf(seconds) and seconds > 0 else self._elapsed + timedelta(seconds=seconds)
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._slept += 1
         heapq.heappush(self._sleepers, (due, self._slept, woken))  # the count settles ties: first come, first woken
-        await woken
+        return woken
 
     async def advance(self, by: float | timedelta) -> None:
         """Turn the clock forwards, stopping at every moment for which someone sleeps.

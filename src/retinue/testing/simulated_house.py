@@ -11,6 +11,7 @@ import asyncio
 import random
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -35,7 +36,7 @@ from retinue.mailroom.inbox import Inbox
 from retinue.models.base import Chunk, Ended, Models, Prompt
 from retinue.runners.loop import Loop
 from retinue.store import agents, people
-from retinue.store.connection import Body, Listeners, explain
+from retinue.store.connection import Body, Listeners, Then, explain, follow_up
 from retinue.store.sqlite import InlineStore
 from retinue.testing.scripted_model import Line, ScriptedModel
 from retinue.testing.tools import AppendLineArguments
@@ -139,6 +140,19 @@ class HouseClock:
         await self.clock.sleep(seconds)
         await self.power.gate()
 
+    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        async def wait() -> None:
+            with suppress(PowerCut):
+                await self.sleep(seconds)
+                call()
+
+        task = asyncio.create_task(wait())
+
+        def take_back() -> None:
+            task.cancel()
+
+        return take_back
+
 
 @dataclass(frozen=True, slots=True)
 class HouseFaults:
@@ -181,9 +195,15 @@ class HouseStore:
         self._chance = chance
         self._listeners = Listeners()
 
-    async def write(self, body: Body[T], *, point: str) -> T:
-        await self._pass()
-        result = await self._commit(body, point)
+    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
+        try:
+            await self._pass()
+            result = await self._commit(body, point)
+        except BaseException:
+            if not self._house.power.gone:
+                follow_up(then, None)
+            raise
+        follow_up(then, result)
         await self._pass()
         return result
 
@@ -388,7 +408,7 @@ class SimulatedHouse:
             ready_max=furniture.ready_max,
             faults=self.faults,
         )
-        self.inbox = Inbox(self.store, self.clock, self.engine.wake)
+        self.inbox = Inbox(self.store, self.clock, self.engine.wake, self.engine.seat)
 
     def __repr__(self) -> str:
         return f"house {self.number}"

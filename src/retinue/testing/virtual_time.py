@@ -344,6 +344,9 @@ class VirtualClock:
         """Wait in the loop's time, which no `jump` makes longer or shorter."""
         await asyncio.sleep(seconds)
 
+    def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        return self._loop.call_later(seconds, call).cancel
+
     def jump(self, delta: timedelta) -> None:
         """Set the wall clock forwards or back. No one wakes: a sleep is as long as it was."""
         self._offset += delta
