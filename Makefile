@@ -30,7 +30,7 @@ $(VENV)/.requirements: requirements/build.txt requirements/test.txt
 	rm -rf $(VENV)
 ifdef UV
 	uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV)
-	uv pip install --quiet --python $(BIN)/python --require-hashes $(foreach file,$^,-r $(file))
+	uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes $(foreach file,$^,-r $(file))
 else
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
@@ -69,6 +69,7 @@ crash: setup ## kill a real house again and again, and count what it lost
 	@$(BIN)/python -m retinue.testing.crash $(ARGS)
 
 bench: setup ## measure, and hold each figure against its limit
+	@$(BIN)/python -m compileall -q src benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 spec: setup ## which checklist lines have a passing test

@@ -301,6 +301,61 @@ async def test_cancelled_callers_leave_every_change_whole(place: Place) -> None:
     assert (99, "after") in rows
 
 
+async def test_what_follows_a_commit_is_done_once_and_in_order_whoever_still_waits(place: Place) -> None:
+    followed: list[int | None] = []
+
+    def numbered(n: int) -> Body[int]:
+        def body(conn: sa.Connection) -> int:
+            Page(conn, n).close()
+            count(n, "x")(conn)
+            return n
+
+        return body
+
+    async with place.open() as store:
+        with place.outside() as outside:
+
+            def follow(n: int | None) -> None:
+                assert n is None or (n, "x") in counted(outside)
+                followed.append(n)
+
+            tasks = [asyncio.create_task(store.write(numbered(n), point="test", then=follow)) for n in range(1, 21)]
+            await asyncio.sleep(0)
+            for task in tasks[::2]:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await store.write(count(99, "after"), point="test")
+    assert len(followed) == 20
+    kept = [n for n in followed if n is not None]
+    assert set(range(2, 21, 2)) <= set(kept)
+    with place.outside() as outside:
+        assert sorted(kept) == sorted(day for day, source in counted(outside) if source == "x")
+
+
+async def test_what_follows_a_change_that_was_not_kept_is_told_so(place: Place) -> None:
+    followed: list[object] = []
+
+    def broken(_conn: sa.Connection) -> int:
+        raise ValueError("no")
+
+    async with place.open() as store:
+        with pytest.raises(ValueError, match="no"):
+            await store.write(broken, point="test", then=followed.append)
+        await store.close()
+        with pytest.raises(StoreError):
+            await store.write(lambda _: 1, point="test", then=followed.append)
+    assert followed == [None, None]
+
+
+async def test_a_failure_in_what_follows_a_commit_is_nobody_elses(place: Place) -> None:
+    def broken(_result: object) -> None:
+        raise ValueError("no")
+
+    async with place.open() as store:
+        assert await store.write(lambda _: 1, point="test", then=broken) == 1
+        await store.write(count(1, "x"), point="test")
+
+
 async def test_what_is_under_way_is_kept_when_the_store_closes(place: Place) -> None:
     async with place.open() as store:
         tasks = [asyncio.create_task(store.write(count(n, "x"), point="test")) for n in range(10)]

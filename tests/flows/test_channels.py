@@ -19,9 +19,7 @@ from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector, Said
 from retinue.testing.scripted_model import Line, says
 
-ACCEPT_AND_ANSWER = tuple(
-    f"{commit}.{side}-commit" for commit in ("accept", "claim", "finish") for side in ("before", "after")
-)
+ACCEPT_AND_ANSWER = tuple(f"{commit}.{side}-commit" for commit in ("accept", "finish") for side in ("before", "after"))
 SENDING = (
     "deliver-claim.before-commit",
     "deliver-claim.after-commit",

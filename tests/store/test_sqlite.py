@@ -420,10 +420,10 @@ def test_whatever_was_acknowledged_before_kill_9_is_there_after_it(path: Path) -
 # How much work it is
 
 
-async def test_a_plain_turn_takes_three_commits_and_one_with_a_tool_call_five(
+async def test_a_plain_turn_takes_two_commits_and_one_with_a_tool_call_four(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Accept, claim with the first intent, finish; and for a tool call, one more for each new intent."""
+    """Accept with the first intent, and finish; for a tool call, one more for each new intent."""
     household = Household(tmp_path)
     groups: list[list[str]] = []
 
@@ -455,8 +455,45 @@ async def test_a_plain_turn_takes_three_commits_and_one_with_a_tool_call_five(
     }
     print("statements in each commit:", json.dumps(counts))
     record_property("statements", counts)
-    assert [len(plain), len(with_tool)] == [3, 5]
+    assert [len(plain), len(with_tool)] == [2, 4]
     assert max(max(numbers) for numbers in counts.values()) <= 25
+
+
+async def where(store: SqliteStore) -> str:
+    """On which thread a commit is made."""
+    return await store.write(lambda _: threading.current_thread().name, point="test")
+
+
+async def test_a_lone_commit_is_made_on_the_loop_and_a_crowds_beside_it(path: Path) -> None:
+    here = threading.current_thread().name
+    async with opened(path) as store:
+        assert await where(store) == here
+        together = await asyncio.gather(*(where(store) for _ in range(5)))
+        assert set(together) == {"retinue-writer"}
+        assert {await where(store) for _ in range(sqlite.ALONE_MIN)} == {"retinue-writer"}
+        assert await where(store) == here
+
+
+async def test_where_commits_are_slow_the_loop_does_not_wait_for_them(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "COMMIT_HERE_S_MAX", 0.0)
+    async with opened(path) as store:
+        assert {await where(store) for _ in range(3)} == {"retinue-writer"}
+
+
+async def test_a_job_for_the_loop_waits_for_what_the_thread_still_has(path: Path) -> None:
+    """Two threads never share the connection, and commits stay in the order in which they were asked for."""
+    async with opened(path) as store:
+        free = threading.Event()
+        slow = [asyncio.create_task(store.write(lambda _: free.wait(10), point="test")) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        lone = asyncio.create_task(where(store))
+        await asyncio.sleep(0.01)
+        assert not lone.done()
+        free.set()
+        assert await lone == "retinue-writer"
+        await asyncio.gather(*slow)
 
 
 MODULES = (

@@ -155,7 +155,7 @@ class QuickConnection(sa.Connection):
         raw = self._raw
         if raw is None:
             raw = self._raw = cast(sqlite3.Connection, self.connection.dbapi_connection)
-        kept = self._prepared.get(id(statement))
+        kept = self._prepared.get(id(cast(object, statement)))
         if isinstance(parameters, list):
             rows = cast(list[Parameters], parameters)
             prepared = kept[1] if kept is not None else self._prepare(statement, rows[0])

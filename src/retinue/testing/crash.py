@@ -61,11 +61,11 @@ def quick_points() -> list[str]:
 def _points_in(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
-            case ast.Call(
-                func=ast.Attribute(attr="write"), keywords=[*_, ast.keyword("point", ast.Constant(str(name)))]
-            ):
-                yield f"{name}.before-commit"
-                yield f"{name}.after-commit"
+            case ast.Call(func=ast.Attribute(attr="write"), keywords=keywords):
+                for keyword in keywords:
+                    if keyword.arg == "point" and isinstance(keyword.value, ast.Constant):
+                        yield f"{keyword.value.value}.before-commit"
+                        yield f"{keyword.value.value}.after-commit"
             case ast.Call(func=ast.Attribute(attr="reach"), args=[ast.Constant(str(name))]):
                 yield name
             case _:
