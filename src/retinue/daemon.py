@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import logging
 import os
 import signal
@@ -13,6 +12,7 @@ import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +24,14 @@ from retinue.agents.home import ensure_home, home_of
 from retinue.api.app import build as build_api
 from retinue.config import Settings, from_environment
 from retinue.connectors.base import Connector
+from retinue.domain import address
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.errors import RetinueError
+from retinue.domain.ids import TokenId
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.times import to_ms
+from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
@@ -38,10 +41,11 @@ from retinue.mailroom.outbox import Outbox
 from retinue.models.base import Model, Models
 from retinue.models.guide import Guide
 from retinue.operations.base import Desk
+from retinue.operations.catalog import POLICY
 from retinue.premises import instance_lock, listening_socket, owner_token, socket_path
 from retinue.real import RandomIds, RealClock, faults_from, new_token
 from retinue.runners.loop import Loop
-from retinue.store import agents, people
+from retinue.store import agents, people, tokens
 from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.store.opening import open_store
@@ -51,6 +55,8 @@ from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
 log = logging.getLogger(__name__)
+
+OWNERS_FILE = "owner-token"
 
 OWNER = Person(name="owner", role=Role.OWNER)
 FIRST_STAFF = (
@@ -129,6 +135,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             files=Files(settings.home / "files"),
             zone=settings.zone,
             version=__version__,
+            secrets=new_token,
+            policy=POLICY,
         )
         await outbox.start()
         await engine.start()
@@ -150,10 +158,26 @@ def _settle_in(conn: sa.Connection, *, staff: Sequence[Agent], at_ms: int) -> No
             agents.put(conn, agent, source="setup", at_ms=at_ms)
 
 
-async def _sign_in_owner(home: Path, store: Store) -> None:
+async def _sign_in_owner(home: Path, store: Store, now: datetime) -> None:
     """The owner's token is in a file of the home, and in the store only as a hash."""
-    token_hash = hashlib.sha256(owner_token(home, new_token).encode()).hexdigest()
-    await store.write(lambda conn: people.set_token(conn, OWNER.name, token_hash), point="setup")
+    token_hash = hash_of(owner_token(home, new_token))
+
+    def body(conn: sa.Connection) -> None:
+        owner = str(address.person(OWNER.name))
+        if not tokens.is_known(conn, token_hash):
+            for old in tokens.of(conn, owner, now_ms=to_ms(now)):
+                if old.label == OWNERS_FILE:  # the file was made anew: what stood there before is worth nothing now
+                    tokens.revoke(conn, old.id, at_ms=to_ms(now))
+            token = Token(
+                id=TokenId(token_hash[:32]),
+                kind=TokenKind.TOKEN,
+                principal=address.person(OWNER.name),
+                label=OWNERS_FILE,
+                created_at=now,
+            )
+            tokens.add(conn, token, token_hash)
+
+    await store.write(body, point="setup")
 
 
 class _Server(uvicorn.Server):
@@ -185,7 +209,7 @@ async def serve(settings: Settings, parts: Parts, *, announce: bool = True) -> N
 
 async def _serve_locked(settings: Settings, parts: Parts, stop: asyncio.Event, *, announce: bool) -> None:
     async with open_house(settings, parts) as house:
-        await _sign_in_owner(settings.home, house.store)
+        await _sign_in_owner(settings.home, house.store, parts.clock.now())
         path = socket_path(settings.home, os.environ)
         with listening_socket(settings.home, path) as listener:
             config = uvicorn.Config(

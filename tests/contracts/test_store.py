@@ -20,7 +20,7 @@ from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.record import Note, Record, RecordKind
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride, Wakefulness
 from retinue.domain.times import from_ms
-from retinue.store import agents, approvals, envelopes, money, news, people, records, runs, sessions
+from retinue.store import agents, approvals, envelopes, money, news, people, records, runs, sessions, tokens
 from retinue.store import tables as t
 from retinue.store.connection import Body, Store
 from retinue.store.house import Page
@@ -511,7 +511,7 @@ async def test_every_question_the_house_asks_is_understood_by_every_database(pla
 
     def ask(conn: sa.Connection) -> None:
         assert agents.find(conn, "ADA") is None and agents.everyone(conn) == []
-        assert people.find(conn, "Maria") is None and people.by_token(conn, "x") is None
+        assert people.find(conn, "Maria") is None and tokens.by_hash(conn, "x", now_ms=0) is None
         assert envelopes.due(conn, "s", 5, limit=3) == [] and envelopes.oldest_asking(conn, "s", 5, limit=3) == []
         assert envelopes.count_due(conn, "s", 5) == 0 == envelopes.count_asking(conn, "s", 5)
         assert envelopes.outbox_next(conn, "channel:a:b", 5) is None

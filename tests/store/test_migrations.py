@@ -39,8 +39,8 @@ NEXT = '''
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "9999"
+down_revision = "0002"
 
 
 def upgrade() -> None:
@@ -64,8 +64,8 @@ def with_next(directory: Path, source: str = NEXT) -> Schema:
     """The schema of a version to come."""
     scripts = directory / "migrations"
     shutil.copytree(SCHEMA.scripts, scripts, ignore=shutil.ignore_patterns("__pycache__"))
-    (scripts / "versions" / "0002_next.py").write_text(source)
-    return Schema(head="0002", known=KNOWN_REVISIONS | {"0002"}, scripts=scripts)
+    (scripts / "versions" / "9999_next.py").write_text(source)
+    return Schema(head="9999", known=KNOWN_REVISIONS | {"9999"}, scripts=scripts)
 
 
 def dump(path: Path) -> list[str]:
@@ -160,8 +160,9 @@ def _said(raw: sqlite3.Connection) -> dict[str, list[str] | str]:
 
 
 def _clauses(sql: str) -> list[str]:
-    """A table's columns and constraints; in which order the constraints were written means nothing."""
-    head, _, body = " ".join(sql.split()).partition("(")
+    """A table's columns and constraints. In which order the constraints were written means nothing, nor do the quotes
+    that SQLite puts around a name when a table was rebuilt."""
+    head, _, body = " ".join(sql.replace('"', "").split()).partition("(")
     inside, _, tail = body.rpartition(")")
     return [head.strip(), tail.strip(), *sorted(clause.strip() for clause in re.split(r",\s*(?![^()]*\))", inside))]
 
@@ -206,7 +207,7 @@ async def test_a_store_moves_forward_with_everything_in_it(path: Path, tmp_path:
     prepare_sqlite(path, schema=schema)
 
     after = _rows(path)
-    assert after.pop("alembic_version") == [("0002",)]
+    assert after.pop("alembic_version") == [("9999",)]
     assert after.pop("pets") == ([("ada",)] if lived else [])
     assert [row[:-1] for row in after["runs"]] == before["runs"]
     assert {row[-1] for row in after["runs"]} <= {"calm"}
@@ -324,7 +325,7 @@ async def test_postgresql_moves_forward_with_everything_in_it(postgres_url: str,
     prepare_postgres(url, with_next(tmp_path))
 
     with engine.connect() as conn:
-        assert stored_revision(conn) == "0002"
+        assert stored_revision(conn) == "9999"
         assert conn.execute(sa.text("SELECT id, text FROM envelopes ORDER BY seq")).all() == before
         assert conn.execute(sa.text("SELECT mood FROM runs")).scalars().all() == ["calm", "calm"]
         assert conn.execute(sa.text("SELECT count(*) FROM agent_runs")).scalar() == 2
@@ -352,3 +353,45 @@ async def test_on_postgresql_a_migration_that_fails_leaves_nothing_behind(
     engine.dispose()
     store = await open_store(postgres_url)
     await store.close()
+
+
+# What each step makes of what it finds
+
+
+def as_of_0001(directory: Path) -> Schema:
+    """What the first version knew."""
+    scripts = directory / "first"
+    shutil.copytree(SCHEMA.scripts, scripts, ignore=shutil.ignore_patterns("__pycache__", "0002*"))
+    return Schema(head="0001", known=frozenset({"0001"}), scripts=scripts)
+
+
+def test_the_desk_keeps_tokens_agents_and_sessions_of_a_store_from_before(path: Path, tmp_path: Path) -> None:
+    prepare_sqlite(path, schema=as_of_0001(tmp_path))
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute("INSERT INTO people VALUES ('owner', 'owner', 'owner', ?, 5)", ("ab" * 32,))
+        raw.execute("INSERT INTO people VALUES ('Maria', 'maria', 'member', NULL, 6)")
+        raw.execute("INSERT INTO agents VALUES ('ada', 'ada', 3, '{\"name\":\"ada\"}', 'setup', 7, NULL)")
+        raw.execute(
+            "INSERT INTO sessions VALUES (?, 'ada', 'terminal', 'person:owner', NULL, '', 'sleeping', '{}', '{}',"
+            " 1, 1, 1, 0, 'hi', 8, 9, NULL)",
+            ("c" * 32,),
+        )
+        raw.execute("INSERT INTO inbox VALUES (?, 'Maria', 1, NULL)", ("d" * 32,))
+        raw.commit()
+
+    prepare_sqlite(path)
+
+    with closing(sqlite3.connect(path)) as raw:
+        assert raw.execute("SELECT kind, principal, hash, revoked_ms FROM tokens").fetchall() == [
+            ("token", "person:owner", "ab" * 32, None)
+        ]
+        assert raw.execute("SELECT name, role, forgotten_ms FROM people ORDER BY name").fetchall() == [
+            ("Maria", "member", None),
+            ("owner", "owner", None),
+        ]
+        assert raw.execute("SELECT agent, version FROM agent_versions").fetchall() == [("ada", 3)]
+        assert raw.execute("SELECT snippet, updated_ms, folded, deleted_ms FROM sessions").fetchall() == [
+            ("hi", 9, None, None)
+        ]
+        assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
+        assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from functools import partial
 from typing import Any
@@ -15,9 +14,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from retinue.api.live import news_stream
-from retinue.domain import address
-from retinue.domain.agent import PermissionLevel
-from retinue.domain.envelope import Trust
 from retinue.domain.errors import (
     Ambiguous,
     Conflict,
@@ -28,10 +24,13 @@ from retinue.domain.errors import (
     StoreError,
     TooLarge,
 )
-from retinue.domain.person import Role
-from retinue.operations.base import Caller, Desk, Operation
+from retinue.domain.principal import Principal
+from retinue.domain.times import to_ms
+from retinue.domain.token import TokenKind, hash_of
+from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.store import people
+from retinue.store import principals
+from retinue.store.sight import sees_session
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +77,8 @@ def build(desk: Desk) -> ASGIApp:
 async def _serve(desk: Desk, operation: Operation, scope: Scope, receive: Receive) -> tuple[int, bytes]:
     try:
         caller = await _caller(desk, scope)
-        asked = _parse(await _body(receive), operation.parameters)
-        return 200, _encode(await operation.handler(desk, caller, asked))
+        body = await _body(receive)
+        return 200, await perform(desk, caller, operation, body, key=_header(scope, b"idempotency-key"))
     except RetinueError as error:
         return _refuse(error)
     except ClientDisconnect:
@@ -118,32 +117,17 @@ async def _body(receive: Receive) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
-    try:
-        return msgspec.json.decode(body or b"{}", type=parameters)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(
-            "these parameters do not fit",
-            because=str(error),
-            try_this="look at the operation's reference page",
-            code="request.invalid",
-        ) from error
+def _header(scope: Scope, wanted: bytes) -> str:
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")
 
 
-async def _caller(desk: Desk, scope: Scope) -> Caller:
-    authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    scheme, _, token = authorization.partition(b" ")
-    if scheme.lower() == b"bearer" and token:
-        # The hash is what is stored and looked up: a fast one is enough, the token has 256 random bits.
-        token_hash = hashlib.sha256(token).hexdigest()
-        person = await desk.store.read(partial(people.by_token, token_hash=token_hash))
-        if person is not None:
-            owner = person.role is Role.OWNER
-            return Caller(
-                address=address.person(person.name),
-                level=PermissionLevel.BOSS if owner else PermissionLevel.STANDARD,
-                trust=Trust.OWNER if owner else Trust.PERSON,
-            )
+async def _caller(desk: Desk, scope: Scope) -> Principal:
+    scheme, _, token = _header(scope, b"authorization").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        look = partial(principals.by_secret, token_hash=hash_of(token), now_ms=to_ms(desk.clock.now()))
+        known = await desk.store.read(look)
+        if known is not None and known[1] is TokenKind.TOKEN:
+            return known[0]
     raise NotSignedIn(
         "who are you?",
         because="the request carries no token that this house knows",
@@ -153,11 +137,16 @@ async def _caller(desk: Desk, scope: Scope) -> Caller:
 
 async def _news(desk: Desk, request: Request) -> Response:
     try:
-        await _caller(desk, request.scope)
+        caller = await _caller(desk, request.scope)
         after = request.query_params.get("after", "")
         if after and not after.isdigit():
             raise Invalid(f"'{after[:40]}' is no cursor", because="a cursor is a number", code="cursor.invalid")
-        stream = news_stream(desk, after=int(after) if after else None, session=request.query_params.get("session"))
+        session = request.query_params.get("session")
+        if session is not None and not await desk.store.read(partial(sees_session, principal=caller, id_=session)):
+            raise NotFound(
+                f"no session {session[:40]}", because="none that you see has this id", code="session.not-found"
+            )
+        stream = news_stream(desk, caller, after=int(after) if after else None, session=session)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
     except RetinueError as error:
         return _response(*_refuse(error))

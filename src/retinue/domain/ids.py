@@ -12,6 +12,7 @@ EnvelopeId = NewType("EnvelopeId", str)
 SessionId = NewType("SessionId", str)
 RunId = NewType("RunId", str)
 ApprovalId = NewType("ApprovalId", str)
+TokenId = NewType("TokenId", str)
 
 ID_LENGTH = 32
 SHORT_LENGTH = 8

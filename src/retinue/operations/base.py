@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
 
-from retinue.domain.address import Address
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.envelope import Trust
+from retinue.domain.envelope import KEY_LENGTH_MAX
+from retinue.domain.errors import Conflict, Invalid, NotAllowed
 from retinue.domain.ports import Clock, Ids, Post
+from retinue.domain.principal import Principal
+from retinue.domain.text import is_storable
+from retinue.domain.times import to_ms
 from retinue.engine.engine import Engine
 from retinue.engine.live import Live
+from retinue.policy import permissions
+from retinue.store import answers
 from retinue.store.connection import Store
 from retinue.store.files import Files
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Who asks, as their token proved. Nobody can name another sender."""
-
-    address: Address
-    level: PermissionLevel
-    trust: Trust
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,21 +38,29 @@ class Desk:
     live: Live
     clock: Clock
     ids: Ids
+    secrets: Callable[[], str]  # 256 random bits, as text
     files: Files
     zone: ZoneInfo
     version: str
+    policy: Mapping[str, PermissionLevel]
+    in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """`name` is `noun.verb`; the noun and verb make the route and the command."""
+    """`name` is `noun.verb`; the noun and verb make the route and the command.
+
+    `permission` is the least level that may ask, unless the house's `permission_policy` says otherwise. What is asked
+    about is found by `store/lookup` and listed through `store/sight`: what the caller does not see is not there.
+    """
 
     name: str
     summary: str
     parameters: type[msgspec.Struct]
-    handler: Callable[[Desk, Caller, Any], Awaitable[Any]]
-    permission: PermissionLevel = PermissionLevel.RESTRICTED
+    handler: Callable[[Desk, Principal, Any], Awaitable[Any]]
+    permission: PermissionLevel
     effect: bool = False
+    result: Any = dict[str, Any]
 
     @property
     def route(self) -> str:
@@ -61,3 +69,81 @@ class Operation:
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """No parameters."""
+
+
+async def perform(desk: Desk, caller: Principal, operation: Operation, body: bytes, *, key: str = "") -> bytes:
+    """What every door does with a request: rights, validation, the key, the handler, in this order."""
+    permission = permissions.decide(operation.name, caller.level, desk.policy)
+    if not permission.allowed:
+        raise NotAllowed(
+            f"you may not ask for {operation.name}",
+            because=permission.because,
+            try_this="ask the owner of this house",
+            code="permission.denied",
+        )
+    asked = parse(body, operation.parameters)
+    if not key or not operation.effect:
+        return _encode(await operation.handler(desk, caller, asked))
+    return await _once(desk, caller, operation, body, asked, key)
+
+
+def parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
+    try:
+        return msgspec.json.decode(body or b"{}", type=parameters)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(
+            "these parameters do not fit",
+            because=str(error),
+            try_this="look at the operation's reference page",
+            code="request.invalid",
+        ) from error
+
+
+async def _once(
+    desk: Desk, caller: Principal, operation: Operation, body: bytes, asked: msgspec.Struct, key: str
+) -> bytes:
+    """Asked again with the same key, give the same answer and do nothing.
+
+    The answer is kept in a commit of its own, after the operation's: a house that is killed between the two does it
+    again when asked again. Sending takes the key into its own commit, so that nothing can come in between.
+    """
+    if len(key) > KEY_LENGTH_MAX or not is_storable(key):
+        raise Invalid(
+            "this key cannot be used",
+            because=f"a key has 1 to {KEY_LENGTH_MAX} characters, and no NUL or lone surrogate among them",
+            try_this="send a random one, and the same one when you send again",
+            code="key.invalid",
+        )
+    who = str(caller.address)
+    request_hash = hashlib.sha256(operation.name.encode() + b"\0" + body).hexdigest()
+    if (who, key) in desk.in_progress:
+        raise Conflict(
+            "a request with this key is being answered",
+            because="it came in a moment ago and is not done yet",
+            try_this="wait a moment and ask again with the same key",
+            code="key.in-progress",
+        )
+    desk.in_progress.add((who, key))
+    try:
+        earlier = await desk.store.read(partial(answers.get, principal=who, key=key))
+        if earlier is not None:
+            if earlier.request_hash != request_hash:
+                raise Conflict(
+                    f"the key '{key[:64]}' was already used for something else",
+                    because=f"it was used for {earlier.operation}, with other parameters or another operation",
+                    try_this="use a new key for a new request",
+                    code="key.reused",
+                )
+            return earlier.body.encode()
+        answer = _encode(await operation.handler(desk, caller, asked))
+        keep = partial(
+            answers.keep,
+            principal=who,
+            key=key,
+            answer=answers.Answer(operation.name, request_hash, answer.decode()),
+            at_ms=to_ms(desk.clock.now()),
+        )
+        await desk.store.write(keep, point="answer")
+        return answer
+    finally:
+        desk.in_progress.discard((who, key))

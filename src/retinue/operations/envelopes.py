@@ -8,14 +8,17 @@ from typing import Any
 import msgspec
 
 from retinue.domain import address
+from retinue.domain.agent import PermissionLevel
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import ATTACHMENTS_MAX, Draft, Envelope, Outcome, Settled
 from retinue.domain.errors import TooLarge
 from retinue.domain.ids import EnvelopeId, short
+from retinue.domain.principal import Principal
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.times import parse_when, show, to_ms
+from retinue.mailroom.inbox import Entered
 from retinue.mailroom.retry import retry
-from retinue.operations.base import Caller, Desk, Operation
+from retinue.operations.base import Desk, Operation
 from retinue.store import envelopes
 from retinue.store.dead import dead
 from retinue.store.threads import thread
@@ -60,10 +63,14 @@ class Listing(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 10
 
 
-async def send(desk: Desk, caller: Caller, asked: Send) -> Sent:
+async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
     """Accept an envelope. The answer is given after it is on disk."""
     now = desk.clock.now()
-    reply_to = await desk.store.read(partial(envelopes.resolve, text=asked.reply_to)) if asked.reply_to else None
+    reply_to = (
+        await desk.store.read(partial(envelopes.resolve, text=asked.reply_to, seen_by=caller))
+        if asked.reply_to
+        else None
+    )
     id_ = EnvelopeId(desk.ids.new())
     key = asked.conversation[:CONVERSATION_LENGTH_MAX]
     origin = Origin(OriginKind.TERMINAL, f"{caller.address}/{key}" if key else str(caller.address))
@@ -104,9 +111,9 @@ def _keep(desk: Desk, uploads: list[Upload]) -> tuple[Attachment, ...]:
     return tuple(desk.files.keep([u.data], name=u.name, media_type=u.media_type) for u in uploads)
 
 
-async def show_envelope(desk: Desk, caller: Caller, asked: ById) -> dict[str, Any]:
+async def show_envelope(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
     def body(conn: Any) -> tuple[Envelope | None, Settled | None]:
-        id_ = envelopes.resolve(conn, asked.id)
+        id_ = envelopes.resolve(conn, asked.id, seen_by=caller)
         return envelopes.get(conn, id_), envelopes.settled(conn, id_)
 
     envelope, settled = await desk.store.read(body)
@@ -140,8 +147,8 @@ def envelope_form(desk: Desk, envelope: Envelope, settled: Settled | None = None
     return form
 
 
-async def show_thread(desk: Desk, caller: Caller, asked: ById) -> dict[str, Any]:
-    found = await desk.store.scan(partial(thread, id_text=asked.id))
+async def show_thread(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
+    found = await desk.store.scan(partial(thread, id_text=asked.id, seen_by=caller))
     return {
         "envelopes": [envelope_form(desk, envelope) for envelope in found.envelopes],
         "left-out": found.left_out,
@@ -149,17 +156,20 @@ async def show_thread(desk: Desk, caller: Caller, asked: ById) -> dict[str, Any]
     }
 
 
-async def list_dead(desk: Desk, caller: Caller, asked: Listing) -> dict[str, Any]:
-    letters = await desk.store.scan(partial(dead, limit=max(1, min(asked.limit, LISTED_MAX))))
+async def list_dead(desk: Desk, caller: Principal, asked: Listing) -> dict[str, Any]:
+    letters = await desk.store.scan(partial(dead, limit=max(1, min(asked.limit, LISTED_MAX)), seen_by=caller))
     return {"letters": [envelope_form(desk, letter.envelope, letter.settled) for letter in letters]}
 
 
-async def retry_dead(desk: Desk, caller: Caller, asked: ById) -> Sent:
-    body = partial(retry, id_text=asked.id, new_id=EnvelopeId(desk.ids.new()), now_ms=to_ms(desk.clock.now()))
-    entered = await desk.store.write(body, point="retry")
-    for wake in entered.wakes:
-        desk.engine.wake(wake)
-    receipt = entered.receipt
+async def retry_dead(desk: Desk, caller: Principal, asked: ById) -> Sent:
+    id_ = await desk.store.read(partial(envelopes.resolve, text=asked.id, seen_by=caller))
+    body = partial(retry, id_text=id_, new_id=EnvelopeId(desk.ids.new()), now_ms=to_ms(desk.clock.now()))
+
+    def posted(entered: Entered | None) -> None:
+        for wake in entered.wakes if entered else ():
+            desk.engine.wake(wake)
+
+    receipt = (await desk.store.write(body, point="retry", then=posted)).receipt
     return Sent(
         envelope=receipt.envelope,
         session=receipt.session,
@@ -171,13 +181,41 @@ async def retry_dead(desk: Desk, caller: Caller, asked: ById) -> Sent:
 
 
 OPERATIONS = (
-    Operation(name="envelope.send", summary="Send an envelope.", parameters=Send, handler=send, effect=True),
-    Operation(name="envelope.show", summary="Show one envelope.", parameters=ById, handler=show_envelope),
     Operation(
-        name="envelope.thread", summary="Show what an envelope replies to.", parameters=ById, handler=show_thread
+        name="envelope.send",
+        summary="Send an envelope.",
+        parameters=Send,
+        handler=send,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
     ),
-    Operation(name="envelope.dead", summary="List dead letters.", parameters=Listing, handler=list_dead),
     Operation(
-        name="envelope.retry", summary="Send a dead letter once more.", parameters=ById, handler=retry_dead, effect=True
+        name="envelope.show",
+        summary="Show one envelope.",
+        parameters=ById,
+        handler=show_envelope,
+        permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="envelope.thread",
+        summary="Show what an envelope replies to.",
+        parameters=ById,
+        handler=show_thread,
+        permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="envelope.dead",
+        summary="List dead letters.",
+        parameters=Listing,
+        handler=list_dead,
+        permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="envelope.retry",
+        summary="Send a dead letter once more.",
+        parameters=ById,
+        handler=retry_dead,
+        permission=PermissionLevel.STANDARD,
+        effect=True,
     ),
 )

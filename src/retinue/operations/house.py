@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.principal import Principal
 from retinue.domain.times import show, to_ms
-from retinue.operations.base import Caller, Desk, Nothing, Operation
+from retinue.operations.base import Desk, Nothing, Operation
 from retinue.store import agents, approvals, ledger, news
 from retinue.store.why import why
 
@@ -20,7 +22,7 @@ class Why(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
-async def status(desk: Desk, caller: Caller, asked: Nothing) -> dict[str, Any]:
+async def status(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
     def body(conn: sa.Connection) -> dict[str, Any]:
         return {
             "version": desk.version,
@@ -28,7 +30,7 @@ async def status(desk: Desk, caller: Caller, asked: Nothing) -> dict[str, Any]:
             "agents": [{"name": a.name, "model": a.model, "description": a.description} for a in agents.everyone(conn)],
             "approvals": [
                 {"id": a.id, "calls": a.calls, "because": a.because, "asked-at": show(a.asked_at, desk.zone)}
-                for a in approvals.listed(conn, limit=APPROVALS_SHOWN_MAX)
+                for a in approvals.listed(conn, limit=APPROVALS_SHOWN_MAX, seen_by=caller)
             ],
         }
 
@@ -38,18 +40,36 @@ async def status(desk: Desk, caller: Caller, asked: Nothing) -> dict[str, Any]:
     return found
 
 
-async def check_ledger(desk: Desk, caller: Caller, asked: Nothing) -> dict[str, Any]:
+async def check_ledger(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
     checked = await desk.store.scan(partial(ledger.check, now_ms=to_ms(desk.clock.now())))
     return {"holds": checked.holds, "lines": checked.lines()}
 
 
-async def explain(desk: Desk, caller: Caller, asked: Why) -> dict[str, Any]:
-    found = await desk.store.scan(partial(why, id_text=asked.id))
+async def explain(desk: Desk, caller: Principal, asked: Why) -> dict[str, Any]:
+    found = await desk.store.scan(partial(why, id_text=asked.id, seen_by=caller))
     return {"lines": found.lines(desk.zone)}
 
 
 OPERATIONS = (
-    Operation(name="house.status", summary="Who is here, and what waits for you.", parameters=Nothing, handler=status),
-    Operation(name="house.ledger", summary="Prove that nothing is lost.", parameters=Nothing, handler=check_ledger),
-    Operation(name="house.why", summary="Tell why something became what it is.", parameters=Why, handler=explain),
+    Operation(
+        name="house.status",
+        summary="Who is here, and what waits for you.",
+        parameters=Nothing,
+        handler=status,
+        permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="house.ledger",
+        summary="Prove that nothing is lost.",
+        parameters=Nothing,
+        handler=check_ledger,
+        permission=PermissionLevel.PRIVILEGED,
+    ),
+    Operation(
+        name="house.why",
+        summary="Tell why something became what it is.",
+        parameters=Why,
+        handler=explain,
+        permission=PermissionLevel.RESTRICTED,
+    ),
 )

@@ -8,17 +8,19 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from retinue.domain.errors import Ambiguous, NotFound
+from retinue.domain.agent import PermissionLevel
 from retinue.domain.event import NewsKind
-from retinue.domain.ids import SessionId, distinguish, prefix, short
+from retinue.domain.ids import SessionId, short
+from retinue.domain.principal import Principal
 from retinue.domain.session import Overflow, QueueMode, QueueOverride, Session
 from retinue.domain.times import show, to_ms
-from retinue.operations.base import Caller, Desk, Operation
-from retinue.store import news, records, runs, sessions
+from retinue.operations.base import Desk, Operation
+from retinue.store import approvals, news, records, runs, sessions
 from retinue.store.house import Page
 
 RECORDS_SHOWN_MAX = 200
 QUEUE_CAP_MAX = 1_000
+LISTED_MAX = 50
 
 
 class OfSession(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,27 +52,11 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True):
     allow: bool
 
 
-def find(conn: sa.Connection, text: str) -> Session:
-    digits = prefix(text)
-    found = conn.execute(sessions.BY_ANY_PREFIX, {"low": digits, "high": digits + "g"}).scalars().all()
-    if len(found) > 1:
-        raise Ambiguous(digits, distinguish(list(found)), matches=len(found))
-    session = sessions.get(conn, found[0]) if found else None
-    if session is None:
-        raise NotFound(
-            f"no session {digits}",
-            because="none has an id that begins so",
-            try_this="copy it from `retinue sessions`",
-            code="session.not-found",
-        )
-    return session
-
-
-async def state(desk: Desk, caller: Caller, asked: OfSession) -> dict[str, Any]:
+async def state(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, Any]:
     """Everything a page needs to show a conversation, and the cursor from which its news goes on."""
 
     def body(conn: sa.Connection) -> dict[str, Any]:
-        session = find(conn, asked.session)
+        session = sessions.resolve(conn, asked.session, seen_by=caller)
         first = max(session.context_from, session.record_seq - RECORDS_SHOWN_MAX + 1)
         found, damaged = records.read(conn, session.id, first=first, last=session.record_seq)
         run = runs.open_in(conn, session.id)
@@ -102,25 +88,25 @@ def partial_form(partial: Any) -> dict[str, Any]:
     }
 
 
-async def stop(desk: Desk, caller: Caller, asked: Stop) -> dict[str, Any]:
-    session = await desk.store.read(partial(find, text=asked.session))
+async def stop(desk: Desk, caller: Principal, asked: Stop) -> dict[str, Any]:
+    session = await desk.store.read(partial(sessions.resolve, text=asked.session, seen_by=caller))
     done = await desk.engine.cancel(session.id, by=str(caller.address), why=asked.why[:200], clear_due=asked.clear)
     return {"cancelled-runs": [short(run) for run in done.runs], "cleared-pending-count": done.cleared}
 
 
-async def reset(desk: Desk, caller: Caller, asked: Reset) -> dict[str, Any]:
-    session = await desk.store.read(partial(find, text=asked.session))
+async def reset(desk: Desk, caller: Principal, asked: Reset) -> dict[str, Any]:
+    session = await desk.store.read(partial(sessions.resolve, text=asked.session, seen_by=caller))
     done = await desk.engine.reset(session.id, by=str(caller.address), message=asked.message[:2000])
     return {"session": session.id, "cancelled-runs": [short(run) for run in done.runs]}
 
 
-async def set_queue(desk: Desk, caller: Caller, asked: Queue) -> dict[str, Any]:
+async def set_queue(desk: Desk, caller: Principal, asked: Queue) -> dict[str, Any]:
     cap = None if asked.cap is None else max(0, min(asked.cap, QUEUE_CAP_MAX))
     override = QueueOverride(mode=asked.mode, cap=cap, overflow=asked.overflow)
 
     def body(conn: sa.Connection) -> Session:
         page = Page(conn, to_ms(desk.clock.now()))
-        session = find(conn, asked.session)
+        session = sessions.resolve(conn, asked.session, seen_by=caller)
         sessions.set_queue(conn, session.id, override, at_ms=page.at_ms)
         page.tell(NewsKind.SESSION_CHANGED, session=session.id, queue=override)
         page.close()
@@ -130,13 +116,14 @@ async def set_queue(desk: Desk, caller: Caller, asked: Queue) -> dict[str, Any]:
     return {"session": session.id, "queue": override}
 
 
-async def answer(desk: Desk, caller: Caller, asked: Answer) -> dict[str, Any]:
-    approval = await desk.engine.answer(asked.id, allow=asked.allow, person=caller.address.name)
+async def answer(desk: Desk, caller: Principal, asked: Answer) -> dict[str, Any]:
+    seen = await desk.store.read(partial(approvals.resolve, text=asked.id, seen_by=caller))
+    approval = await desk.engine.answer(seen.id, allow=asked.allow, person=caller.address.name)
     return {"approval": short(approval.id), "state": approval.state}
 
 
-async def recent(desk: Desk, caller: Caller, asked: Any) -> dict[str, Any]:
-    found = await desk.store.scan(partial(sessions.recent, limit=max(1, min(asked.limit, 50))))
+async def recent(desk: Desk, caller: Principal, asked: Any) -> dict[str, Any]:
+    found = await desk.store.scan(partial(sessions.recent, limit=max(1, min(asked.limit, LISTED_MAX)), seen_by=caller))
     return {
         "sessions": [
             {
@@ -157,10 +144,50 @@ class Recent(msgspec.Struct, forbid_unknown_fields=True):
 
 
 OPERATIONS = (
-    Operation(name="session.list", summary="List recent sessions.", parameters=Recent, handler=recent),
-    Operation(name="session.state", summary="Show a session as it is now.", parameters=OfSession, handler=state),
-    Operation(name="session.stop", summary="Stop what runs in a session.", parameters=Stop, handler=stop, effect=True),
-    Operation(name="session.reset", summary="Begin a fresh context.", parameters=Reset, handler=reset, effect=True),
-    Operation(name="session.queue", summary="Set how mail queues.", parameters=Queue, handler=set_queue, effect=True),
-    Operation(name="approval.answer", summary="Allow or deny a call.", parameters=Answer, handler=answer, effect=True),
+    Operation(
+        name="session.list",
+        summary="List recent sessions.",
+        parameters=Recent,
+        handler=recent,
+        permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="session.state",
+        summary="Show a session as it is now.",
+        parameters=OfSession,
+        handler=state,
+        permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="session.stop",
+        summary="Stop what runs in a session.",
+        parameters=Stop,
+        handler=stop,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+    ),
+    Operation(
+        name="session.reset",
+        summary="Begin a fresh context.",
+        parameters=Reset,
+        handler=reset,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+    ),
+    Operation(
+        name="session.queue",
+        summary="Set how mail queues.",
+        parameters=Queue,
+        handler=set_queue,
+        permission=PermissionLevel.STANDARD,
+        effect=True,
+    ),
+    Operation(
+        name="approval.answer",
+        summary="Allow or deny a call.",
+        parameters=Answer,
+        handler=answer,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+    ),
 )

@@ -8,11 +8,13 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.approval import Approval, ApprovalState
-from retinue.domain.errors import Ambiguous, NotFound
-from retinue.domain.ids import ApprovalId, RunId, SessionId, distinguish, prefix
+from retinue.domain.ids import ApprovalId, RunId, SessionId
+from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.store import tables as t
+from retinue.store.lookup import Noun, find
+from retinue.store.sight import in_sessions, me, per_scope, scope_of
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
@@ -21,7 +23,6 @@ _OPEN = t.word("'open'")
 
 _insert = t.approvals.insert()
 _get = sa.select(t.approvals).where(t.approvals.c.id == _b("id"))
-_by_prefix = sa.select(t.approvals.c.id).where(t.approvals.c.id >= _b("low"), t.approvals.c.id < _b("high")).limit(21)
 _of_run = (
     sa.select(t.approvals).where(t.approvals.c.run == _b("run")).order_by(t.approvals.c.asked_ms, t.approvals.c.id)
 )
@@ -47,7 +48,14 @@ _expire = (
     .values(state="expired", decided_ms=_b("now"))
 )
 _next_expiry = sa.select(sa.func.min(t.approvals.c.expires_ms)).where(t.approvals.c.state == _OPEN)
-_listed = sa.select(t.approvals).where(t.approvals.c.state == _OPEN).order_by(t.approvals.c.asked_ms).limit(_b("limit"))
+_listed = per_scope(
+    lambda scope: (
+        sa.select(t.approvals)
+        .where(t.approvals.c.state == _OPEN, in_sessions(scope, t.approvals.c.session))
+        .order_by(t.approvals.c.asked_ms)
+        .limit(_b("limit"))
+    )
+)
 
 
 def approval_of(row: sa.Row[Any]) -> Approval:
@@ -90,17 +98,10 @@ def get(conn: sa.Connection, id_: str) -> Approval | None:
     return approval_of(row) if row else None
 
 
-def resolve(conn: sa.Connection, text: str) -> Approval:
+def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> Approval:
     """The one approval a short id names."""
-    digits = prefix(text)
-    found = [row.id for row in conn.execute(_by_prefix, {"low": digits, "high": digits + "g"})]
-    if len(found) > 1:
-        raise Ambiguous(digits, distinguish(found), matches=len(found))
-    approval = get(conn, found[0]) if found else None
-    if approval is None:
-        raise NotFound(
-            f"no approval {digits}", because="none has an id that begins so", try_this="look at `retinue status`"
-        )
+    approval = get(conn, find(conn, text, (Noun.APPROVAL,), seen_by=seen_by)[1])
+    assert approval is not None  # found by its id, in the same picture of the store
     return approval
 
 
@@ -135,5 +136,7 @@ def next_expiry_ms(conn: sa.Connection) -> int | None:
     return conn.execute(_next_expiry).scalar()
 
 
-def listed(conn: sa.Connection, *, limit: int) -> list[Approval]:
-    return [approval_of(row) for row in conn.execute(_listed, {"limit": limit})]
+def listed(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Approval]:
+    """The open ones that someone may answer."""
+    rows = conn.execute(_listed[scope_of(seen_by)], {"limit": limit, **me(seen_by)})
+    return [approval_of(row) for row in rows]

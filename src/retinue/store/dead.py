@@ -12,9 +12,12 @@ import sqlalchemy as sa
 
 from retinue.domain.envelope import Envelope, Outcome, Settled
 from retinue.domain.ids import EnvelopeId
+from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.times import to_ms
+from retinue.store import sight
 from retinue.store import tables as t
 from retinue.store.envelopes import by_key, envelope_of, get, resolve, settled
+from retinue.store.sight import me, per_scope, scope_of
 
 RETRY_SOURCE = "retry"
 RETRIES_MAX = 100
@@ -22,17 +25,21 @@ RETRIES_MAX = 100
 DEAD = (Outcome.DEAD, Outcome.INTERRUPTED)
 
 _b = sa.bindparam
-_newest = (
-    sa.select(t.envelopes)
-    .join_from(t.outcomes, t.envelopes, t.outcomes.c.envelope == t.envelopes.c.id)
-    .where(t.outcomes.c.outcome.in_(tuple(t.word(f"'{outcome}'") for outcome in DEAD)))
-    .order_by(t.outcomes.c.at_ms.desc(), t.envelopes.c.seq.desc())
-    .limit(_b("limit"))
+_newest = per_scope(
+    lambda scope: (
+        sa.select(t.envelopes)
+        .join_from(t.outcomes, t.envelopes, t.outcomes.c.envelope == t.envelopes.c.id)
+        .where(t.outcomes.c.outcome.in_(tuple(t.word(f"'{outcome}'") for outcome in DEAD)), sight.envelopes(scope))
+        .order_by(t.outcomes.c.at_ms.desc(), t.envelopes.c.seq.desc())
+        .limit(_b("limit"))
+    )
 )
-_before = _newest.where(
-    sa.or_(
-        t.outcomes.c.at_ms < _b("at"),
-        sa.and_(t.outcomes.c.at_ms == _b("at"), t.envelopes.c.seq < _b("seq")),
+_before = per_scope(
+    lambda scope: _newest[scope].where(
+        sa.or_(
+            t.outcomes.c.at_ms < _b("at"),
+            sa.and_(t.outcomes.c.at_ms == _b("at"), t.envelopes.c.seq < _b("seq")),
+        )
     )
 )
 
@@ -44,16 +51,18 @@ class DeadLetter:
     retry: Envelope | None = None  # the latest
 
 
-def dead(conn: sa.Connection, *, limit: int, before: str | None = None) -> list[DeadLetter]:
+def dead(conn: sa.Connection, *, limit: int, before: str | None = None, seen_by: Principal = HOUSE) -> list[DeadLetter]:
     """Dead letters, newest first. `before` is the id of the last one that was shown."""
+    scope, who = scope_of(seen_by), me(seen_by)
     if before is None:
-        rows = conn.execute(_newest, {"limit": limit}).all()
+        rows = conn.execute(_newest[scope], {"limit": limit, **who}).all()
     else:
-        last = resolve(conn, before)
+        last = resolve(conn, before, seen_by=seen_by)
         envelope, ended = get(conn, last), settled(conn, last)
         if envelope is None or ended is None:
             return []
-        rows = conn.execute(_before, {"limit": limit, "at": to_ms(ended.at), "seq": envelope.seq}).all()
+        bounds = {"limit": limit, "at": to_ms(ended.at), "seq": envelope.seq}
+        rows = conn.execute(_before[scope], {**bounds, **who}).all()
     letters: list[DeadLetter] = []
     for row in rows:
         envelope = envelope_of(row)

@@ -13,10 +13,11 @@ from retinue.domain import address
 from retinue.domain.address import Address
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Envelope, Kind, Outcome, Settled, Status, Trust
-from retinue.domain.errors import Ambiguous, NotFound
-from retinue.domain.ids import CANDIDATES_SHOWN_MAX, EnvelopeId, RunId, SessionId, distinguish, prefix
+from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.times import from_ms, to_ms
 from retinue.store import tables as t
+from retinue.store.lookup import Noun, find
 
 MS_PER_DAY = 86_400_000
 
@@ -28,13 +29,6 @@ _b = sa.bindparam
 _insert = t.envelopes.insert()
 _by_id = sa.select(t.envelopes).where(t.envelopes.c.id == _b("id"))
 _by_key = sa.select(t.envelopes).where(t.envelopes.c.source == _b("source"), t.envelopes.c.dedupe_key == _b("key"))
-_by_prefix = (
-    sa.select(t.envelopes.c.id)
-    .where(t.envelopes.c.id >= _b("low"), t.envelopes.c.id < _b("high"))
-    .order_by(t.envelopes.c.id)
-    .limit(CANDIDATES_SHOWN_MAX + 1)
-)
-_count_prefix = sa.select(sa.func.count()).where(t.envelopes.c.id >= _b("low"), t.envelopes.c.id < _b("high"))
 _due = (
     sa.select(t.envelopes)
     .where(
@@ -277,19 +271,9 @@ def by_key(conn: sa.Connection, source: str, key: str) -> Envelope | None:
     return envelope_of(row) if row else None
 
 
-def resolve(conn: sa.Connection, text: str) -> EnvelopeId:
+def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> EnvelopeId:
     """The one envelope a short id names. More than one is an error that lists them."""
-    digits = prefix(text)
-    bounds = {"low": digits, "high": digits + "g"}
-    found = [row.id for row in conn.execute(_by_prefix, bounds)]
-    if not found:
-        raise NotFound(
-            f"no envelope {digits}", because="none has an id that begins so", try_this="copy it from an answer"
-        )
-    if len(found) > 1:
-        matches = conn.execute(_count_prefix, bounds).scalar_one()
-        raise Ambiguous(digits, distinguish(found)[:CANDIDATES_SHOWN_MAX], matches=matches)
-    return EnvelopeId(found[0])
+    return EnvelopeId(find(conn, text, (Noun.ENVELOPE,), seen_by=seen_by)[1])
 
 
 def due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:

@@ -9,8 +9,11 @@ import sqlalchemy as sa
 
 from retinue.domain.event import News, NewsKind
 from retinue.domain.ids import SessionId
+from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.times import from_ms
+from retinue.store import sight
 from retinue.store import tables as t
+from retinue.store.sight import Scope, me, per_scope, scope_of
 
 _b = sa.bindparam
 _body = msgspec.json.Decoder(dict[str, Any])
@@ -26,15 +29,26 @@ _columns = (
     t.records.c.kind.label("r_kind"),
     t.records.c.body.label("r_body"),
 )
-_after = (
-    sa.select(*_columns)
-    .outerjoin_from(t.news, t.envelopes, t.news.c.envelope == t.envelopes.c.id)
-    .outerjoin(t.records, sa.and_(t.news.c.session == t.records.c.session, t.news.c.record_seq == t.records.c.seq))
-    .where(t.news.c.seq > _b("after"))
-    .order_by(t.news.c.seq)
-    .limit(_b("limit"))
+
+
+def _seen(scope: Scope) -> sa.ColumnElement[bool]:
+    if scope is Scope.ALL:
+        return sa.true()
+    mail = sa.and_(t.envelopes.c.id.is_not(None), sight.envelopes(scope))
+    return sa.or_(sight.in_sessions(scope, t.news.c.session), mail)
+
+
+_after = per_scope(
+    lambda scope: (
+        sa.select(*_columns)
+        .outerjoin_from(t.news, t.envelopes, t.news.c.envelope == t.envelopes.c.id)
+        .outerjoin(t.records, sa.and_(t.news.c.session == t.records.c.session, t.news.c.record_seq == t.records.c.seq))
+        .where(t.news.c.seq > _b("after"), _seen(scope))
+        .order_by(t.news.c.seq)
+        .limit(_b("limit"))
+    )
 )
-_after_in = _after.where(t.news.c.session == _b("session"))
+_after_in = per_scope(lambda scope: _after[scope].where(t.news.c.session == _b("session")))
 
 
 def newest(conn: sa.Connection) -> int:
@@ -71,10 +85,13 @@ def news_of(row: sa.Row[Any]) -> News:
     )
 
 
-def after(conn: sa.Connection, cursor: int, *, limit: int, session: str | None = None) -> list[News]:
+def after(
+    conn: sa.Connection, cursor: int, *, limit: int, session: str | None = None, seen_by: Principal = HOUSE
+) -> list[News]:
     """What is newer than the cursor, oldest first."""
+    bounds = {"after": cursor, "limit": limit, **me(seen_by)}
     if session is None:
-        rows = conn.execute(_after, {"after": cursor, "limit": limit})
+        rows = conn.execute(_after[scope_of(seen_by)], bounds)
     else:
-        rows = conn.execute(_after_in, {"after": cursor, "limit": limit, "session": session})
+        rows = conn.execute(_after_in[scope_of(seen_by)], {**bounds, "session": session})
     return [news_of(row) for row in rows]

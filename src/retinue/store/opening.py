@@ -22,7 +22,7 @@ from retinue.store.connection import NO_FAULTS, Store, explain
 from retinue.store.inspection import damaged, look
 from retinue.store.migrations import HEAD
 
-KNOWN_REVISIONS = frozenset({"0001"})
+KNOWN_REVISIONS = frozenset({"0001", "0002"})
 
 PREPARE_LOCK = 7320451
 

@@ -9,9 +9,13 @@ import sqlalchemy as sa
 
 from retinue.domain.errors import Stale
 from retinue.domain.ids import SessionId
+from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.times import from_ms
+from retinue.store import sight
 from retinue.store import tables as t
+from retinue.store.lookup import Noun, find
+from retinue.store.sight import me, per_scope, scope_of
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
@@ -25,7 +29,6 @@ _by_prefix = (
     .where(t.sessions.c.id >= _b("low"), t.sessions.c.id < _b("high"), t.sessions.c.agent == _b("agent"))
     .limit(2)
 )
-BY_ANY_PREFIX = sa.select(t.sessions.c.id).where(t.sessions.c.id >= _b("low"), t.sessions.c.id < _b("high")).limit(20)
 _by_origin = sa.select(t.sessions).where(
     t.sessions.c.agent == _b("agent"), t.sessions.c.origin_kind == _b("kind"), t.sessions.c.origin_key == _b("key")
 )
@@ -55,7 +58,14 @@ _active = (
     .limit(_b("limit"))
 )
 _children = sa.select(t.sessions).where(t.sessions.c.parent == _b("parent")).limit(_b("limit"))
-_recent = sa.select(t.sessions).order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id).limit(_b("limit"))
+_recent = per_scope(
+    lambda scope: (
+        sa.select(t.sessions)
+        .where(t.sessions.c.deleted_ms.is_(None), sight.sessions(scope))
+        .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+        .limit(_b("limit"))
+    )
+)
 
 
 def session_of(row: sa.Row[Any]) -> Session:
@@ -116,6 +126,8 @@ def add(conn: sa.Connection, id_: str, *, agent: str, origin: Origin, name: str,
             "created_ms": at_ms,
             "updated_ms": at_ms,
             "pinned_ms": None,
+            "folded": None,
+            "deleted_ms": None,
         },
     )
 
@@ -173,5 +185,13 @@ def children(conn: sa.Connection, parent: str, *, limit: int) -> list[Session]:
     return [session_of(row) for row in conn.execute(_children, {"parent": parent, "limit": limit})]
 
 
-def recent(conn: sa.Connection, *, limit: int) -> list[Session]:
-    return [session_of(row) for row in conn.execute(_recent, {"limit": limit})]
+def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> Session:
+    """The one session a short id names."""
+    session = get(conn, find(conn, text, (Noun.SESSION,), seen_by=seen_by)[1])
+    assert session is not None  # found by its id, in the same picture of the store
+    return session
+
+
+def recent(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Session]:
+    rows = conn.execute(_recent[scope_of(seen_by)], {"limit": limit, **me(seen_by)})
+    return [session_of(row) for row in rows]

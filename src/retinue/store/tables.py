@@ -83,10 +83,53 @@ people = sa.Table(
     sa.Column("name", sa.String(64), primary_key=True),
     sa.Column("folded", sa.String(64), nullable=False),
     sa.Column("role", sa.String(16), nullable=False),
-    sa.Column("token_hash", sa.String(64)),
     _ms("created_ms"),
+    _ms("forgotten_ms", nullable=True),
     sa.UniqueConstraint("folded"),
-    sa.UniqueConstraint("token_hash"),
+)
+
+# What proves who someone is: tokens, cookies of a browser, sign-in codes, invitations. Only hashes are kept.
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    _id("id", primary_key=True),
+    sa.Column("kind", sa.String(8), nullable=False),
+    sa.Column("principal", sa.Text, nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+    sa.Column("label", sa.Text, nullable=False),
+    sa.Column("body", sa.Text),
+    _ms("created_ms"),
+    _ms("used_ms", nullable=True),
+    _ms("expires_ms", nullable=True),
+    _ms("revoked_ms", nullable=True),
+    sa.UniqueConstraint("hash"),
+)
+sa.Index("ix_tokens_principal", tokens.c.principal)
+
+# What a house has answered to requests that carried a key: the same key gets the same answer.
+answers = sa.Table(
+    "answers",
+    metadata,
+    sa.Column("principal", sa.Text, primary_key=True),
+    sa.Column("key", sa.String(256), primary_key=True),
+    sa.Column("operation", sa.String(64), nullable=False),
+    sa.Column("request_hash", sa.String(64), nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_answers_at", answers.c.at_ms)
+
+agent_versions = sa.Table(
+    "agent_versions",
+    metadata,
+    sa.Column("agent", sa.String(64), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("source", sa.String(16), nullable=False),
+    sa.Column("changed_by", sa.Text, nullable=False),
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
 )
 
 sessions = sa.Table(
@@ -109,11 +152,25 @@ sessions = sa.Table(
     _ms("created_ms"),
     _ms("updated_ms"),
     _ms("pinned_ms", nullable=True),
+    sa.Column("folded", sa.Text),
+    _ms("deleted_ms", nullable=True),
     sa.UniqueConstraint("agent", "origin_kind", "origin_key"),
     sqlite_with_rowid=False,
 )
 _partial("ix_sessions_active", sessions.c.updated_ms, where=sessions.c.wakefulness == word("'active'"))
 sa.Index("ix_sessions_parent", sessions.c.parent)
+sa.Index("uq_sessions_name", sessions.c.agent, sessions.c.folded, unique=True)
+
+# With whom a session is shared besides the one whose it is.
+shares = sa.Table(
+    "shares",
+    metadata,
+    _id("session", primary_key=True),
+    sa.Column("person", sa.String(64), sa.ForeignKey("people.name"), primary_key=True),
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_shares_person", shares.c.person)
 
 envelopes = sa.Table(
     "envelopes",

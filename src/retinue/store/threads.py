@@ -8,8 +8,10 @@ import sqlalchemy as sa
 
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import EnvelopeId
+from retinue.domain.principal import HOUSE, Principal
 from retinue.store import tables as t
 from retinue.store.envelopes import get, resolve
+from retinue.store.sight import sees_envelope
 
 SHOWN_MAX = 20
 HOPS_MAX = 5_000
@@ -44,12 +46,12 @@ class Thread:
         return self.total - len(self.envelopes)
 
 
-def thread(conn: sa.Connection, id_text: str) -> Thread:
-    """The chain from the envelope that a short id names back to its root, wherever that ends."""
+def thread(conn: sa.Connection, id_text: str, *, seen_by: Principal = HOUSE) -> Thread:
+    """The chain from the envelope that a short id names back to its root, or as far as it is seen."""
     ids: dict[EnvelopeId, None] = {}  # in the order in which they were met
     earlier: str | None = None
-    for row in conn.execute(_walk, {"id": resolve(conn, id_text), "hops": HOPS_MAX - 1}):
-        if row.id in ids:
+    for row in conn.execute(_walk, {"id": resolve(conn, id_text, seen_by=seen_by), "hops": HOPS_MAX - 1}):
+        if row.id in ids or not (seen_by.sees_all or sees_envelope(conn, seen_by, row.id)):
             break
         ids[EnvelopeId(row.id)] = None
         earlier = row.reply_to

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from retinue.domain.approval import ApprovalState
 from retinue.domain.envelope import Envelope, Kind, Outcome, Settled, Status
-from retinue.domain.errors import Ambiguous, NotFound
-from retinue.domain.ids import CANDIDATES_SHOWN_MAX, derived, distinguish, prefix, short
+from retinue.domain.ids import derived, short
+from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.run import Run
 from retinue.domain.times import to_ms
 from retinue.store import deliveries, envelopes, runs, sessions
@@ -23,7 +23,9 @@ from retinue.store import tables as t
 from retinue.store.dead import retries
 from retinue.store.facts import FACTS_MAX, Fact, Said, addressed, fact, in_order, listed, quoted, read, span
 from retinue.store.house import latest_ms
+from retinue.store.lookup import find
 from retinue.store.run_story import approval_facts, head, story
+from retinue.store.sight import sees_session
 
 RECORDS_LOOKED_AT_MAX = 200
 RUNS_SHOWN_MAX = 20
@@ -31,18 +33,6 @@ PURPOSES = (*(str(outcome) for outcome in Outcome), "overflow", "left-out")
 """Why the house writes about an envelope; each such letter has an id that follows from its subject's."""
 
 _b = sa.bindparam
-_NAMED = {"envelope": t.envelopes, "run": t.runs, "approval": t.approvals, "session": t.sessions}
-_by_prefix = {
-    kind: sa.select(table.c.id)
-    .where(table.c.id >= _b("low"), table.c.id < _b("high"))
-    .order_by(table.c.id)
-    .limit(CANDIDATES_SHOWN_MAX + 1)
-    for kind, table in _NAMED.items()
-}
-_count_prefix = {
-    kind: sa.select(sa.func.count()).where(table.c.id >= _b("low"), table.c.id < _b("high"))
-    for kind, table in _NAMED.items()
-}
 _approval = sa.select(t.approvals).where(t.approvals.c.id == _b("id"))
 _last_records = (
     sa.select(t.records.c.run)
@@ -68,13 +58,18 @@ class Why:
         return [read(self.head, zone), *told]
 
 
-def why(conn: sa.Connection, id_text: str) -> Why:
-    """The chain of whatever a short id names, of any kind."""
-    kind, id_ = resolve(conn, id_text)
+def why(conn: sa.Connection, id_text: str, *, seen_by: Principal = HOUSE) -> Why:
+    """The chain of whatever a short id names, of any kind.
+
+    Of an envelope whose session the asker does not see, only how it stands: the rest happened behind that door.
+    """
+    kind, id_ = find(conn, id_text, seen_by=seen_by)
     match kind:
         case "envelope":
             envelope = envelopes.get(conn, id_)
             assert envelope is not None  # found by its id, in the same picture of the store
+            if not seen_by.sees_all and not sees_session(conn, seen_by, envelope.session):
+                return _why(kind, id_, _head_of(conn, envelope), ())
             return _why(kind, id_, _head_of(conn, envelope), _of_envelope(conn, envelope))
         case "run":
             run = runs.get(conn, id_)
@@ -85,28 +80,6 @@ def why(conn: sa.Connection, id_text: str) -> Why:
             return _why(kind, id_, (_head_of_approval(row),), _of_approval(conn, row))
         case _:
             return _of_session(conn, id_)
-
-
-def resolve(conn: sa.Connection, id_text: str) -> tuple[str, str]:
-    """The one thing a short id names, and its kind. More than one is an error that lists them with their kinds."""
-    digits = prefix(id_text)
-    bounds = {"low": digits, "high": digits + "g"}
-    found = [(row.id, kind) for kind, rows in _by_prefix.items() for row in conn.execute(rows, bounds)]
-    if not found:
-        raise NotFound(
-            f"nothing here is called {digits}",
-            because="no envelope, run, approval or session has an id that begins so",
-            try_this="copy it from a list or an answer",
-            code="id.not-found",
-        )
-    if len(found) == 1:
-        [(id_, kind)] = found
-        return kind, id_
-    matches = sum(conn.execute(rows, bounds).scalar_one() for rows in _count_prefix.values())
-    found.sort()
-    shown = dict(zip(sorted({id_ for id_, _ in found}), distinguish([id_ for id_, _ in found]), strict=True))
-    candidates = tuple(f"{kind} {shown[id_]}" for id_, kind in found[:CANDIDATES_SHOWN_MAX])
-    raise Ambiguous(digits, candidates, matches=matches)
 
 
 def _why(kind: str, id_: str, head: tuple[Said, ...], facts: Sequence[Fact]) -> Why:

@@ -1,0 +1,37 @@
+"""Principals: who asks something of the house, as a token has proved. Nobody can name another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from retinue.domain import address
+from retinue.domain.address import Address, AddressKind
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.envelope import Trust
+from retinue.domain.person import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """A person or an agent, with what they may ask for. `key` names the token they came with."""
+
+    address: Address
+    level: PermissionLevel
+    trust: Trust
+    key: str = ""
+
+    @property
+    def sees_all(self) -> bool:
+        """The owner does, and the house itself. An agent does not, whatever its level."""
+        return self.level is PermissionLevel.BOSS and self.address.kind in (AddressKind.PERSON, AddressKind.HOUSE)
+
+
+HOUSE = Principal(address=address.HOUSE, level=PermissionLevel.BOSS, trust=Trust.OWNER)
+"""The house, where it looks something up for itself and not for someone who asked."""
+
+LEVEL_OF = {
+    Role.OWNER: PermissionLevel.BOSS,
+    Role.MEMBER: PermissionLevel.STANDARD,
+    Role.GUEST: PermissionLevel.RESTRICTED,
+}
+TRUST_OF = {Role.OWNER: Trust.OWNER, Role.MEMBER: Trust.PERSON, Role.GUEST: Trust.PERSON}

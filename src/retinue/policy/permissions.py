@@ -1,0 +1,40 @@
+"""Who may ask for what. Levels are ordered; an operation that no rule names needs the highest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from retinue.domain.agent import PermissionLevel
+
+ORDER = (
+    PermissionLevel.RESTRICTED,
+    PermissionLevel.STANDARD,
+    PermissionLevel.PRIVILEGED,
+    PermissionLevel.BOSS,
+)
+_RANK = {level: rank for rank, level in enumerate(ORDER)}
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """Whether an operation may be asked for, and why, or why not."""
+
+    allowed: bool
+    because: str
+
+
+def reaches(level: PermissionLevel, needed: PermissionLevel) -> bool:
+    return _RANK[level] >= _RANK[needed]
+
+
+def needed_for(operation: str, policy: Mapping[str, PermissionLevel]) -> PermissionLevel:
+    return policy.get(operation, PermissionLevel.BOSS)
+
+
+def decide(operation: str, level: PermissionLevel, policy: Mapping[str, PermissionLevel]) -> Permission:
+    """Pure, and the same on every door."""
+    needed = needed_for(operation, policy)
+    named = operation in policy
+    because = f"{operation} needs {needed}" if named else f"no rule names {operation}, so it needs {needed}"
+    return Permission(reaches(level, needed), f"{because}, and you have {level}")

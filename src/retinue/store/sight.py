@@ -1,0 +1,105 @@
+"""What a principal sees, as conditions for queries. Every list, look-up, stream and search takes it from here.
+
+The owner sees all. A person sees sessions whose origin is theirs or that were shared with them, and envelopes they
+sent or received or that are in those sessions. An agent sees its own sessions and those it spawned. What is not seen
+is not there: its answer is "not found".
+
+Statements are built once for each scope (`per_scope`), and the principal comes in as parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from retinue.domain.address import AddressKind
+from retinue.domain.principal import Principal
+from retinue.store import tables as t
+
+T = TypeVar("T")
+
+_b = sa.bindparam
+_AFTER_SLASH = "0"  # the character after "/": a range from "x/" to "x0" holds all that begins with "x/"
+
+
+class Scope(StrEnum):
+    ALL = "all"
+    PERSON = "person"
+    AGENT = "agent"
+
+
+def scope_of(principal: Principal) -> Scope:
+    if principal.sees_all:
+        return Scope.ALL
+    return Scope.PERSON if principal.address.kind is AddressKind.PERSON else Scope.AGENT
+
+
+def me(principal: Principal) -> dict[str, Any]:
+    """The parameters that say who asks."""
+    if scope_of(principal) is Scope.ALL:
+        return {}
+    address = f"{principal.address.kind}:{principal.address.name}"
+    return {
+        "me": address,
+        "me_from": f"{address}/",
+        "me_to": f"{address}{_AFTER_SLASH}",
+        "my_name": principal.address.name,
+    }
+
+
+def per_scope(build: Callable[[Scope], T]) -> dict[Scope, T]:
+    """The same statement for each scope."""
+    return {scope: build(scope) for scope in Scope}
+
+
+def _mine(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    return sa.or_(column == _b("me"), sa.and_(column >= _b("me_from"), column < _b("me_to")))
+
+
+def sessions(scope: Scope, table: Any = t.sessions) -> sa.ColumnElement[bool]:
+    """Which sessions are seen."""
+    match scope:
+        case Scope.ALL:
+            return sa.true()
+        case Scope.PERSON:
+            own = sa.and_(table.c.origin_kind.in_((t.word("'terminal'"), t.word("'web'"))), _mine(table.c.origin_key))
+            shared = sa.exists().where(t.shares.c.session == table.c.id, t.shares.c.person == _b("my_name"))
+            return sa.or_(own, shared)
+        case Scope.AGENT:
+            parent = t.sessions.alias("parent")
+            spawned = sa.exists().where(parent.c.id == table.c.parent, parent.c.agent == _b("my_name"))
+            return sa.or_(table.c.agent == _b("my_name"), spawned)
+
+
+def envelopes(scope: Scope) -> sa.ColumnElement[bool]:
+    """Which envelopes are seen: those sent or received, and those of sessions that are seen."""
+    if scope is Scope.ALL:
+        return sa.true()
+    return sa.or_(
+        _mine(t.envelopes.c.sender), _mine(t.envelopes.c.recipient), in_sessions(scope, t.envelopes.c.session)
+    )
+
+
+def in_sessions(scope: Scope, column: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Whatever belongs to a session that is seen: runs, records, approvals, news."""
+    if scope is Scope.ALL:
+        return sa.true()
+    seen = t.sessions.alias("seen")
+    return sa.exists().where(seen.c.id == column, sessions(scope, seen))
+
+
+_session = per_scope(lambda scope: sa.select(t.sessions.c.id).where(t.sessions.c.id == _b("id"), sessions(scope)))
+_envelope = per_scope(lambda scope: sa.select(t.envelopes.c.id).where(t.envelopes.c.id == _b("id"), envelopes(scope)))
+
+
+def sees_session(conn: sa.Connection, principal: Principal, id_: str | None) -> bool:
+    if id_ is None:
+        return False
+    return conn.execute(_session[scope_of(principal)], {"id": id_, **me(principal)}).scalar() is not None
+
+
+def sees_envelope(conn: sa.Connection, principal: Principal, id_: str) -> bool:
+    return conn.execute(_envelope[scope_of(principal)], {"id": id_, **me(principal)}).scalar() is not None
