@@ -1,45 +1,194 @@
-"""Settings of the house, read once into types."""
+"""What can be set in the house. Each field carries a line about it, its bounds and when a change takes effect."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
+from typing import Any, TypeVar, cast
 from zoneinfo import ZoneInfo
 
-from retinue.domain.errors import Invalid
-from retinue.domain.times import zone
+from retinue.config import checks
+from retinue.domain.agent import PermissionLevel
 
 DRAIN_S = 10.0
+PORT = 7717
+MIB = 1024 * 1024
+DAYS_MAX = 36_500
+WHOLE_NUMBER_MAX = 2**53 - 1
+
+T = TypeVar("T")
+
+
+class Effect(StrEnum):
+    """When a changed setting takes effect."""
+
+    MESSAGE = "message"  # with the next message
+    HOT = "hot"  # at once
+    RESTART = "restart"  # when the house is next opened
+    APPLY = "apply"  # by `retinue apply`: the store, not the file, says who is on the staff
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What is asked of one setting beyond its type, and what is told of it."""
+
+    says: str = ""
+    effect: Effect = Effect.HOT
+    least: float | None = None
+    most: float | None = None
+    check: Callable[[str], str | None] | None = None  # of a text, or of each of several: what is wrong with it
+    in_file: bool = True
+
+
+PLAIN = Rule()
+
+
+def setting(default: T, says: str, **rule: Any) -> T:
+    """A field of a settings group. The default is for the type checker too; the rule is read by the file's reader."""
+    made: Any
+    metadata = {"rule": Rule(says=says, **rule)}
+    if isinstance(default, dict):
+        empty = cast("dict[str, object]", default)
+        made = field(default_factory=lambda: dict(empty), metadata=metadata)
+    else:
+        made = field(default=default, metadata=metadata)
+    return cast(T, made)
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """The TCP door. The unix socket is always there, and is not a setting."""
+
+    enabled: bool = setting(True, "Whether the house listens on TCP beside its socket.", effect=Effect.RESTART)
+    host: str = setting(
+        "127.0.0.1",
+        "The address to listen on. Beyond this machine only with an https `public_url` and `trusted_proxies`.",
+        effect=Effect.RESTART,
+        check=checks.host,
+    )
+    port: int = setting(
+        PORT, "The TCP port; 0 takes any that is free.", effect=Effect.RESTART, least=0, most=checks.PORT_MAX
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much one caller may ask of the house."""
+
+    body_bytes_max: int = setting(16 * MIB, "The largest body of a request.", least=1024, most=1024 * MIB)
+    requests_per_minute: int = setting(600, "Requests of one principal in a minute.", least=1)
+    envelopes_per_minute: int = setting(60, "Envelopes that one principal may send in a minute.", least=1)
+    sign_in_attempts_max: int = setting(
+        5, "Failed sign-ins from one address before it is locked out.", least=1, most=1000
+    )
+    lockout_s: float = setting(900.0, "How long an address stays locked out.", least=1, most=86_400)
+    websockets_max: int = setting(16, "Open WebSockets of one principal.", least=1, most=10_000)
+    connections_max: int = setting(512, "Open TCP connections of all callers together.", least=1, most=65_536)
+    request_wait_s: float = setting(15.0, "How long a caller may take to send its request in full.", least=1, most=3600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logs:
+    """What is logged, and how much of it is kept."""
+
+    level: LogLevel = setting(LogLevel.INFO, "The least that is logged.")
+    file: bool = setting(True, "Whether a log is kept in the home, beside what goes to the terminal.")
+    bytes_max: int = setting(10 * MIB, "The size at which a log file is put away and a new one begun.", least=64 * 1024)
+    files_kept: int = setting(5, "How many log files put away are kept.", least=0, most=1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long what is done with stays in the store. What is not set is kept for good."""
+
+    done_days: int | None = setting(None, "Days to keep envelopes after their outcome.", least=1, most=DAYS_MAX)
+    news_days: int | None = setting(None, "Days to keep news for clients that resume.", least=1, most=DAYS_MAX)
+    runs_days: int | None = setting(None, "Days to keep the steps of finished runs.", least=1, most=DAYS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirror:
+    """A live copy of each session as files. The store stays the truth."""
+
+    enabled: bool = setting(False, "Whether sessions are mirrored as files.")
+    folder: Path | None = setting(None, "Where to; from the home if relative. Not set: `mirror` in the home.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotCounts:
+    """How many runs may be active at once, for each kind of lane."""
+
+    main: int = setting(4, "Runs for people, agents and channels.", least=1, most=1000)
+    subagent: int = setting(8, "Runs of subagents.", least=1, most=1000)
+    background: int = setting(4, "Runs in the background.", least=1, most=1000)
+    schedule: int = setting(2, "Runs that the clock began.", least=1, most=1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`store` is a file in the home unless it names a PostgreSQL database."""
+    """The house settings. `store` is a file in the home unless it names a PostgreSQL database.
 
-    home: Path
-    store: str | Path
-    zone: ZoneInfo
-    drain_s: float = DRAIN_S
+    `store` stays out of `repr`, for the address of a database may hold a password.
+    """
 
-
-def from_environment(environment: Mapping[str, str]) -> Settings:
-    """RETINUE_HOME, RETINUE_STORE, RETINUE_ZONE; everything has a default."""
-    named = environment.get("RETINUE_HOME")
-    home = Path(named).expanduser() if named else Path("~/.retinue").expanduser()
-    if not home.is_absolute():
-        raise Invalid(
-            f"RETINUE_HOME is '{named}'",
-            because="it must be an absolute path, or one from ~",
-            try_this="RETINUE_HOME=~/.retinue",
-            code="config.invalid",
-        )
-    store = environment.get("RETINUE_STORE")
-    if store and not store.startswith("postgresql"):
-        raise Invalid(
-            "RETINUE_STORE is not an address we know",
-            because="it names a PostgreSQL database (postgresql://USER@HOST/NAME); without it the store is a file",
-            try_this="unset RETINUE_STORE",
-            code="config.invalid",
-        )
-    return Settings(home=home, store=store or home / "house.db", zone=zone(environment.get("RETINUE_ZONE") or "UTC"))
+    home: Path = field(
+        metadata={
+            "rule": Rule(says="Where the house lives: `RETINUE_HOME`.", effect=Effect.RESTART, in_file=False),
+        }
+    )
+    store: str | Path = field(
+        repr=False,
+        metadata={
+            "rule": Rule(
+                says="A PostgreSQL address, postgresql://USER@HOST/NAME. Not set: `house.db` in the home.",
+                effect=Effect.RESTART,
+                check=checks.store,
+            )
+        },
+    )
+    zone: ZoneInfo = field(
+        metadata={"rule": Rule(says="The owner's time zone, as in `Europe/Berlin`.", effect=Effect.RESTART)}
+    )
+    drain_s: float = setting(DRAIN_S, "How long a stop waits for what is running.", least=0, most=3600)
+    default_agent: str | None = setting(
+        None,
+        "Who answers where nobody is named. Not set: the agent `main`, else the first declared.",
+        effect=Effect.MESSAGE,
+        check=checks.agent_name,
+    )
+    public_url: str | None = setting(
+        None,
+        "The address at which people reach the house through a proxy.",
+        effect=Effect.RESTART,
+        check=checks.public_url,
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "Names under which the house answers, beside those of this machine and `public_url`.", check=checks.host
+    )
+    trusted_proxies: tuple[str, ...] = setting(
+        (),
+        "Addresses or networks of proxies whose word on the caller is believed.",
+        effect=Effect.RESTART,
+        check=checks.network,
+    )
+    permission_policy: Mapping[str, PermissionLevel] = setting(
+        cast("Mapping[str, PermissionLevel]", {}),
+        "For an operation, the level it needs; one that is not named keeps its own.",
+        effect=Effect.MESSAGE,
+        check=checks.operation,
+    )
+    listen: Listen = Listen()
+    limits: Limits = Limits()
+    logs: Logs = Logs()
+    retention: Retention = Retention()
+    mirror: Mirror = Mirror()
+    slots: SlotCounts = SlotCounts()

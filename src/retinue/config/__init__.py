@@ -1,0 +1,36 @@
+"""Settings of the house: text and environment in, types or errors out; a thin rim reads the files.
+
+`retinue.config.writing` changes a file and keeps its comments; it stands apart because it needs a library for that.
+"""
+
+from __future__ import annotations
+
+from retinue.config.changes import Change, diff
+from retinue.config.faults import BadConfig, Fault
+from retinue.config.loading import Configuration, Examined, Reloaded, examine, from_environment, load, reload, text_hash
+from retinue.config.secret import Secret
+from retinue.config.settings import Effect, Settings
+from retinue.config.staff import DeclaredAgent, External, Staff, default_agent, normal_id
+
+__all__ = [
+    "BadConfig",
+    "Change",
+    "Configuration",
+    "DeclaredAgent",
+    "Effect",
+    "Examined",
+    "External",
+    "Fault",
+    "Reloaded",
+    "Secret",
+    "Settings",
+    "Staff",
+    "default_agent",
+    "diff",
+    "examine",
+    "from_environment",
+    "load",
+    "normal_id",
+    "reload",
+    "text_hash",
+]

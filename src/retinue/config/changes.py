@@ -1,0 +1,70 @@
+"""What changed between two readings, path by path, and when each change takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, cast
+
+from retinue.config.faults import KeyPath, dotted
+from retinue.config.reading import rule_of
+from retinue.config.settings import Effect, Settings
+from retinue.config.staff import Staff
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Change:
+    """One path whose value is another now. The values stay out of it: some are nobody's business."""
+
+    path: str
+    effect: Effect
+
+
+def diff(old: tuple[Settings, Staff], new: tuple[Settings, Staff]) -> list[Change]:
+    """Every changed path, in alphabetical order. Someone hired or let go is one path; a changed one is told by key."""
+    settings = _changed(dict(_leaves(old[0], ("house",))), dict(_leaves(new[0], ("house",))))
+    staff = _staff_changes(_staff(old[1]), _staff(new[1]))
+    return sorted([*settings, *staff])
+
+
+def _changed(old: dict[KeyPath, tuple[object, Effect]], new: dict[KeyPath, tuple[object, Effect]]) -> Iterator[Change]:
+    for path in old.keys() | new.keys():
+        before, after = old.get(path), new.get(path)
+        if before != after:
+            effect = (after or before or (None, Effect.RESTART))[1]
+            yield Change(dotted(path), effect)
+
+
+def _staff_changes(old: dict[KeyPath, object], new: dict[KeyPath, object]) -> Iterator[Change]:
+    for path in old.keys() | new.keys():
+        if (path in old) != (path in new):
+            yield Change(dotted(path), Effect.APPLY)
+        else:
+            before = {key: (value, Effect.APPLY) for key, (value, _) in _leaves(old[path], path)}
+            after = {key: (value, Effect.APPLY) for key, (value, _) in _leaves(new[path], path)}
+            yield from _changed(before, after)
+
+
+def _staff(staff: Staff) -> dict[KeyPath, object]:
+    named: dict[KeyPath, object] = {}
+    for each in staff.agents:
+        external = {} if each.external is None else {"external": each.external}
+        own = {field.name: getattr(each.agent, field.name) for field in fields(each.agent)}
+        named["agents", each.agent.name] = own | external
+    for section, tables in (("people", staff.people), ("bindings", staff.bindings), ("schedules", staff.schedules)):
+        named |= {(section, name): table for name, table in tables.items()}
+    return named
+
+
+def _leaves(
+    value: object, path: KeyPath, effect: Effect = Effect.HOT
+) -> Iterator[tuple[KeyPath, tuple[object, Effect]]]:
+    """Each single value below `value`, by its path. A mapping of names is taken apart, a list is one value."""
+    if is_dataclass(value) and not isinstance(value, type):
+        for each in fields(cast(Any, value)):
+            yield from _leaves(getattr(value, each.name), (*path, each.name), rule_of(each).effect)
+    elif isinstance(value, Mapping):
+        for key, inner in cast("Mapping[str, object]", value).items():
+            yield from _leaves(inner, (*path, key), effect)
+    else:
+        yield path, (value, effect)

@@ -1,0 +1,112 @@
+"""What single texts of the file must look like. Each check gives back what is wrong, or None."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+from retinue.domain.address import BACKGROUND, valid_name
+from retinue.domain.errors import Invalid
+
+PORT_MAX = 65_535
+HOST_LENGTH_MAX = 253
+
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_OPERATION = re.compile(r"[a-z][a-z0-9]*(?:[._-][a-z0-9]+)*")
+LOOPBACK_NAMES = frozenset({"localhost"})
+
+
+def host(text: str) -> str | None:
+    """A name or an address, without scheme and port."""
+    if _is_ip(text) or (len(text) <= HOST_LENGTH_MAX and _HOST.fullmatch(text) and not _looks_like_ipv4(text)):
+        return None
+    return "must be a host name or an IP address, without scheme, port or path"
+
+
+def is_loopback(text: str) -> bool:
+    """Whether only this machine can reach a host of that name."""
+    return ipaddress.ip_address(text).is_loopback if _is_ip(text) else text.lower() in LOOPBACK_NAMES
+
+
+def network(text: str) -> str | None:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return "must be an IP address or a network such as 10.0.0.0/8, with no bits set beyond its length"
+    return None
+
+
+def url(text: str) -> str | None:
+    """An http or https address, without a name or password in it."""
+    try:
+        parts = urlsplit(text)
+        well_formed = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return "must be an address such as https://house.example"
+    if not well_formed or host(parts.hostname or "") or re.search(r"[\s\x00-\x1f\x7f]", text):
+        return "must be an address such as https://house.example"
+    if parts.username is not None or parts.password is not None:
+        return "must not hold a name or a password"
+    return None
+
+
+def public_url(text: str) -> str | None:
+    if wrong := url(text):
+        return wrong
+    return "must end before ? and #" if "?" in text or "#" in text else None
+
+
+def is_https(text: str | None) -> bool:
+    return text is not None and urlsplit(text).scheme == "https"
+
+
+def store(text: str) -> str | None:
+    if text.startswith(("postgresql://", "postgresql+psycopg://")):
+        return None
+    return "must name a PostgreSQL database, postgresql://USER@HOST/NAME"
+
+
+def password_in(address: str) -> str:
+    """The password that the address of a database holds, before the @ or among its options; empty where none is."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return address
+    option = re.search(r"(?:^|&)(?:ssl)?password=([^&]*)", parts.query, re.IGNORECASE)
+    return parts.password or (option[1] if option else "")
+
+
+def operation(text: str) -> str | None:
+    return None if _OPERATION.fullmatch(text) else "is not the name of an operation, such as agent.set"
+
+
+def agent_name(text: str) -> str | None:
+    try:
+        valid_name(text, what="an agent")
+    except Invalid as error:
+        return f"cannot be the name of an agent: {error.because}"
+    if text.casefold() == BACKGROUND:
+        return "cannot be the name of an agent: agent:background is the house's own"
+    return None
+
+
+def name(text: str) -> str | None:
+    try:
+        valid_name(text, what="anything")
+    except Invalid as error:
+        return f"cannot be a name: {error.because}"
+    return None
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _looks_like_ipv4(text: str) -> bool:
+    return all(part.isdigit() for part in text.split("."))

@@ -1,0 +1,155 @@
+"""On which line of a TOML text each key is written. The standard parser reads values and forgets where they stood.
+
+The text has been parsed before, so it is well-formed: this only has to find its way, not to judge.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+
+from retinue.config.faults import KeyPath
+
+_BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
+_SPACE = re.compile(r"[ \t]*")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SCALAR = re.compile(r"[^,\]}\n#]*")
+_ESCAPED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\": "\\"}
+
+
+def lines_of(text: str) -> dict[KeyPath, int]:
+    """Each key path of a well-formed TOML text with its line, the first being 1."""
+    scanner = _Scanner(text.replace("\r\n", "\n"))
+    try:
+        scanner.scan()
+    except (IndexError, RecursionError):  # A line is a courtesy: what was found so far is given.
+        pass
+    return scanner.found
+
+
+class _Scanner:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.found: dict[KeyPath, int] = {}
+        self._newlines = [match.start() for match in re.finditer("\n", text)]
+        self._counts: dict[KeyPath, int] = {}
+
+    def scan(self) -> None:
+        table: KeyPath = ()
+        while self._skip(_BLANK) < len(self.text):
+            if self.text.startswith("[", self.at):
+                table = self._header()
+            else:
+                self._pair(table)
+
+    def _header(self) -> KeyPath:
+        line = self._line()
+        is_array = self.text.startswith("[[", self.at)
+        self.at += 2 if is_array else 1
+        *parents, last = self._keys()
+        path = (*self._within((), parents), last)
+        if is_array:
+            self.found.setdefault(path, line)
+            self._counts[path] = self._counts.get(path, 0) + 1
+        path = self._within((), path) if is_array else path
+        self.found.setdefault(path, line)
+        self.at += 2 if is_array else 1
+        return path
+
+    def _within(self, path: KeyPath, keys: list[str] | KeyPath) -> KeyPath:
+        """A header that passes through an array of tables means the last of them."""
+        for key in keys:
+            path = (*path, key)
+            if path in self._counts:
+                path = (*path, self._counts[path] - 1)
+        return path
+
+    def _pair(self, table: KeyPath) -> None:
+        line = self._line()
+        path = table
+        for key in self._keys():
+            path = (*path, key)
+            self.found.setdefault(path, line)
+        self.at += 1  # the =
+        self._skip(_SPACE)
+        self._value(path)
+
+    def _keys(self) -> list[str]:
+        keys: list[str] = []
+        while True:
+            self._skip(_SPACE)
+            keys.append(self._key())
+            self._skip(_SPACE)
+            if not self.text.startswith(".", self.at):
+                return keys
+            self.at += 1
+
+    def _key(self) -> str:
+        start = self.at
+        if self.text[start] in "\"'":
+            self._string()
+            inner = self.text[start + 1 : self.at - 1]
+            return _ESCAPED.sub(_unescaped, inner) if self.text[start] == '"' else inner
+        self._skip(_BARE_KEY)
+        return self.text[start : self.at]
+
+    def _value(self, path: KeyPath) -> None:
+        match self.text[self.at]:
+            case '"' | "'":
+                self._string()
+            case "[":
+                self._array(path)
+            case "{":
+                self._inline_table(path)
+            case _:
+                self._skip(_SCALAR)
+
+    def _array(self, path: KeyPath) -> None:
+        self.at += 1
+        index = 0
+        while self._peek() != "]":
+            element = (*path, index)
+            self.found[element] = self._line()
+            self._value(element)
+            index += 1
+            if self._peek() == ",":
+                self.at += 1
+        self.at += 1
+
+    def _inline_table(self, path: KeyPath) -> None:
+        self.at += 1
+        while self._peek() != "}":
+            self._pair(path)
+            if self._peek() == ",":
+                self.at += 1
+        self.at += 1
+
+    def _string(self) -> None:
+        quote = self.text[self.at]
+        mark = quote * 3 if self.text.startswith(quote * 3, self.at) else quote
+        self.at += len(mark)
+        while not self.text.startswith(mark, self.at):
+            self.at += 2 if quote == '"' and self.text[self.at] == "\\" else 1
+            if self.at >= len(self.text):
+                raise IndexError
+        self.at += len(mark)
+        while len(mark) == 3 and self.text.startswith(quote, self.at):  # a closing mark may follow one or two quotes
+            self.at += 1
+
+    def _peek(self) -> str:
+        return self.text[self._skip(_BLANK)]
+
+    def _skip(self, what: re.Pattern[str]) -> int:
+        if match := what.match(self.text, self.at):
+            self.at = match.end()
+        return self.at
+
+    def _line(self) -> int:
+        return bisect.bisect_left(self._newlines, self.at) + 1
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    digits = match[1] or match[2]
+    return chr(int(digits, 16)) if digits else _ESCAPES.get(match[3], match[3])

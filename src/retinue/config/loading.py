@@ -1,0 +1,302 @@
+"""The rim: reads the environment and the files, and gives back the settings or everything that is wrong with them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from retinue.config import checks
+from retinue.config.changes import Change, diff
+from retinue.config.faults import BadConfig, Fault, Faults, Place
+from retinue.config.reading import rule_of, table_at, unknown_key, values
+from retinue.config.settings import Effect, Settings
+from retinue.config.source import FILE_BYTES_MAX, FILES_MAX, Disk, Filled, Source, Table, reason
+from retinue.config.staff import RUNNERS, Staff, default_agent, read_staff
+from retinue.domain.errors import Invalid
+from retinue.domain.times import zone
+
+FILE_NAME = "retinue.toml"
+SECTIONS = ("config_version", "include", "house", "agents", "templates", "people", "bindings", "schedules")
+# Keys of other houses and older ones, and what they are called here.
+_MOVED = {
+    "version": "the version of the file is `config_version`",
+    "memory": "memory is each agent's own, in its home",
+    "profiles": "there are no profiles; use templates",
+    "home": "the home is where this file is found, so it is set by RETINUE_HOME",
+}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """All that the environment and the files say. `hash` is of the main file's text, for a later `patch`."""
+
+    settings: Settings
+    staff: Staff
+    file: Path
+    files: tuple[Path, ...]
+    hash: str
+
+    @property
+    def default_agent(self) -> str | None:
+        """Who answers where nobody is named: as set, else `main`, else the first declared."""
+        return default_agent(self.settings.default_agent, [each.agent.name for each in self.staff.agents])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What can be used of the settings, with defaults where they are wrong, and what is wrong. For diagnosis."""
+
+    configuration: Configuration
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reloaded:
+    """`settings` may be used at once. What waits for a restart has its old value there, and is among `waiting`."""
+
+    configuration: Configuration
+    changes: tuple[Change, ...]
+
+    @property
+    def settings(self) -> Settings:
+        return self.configuration.settings
+
+    @property
+    def waiting(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.effect is Effect.RESTART)
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """The house settings, from the settings file if there is one and from the environment, which wins."""
+    return load(environment).settings
+
+
+def load(
+    environment: Mapping[str, str], *, text: str | None = None, runners: frozenset[str] = RUNNERS
+) -> Configuration:
+    """Everything, or BadConfig with all that is wrong. `text` stands in for that of the main file."""
+    examined = examine(environment, text=text, runners=runners)
+    if examined.faults:
+        raise BadConfig(examined.faults)
+    return examined.configuration
+
+
+def examine(environment: Mapping[str, str], *, text: str | None = None, runners: frozenset[str] = RUNNERS) -> Examined:
+    """As `load`, but refuses nothing that a file says: for commands that look at a house which will not open."""
+    home = home_from(environment)
+    file = file_from(environment, home)
+    faults = Faults()
+    source = Source(Disk(read=read_text, fitting=_fitting), environment, faults)
+    content = _content(file, environment, faults) if text is None else text
+    tree = {} if content is None else source.tree(file, content)
+    for key in tree:
+        if key not in SECTIONS:
+            _unknown_section(key, faults)
+    settings = _settings(home, table_at(tree.get("house", {}), ("house",), faults), environment, faults)
+    configuration = Configuration(
+        settings=settings,
+        staff=read_staff(tree, faults, runners=runners),
+        file=file,
+        files=tuple(dict.fromkeys(source.files)),
+        hash=text_hash(content or ""),
+    )
+    return Examined(configuration=configuration, faults=faults.in_order())
+
+
+def reload(current: Configuration, environment: Mapping[str, str]) -> Reloaded:
+    """Read again. Raises BadConfig, and changes nothing, if what is there now cannot be used.
+
+    What takes effect only with a restart keeps its old value and is told of as waiting, this time and every time until
+    the restart comes.
+    """
+    found = load(environment)
+    settings = _kept_where_restart(current.settings, found.settings)
+    return Reloaded(
+        configuration=replace(found, settings=settings),
+        changes=tuple(diff((current.settings, current.staff), (found.settings, found.staff))),
+    )
+
+
+def text_hash(text: str) -> str:
+    """Names a text of the settings file exactly: a `patch` made for one text does not touch another."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def home_from(environment: Mapping[str, str]) -> Path:
+    named = environment.get("RETINUE_HOME")
+    home = Path(named).expanduser() if named else Path("~/.retinue").expanduser()
+    if not home.is_absolute():
+        raise Invalid(
+            f"RETINUE_HOME is '{named}'",
+            because="it must be an absolute path, or one from ~",
+            try_this="RETINUE_HOME=~/.retinue",
+            code="config.invalid",
+        )
+    return home
+
+
+def file_from(environment: Mapping[str, str], home: Path) -> Path:
+    """The settings file: RETINUE_CONFIG, or `retinue.toml` in the home. It need not exist, unless it was named."""
+    named = environment.get("RETINUE_CONFIG")
+    file = Path(named).expanduser() if named else home / FILE_NAME
+    if not file.is_absolute():
+        raise Invalid(
+            f"RETINUE_CONFIG is '{named}'",
+            because="it must be an absolute path, or one from ~, as the house may be started from anywhere",
+            try_this="RETINUE_CONFIG=~/retinue.toml",
+            code="config.invalid",
+        )
+    return file
+
+
+def read_text(file: Path) -> str:
+    """The text of a settings file, exactly; one that is larger than any such file is not read."""
+    with file.open("rb") as opened:
+        content = opened.read(FILE_BYTES_MAX + 1)
+    if len(content) > FILE_BYTES_MAX:
+        raise ValueError(f"it has more than {FILE_BYTES_MAX:,} bytes")
+    return content.decode()
+
+
+def _content(file: Path, environment: Mapping[str, str], faults: Faults) -> str | None:
+    try:
+        return read_text(file)
+    except FileNotFoundError:
+        if environment.get("RETINUE_CONFIG"):
+            faults.add_at(
+                Place(),
+                f"RETINUE_CONFIG names {file}, which is not there",
+                path="RETINUE_CONFIG",
+                because="a settings file that was asked for is not passed over",
+                try_this="correct RETINUE_CONFIG, or unset it",
+            )
+    except (OSError, ValueError) as error:
+        faults.add_at(
+            Place(file),
+            "the settings file cannot be read",
+            because=reason(error),
+            try_this=f"make {file} a text file that the house may read",
+        )
+    return None
+
+
+def _fitting(folder: Path, pattern: str) -> list[Path]:
+    """In the order of their names; what is no file is passed over."""
+    anchored = Path(pattern).expanduser()
+    start, rest = (
+        (Path(anchored.anchor), str(anchored.relative_to(anchored.anchor))) if anchored.anchor else (folder, pattern)
+    )
+    found: list[Path] = []
+    for file in start.glob(rest):
+        if file.is_file():
+            found.append(file)
+        if len(found) > FILES_MAX:
+            break
+    return sorted(found)
+
+
+def _unknown_section(key: str, faults: Faults) -> None:
+    if hint := _MOVED.get(key):
+        faults.add((key,), "is not a setting", because=hint, try_this="take it out")
+    elif key in {each.name for each in fields(Settings)}:
+        faults.add(
+            (key,), "is not a setting", because="settings of the house stand in [house]", try_this=f"house.{key}"
+        )
+    else:
+        unknown_key(key, (), SECTIONS, faults)
+
+
+def _settings(home: Path, house: Table, environment: Mapping[str, str], faults: Faults) -> Settings:
+    path = ("house",)
+    house = dict(house)
+    if "home" in house:
+        del house["home"]
+        faults.add((*path, "home"), "is not a setting", because=_MOVED["home"], try_this="take it out")
+    _check_password(house.get("store"), faults)
+    found: dict[str, Any] = {"store": home / "house.db", "zone": zone("UTC")}
+    found |= values(Settings, house, path, faults)
+    found |= _from_variables(environment, faults)
+    mirror = found.get("mirror")
+    if mirror is not None and mirror.folder is not None:
+        found["mirror"] = replace(mirror, folder=home / mirror.folder)
+    settings = Settings(home=home, **found)
+    _check_exposure(settings, faults)
+    return settings
+
+
+def _check_password(store: object, faults: Faults) -> None:
+    written = store.written if isinstance(store, Filled) else store
+    password = checks.password_in(written) if isinstance(written, str) else ""
+    if password and "${" not in password:
+        faults.add(
+            ("house", "store"),
+            "holds a password in plain text",
+            because="this file is read, copied and backed up",
+            try_this="postgresql://USER:${VARIABLE}@HOST/NAME, or leave it to ~/.pgpass",
+        )
+
+
+def _from_variables(environment: Mapping[str, str], faults: Faults) -> dict[str, Any]:
+    """RETINUE_STORE and RETINUE_ZONE win over the file, so that one command can be given another store."""
+    found: dict[str, Any] = {}
+    if store := environment.get("RETINUE_STORE"):
+        if checks.store(store):
+            faults.add_at(
+                Place(),
+                "RETINUE_STORE is not an address we know",
+                path="RETINUE_STORE",
+                because="it names a PostgreSQL database (postgresql://USER@HOST/NAME); without it the store is a file",
+                try_this="unset RETINUE_STORE",
+            )
+        else:
+            found["store"] = store
+    if name := environment.get("RETINUE_ZONE"):
+        try:
+            found["zone"] = zone(name)
+        except Invalid as error:
+            faults.add_at(
+                Place(),
+                f"RETINUE_ZONE: {error.sentence}",
+                path="RETINUE_ZONE",
+                because=error.because,
+                try_this=error.try_this,
+            )
+    return found
+
+
+def _check_exposure(settings: Settings, faults: Faults) -> None:
+    """The TCP door opens beyond this machine only behind a proxy that speaks TLS and is known to us."""
+    if not settings.listen.enabled or checks.is_loopback(settings.listen.host):
+        return
+    missing = [
+        name
+        for name, there in (
+            ("an https `house.public_url`", checks.is_https(settings.public_url)),
+            ("`house.trusted_proxies`", bool(settings.trusted_proxies)),
+        )
+        if not there
+    ]
+    if missing:
+        faults.add(
+            ("house", "listen", "host"),
+            f"is {settings.listen.host!r}, which others than this machine can reach",
+            because=f"tokens would cross the network in the clear; {' and '.join(missing)} must be set first",
+            try_this='host = "127.0.0.1", and put a proxy that speaks TLS before the house',
+        )
+
+
+def _kept_where_restart(old: T, new: T) -> T:
+    """The new settings, but for those fields that take effect with a restart."""
+    kept: dict[str, Any] = {}
+    for each in fields(cast(Any, new)):
+        before, after = getattr(old, each.name), getattr(new, each.name)
+        if is_dataclass(after):
+            kept[each.name] = _kept_where_restart(before, after)
+        else:
+            kept[each.name] = before if rule_of(each).effect is Effect.RESTART else after
+    return cast(T, replace(cast(Any, new), **kept))

@@ -1,0 +1,215 @@
+"""From a table to a frozen dataclass: every key known, every value of its type and within its bounds."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, fields, is_dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+from zoneinfo import ZoneInfo
+
+from retinue.config.faults import Faults, KeyPath
+from retinue.config.settings import PLAIN, WHOLE_NUMBER_MAX, Rule
+from retinue.config.source import Table, shown
+from retinue.domain.errors import Invalid
+from retinue.domain.times import zone
+
+UNKNOWN = "an unknown key would be passed over in silence, so it is refused"
+
+Rules = Mapping[str, Rule]
+
+
+class _Nothing:
+    """Stands for a value that was wrong, and has been told of."""
+
+
+NOTHING = _Nothing()
+
+
+def table_at(value: object, path: KeyPath, faults: Faults) -> Table:
+    """The table that must be here; an empty one where something else is. None was told of when it was found."""
+    if isinstance(value, dict):
+        return cast(Table, value)
+    if value is not None:
+        faults.add(path, f"must be a table, and is {shown(value)}", try_this="write it as a [section] or as { k = v }")
+    return {}
+
+
+def values(
+    cls: type[Any],
+    table: Table,
+    path: KeyPath,
+    faults: Faults,
+    *,
+    rules: Rules | None = None,
+    leave_out: Iterable[str] = (),
+) -> dict[str, Any]:
+    """The values of a table by the names of the fields of `cls`. What is wrong is told, and not among them."""
+    hints = typing.get_type_hints(cls)
+    known = {each.name: each for each in fields(cls) if each.name not in leave_out and rule_of(each).in_file}
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            unknown_key(key, path, known, faults)
+            continue
+        rule = (rules or {}).get(key, rule_of(known[key]))
+        inner = {name.partition(".")[2]: r for name, r in (rules or {}).items() if name.startswith(f"{key}.")}
+        read = _value(hints[key], value, (*path, key), faults, rule, inner)
+        if read is not NOTHING:
+            found[key] = read
+    return found
+
+
+def rule_of(each: Field[Any]) -> Rule:
+    return each.metadata.get("rule", PLAIN)
+
+
+def unknown_key(key: str, path: KeyPath, known: Iterable[str], faults: Faults) -> None:
+    near = None if faults.is_full else nearest(key, known)
+    faults.add(
+        (*path, key), "is not a setting", because=UNKNOWN, try_this=f"did you mean `{near}`?" if near else _among(known)
+    )
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    by_form = {_form(each): each for each in known}
+    close = difflib.get_close_matches(_form(word), by_form, n=1, cutoff=0.6)
+    return by_form[close[0]] if close else None
+
+
+def _form(word: str) -> str:
+    return word.casefold().replace("-", "_")
+
+
+def _among(known: Iterable[str]) -> str:
+    return f"one of: {', '.join(sorted(known))}"
+
+
+def _value(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule, inner: Rules) -> object:
+    if value is None:
+        return NOTHING
+    origin = typing.get_origin(hint)
+    if origin in (types.UnionType, typing.Union):
+        kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
+        return _value(kinds[0], value, path, faults, rule, inner)
+    if is_dataclass(hint):
+        cls = cast("type[Any]", hint)
+        if not isinstance(value, dict):
+            table_at(value, path, faults)
+            return NOTHING
+        return cls(**values(cls, cast(Table, value), path, faults, rules=inner))
+    if origin is tuple:
+        return _several(typing.get_args(hint)[0], value, path, faults, rule)
+    if origin is not None and issubclass(origin, Mapping):
+        return _by_name(typing.get_args(hint)[1], value, path, faults, rule)
+    return _single(hint, value, path, faults, rule)
+
+
+def _several(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule) -> object:
+    if not isinstance(value, list):
+        faults.add(path, f"must be a list, and is {shown(value)}", try_this="write it as [ ... ]")
+        return NOTHING
+    items = cast("list[object]", value)
+    read = [_value(hint, item, (*path, index), faults, rule, {}) for index, item in enumerate(items)]
+    return NOTHING if NOTHING in read else tuple(read)
+
+
+def _by_name(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule) -> object:
+    """A table whose keys are names. `agent.set = "boss"` without quotes is a table in a table, and means the same."""
+    read: dict[str, object] = {}
+    for key, inner in table_at(value, path, faults).items():
+        if isinstance(inner, dict):
+            below = _by_name(hint, cast(Table, inner), (*path, key), faults, PLAIN)
+            named = {f"{key}.{name}": each for name, each in cast("dict[str, object]", below).items()}
+        elif inner is None:
+            continue
+        else:
+            each = _single(hint, inner, (*path, key), faults, PLAIN)
+            named = {} if each is NOTHING else {key: each}
+        for name in named:
+            if rule.check and (wrong := rule.check(name)):
+                faults.add((*path, key), wrong)
+        read |= named
+    return read
+
+
+def _single(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule) -> object:
+    if hint is bool:
+        return value if isinstance(value, bool) else _wrong("true or false", "true", value, path, faults, rule)
+    if hint is int or hint is float:
+        return _number(hint, value, path, faults, rule)
+    if not isinstance(value, str):
+        return _wrong("a text in quotes", '"..."', value, path, faults, rule)
+    text = str(value)
+    if "\0" in text:
+        faults.add(path, "holds a NUL character", because="no text of the house may", try_this="take it out")
+        return NOTHING
+    if rule.check and (wrong := rule.check(text)):
+        faults.add(path, f"{wrong}, and is {shown(value)}", because=rule.says)
+        return NOTHING
+    if hint is str:
+        return text
+    if hint is Path:
+        return Path(text).expanduser() if text else _wrong("the name of a folder", '"..."', value, path, faults, rule)
+    if hint is ZoneInfo:
+        return _zone(text, path, faults)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _choice(hint, text, value, path, faults)
+    raise TypeError(f"{path}: settings of the type {hint} are not read yet")
+
+
+def _number(hint: type, value: object, path: KeyPath, faults: Faults, rule: Rule) -> object:
+    kinds = (int,) if hint is int else (int, float)
+    least = -WHOLE_NUMBER_MAX if rule.least is None else rule.least
+    most = WHOLE_NUMBER_MAX if rule.most is None else rule.most
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        wanted = "a whole number" if hint is int else "a number"
+        return _wrong(wanted, _plain(max(least, 10)), value, path, faults, rule)
+    if not least <= value <= most:  # NaN is on no side of anything
+        bounds = f"from {_plain(least)} to {_plain(most)}"
+        nearer = _plain(most if value > most else least)
+        faults.add(
+            path, f"must be {bounds}, and is {shown(value)}", because=rule.says, try_this=f"{path[-1]} = {nearer}"
+        )
+        return NOTHING
+    return value if hint is int else float(value)
+
+
+def _plain(number: float) -> str:
+    return f"{int(number)}" if float(number).is_integer() else f"{number}"
+
+
+def _zone(text: str, path: KeyPath, faults: Faults) -> object:
+    try:
+        return zone(text)
+    except Invalid as error:
+        faults.add(
+            path, f"is {text[:64]!r}, and there is no such time zone", because=error.because, try_this=error.try_this
+        )
+        return NOTHING
+
+
+def _choice(kind: type[StrEnum], text: str, value: object, path: KeyPath, faults: Faults) -> object:
+    try:
+        return kind(text)
+    except ValueError:
+        names = [str(each) for each in kind]
+        near = nearest(text, names)
+        faults.add(
+            path,
+            f"is {shown(value)}, and there is no such choice",
+            because=f"it is one of {', '.join(names)}",
+            try_this=f"did you mean `{near}`?" if near else f'{path[-1]} = "{names[0]}"',
+        )
+        return NOTHING
+
+
+def _wrong(wanted: str, example: str, value: object, path: KeyPath, faults: Faults, rule: Rule) -> _Nothing:
+    key = path[-1]
+    try_this = f"{key} = {example}" if isinstance(key, str) else f"put {example} there"
+    faults.add(path, f"must be {wanted}, and is {shown(value)}", because=rule.says, try_this=try_this)
+    return NOTHING

@@ -1,0 +1,286 @@
+"""From files to one tree: parse, fill in `${VAR}`, find secrets, follow includes, remember what stood on which line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from retinue.config.faults import SHOWN_LENGTH_MAX, Faults, KeyPath, Place
+from retinue.config.lines import lines_of
+from retinue.config.secret import Secret
+
+FILE_BYTES_MAX = 1024 * 1024
+FILES_MAX = 100
+INCLUDE_DEPTH_MAX = 10
+NESTING_MAX = 50
+
+Table = dict[str, object]
+
+# The keys below these are names that people choose, so `[agents.token]` is an agent and no secret.
+NAMED = frozenset({"agents", "templates", "people", "bindings", "schedules"})
+POLICY = ("house", "permission_policy")
+
+_VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(
+    r"(?:.*[_-])?(?:token|password|passwd|passphrase|secret|credential|credentials|api[_-]?key|private[_-]?key)",
+    re.IGNORECASE,
+)
+_PASSWORD = re.compile(r"(://[^/@\s]*:)[^/@\s]*@")
+_LINE = re.compile(r" ?\(at line (\d+), column \d+\)")
+
+
+class Filled(str):
+    """A text in which a variable was filled in. Errors show it `written`: the variable may hold a password."""
+
+    written: str
+
+    def __new__(cls, value: str, written: str) -> Filled:
+        made = super().__new__(cls, value)
+        made.written = written
+        return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """What a source reads from: the text of a file, and the files that fit a pattern. Either may raise OSError."""
+
+    read: Callable[[Path], str]
+    fitting: Callable[[Path, str], list[Path]]
+
+
+class Source:
+    """Reads a settings file with all that it includes. What is wrong is added to `faults`; the rest is the tree."""
+
+    def __init__(self, disk: Disk, environment: Mapping[str, str], faults: Faults) -> None:
+        self.files: list[Path] = []
+        self._disk = disk
+        self._environment = environment
+        self._faults = faults
+
+    def tree(self, file: Path, text: str) -> Table:
+        return self._read(file, text, (file,))
+
+    def _read(self, file: Path, text: str, chain: tuple[Path, ...]) -> Table:
+        self.files.append(file)
+        parsed = self._parse(file, text)
+        if parsed is None:
+            return {}
+        lines = lines_of(text)
+        here: dict[KeyPath, Place] = {(): Place(file)} | {path: Place(file, line) for path, line in lines.items()}
+        below = self._faults.places
+        self._faults.places = here  # While this file is read, its own lines are the ones to name.
+        own = cast(Table, self._filled(parsed, (), file))
+        self._check_version(own)
+        merged: Table = {}
+        places: dict[KeyPath, Place] = {}
+        for path, included in self._included(own, file, chain):
+            self._faults.places = here
+            tree = self._include(path, included, chain)
+            merged = merge(merged, tree)
+            places |= self._faults.places if tree else {}
+        self._faults.places = below | places | here
+        return merge(merged, own)
+
+    def _parse(self, file: Path, text: str) -> Table | None:
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            said = str(error)
+            line = _LINE.search(said)
+            self._faults.add_at(
+                Place(file, int(line[1]) if line else None),
+                "this is not TOML",
+                because=_LINE.sub("", said),
+                try_this='correct the line; texts stand in quotes, as in name = "value"',
+            )
+        except RecursionError:
+            self._faults.add_at(Place(file), "this is nested too deeply", because="no setting needs so many levels")
+        return None
+
+    def _check_version(self, own: Table) -> None:
+        version = own.pop("config_version", 2)
+        if version != 2 or isinstance(version, bool):
+            self._faults.add(
+                ("config_version",),
+                f"is {shown(version)}",
+                because="this house reads version 2 alone; in another version the same words may mean other things",
+                try_this="go through docs/reference/settings.md, then write config_version = 2",
+            )
+
+    # --- includes ---
+
+    def _included(self, own: Table, file: Path, chain: tuple[Path, ...]) -> list[tuple[KeyPath, Path]]:
+        patterns = own.pop("include", [])
+        if isinstance(patterns, str):
+            patterns = [patterns]
+        if not isinstance(patterns, list):
+            self._faults.add(("include",), f"must be a list of file names, and is {shown(patterns)}")
+            return []
+        found: list[tuple[KeyPath, Path]] = []
+        for index, pattern in enumerate(cast("list[object]", patterns)):
+            path: KeyPath = ("include", index)
+            if pattern is None:  # told already
+                continue
+            if not isinstance(pattern, str) or not pattern or "\0" in pattern:
+                self._faults.add(path, f"must be the name of a file, and is {shown(pattern)}")
+            elif any(sign in pattern for sign in "*?["):
+                found += [(path, each) for each in self._fitting(path, file.parent, pattern)]
+            else:
+                found.append((path, file.parent / Path(pattern).expanduser()))
+        return found
+
+    def _fitting(self, path: KeyPath, folder: Path, pattern: str) -> list[Path]:
+        try:
+            return self._disk.fitting(folder, pattern)
+        except (OSError, ValueError, NotImplementedError) as error:
+            self._faults.add(path, "cannot be looked up", because=str(error))
+            return []
+
+    def _include(self, path: KeyPath, file: Path, chain: tuple[Path, ...]) -> Table:
+        file = _plain(file)
+        if file in chain:
+            circle = " -> ".join(str(each) for each in (*chain[chain.index(file) :], file))
+            self._faults.add(path, "goes in a circle", because=circle, try_this="take one of these includes out")
+        elif len(chain) > INCLUDE_DEPTH_MAX:
+            self._faults.add(
+                path, "goes too deep", because=f"files include each other {INCLUDE_DEPTH_MAX} deep at most"
+            )
+        elif len(self.files) >= FILES_MAX:
+            self._faults.add(path, "is one file too many", because=f"{FILES_MAX} files are read at most")
+        else:
+            try:
+                text = self._disk.read(file)
+            except (OSError, ValueError) as error:
+                self._faults.add(
+                    path,
+                    f"names {file}, which cannot be read",
+                    because=reason(error),
+                    try_this="a name counts from the folder of the file that includes it",
+                )
+            else:
+                return self._read(file, text, (*chain, file))
+        return {}
+
+    # --- variables and secrets ---
+
+    def _filled(self, value: object, path: KeyPath, file: Path) -> object:
+        if len(path) > NESTING_MAX:
+            self._faults.add(path[:3], "is nested too deeply", because=f"{NESTING_MAX} levels are read at most")
+            return ""
+        match value:
+            case str():
+                return self._fill(value, path) if "${" in value else value
+            case list():
+                items = cast("list[object]", value)
+                return [self._filled(item, (*path, index), file) for index, item in enumerate(items)]
+            case dict():
+                table = cast(Table, value)
+                return {key: self._entry(key, inner, (*path, key), file) for key, inner in table.items()}
+            case _:
+                return value
+
+    def _entry(self, key: str, value: object, path: KeyPath, file: Path) -> object:
+        is_named = len(path) == 2 and path[0] in NAMED
+        if not is_named and path[:2] != POLICY and _SECRET.fullmatch(key):
+            return self._secret(value, path, file)
+        return self._filled(value, path, file)
+
+    def _secret(self, value: object, path: KeyPath, file: Path) -> object:
+        table = cast(Table, value) if isinstance(value, dict) else {}
+        env, named_file = table.get("env"), table.get("file")
+        if len(table) == 1 and isinstance(env, str) and _NAME.fullmatch(env):
+            return Secret(env=env)
+        if len(table) == 1 and isinstance(named_file, str) and named_file and "\0" not in named_file:
+            filled = self._fill(named_file, (*path, "file"))
+            return None if filled is None else Secret(file=file.parent / Path(filled).expanduser())
+        self._faults.add(
+            path,
+            "is a secret, and not said in a way we know" if table else "is a secret in plain text",
+            because="this file is read, copied and backed up; secrets stay in the environment or in a file",
+            try_this=f'{path[-1]} = {{ env = "NAME" }} or {path[-1]} = {{ file = "PATH" }}',
+        )
+        return None
+
+    def _fill(self, text: str, path: KeyPath) -> str | None:
+        """The text with its variables; None, as for anything that was told of already, where one is missing."""
+        before = self._faults.count
+
+        def put(match: re.Match[str]) -> str:
+            if match[0] == "$${":
+                return "${"
+            name = match[1]
+            if not match[2] or not _NAME.fullmatch(name):
+                self._faults.add(
+                    path,
+                    "holds a ${ that names no variable",
+                    because="it is written ${NAME}, with letters, digits and _ alone",
+                    try_this="write $${ where ${ itself is meant",
+                )
+            elif value := self._environment.get(name):
+                return value
+            else:
+                self._faults.add(
+                    path,
+                    f"needs the environment variable {name}",
+                    because="it is not set for this process, or is empty",
+                    try_this=f"set {name} where the house is started, or write $${{ if ${{ itself is meant",
+                )
+            return ""
+
+        filled = _VARIABLE.sub(put, text)
+        if self._faults.count > before:
+            return None
+        return text if filled == text else Filled(filled, text)
+
+
+def merge(base: Table, over: Table) -> Table:
+    """Tables are merged key by key, all the way down; of anything else the later wins."""
+    merged = dict(base)
+    for key, value in over.items():
+        before = merged.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            merged[key] = merge(cast(Table, before), cast(Table, value))
+        else:
+            merged[key] = value
+    return merged
+
+
+def shown(value: object) -> str:
+    """A value as errors show it: short, as it was written, and never a secret."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case Filled():
+            text = repr(value.written)
+        case dict():
+            return "a table"
+        case list():
+            return "a list"
+        case Secret() | None:
+            return "a secret"
+        case str() | int() | float():
+            text = repr(value)
+        case _:
+            text = str(value)
+    text = _PASSWORD.sub(r"\1...@", text)
+    return text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 3] + "..."
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Why a file cannot be read, in few words."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def _plain(file: Path) -> Path:
+    """Without `..` and links, so that a file is known again under another name."""
+    try:
+        return file.resolve()
+    except (OSError, RuntimeError):
+        return file

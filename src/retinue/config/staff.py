@@ -1,0 +1,439 @@
+"""Who the file declares: agents and templates, people, bindings, schedules. Data for `retinue apply`, not applied here.
+
+A template is part of an agent. `extends` names one or several; later ones win over earlier ones, and the agent's own
+keys over all. Tables merge key by key, anything else is replaced whole, and `clear = ["instructions", "tools.ask"]`
+lets go of what was inherited, for TOML has no null.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
+from typing import Any, cast, get_type_hints
+
+from retinue.config import checks
+from retinue.config.faults import Faults, KeyPath
+from retinue.config.reading import NOTHING, nearest, table_at, unknown_key, values
+from retinue.config.secret import Secret
+from retinue.config.settings import Rule
+from retinue.config.source import Table, merge, shown
+from retinue.domain.address import NAME_LENGTH_MAX
+from retinue.domain.agent import Agent
+from retinue.domain.person import Person
+
+EXTENDS_DEPTH_MAX = 20
+RUNNERS = frozenset({"loop", "claude", "codex", "pi", "external"})
+MAIN = "main"
+
+AGENT_RULES: Mapping[str, Rule] = {
+    "concurrency": Rule(least=1, most=1000),
+    "queue.cap": Rule(least=1, most=100_000),
+    "turns_max": Rule(least=1, most=100_000),
+    "run_seconds_max": Rule(least=1),
+    "tokens_max": Rule(least=1),
+    "cost_microusd_max": Rule(least=0),
+    "attempts_max": Rule(least=1, most=1000),
+    "replay_age_s": Rule(least=0),
+    "approval_wait_s": Rule(least=0),
+}
+_NOT_DECLARED = frozenset({"name", "version"})  # the name is the table's own, and versions are counted by the store
+
+
+class ScheduleKind(StrEnum):
+    ONCE = "once"
+    EVERY = "every"
+    CRON = "cron"
+    HEARTBEAT = "heartbeat"
+
+
+# What says when, for each kind.
+_WHEN = {
+    ScheduleKind.ONCE: "at",
+    ScheduleKind.EVERY: "every_s",
+    ScheduleKind.CRON: "cron",
+    ScheduleKind.HEARTBEAT: "every_s",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class External:
+    """Where an agent that runs elsewhere is reached, and what signs our letters to it."""
+
+    url: str
+    secret: Secret | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredAgent:
+    agent: Agent
+    external: External | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staff:
+    """Everything the file declares beside the house's own settings."""
+
+    agents: tuple[DeclaredAgent, ...] = ()
+    people: Mapping[str, Table]
+    bindings: Mapping[str, Table]
+    schedules: Mapping[str, Table]
+
+
+def normal_id(text: str) -> str:
+    """The form in which ids are compared: lower case, anything but letters and digits one hyphen, never empty."""
+    return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")[:NAME_LENGTH_MAX].strip("-") or MAIN
+
+
+def default_agent(named: str | None, names: Iterable[str]) -> str | None:
+    """The one named, in the spelling it has on the staff; else `main`; else the first; None where there is nobody.
+
+    A name that is not among `names` is given back as it is: the staff is kept in the store, not in the file.
+    """
+    spelled: dict[str, str] = {}
+    for name in names:
+        spelled.setdefault(normal_id(name), name)
+    if named is not None:
+        return spelled.get(normal_id(named), named)
+    return spelled.get(MAIN) or next(iter(spelled.values()), None)
+
+
+def read_staff(tree: Table, faults: Faults, *, runners: frozenset[str] = RUNNERS) -> Staff:
+    """Take the declarations of a tree into types, as far as there are types for them."""
+    templates = _Templates(_named(tree, "templates", checks.name, faults), faults, runners)
+    agents = _agents(_named(tree, "agents", checks.agent_name, faults), templates, faults, runners)
+    names = [each.agent.name for each in agents]
+    return Staff(
+        agents=agents,
+        people=_people(_named(tree, "people", checks.name, faults), faults),
+        bindings=_bindings(_named(tree, "bindings", checks.name, faults), names, faults),
+        schedules=_schedules(_named(tree, "schedules", checks.name, faults), names, faults),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One named table: the name it goes by, and where it is written."""
+
+    name: str
+    path: KeyPath
+    table: Table
+
+
+def _named(tree: Table, section: str, check: Callable[[str], str | None], faults: Faults) -> list[_Entry]:
+    """The tables of a section. A name that cannot stand is brought into its normal form; two alike are refused."""
+    entries: list[_Entry] = []
+    seen: dict[str, str] = {}
+    for key, value in table_at(tree.get(section, {}), (section,), faults).items():
+        path: KeyPath = (section, key)
+        name = normal_id(key) if checks.name(key) and re.search(r"[A-Za-z0-9]", key) else key
+        if wrong := check(name):
+            faults.add(path, wrong, try_this="for example: ada, night-clerk, Ops2")
+            continue
+        if other := seen.get(name.casefold()):
+            faults.add(
+                path,
+                f"is there already, as {section}.{other}",
+                because="capitals and signs do not tell names apart",
+                try_this="rename one of them, or make them one",
+            )
+            continue
+        seen[name.casefold()] = key
+        entries.append(_Entry(name, path, table_at(value, path, faults)))
+    return entries
+
+
+# --- agents and templates ---
+
+
+class _Templates:
+    """Templates by name, each laid out once with all that it extends."""
+
+    def __init__(self, entries: list[_Entry], faults: Faults, runners: frozenset[str]) -> None:
+        self._entries = {entry.name.casefold(): entry for entry in entries}
+        self._laid_out: dict[str, Table | None] = {}
+        self._faults = faults
+        self._sound = {name: _is_sound(entry, faults, runners) for name, entry in self._entries.items()}
+        for name, entry in self._entries.items():
+            if name not in self._laid_out:
+                self._laid_out[name] = self.laid_out(entry, ())
+
+    def laid_out(self, entry: _Entry, chain: tuple[str, ...]) -> Table | None:
+        """What an agent or template comes to with its parents under it; None where that cannot be said."""
+        before = self._faults.count
+        inherited: Table = {}
+        is_whole = True
+        for path, name in self._parents(entry):
+            parent = self._template(path, name, (*chain, entry.name))
+            is_whole = is_whole and parent is not None
+            inherited = merge(inherited, parent or {})
+        for cleared in _cleared(entry, self._faults):
+            inherited = _without(inherited, cleared)
+        if not is_whole or self._faults.count > before:
+            return None
+        own = {key: value for key, value in entry.table.items() if key not in ("extends", "clear")}
+        return merge(inherited, own)
+
+    def _template(self, path: KeyPath, name: str, chain: tuple[str, ...]) -> Table | None:
+        key = name.casefold()
+        entry = self._entries.get(key)
+        if entry is None:
+            near = nearest(name, [each.name for each in self._entries.values()])
+            self._faults.add(
+                path,
+                f"names the template {name!r}, which is not there",
+                try_this=f"did you mean `{near}`?" if near else f"declare it: [templates.{name}]",
+            )
+            return None
+        if path[0] == "templates" and key in [each.casefold() for each in chain]:
+            start = [each.casefold() for each in chain].index(key)
+            self._faults.add(
+                path,
+                "goes in a circle",
+                because=" -> ".join((*chain[start:], entry.name)),
+                try_this="take one of these `extends` out",
+            )
+            return None
+        if len(chain) > EXTENDS_DEPTH_MAX:
+            self._faults.add(path, "goes too deep", because=f"templates extend {EXTENDS_DEPTH_MAX} deep at most")
+            return None
+        if key not in self._laid_out:
+            self._laid_out[key] = self.laid_out(entry, chain if path[0] == "templates" else ())
+        return self._laid_out[key] if self._sound[key] else None
+
+    def _parents(self, entry: _Entry) -> list[tuple[KeyPath, str]]:
+        named = entry.table.get("extends", [])
+        path = (*entry.path, "extends")
+        if isinstance(named, str):
+            return [(path, named)]
+        if not isinstance(named, list):
+            if named is not None:
+                self._faults.add(path, f"must be the name of a template or a list of names, and is {shown(named)}")
+            return []
+        parents: list[tuple[KeyPath, str]] = []
+        for index, name in enumerate(cast("list[object]", named)):
+            if not isinstance(name, str):
+                self._faults.add((*path, index), f"must be the name of a template, and is {shown(name)}")
+            else:
+                parents.append(((*path, index), name))
+        return parents
+
+
+def _agents(
+    entries: list[_Entry], templates: _Templates, faults: Faults, runners: frozenset[str]
+) -> tuple[DeclaredAgent, ...]:
+    declared: list[DeclaredAgent] = []
+    for entry in entries:
+        sound = _is_sound(entry, faults, runners)
+        whole = templates.laid_out(entry, ())
+        if whole is None or not sound:
+            continue
+        external = _external(whole, entry, faults)
+        own = {key: value for key, value in whole.items() if key != "external"}
+        agent = Agent(name=entry.name, **values(Agent, own, entry.path, faults, rules=AGENT_RULES))
+        declared.append(DeclaredAgent(agent=agent, external=external))
+    return tuple(declared)
+
+
+def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str]) -> bool:
+    """Whether the table's own keys can stand, told by their own path, so that a template's fault is told once."""
+    before = faults.count
+    own = {key: value for key, value in entry.table.items() if key not in ("extends", "clear", "external")}
+    for unknown in [key for key in own if key not in _AGENT_KEYS]:
+        unknown_key(unknown, entry.path, [*_AGENT_KEYS, "extends", "clear", "external"], faults)
+        del own[unknown]
+    read = values(Agent, own, entry.path, faults, rules=AGENT_RULES, leave_out=_NOT_DECLARED)
+    runner = read.get("runner")
+    if runner is not None and runner not in runners:
+        near = nearest(runner, runners)
+        faults.add(
+            (*entry.path, "runner"),
+            f"is {runner!r}, and there is no such runner",
+            because=f"the runners are {', '.join(sorted(runners))}",
+            try_this=f"did you mean `{near}`?" if near else "",
+        )
+    if "external" in entry.table:
+        _check_external(table_at(entry.table["external"], (*entry.path, "external"), faults), entry.path, faults)
+    return faults.count == before
+
+
+_AGENT_KEYS = tuple(each.name for each in fields(Agent) if each.name not in _NOT_DECLARED)
+
+
+def _check_external(table: Table, path: KeyPath, faults: Faults) -> None:
+    for key, value in table.items():
+        at = (*path, "external", key)
+        if key == "url" and isinstance(value, str):
+            if wrong := checks.url(value):
+                faults.add(at, f"{wrong}, and is {shown(value)}")
+        elif key == "url":
+            faults.add(at, f"must be a text in quotes, and is {shown(value)}")
+        elif key != "secret":
+            unknown_key(key, (*path, "external"), ("url", "secret"), faults)
+
+
+def _external(whole: Table, entry: _Entry, faults: Faults) -> External | None:
+    table = cast(Table, whole.get("external", {}))
+    if whole.get("runner") != "external":
+        if table:
+            faults.add(
+                (*entry.path, "external"),
+                "is set, but the agent's runner is not `external`",
+                try_this='runner = "external", or clear = ["external"] where a template brought it',
+            )
+        return None
+    url = table.get("url")
+    if not isinstance(url, str):
+        faults.add(
+            (*entry.path, "external", "url"),
+            "is missing",
+            because="the agent runs elsewhere, and nothing says where",
+            try_this='external = { url = "https://..." }',
+        )
+        return None
+    return External(url=str(url), secret=cast("Secret | None", table.get("secret")))
+
+
+def _cleared(entry: _Entry, faults: Faults) -> list[tuple[str, ...]]:
+    named = entry.table.get("clear", [])
+    path = (*entry.path, "clear")
+    if not isinstance(named, list):
+        if named is not None:
+            faults.add(path, f"must be a list of keys, and is {shown(named)}", try_this='clear = ["instructions"]')
+        return []
+    cleared: list[tuple[str, ...]] = []
+    for index, key in enumerate(cast("list[object]", named)):
+        parts = tuple(key.split(".")) if isinstance(key, str) else ()
+        if _is_clearable(parts):
+            cleared.append(parts)
+        else:
+            near = nearest(str(key), _AGENT_KEYS)
+            faults.add(
+                (*path, index),
+                f"is {shown(key)}, which is no key of an agent",
+                try_this=f"did you mean `{near}`?" if near else "",
+            )
+    return cleared
+
+
+def _is_clearable(parts: tuple[str, ...]) -> bool:
+    match parts:
+        case ("external",) | ("external", "url" | "secret"):
+            return True
+        case (key,):
+            return key in _AGENT_KEYS
+        case (key, inner):
+            hint = get_type_hints(Agent).get(key)
+            return is_dataclass(hint) and inner in [each.name for each in fields(cast(Any, hint))]
+        case _:
+            return False
+
+
+def _without(table: Table, parts: tuple[str, ...]) -> Table:
+    key, rest = parts[0], parts[1:]
+    inner = table.get(key)
+    if not rest:
+        return {name: value for name, value in table.items() if name != key}
+    return {**table, key: _without(cast(Table, inner), rest)} if isinstance(inner, dict) else table
+
+
+# --- people, bindings, schedules: shape now, nouns when they come ---
+
+
+def _people(entries: list[_Entry], faults: Faults) -> dict[str, Table]:
+    return {
+        entry.name: values(Person, entry.table, entry.path, faults, leave_out=("name",))
+        for entry in entries
+        if _required(entry, ("role",), faults)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Binding:
+    agent: str
+    connector: str
+    account: str | None = None
+    peer: str | None = None
+    parent: str | None = None
+    guild: str | None = None
+    team: str | None = None
+
+
+def _bindings(entries: list[_Entry], names: list[str], faults: Faults) -> dict[str, Table]:
+    bindings: dict[str, Table] = {}
+    matches: dict[tuple[object, ...], str] = {}
+    for entry in entries:
+        if not _required(entry, ("agent", "connector"), faults):
+            continue
+        read = values(_Binding, entry.table, entry.path, faults, rules=_AGENT_REFERENCE)
+        match_ = tuple(read.get(each.name) for each in fields(_Binding) if each.name != "agent")
+        if other := matches.get(match_):
+            faults.add(
+                entry.path,
+                f"is for the same place as bindings.{other}",
+                because="one place has one agent",
+                try_this="remove one of them, or say more exactly what it is for",
+            )
+        matches.setdefault(match_, entry.name)
+        bindings[entry.name] = _with_agent(read, names)
+    return bindings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Schedule:
+    agent: str
+    kind: ScheduleKind
+    text: str = ""
+    enabled: bool = True
+    zone: str = ""
+    at: str = ""
+    cron: str = ""
+    every_s: float = 0.0
+
+
+def _schedules(entries: list[_Entry], names: list[str], faults: Faults) -> dict[str, Table]:
+    schedules: dict[str, Table] = {}
+    for entry in entries:
+        if not _required(entry, ("agent", "kind"), faults):
+            continue
+        read = values(_Schedule, entry.table, entry.path, faults, rules=_SCHEDULE_RULES)
+        kind = read.get("kind")
+        if isinstance(kind, ScheduleKind):
+            _check_when(kind, entry, faults)
+        schedules[entry.name] = _with_agent(read, names)
+    return schedules
+
+
+def _check_when(kind: ScheduleKind, entry: _Entry, faults: Faults) -> None:
+    wanted = _WHEN[kind]
+    if wanted not in entry.table:
+        faults.add((*entry.path, wanted), "is missing", because=f"a schedule of the kind `{kind}` says when by it")
+    for other in sorted(set(_WHEN.values()) - {wanted}):
+        if other in entry.table:
+            faults.add(
+                (*entry.path, other),
+                f"does not go with the kind `{kind}`",
+                because=f"such a schedule says when by `{wanted}`",
+                try_this="take it out",
+            )
+
+
+def _required(entry: _Entry, keys: tuple[str, ...], faults: Faults) -> bool:
+    missing = [key for key in keys if key not in entry.table]
+    for key in missing:
+        faults.add((*entry.path, key), "is missing", try_this=f"{key} = ...")
+    return not missing
+
+
+def _agent_reference(text: str) -> str | None:
+    return None if text.strip() else "must name an agent"
+
+
+_AGENT_REFERENCE: Mapping[str, Rule] = {"agent": Rule(check=_agent_reference)}
+_SCHEDULE_RULES: Mapping[str, Rule] = {**_AGENT_REFERENCE, "every_s": Rule(least=1)}
+
+
+def _with_agent(read: dict[str, Any], names: list[str]) -> Table:
+    agent = read.get("agent", NOTHING)
+    return {**read, "agent": default_agent(agent, names)} if isinstance(agent, str) else read
