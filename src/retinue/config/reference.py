@@ -1,0 +1,159 @@
+"""Makes docs/reference/settings.md from the settings themselves: `python -m retinue.config.reference` in a checkout."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from retinue.config.reading import rule_of
+from retinue.config.settings import Settings
+from retinue.config.source import FILES_MAX, INCLUDE_DEPTH_MAX
+from retinue.config.staff import AGENT_RULES, RUNNERS
+from retinue.domain.agent import Agent
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
+
+_HEAD = f"""<!-- Made from the code by `make generate`. -->
+
+# Settings
+
+Settings of the house are in `retinue.toml` in its home, and all of them have a default, so the file need not exist. How
+to write one, with a sample, is in [Configure the house](../guides/configure-the-house.md).
+
+A key that is not on this page, a value of another type or one out of its bounds is refused with its path, its file and
+its line. A change takes effect:
+
+| effect | when |
+| --- | --- |
+| `message` | with the next message |
+| `hot` | at once, when the file is read again |
+| `restart` | when the house is next opened; until then it is told of as waiting |
+| `apply` | by `retinue apply`, for the store says who is on the staff, and the file only proposes |
+
+## The environment
+
+| variable | what it says |
+| --- | --- |
+| `RETINUE_HOME` | where the house lives; `~/.retinue` if it is not set |
+| `RETINUE_CONFIG` | another settings file; it must exist then |
+| `RETINUE_STORE` | as `house.store`, and wins over it |
+| `RETINUE_ZONE` | as `house.zone`, and wins over it |
+
+## The file
+
+| key | what it says |
+| --- | --- |
+| `config_version` | 2, which is also meant where it is missing; nothing else is read |
+| `include` | more files, by name or pattern, up to {INCLUDE_DEPTH_MAX} deep and {FILES_MAX} in all |
+| `[house]` | the settings below |
+| `[agents.NAME]`, `[templates.NAME]` | the staff, and what several of them have in common |
+| `[people.NAME]` | `role`: `owner`, `member` or `guest` |
+| `[bindings.NAME]` | `agent` and `connector`, and as far as wanted `account`, `peer`, `parent`, `guild`, `team` |
+| `[schedules.NAME]` | `agent`, `kind`, `text`, `zone`, `enabled`, and `at`, `every_s` or `cron` as the kind wants it |
+
+In any text, `${{NAME}}` is replaced by the environment variable, which must be set and not empty; `$${{` is a plain
+`${{`. A key that ends in `token`, `password`, `secret`, `api_key` or the like takes no text, but `{{ env = "NAME" }}` or
+`{{ file = "PATH" }}`; such a file must be readable by its owner alone.
+"""
+
+_AGENT_HEAD = f"""
+## `[agents.NAME]` and `[templates.NAME]`
+
+Beside the keys below, `extends` names one template or a list of them, `clear` lists keys that are not to be inherited,
+and `external = {{ url, secret }}` says where an agent with the runner `external` is reached. Runners are
+{", ".join(f"`{name}`" for name in sorted(RUNNERS))}. All of it takes effect by `retinue apply`.
+"""
+
+
+def settings_page() -> str:
+    """The whole page, the same for the same code."""
+    lines = [_HEAD, "## `[house]`\n", *_group(Settings, "house")]
+    hints = typing.get_type_hints(Settings)
+    for each in fields(Settings):
+        if is_dataclass(hints[each.name]):
+            group = hints[each.name]
+            lines += [f"\n## `[house.{each.name}]`\n", f"{_first_line(group)}\n", *_group(group, f"house.{each.name}")]
+    lines += [_AGENT_HEAD, "| key | type | default |", "| --- | --- | --- |", *_agent_keys()]
+    return "\n".join(lines) + "\n"
+
+
+def _group(cls: type[Any], path: str) -> Iterator[str]:
+    hints = typing.get_type_hints(cls)
+    yield "| setting | type | default | effect | what it says |"
+    yield "| --- | --- | --- | --- | --- |"
+    for each in fields(cls):
+        rule = rule_of(each)
+        if rule.in_file and not is_dataclass(hints[each.name]):
+            kind = _kind(hints[each.name], rule.least, rule.most)
+            yield f"| `{path}.{each.name}` | {kind} | {_default(each)} | `{rule.effect}` | {rule.says} |"
+
+
+def _agent_keys(cls: type[Any] = Agent, prefix: str = "") -> Iterator[str]:
+    hints = typing.get_type_hints(cls)
+    for each in fields(cls):
+        if not prefix and each.name in ("name", "version"):
+            continue
+        name = f"{prefix}{each.name}"
+        if is_dataclass(hints[each.name]):
+            yield from _agent_keys(hints[each.name], f"{name}.")
+        else:
+            rule = AGENT_RULES.get(name, rule_of(each))
+            yield f"| `{name}` | {_kind(hints[each.name], rule.least, rule.most)} | {_default(each)} |"
+
+
+def _kind(hint: Any, least: float | None, most: float | None) -> str:
+    bounds = f", from {least:g}" if least is not None else ""
+    bounds += f" to {int(most)}" if most is not None else ""
+    names = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
+    kind = names[0]
+    match typing.get_origin(hint), kind:
+        case (origin, _) if origin is tuple:
+            return "list of texts"
+        case (origin, _) if origin is not None and origin not in (typing.Union, type(int | str)):
+            return f"table of {_kind(typing.get_args(hint)[1], None, None)}"
+        case _ if kind is bool:
+            return "true or false"
+        case _ if kind is int:
+            return f"whole number{bounds}"
+        case _ if kind is float:
+            return f"number{bounds}"
+        case _ if isinstance(kind, type) and issubclass(kind, StrEnum):
+            return " ".join(f"`{each}`" for each in kind)
+        case _:
+            return "text"
+
+
+def _default(each: Field[Any]) -> str:
+    default = each.default if each.default_factory is MISSING else each.default_factory()
+    match default:
+        case True | False:
+            return f"`{str(default).lower()}`"
+        case None | "" | () | {}:
+            return "not set"
+        case tuple():
+            return "`[" + ", ".join(f'"{item}"' for item in typing.cast("tuple[object, ...]", default)) + "]`"
+        case float() if default.is_integer():
+            return f"`{int(default)}`"
+        case int() | float():
+            return f"`{default}`"
+        case str():
+            return f'`"{default}"`'
+        case _:
+            return '`"UTC"`' if each.name == "zone" else "not set"
+
+
+def _first_line(cls: type[Any]) -> str:
+    return (cls.__doc__ or "").partition("\n")[0]
+
+
+def main() -> None:
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(settings_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
