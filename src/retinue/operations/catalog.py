@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from retinue.domain.agent import PermissionLevel
-from retinue.operations import envelopes, house, sessions
+from retinue.operations import envelopes, house, mail, people, sessions, tokens
 from retinue.operations.base import Operation
 
 OPERATIONS: dict[str, Operation] = {
-    operation.name: operation for module in (envelopes, sessions, house) for operation in module.OPERATIONS
+    operation.name: operation
+    for module in (envelopes, mail, sessions, people, tokens, house)
+    for operation in module.OPERATIONS
 }
 
 POLICY: dict[str, PermissionLevel] = {operation.name: operation.permission for operation in OPERATIONS.values()}

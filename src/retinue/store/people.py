@@ -12,6 +12,7 @@ _columns = (t.people.c.name, t.people.c.role)
 _here = t.people.c.forgotten_ms.is_(None)
 _find = sa.select(*_columns).where(t.people.c.folded == _b("folded"), _here)
 _all = sa.select(*_columns).where(_here).order_by(t.people.c.folded)
+_taken = sa.select(t.people.c.name).where(t.people.c.folded == _b("folded"))
 _insert = t.people.insert()
 _role = t.people.update().where(t.people.c.name == _b("the_name")).values(role=_b("new_role"))
 _forget = t.people.update().where(t.people.c.name == _b("the_name")).values(forgotten_ms=_b("now"))
@@ -21,6 +22,11 @@ def find(conn: sa.Connection, name: str) -> Person | None:
     """The person of this name, in whatever case it is written; None where there is none, or no longer."""
     row = conn.execute(_find, {"folded": name.casefold()}).one_or_none()
     return Person(name=row.name, role=Role(row.role)) if row else None
+
+
+def is_taken(conn: sa.Connection, name: str) -> bool:
+    """Whether there is, or was, a person of this name."""
+    return conn.execute(_taken, {"folded": name.casefold()}).scalar() is not None
 
 
 def everyone(conn: sa.Connection) -> list[Person]:

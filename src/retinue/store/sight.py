@@ -65,13 +65,17 @@ def sessions(scope: Scope, table: Any = t.sessions) -> sa.ColumnElement[bool]:
         case Scope.ALL:
             return sa.true()
         case Scope.PERSON:
-            own = sa.and_(table.c.origin_kind.in_((t.word("'terminal'"), t.word("'web'"))), _mine(table.c.origin_key))
             shared = sa.exists().where(t.shares.c.session == table.c.id, t.shares.c.person == _b("my_name"))
-            return sa.or_(own, shared)
+            return sa.or_(origin_is(table), shared)
         case Scope.AGENT:
             parent = t.sessions.alias("parent")
             spawned = sa.exists().where(parent.c.id == table.c.parent, parent.c.agent == _b("my_name"))
             return sa.or_(table.c.agent == _b("my_name"), spawned)
+
+
+def origin_is(table: Any) -> sa.ColumnElement[bool]:
+    """Sessions that belong to the person who asks."""
+    return sa.and_(table.c.origin_kind.in_((t.word("'terminal'"), t.word("'web'"))), _mine(table.c.origin_key))
 
 
 def envelopes(scope: Scope) -> sa.ColumnElement[bool]:

@@ -1,0 +1,167 @@
+"""What one can ask about mail that was sent or received: lists, and the inbox of whoever asks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.address import AddressKind
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.envelope import Envelope, Outcome, Status
+from retinue.domain.errors import Invalid
+from retinue.domain.principal import Principal
+from retinue.domain.times import parse_when, to_ms
+from retinue.mailroom.inbox import Wake, settle_and_tell
+from retinue.operations.base import Desk, Operation
+from retinue.operations.envelopes import envelope_form
+from retinue.store import envelopes, mail
+from retinue.store.house import Page
+from retinue.store.mail import MS_LAST, Wanted
+
+LISTED_MIN, LISTED_MAX = 1, 50
+
+
+class Listing(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
+    """Exactly one of `to` and `from`. `ack` marks what is returned as read: only what is due, and only your own."""
+
+    status: Status
+    to: str = ""
+    from_: str = ""
+    limit: int = 10
+    created_after: str = ""
+    created_before: str = ""
+    before: str = ""  # the id of the last one shown, for the next page
+    ack: bool = False
+
+
+class Inbox(msgspec.Struct, forbid_unknown_fields=True):
+    limit: int = 10
+    ack: bool = False
+
+
+async def listed(desk: Desk, caller: Principal, asked: Listing) -> dict[str, Any]:
+    wanted = await _wanted(desk, caller, asked)
+    look = partial(mail.listed, wanted=wanted, limit=asked.limit, seen_by=caller)
+    if not asked.ack:
+        found = await desk.store.scan(look)
+        return {"envelopes": [envelope_form(desk, envelope) for envelope in found], "acknowledged": 0}
+
+    def body(conn: sa.Connection) -> tuple[list[Envelope], int, list[Wake]]:
+        page = Page(conn, to_ms(desk.clock.now()))
+        found = look(conn)
+        wakes: list[Wake] = []
+        mine = [envelope for envelope in found if _is_to(envelope, caller)]
+        for envelope in mine:
+            if envelope.status is Status.PENDING:
+                because = f"acknowledged by {caller.address}"
+                wakes += settle_and_tell(page, envelope, Outcome.NOTED, because=because, text=f"Read: {because}.")
+        mail.mark_read(conn, [envelope.id for envelope in mine], person=caller.address.name, at_ms=page.at_ms)
+        page.close()
+        return found, len(mine), wakes
+
+    def acknowledged(done: tuple[list[Envelope], int, list[Wake]] | None) -> None:
+        for wake in done[2] if done else ():
+            desk.engine.wake(wake)
+
+    found, count, _ = await desk.store.write(body, point="ack", then=acknowledged)
+    return {"envelopes": [envelope_form(desk, envelope) for envelope in found], "acknowledged": count}
+
+
+async def _wanted(desk: Desk, caller: Principal, asked: Listing) -> Wanted:
+    if bool(asked.to) == bool(asked.from_):
+        raise Invalid(
+            "say either whose mail or who sent it",
+            because="exactly one of `to` and `from` is needed",
+            try_this="for example: to=person:maria, or from=agent:ada",
+            code="list.one-side",
+        )
+    _check_limit(asked.limit)
+    now = desk.clock.now()
+    after_ms = to_ms(parse_when(asked.created_after, now=now, zone=desk.zone)) if asked.created_after else 0
+    before_ms = to_ms(parse_when(asked.created_before, now=now, zone=desk.zone)) if asked.created_before else MS_LAST
+    if after_ms >= before_ms:
+        raise Invalid(
+            "nothing can be in this span of time",
+            because="created-after is not before created-before",
+            try_this="swap the two",
+            code="time.inverted",
+        )
+    older = 2**62
+    if asked.before:
+        last = await desk.store.read(partial(envelopes.resolve, text=asked.before, seen_by=caller))
+        shown = await desk.store.read(partial(envelopes.get, id_=last))
+        older = shown.seq if shown else older
+    return Wanted(
+        side="to" if asked.to else "from",
+        address=address.parse(asked.to or asked.from_),
+        status=asked.status,
+        after_ms=after_ms,
+        before_ms=before_ms,
+        # What is acknowledged is read now, so only what may be read now is.
+        due_ms=to_ms(now) if asked.ack else MS_LAST,
+        older_than_seq=older,
+    )
+
+
+def _check_limit(limit: int) -> None:
+    if not LISTED_MIN <= limit <= LISTED_MAX:
+        raise Invalid(
+            f"a list of {limit} is not to be had",
+            because=f"limit is {LISTED_MIN} to {LISTED_MAX}",
+            try_this="ask for one page after the other with `before`",
+            code="list.limit",
+        )
+
+
+def _is_to(envelope: Envelope, caller: Principal) -> bool:
+    return envelope.recipient.kind is caller.address.kind and envelope.recipient.name == caller.address.name
+
+
+async def inbox(desk: Desk, caller: Principal, asked: Inbox) -> dict[str, Any]:
+    """What waits for you. Reading does not acknowledge; `ack` does."""
+    if caller.address.kind is not AddressKind.PERSON:
+        raise Invalid(
+            "only people have an inbox",
+            because=f"you are {caller.address}, whose mail is worked by its lane",
+            try_this=f"list envelopes to {caller.address}",
+            code="inbox.not-a-person",
+        )
+    _check_limit(asked.limit)
+    name = caller.address.name
+
+    def look(conn: sa.Connection) -> tuple[list[Envelope], int]:
+        return mail.unread(conn, name, limit=asked.limit), mail.count_unread(conn, name)
+
+    def read(conn: sa.Connection) -> tuple[list[Envelope], int]:
+        page = Page(conn, to_ms(desk.clock.now()))
+        found, count = look(conn)
+        marked = mail.mark_read(conn, [envelope.id for envelope in found], person=name, at_ms=page.at_ms)
+        page.close()
+        return found, count - marked
+
+    found, left = await (desk.store.write(read, point="ack") if asked.ack else desk.store.scan(look))
+    return {"envelopes": [envelope_form(desk, envelope) for envelope in found], "unread": left}
+
+
+OPERATIONS = (
+    Operation(
+        name="envelope.list",
+        summary="List envelopes by who sent or received them.",
+        parameters=Listing,
+        handler=listed,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+    ),
+    Operation(
+        name="inbox.list",
+        summary="Show what waits for you.",
+        parameters=Inbox,
+        handler=inbox,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+    ),
+)

@@ -1,0 +1,117 @@
+"""Forgetting a person: their words are taken out of the store, its sums still hold, and nobody inherits their name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.envelope import Trust
+from retinue.domain.ids import SessionId
+from retinue.domain.principal import Principal
+from retinue.domain.record import Body, Mark, Note, Reply, UserTurn
+from retinue.domain.tool import Call, ToolResult
+from retinue.store import people, sight, tokens
+from retinue.store import tables as t
+from retinue.store.house import Page
+from retinue.store.records import read_body
+from retinue.store.sight import Scope, me
+
+FORGOTTEN = "(forgotten)"
+
+_b = sa.bindparam
+_encode = msgspec.json.Encoder().encode
+_calls = msgspec.json.Decoder(tuple[Call, ...])
+_person = sight.origin_is(t.sessions)
+_own = sa.select(t.sessions.c.id).where(_person)
+_records = sa.select(t.records).where(t.records.c.session == _b("session"))
+_blank_record = (
+    t.records.update()
+    .where(t.records.c.session == _b("the_session"), t.records.c.seq == _b("the_seq"))
+    .values(body=_b("new_body"))
+)
+_blank_session = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_session"))
+    .values(snippet="", name="", folded=None, attributes="{}", deleted_ms=_b("now"), updated_ms=_b("now"))
+)
+_blank_runs = t.runs.update().where(t.runs.c.session == _b("the_session")).values(final_text=FORGOTTEN)
+_blank_steps = (
+    t.steps.update()
+    .where(t.steps.c.run.in_(sa.select(t.runs.c.id).where(t.runs.c.session == _b("the_session"))))
+    .values(call=None)
+)
+_blank_news = t.news.update().where(t.news.c.session == _b("the_session")).values(body=None)
+_approvals = sa.select(t.approvals.c.id, t.approvals.c.calls).where(t.approvals.c.session == _b("session"))
+_blank_approval = (
+    t.approvals.update().where(t.approvals.c.id == _b("the_id")).values(calls=_b("new_calls"), because=FORGOTTEN)
+)
+_blank_mail = (
+    t.envelopes.update()
+    .where(sight.envelopes(Scope.PERSON), t.envelopes.c.text != FORGOTTEN)
+    .values(text=FORGOTTEN, attachments=None, context=None)
+)
+_unshare = t.shares.delete().where(t.shares.c.person == _b("my_name"))
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    sessions: int
+    envelopes: int
+    records: int
+
+
+def _as(person: str) -> dict[str, Any]:
+    return me(Principal(address=address.person(person), level=PermissionLevel.RESTRICTED, trust=Trust.PERSON))
+
+
+def own_sessions(conn: sa.Connection, person: str) -> list[SessionId]:
+    """Those whose origin is this person; not those that others have shared with them."""
+    return [SessionId(row.id) for row in conn.execute(_own, _as(person))]
+
+
+def forget(conn: sa.Connection, *, person: str, now_ms: int) -> Forgotten:
+    page = Page(conn, now_ms)
+    # Shares first: mail in sessions that are someone else's is theirs to keep.
+    conn.execute(_unshare, {"my_name": person})
+    sessions = own_sessions(conn, person)
+    envelopes = conn.execute(_blank_mail, _as(person)).rowcount
+    records = sum(_blank(conn, session, page.at_ms) for session in sessions)
+    tokens.revoke_all(conn, str(address.person(person)), at_ms=page.at_ms)
+    people.forget(conn, person, at_ms=page.at_ms)
+    page.close()
+    return Forgotten(len(sessions), envelopes, records)
+
+
+def _blank(conn: sa.Connection, session: SessionId, at_ms: int) -> int:
+    rows = conn.execute(_records, {"session": session}).all()
+    for row in rows:
+        body = _encode(_without_words(row)).decode()
+        conn.execute(_blank_record, {"the_session": session, "the_seq": row.seq, "new_body": body})
+    for row in conn.execute(_approvals, {"session": session}).all():
+        calls = tuple(replace(call, arguments={}) for call in _calls.decode(row.calls))
+        conn.execute(_blank_approval, {"the_id": row.id, "new_calls": _encode(calls).decode()})
+    for statement in (_blank_runs, _blank_steps, _blank_news):
+        conn.execute(statement, {"the_session": session})
+    conn.execute(_blank_session, {"the_session": session, "now": at_ms})
+    return len(rows)
+
+
+def _without_words(row: sa.Row[Any]) -> Body:
+    """The same kind of record, with nothing in it that someone said."""
+    match read_body(row.kind, row.body):
+        case UserTurn(envelopes=envelopes):
+            return UserTurn(text=FORGOTTEN, envelopes=envelopes)
+        case Reply() as reply:
+            calls = tuple(replace(call, arguments={}) for call in reply.calls)
+            return replace(reply, text=FORGOTTEN, thinking="", calls=calls)
+        case ToolResult() as result:
+            return replace(result, output=FORGOTTEN)
+        case Note() as note:
+            return replace(note, text=FORGOTTEN)
+        case Mark():
+            return Mark()

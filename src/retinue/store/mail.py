@@ -1,0 +1,101 @@
+"""Lists of envelopes: by who sent or received them, by status, by when; and what lies unread in an inbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from retinue.domain.address import Address
+from retinue.domain.envelope import Envelope, Status
+from retinue.domain.principal import HOUSE, Principal
+from retinue.store import sight
+from retinue.store import tables as t
+from retinue.store.envelopes import envelope_of
+from retinue.store.sight import Scope, me, scope_of
+
+MS_LAST = 253_402_300_799_999  # the last millisecond of the year 9999
+
+_b = sa.bindparam
+_SIDES = {"from": t.envelopes.c.sender, "to": t.envelopes.c.recipient}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which envelopes. An agent's address means all of its sessions. `due_ms`: only what may be read by then."""
+
+    side: str  # "from" or "to"
+    address: Address
+    status: Status
+    after_ms: int = 0
+    before_ms: int = MS_LAST
+    due_ms: int = MS_LAST
+    older_than_seq: int = 2**62
+
+
+def _of(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    return sa.or_(column == _b("who"), sa.and_(column >= _b("who_from"), column < _b("who_to")))
+
+
+_listed = {
+    (scope, side): sa.select(t.envelopes)
+    .where(
+        _of(column),
+        t.envelopes.c.status == _b("status"),
+        t.envelopes.c.accepted_ms >= _b("after"),
+        t.envelopes.c.accepted_ms < _b("before"),
+        t.envelopes.c.due_ms <= _b("due"),
+        t.envelopes.c.seq < _b("older"),
+        sight.envelopes(scope),
+    )
+    .order_by(t.envelopes.c.seq.desc())
+    .limit(_b("limit"))
+    for scope in Scope
+    for side, column in _SIDES.items()
+}
+_unread = (
+    sa.select(t.envelopes)
+    .join_from(t.inbox, t.envelopes, t.inbox.c.envelope == t.envelopes.c.id)
+    .where(t.inbox.c.person == _b("person"), t.inbox.c.read_ms.is_(None), t.inbox.c.seq > _b("after"))
+    .order_by(t.inbox.c.seq)
+    .limit(_b("limit"))
+)
+_count_unread = sa.select(sa.func.count()).where(t.inbox.c.person == _b("person"), t.inbox.c.read_ms.is_(None))
+_read = (
+    t.inbox.update()
+    .where(t.inbox.c.envelope == _b("the_id"), t.inbox.c.person == _b("the_person"), t.inbox.c.read_ms.is_(None))
+    .values(read_ms=_b("now"))
+)
+
+
+def listed(conn: sa.Connection, wanted: Wanted, *, limit: int, seen_by: Principal = HOUSE) -> list[Envelope]:
+    """Newest first."""
+    who = str(wanted.address)
+    values = {
+        "who": who,
+        "who_from": f"{who}/",
+        "who_to": f"{who}0",
+        "status": wanted.status.value,
+        "after": wanted.after_ms,
+        "before": wanted.before_ms,
+        "due": wanted.due_ms,
+        "older": wanted.older_than_seq,
+        "limit": limit,
+        **me(seen_by),
+    }
+    return [envelope_of(row) for row in conn.execute(_listed[scope_of(seen_by), wanted.side], values)]
+
+
+def unread(conn: sa.Connection, person: str, *, limit: int, after_seq: int = 0) -> list[Envelope]:
+    """What a person has not read yet, oldest first."""
+    return [envelope_of(row) for row in conn.execute(_unread, {"person": person, "limit": limit, "after": after_seq})]
+
+
+def count_unread(conn: sa.Connection, person: str) -> int:
+    return conn.execute(_count_unread, {"person": person}).scalar_one()
+
+
+def mark_read(conn: sa.Connection, ids: list[str], *, person: str, at_ms: int) -> int:
+    if not ids:
+        return 0
+    return sum(conn.execute(_read, {"the_id": id_, "the_person": person, "now": at_ms}).rowcount for id_ in ids)
