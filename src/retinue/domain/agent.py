@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from retinue.domain.session import QueuePolicy
@@ -44,7 +45,9 @@ class Agent:
     name: str
     description: str = ""
     runner: str = "loop"
+    provider: str | None = None  # None: whoever sells the model
     model: str = "guide"
+    effort: str | None = None  # None: as the model would have it
     instructions: str = ""
     delivery: Delivery = Delivery.RESUME
     concurrency: int = CONCURRENCY
@@ -59,3 +62,17 @@ class Agent:
     approval_wait_s: float = APPROVAL_WAIT_S
     permission_level: PermissionLevel = PermissionLevel.STANDARD
     version: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentVersion:
+    """An agent as it once was, and who made it so."""
+
+    agent: Agent
+    source: str
+    changed_by: str
+    at: datetime
+
+    @property
+    def number(self) -> int:
+        return self.agent.version

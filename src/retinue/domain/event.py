@@ -16,6 +16,8 @@ class NewsKind(StrEnum):
     SESSION_STARTED = "session.started"
     SESSION_RESET = "session.reset"
     SESSION_CHANGED = "session.changed"
+    SESSION_DELETED = "session.deleted"
+    AGENT_CHANGED = "agent.changed"
     RUN_STARTED = "run.started"
     RUN_RESUMED = "run.resumed"
     RUN_JOINED = "run.joined"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Any, cast
 
+from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.ids import SessionId
+from retinue.domain.text import is_storable
 
 QUEUE_CAP = 20
 BATCH_MAX = 10
 SNIPPET_LENGTH_MAX = 120
+NAME_LENGTH_MAX = 100
+ATTRIBUTES_DEPTH_MAX = 16
 
 
 class OriginKind(StrEnum):
@@ -117,4 +124,54 @@ class Session:
     updated_at: datetime
     snippet: str
     pinned_at: datetime | None = None
-    attributes: dict[str, str] | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    deleted_at: datetime | None = None
+
+
+def valid_session_name(name: str) -> str:
+    """A name as it is kept: on one line, without blanks at its ends."""
+    name = name.strip()
+    if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable() or not is_storable(name):
+        raise Invalid(
+            f"{name[:NAME_LENGTH_MAX]!r} cannot be the name of a session",
+            because=f"a name is one line of 1 to {NAME_LENGTH_MAX} characters that can be seen",
+            try_this="choose a shorter one, or null for none",
+            code="session.name-invalid",
+        )
+    return name
+
+
+def patched(attributes: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes after a patch: objects merge into each other, null deletes, all else is replaced."""
+    merged = _merged(attributes, patch, depth=1)
+    core = merged.get("core")
+    folder = cast(dict[str, Any], core).get("workingDir") if isinstance(core, dict) else None
+    if folder is not None and not (isinstance(folder, str) and PurePosixPath(folder).is_absolute()):
+        raise Invalid(
+            "core.workingDir is no absolute path",
+            because="a session has no folder from which a relative one could begin",
+            try_this="for example: /home/maria/garden",
+            code="session.folder-not-absolute",
+        )
+    return merged
+
+
+def _merged(into: Mapping[str, Any], patch: Mapping[str, Any], *, depth: int) -> dict[str, Any]:
+    if depth > ATTRIBUTES_DEPTH_MAX:
+        raise TooLarge(
+            "these attributes are nested too deeply",
+            because=f"objects may lie in each other {ATTRIBUTES_DEPTH_MAX} deep",
+            try_this="keep large things in files, and their paths here",
+            code="session.attributes-too-large",
+        )
+    merged = dict(into)
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict):
+            held = merged.get(key)
+            inside = cast(dict[str, Any], held) if isinstance(held, dict) else {}
+            merged[key] = _merged(inside, cast(dict[str, Any], value), depth=depth + 1)
+        else:
+            merged[key] = value
+    return merged

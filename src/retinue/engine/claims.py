@@ -61,7 +61,11 @@ def claim(
     if run is not None and run.id in in_hand:
         return Nothing()
     if agent is None:
-        result = _close_for_missing_agent(page, session, run)
+        text = f"Not worked on: the agent {session.agent} is no longer here."
+        result = _close_lane(page, session, run, because="agent-not-found", text=text)
+    elif session.deleted_at is not None:
+        text = "Not worked on: the conversation was deleted."
+        result = _close_lane(page, session, run, because="session-deleted", text=text)
     elif run is None:
         result = claim_next(page, session, agent, run_id=run_id, terms=terms)
     elif run.status is RunStatus.PARKED:
@@ -229,10 +233,8 @@ def _why_expired(page: Page, agent: Agent, envelope: Envelope, terms: Terms) -> 
     return ""
 
 
-def _close_for_missing_agent(page: Page, session: Session, run: Run | None) -> Nothing:
-    """The agent was let go: its due mail is closed, a bounded number at a time."""
-    because = "agent-not-found"
-    text = f"Not worked on: the agent {session.agent} is no longer here."
+def _close_lane(page: Page, session: Session, run: Run | None, *, because: str, text: str) -> Nothing:
+    """The agent was let go, or the session deleted: its due mail is closed, a bounded number at a time."""
     wakes: list[Wake] = []
     if run is not None:
         wakes += close_run(

@@ -62,6 +62,14 @@ class Engine(Protocol):
         """A free slot for mail on its way in. An engine may always say None: then its run begins a commit later."""
         ...
 
+    def agent_changed(self, name: str, concurrency: int) -> None:
+        """An agent was added or has other bounds now."""
+        ...
+
+    def agent_removed(self, name: str) -> None:
+        """An agent was let go: nothing more begins for it."""
+        ...
+
     async def cancel(self, session: SessionId, *, by: str, why: str, clear_due: bool = False) -> Cancelled: ...
 
     async def reset(self, session: SessionId, *, by: str, message: str = "") -> Cancelled: ...
@@ -221,6 +229,10 @@ class EmbeddedEngine:
         """An agent was added or has other bounds now."""
         self._concurrency[name] = concurrency
         self._dispatch()
+
+    def agent_removed(self, name: str) -> None:
+        """Its lanes still have their turns, in which what waits for it is closed."""
+        self._concurrency.pop(name, None)
 
     async def cancel(self, session: SessionId, *, by: str, why: str, clear_due: bool = False) -> Cancelled:
         return await self._cancel(session, by=by, why=why, clear_due=clear_due)

@@ -31,7 +31,6 @@ from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, Sto
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived, short
 from retinue.domain.ports import Clock
-from retinue.domain.record import Mark, Record, RecordKind
 from retinue.domain.session import (
     SNIPPET_LENGTH_MAX,
     LaneKind,
@@ -42,9 +41,9 @@ from retinue.domain.session import (
     lane_kind,
 )
 from retinue.domain.text import is_storable
-from retinue.domain.times import from_ms, to_ms
+from retinue.domain.times import to_ms
 from retinue.mailroom.routing import origin_of
-from retinue.store import agents, envelopes, people, records, runs, sessions
+from retinue.store import agents, envelopes, people, runs, sessions
 from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
 
@@ -484,12 +483,7 @@ def _find_session(page: Page, draft: Draft, agent: Agent) -> Session | None:
     if session is not None:
         return session
     id_ = SessionId(derived(draft.id, "session"))
-    sessions.add(page.conn, id_, agent=agent.name, origin=origin, name="", at_ms=page.at_ms)
-    records.add(
-        page.conn,
-        [Record(session=id_, seq=1, kind=RecordKind.START, body=Mark(), at=from_ms(page.at_ms))],
-    )
-    page.tell(NewsKind.SESSION_STARTED, session=id_, agent=agent.name, origin=f"{origin.kind}:{origin.key}")
+    sessions.start(page, id_, agent=agent.name, origin=origin)
     return sessions.get(page.conn, id_)
 
 

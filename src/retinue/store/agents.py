@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from retinue.domain.agent import Agent
+from retinue.domain.agent import Agent, AgentVersion
+from retinue.domain.ids import SessionId
+from retinue.domain.times import from_ms
 from retinue.store import tables as t
 
 _b = sa.bindparam
@@ -27,6 +31,17 @@ _change = (
 )
 _remove = t.agents.update().where(t.agents.c.folded == _b("the_name")).values(removed_ms=_b("now"))
 _all = sa.select(t.agents.c.body).where(t.agents.c.removed_ms.is_(None)).order_by(t.agents.c.name)
+_add_version = t.agent_versions.insert()
+_versions = (
+    sa.select(t.agent_versions)
+    .where(t.agent_versions.c.agent == _b("agent"), t.agent_versions.c.version < _b("before"))
+    .order_by(t.agent_versions.c.version.desc())
+    .limit(_b("limit"))
+)
+_version = sa.select(t.agent_versions).where(
+    t.agent_versions.c.agent == _b("agent"), t.agent_versions.c.version == _b("version")
+)
+_busy = sa.select(t.runs.c.session).where(t.runs.c.agent == _b("agent"), t.runs.c.status.in_(t.OPEN_RUN))
 
 
 @functools.lru_cache(maxsize=AGENTS_CACHED_MAX)
@@ -42,8 +57,8 @@ def find(conn: sa.Connection, name: str) -> Agent | None:
     return _read(row.body)
 
 
-def put(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int) -> Agent:
-    """Add an agent, or make this its next version. Its first spelling stays."""
+def put(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_by: str = "house") -> Agent:
+    """Add an agent, or make this its next version. Its first spelling stays, and so does every earlier version."""
     row = conn.execute(_find, {"folded": agent.name.casefold()}).one_or_none()
     if row is None:
         conn.execute(
@@ -58,6 +73,7 @@ def put(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int) -> Agent:
                 "removed_ms": None,
             },
         )
+        _keep(conn, agent, source=source, changed_by=changed_by, at_ms=at_ms)
         return agent
     changed = replace(agent, name=row.name, version=row.version + 1)
     conn.execute(
@@ -69,7 +85,41 @@ def put(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int) -> Agent:
             "new_source": source,
         },
     )
+    _keep(conn, changed, source=source, changed_by=changed_by, at_ms=at_ms)
     return changed
+
+
+def _keep(conn: sa.Connection, agent: Agent, *, source: str, changed_by: str, at_ms: int) -> None:
+    conn.execute(
+        _add_version,
+        {
+            "agent": agent.name,
+            "version": agent.version,
+            "body": _encode(agent).decode(),
+            "source": source,
+            "changed_by": changed_by,
+            "at_ms": at_ms,
+        },
+    )
+
+
+def _version_of(row: sa.Row[Any]) -> AgentVersion:
+    return AgentVersion(agent=_read(row.body), source=row.source, changed_by=row.changed_by, at=from_ms(row.at_ms))
+
+
+def versions(conn: sa.Connection, name: str, *, limit: int, before: int = 2**31 - 1) -> Sequence[AgentVersion]:
+    """What an agent has been, the newest first."""
+    return [_version_of(row) for row in conn.execute(_versions, {"agent": name, "before": before, "limit": limit})]
+
+
+def version(conn: sa.Connection, name: str, number: int) -> AgentVersion | None:
+    row = conn.execute(_version, {"agent": name, "version": number}).one_or_none()
+    return _version_of(row) if row else None
+
+
+def at_work(conn: sa.Connection, name: str) -> list[SessionId]:
+    """The sessions in which a run of this agent is open, parked ones too."""
+    return [SessionId(id_) for id_ in conn.execute(_busy, {"agent": name}).scalars()]
 
 
 def remove(conn: sa.Connection, name: str, *, at_ms: int) -> None:

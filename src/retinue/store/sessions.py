@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
+from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Stale
+from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.record import Mark, Record, RecordKind
 from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.times import from_ms
-from retinue.store import sight
+from retinue.store import records, sight
 from retinue.store import tables as t
+from retinue.store.house import Page
 from retinue.store.lookup import Noun, find
 from retinue.store.sight import me, per_scope, scope_of
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _queue = msgspec.json.Decoder(QueueOverride)
-_attributes = msgspec.json.Decoder(dict[str, str])
+_attributes = msgspec.json.Decoder(dict[str, Any])
 NO_OVERRIDE = _encode(QueueOverride()).decode()
 
+_here = t.sessions.c.deleted_ms.is_(None)
 _by_id = sa.select(t.sessions).where(t.sessions.c.id == _b("id"))
 _by_prefix = (
     sa.select(t.sessions.c.id)
-    .where(t.sessions.c.id >= _b("low"), t.sessions.c.id < _b("high"), t.sessions.c.agent == _b("agent"))
+    .where(t.sessions.c.id >= _b("low"), t.sessions.c.id < _b("high"), t.sessions.c.agent == _b("agent"), _here)
     .limit(2)
 )
 _by_origin = sa.select(t.sessions).where(
-    t.sessions.c.agent == _b("agent"), t.sessions.c.origin_kind == _b("kind"), t.sessions.c.origin_key == _b("key")
+    t.sessions.c.agent == _b("agent"),
+    t.sessions.c.origin_kind == _b("kind"),
+    t.sessions.c.origin_key == _b("key"),
+    _here,
 )
+_by_name = sa.select(t.sessions.c.id).where(t.sessions.c.agent == _b("agent"), t.sessions.c.folded == _b("folded"))
 _insert = t.sessions.insert()
 _touch = (
     t.sessions.update()
@@ -51,6 +62,22 @@ _reset = (
     .values(record_seq=_b("seq"), context_from=_b("seq"), updated_ms=_b("now"))
 )
 _set_queue = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(queue=_b("body"), updated_ms=_b("now"))
+_rename = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(name=_b("new_name"), folded=_b("new_folded"), updated_ms=_b("now"))
+)
+_pin = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(pinned_ms=_b("pinned"), updated_ms=_b("now"))
+_set_attributes = (
+    t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(attributes=_b("body"), updated_ms=_b("now"))
+)
+_forget_snippet = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(snippet="", updated_ms=_b("now"))
+# Its name and its origin are free for another from here on.
+_delete = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"), _here)
+    .values(deleted_ms=_b("now"), folded=None, pinned_ms=None)
+)
 _active = (
     sa.select(t.sessions.c.id, t.sessions.c.agent, t.sessions.c.origin_kind)
     .where(t.sessions.c.wakefulness == t.word("'active'"))
@@ -66,6 +93,49 @@ _recent = per_scope(
         .limit(_b("limit"))
     )
 )
+
+
+_latest = (
+    sa.select(t.sessions)
+    .where(
+        t.sessions.c.agent == sa.select(t.agents.c.name).where(t.agents.c.folded == _b("folded")).scalar_subquery(),
+        _here,
+        sight.origin_is(t.sessions),
+    )
+    .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+    .limit(1)
+)
+_pinned = sa.func.coalesce(t.sessions.c.pinned_ms, -1)
+_any_agent = sa.bindparam("agent", type_=sa.String)
+
+
+def _listed(scope: sight.Scope) -> sa.Select[Any]:
+    same_pin = sa.and_(_pinned == _b("pinned"), t.sessions.c.updated_ms == _b("updated"))
+    beyond = sa.or_(
+        _pinned < _b("pinned"),
+        sa.and_(_pinned == _b("pinned"), t.sessions.c.updated_ms < _b("updated")),
+        sa.and_(same_pin, t.sessions.c.id > _b("id")),
+    )
+    return (
+        sa.select(t.sessions)
+        .where(_here, sight.sessions(scope), sa.or_(_any_agent == t.word("''"), t.sessions.c.agent == _any_agent))
+        .where(beyond)
+        .order_by(_pinned.desc(), t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+        .limit(_b("limit"))
+    )
+
+
+_listing = per_scope(_listed)
+_every = sa.select(t.sessions.c.id).where(t.sessions.c.id > _b("after")).order_by(t.sessions.c.id).limit(_b("limit"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a listing one stands: behind the session with this pin, this time and this id."""
+
+    pinned_ms: int = 2**62
+    updated_ms: int = 2**62
+    id: str = ""
 
 
 def session_of(row: sa.Row[Any]) -> Session:
@@ -84,7 +154,8 @@ def session_of(row: sa.Row[Any]) -> Session:
         updated_at=from_ms(row.updated_ms),
         snippet=row.snippet,
         pinned_at=from_ms(row.pinned_ms) if row.pinned_ms is not None else None,
-        attributes=_attributes.decode(row.attributes),
+        attributes=_attributes.decode(row.attributes) if row.attributes != "{}" else {},
+        deleted_at=from_ms(row.deleted_ms) if row.deleted_ms is not None else None,
     )
 
 
@@ -104,7 +175,31 @@ def by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | None
     return session_of(row) if row else None
 
 
-def add(conn: sa.Connection, id_: str, *, agent: str, origin: Origin, name: str, at_ms: int) -> None:
+def start(
+    page: Page,
+    id_: SessionId,
+    *,
+    agent: str,
+    origin: Origin,
+    name: str = "",
+    attributes: Mapping[str, Any] | None = None,
+) -> None:
+    """A new session with its start marker, told to whoever watches: it is there before anything is handled in it."""
+    add(page.conn, id_, agent=agent, origin=origin, name=name, at_ms=page.at_ms, attributes=attributes)
+    records.add(page.conn, [Record(session=id_, seq=1, kind=RecordKind.START, body=Mark(), at=from_ms(page.at_ms))])
+    page.tell(NewsKind.SESSION_STARTED, session=id_, agent=agent, origin=f"{origin.kind}:{origin.key}")
+
+
+def add(
+    conn: sa.Connection,
+    id_: str,
+    *,
+    agent: str,
+    origin: Origin,
+    name: str,
+    at_ms: int,
+    attributes: Mapping[str, Any] | None = None,
+) -> None:
     """A new session, whose first record (the start marker) the caller adds in the same commit."""
     conn.execute(
         _insert,
@@ -117,7 +212,7 @@ def add(conn: sa.Connection, id_: str, *, agent: str, origin: Origin, name: str,
             "name": name,
             "wakefulness": Wakefulness.SLEEPING.value,
             "queue": NO_OVERRIDE,
-            "attributes": "{}",
+            "attributes": _encode(attributes).decode() if attributes else "{}",
             "epoch": 0,
             "record_seq": 1,
             "context_from": 1,
@@ -126,7 +221,7 @@ def add(conn: sa.Connection, id_: str, *, agent: str, origin: Origin, name: str,
             "created_ms": at_ms,
             "updated_ms": at_ms,
             "pinned_ms": None,
-            "folded": None,
+            "folded": name.casefold() or None,
             "deleted_ms": None,
         },
     )
@@ -174,6 +269,53 @@ def set_context_from(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> 
 
 def set_queue(conn: sa.Connection, id_: str, queue: QueueOverride, *, at_ms: int) -> None:
     conn.execute(_set_queue, {"the_id": id_, "body": _encode(queue).decode(), "now": at_ms})
+
+
+def by_name(conn: sa.Connection, agent: str, name: str) -> SessionId | None:
+    """The session of this agent that has this name, in whatever case it is written."""
+    found = conn.execute(_by_name, {"agent": agent, "folded": name.casefold()}).scalar()
+    return SessionId(found) if found else None
+
+
+def rename(conn: sa.Connection, id_: str, name: str, *, at_ms: int) -> None:
+    conn.execute(_rename, {"the_id": id_, "new_name": name, "new_folded": name.casefold() or None, "now": at_ms})
+
+
+def pin(conn: sa.Connection, id_: str, *, pinned: bool, at_ms: int) -> None:
+    conn.execute(_pin, {"the_id": id_, "pinned": at_ms if pinned else None, "now": at_ms})
+
+
+def set_attributes(conn: sa.Connection, id_: str, attributes: Mapping[str, Any], *, at_ms: int) -> None:
+    conn.execute(_set_attributes, {"the_id": id_, "body": _encode(attributes).decode(), "now": at_ms})
+
+
+def forget_snippet(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
+    conn.execute(_forget_snippet, {"the_id": id_, "now": at_ms})
+
+
+def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
+    """Out of every list and road. Its records stay, for what points to them."""
+    conn.execute(_delete, {"the_id": id_, "now": at_ms})
+
+
+def latest(conn: sa.Connection, agent: str, *, whose: Principal) -> Session | None:
+    """The most recently updated session of an agent that belongs to this principal itself, not merely seen by it."""
+    asker = replace(whose, level=PermissionLevel.RESTRICTED)  # as one of the house, not as one who sees all
+    row = conn.execute(_latest, {"folded": agent.casefold(), **me(asker)}).one_or_none()
+    return session_of(row) if row else None
+
+
+def listed(
+    conn: sa.Connection, *, after: Place, limit: int, agent: str = "", seen_by: Principal = HOUSE
+) -> list[Session]:
+    """Pinned ones first, the newest pin first; then by what was updated last."""
+    bounds = {"pinned": after.pinned_ms, "updated": after.updated_ms, "id": after.id, "agent": agent, "limit": limit}
+    return [session_of(row) for row in conn.execute(_listing[scope_of(seen_by)], {**bounds, **me(seen_by)})]
+
+
+def every(conn: sa.Connection, *, after: str, limit: int) -> list[SessionId]:
+    """All there ever were, deleted ones too, by id."""
+    return [SessionId(id_) for id_ in conn.execute(_every, {"after": after, "limit": limit}).scalars()]
 
 
 def active(conn: sa.Connection, *, limit: int) -> list[tuple[SessionId, str, OriginKind]]:

@@ -154,8 +154,13 @@ sessions = sa.Table(
     _ms("pinned_ms", nullable=True),
     sa.Column("folded", sa.Text),
     _ms("deleted_ms", nullable=True),
-    sa.UniqueConstraint("agent", "origin_kind", "origin_key"),
     sqlite_with_rowid=False,
+)
+_partial(
+    "uq_sessions_origin",
+    *(sessions.c[column] for column in ("agent", "origin_kind", "origin_key")),
+    where=sessions.c.deleted_ms.is_(None),
+    unique=True,
 )
 _partial("ix_sessions_active", sessions.c.updated_ms, where=sessions.c.wakefulness == word("'active'"))
 sa.Index("ix_sessions_parent", sessions.c.parent)

@@ -66,6 +66,15 @@ def upgrade() -> None:
     with op.batch_alter_table("sessions", table_kwargs={"sqlite_with_rowid": False}) as sessions:
         sessions.add_column(sa.Column("folded", sa.Text(), nullable=True))
         sessions.add_column(sa.Column("deleted_ms", sa.BigInteger(), nullable=True))
+        sessions.drop_constraint("uq_sessions_agent_origin_kind_origin_key", type_="unique")
+    op.create_index(
+        "uq_sessions_origin",
+        "sessions",
+        ["agent", "origin_kind", "origin_key"],
+        unique=True,
+        sqlite_where=sa.text("deleted_ms IS NULL"),
+        postgresql_where=sa.text("deleted_ms IS NULL"),
+    )
     op.create_index("uq_sessions_name", "sessions", ["agent", "folded"], unique=True)
     op.create_table(
         "shares",
