@@ -25,11 +25,32 @@ class Commented:
         self._above: list[str] = []
         self._loose = ""  # comments and blank lines since the last key, on our way from top to bottom
         self._walk(self.document)
-        if self.text() != text:
+        is_all_comments = not self.document  # then there is no key to stand below, and what is added comes last
+        if is_all_comments or self.text() != text:
             self.document, self._above, self._loose = tomlkit.parse(text), [], ""
 
     def text(self) -> str:
-        return _MARK.sub(lambda mark: self._above[int(mark[1])], self.document.as_string()) + self._loose
+        written = self.document.as_string()
+        above = self._above_those_left({int(mark[1]) for mark in _MARK.finditer(written)})
+        return _MARK.sub(lambda mark: above[int(mark[1])], written) + above[-1]
+
+    def _above_those_left(self, left: set[int]) -> list[str]:
+        """What stands above each table, and last what stands at the end. A table that was taken out leaves to the next
+        one what was not its own: the head of the file, and comments with a blank line below them.
+        """
+        above: list[str] = []
+        carried = ""
+        for number, lines in enumerate([*self._above, self._loose]):
+            is_end = number == len(self._above)
+            if number in left or is_end:
+                apart = "\n" if carried and not is_end and not lines.startswith("\n") else ""
+                above.append(carried + apart + lines)
+                carried = ""
+            else:
+                above.append("")
+                own = lines.rfind("\n\n") + 2 if number or "\n\n" in lines.strip("\n") else len(lines)
+                carried += lines[:own].rstrip("\n") + "\n" if "#" in lines[:own] else ""
+        return above
 
     def _walk(self, container: Container) -> None:
         body = container.body

@@ -49,17 +49,18 @@ class _Scanner:
         is_array = self.text.startswith("[[", self.at)
         self.at += 2 if is_array else 1
         *parents, last = self._keys()
-        path = (*self._within((), parents), last)
+        path: KeyPath = (*self._within(parents), last)
         if is_array:
             self.found.setdefault(path, line)
             self._counts[path] = self._counts.get(path, 0) + 1
-        path = self._within((), path) if is_array else path
+            path = (*path, self._counts[path] - 1)
         self.found.setdefault(path, line)
         self.at += 2 if is_array else 1
         return path
 
-    def _within(self, path: KeyPath, keys: list[str] | KeyPath) -> KeyPath:
+    def _within(self, keys: list[str]) -> KeyPath:
         """A header that passes through an array of tables means the last of them."""
+        path: KeyPath = ()
         for key in keys:
             path = (*path, key)
             if path in self._counts:

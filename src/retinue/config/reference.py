@@ -56,8 +56,8 @@ its line. A change takes effect:
 | `[schedules.NAME]` | `agent`, `kind`, `text`, `zone`, `enabled`, and `at`, `every_s` or `cron` as the kind wants it |
 
 In any text, `${{NAME}}` is replaced by the environment variable, which must be set and not empty; `$${{` is a plain
-`${{`. A key that ends in `token`, `password`, `secret`, `api_key` or the like takes no text, but `{{ env = "NAME" }}` or
-`{{ file = "PATH" }}`; such a file must be readable by its owner alone.
+`${{`. A key that ends in `token`, `password`, `secret`, `api_key` or the like takes no text, but
+`{{ env = "NAME" }}` or `{{ file = "PATH" }}`; such a file must be readable by its owner alone.
 """
 
 _AGENT_HEAD = f"""

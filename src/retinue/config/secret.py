@@ -42,13 +42,15 @@ class Secret:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise _missing(path, error.strerror or "it cannot be opened") from None
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             found = os.fstat(descriptor)  # of what we opened, not of what may lie there a moment later
             if not stat.S_ISREG(found.st_mode):
                 raise _missing(path, "it is not a file")
             if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o077:
                 raise _exposed(path)
-            content = file.read(SECRET_BYTES_MAX + 1)
+            content = os.read(descriptor, SECRET_BYTES_MAX + 1)
+        finally:
+            os.close(descriptor)
         if len(content) > SECRET_BYTES_MAX:
             raise _missing(path, f"it has more than {SECRET_BYTES_MAX:,} bytes, which is no secret but something else")
         try:

@@ -1,0 +1,45 @@
+"""A home on disk with settings files in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retinue.config import BadConfig, Configuration, Fault, load
+
+
+class Home:
+    """Write files, then read the settings as a house would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {"RETINUE_HOME": str(folder)}
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "retinue.toml"
+
+    def write(self, text: str, *, name: str = "retinue.toml") -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def load(self, text: str | None = None, **environment: str) -> Configuration:
+        if text is not None:
+            self.write(text)
+        return load(self.environment | environment)
+
+    def faults(self, text: str, **environment: str) -> dict[str, Fault]:
+        """What is wrong with this text, by path. That nothing is wrong fails the test."""
+        self.write(text)
+        with pytest.raises(BadConfig) as refused:
+            load(self.environment | environment)
+        return {fault.path: fault for fault in refused.value.faults}
+
+    def fault(self, text: str, **environment: str) -> Fault:
+        """The one thing that is wrong with this text."""
+        faults = self.faults(text, **environment)
+        assert len(faults) == 1, faults
+        return next(iter(faults.values()))

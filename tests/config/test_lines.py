@@ -1,0 +1,116 @@
+"""Each key is found on the line where it is written."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import tomlkit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retinue.config.faults import KeyPath
+from retinue.config.lines import lines_of
+
+TEXT = '''\
+a = 1
+b.c = """
+[not.a.table]
+x = 1 \\""""
+d = [ # ]
+  1, "]", # two
+  { e = 'f', g = [
+    2 ] },
+]
+"h i".'j' = 3 # = 4
+
+[k] # [l]
+m = { n = 1, o.p = 2 }
+q = """x""\\"
+"""
+[[r]]
+s = 1979-05-27T07:32:00Z
+[r.t]
+u = 1
+[[r]]
+[[r.v]]
+w = \'\'\'
+\'\'\'
+x = 1e5
+["\\u00e9"]
+y = -inf
+'''
+
+
+def test_every_form_of_toml_is_found_on_its_line() -> None:
+    tomllib.loads(TEXT)
+    assert lines_of(TEXT) == {
+        ("a",): 1,
+        ("b",): 2,
+        ("b", "c"): 2,
+        ("d",): 5,
+        ("d", 0): 6,
+        ("d", 1): 6,
+        ("d", 2): 7,
+        ("d", 2, "e"): 7,
+        ("d", 2, "g"): 7,
+        ("d", 2, "g", 0): 8,
+        ("h i",): 10,
+        ("h i", "j"): 10,
+        ("k",): 12,
+        ("k", "m"): 13,
+        ("k", "m", "n"): 13,
+        ("k", "m", "o"): 13,
+        ("k", "m", "o", "p"): 13,
+        ("k", "q"): 14,
+        ("r",): 16,
+        ("r", 0): 16,
+        ("r", 0, "s"): 17,
+        ("r", 0, "t"): 18,
+        ("r", 0, "t", "u"): 19,
+        ("r", 1): 20,
+        ("r", 1, "v"): 21,
+        ("r", 1, "v", 0): 21,
+        ("r", 1, "v", 0, "w"): 22,
+        ("r", 1, "v", 0, "x"): 24,
+        ("é",): 25,
+        ("é", "y"): 26,
+    }
+
+
+def test_lines_are_counted_alike_whatever_ends_them() -> None:
+    assert lines_of(TEXT.replace("\n", "\r\n")) == lines_of(TEXT)
+
+
+KEYS = st.text(max_size=4)
+LEAVES = st.one_of(st.booleans(), st.integers(), st.text(max_size=8), st.lists(st.text(max_size=3), max_size=3))
+TREES = st.dictionaries(
+    KEYS, st.recursive(LEAVES, lambda inner: st.dictionaries(KEYS, inner, max_size=3), max_leaves=10)
+)
+
+
+def paths(value: Any, path: KeyPath = ()) -> set[KeyPath]:
+    if isinstance(value, dict):
+        return {path} | {each for key, inner in value.items() for each in paths(inner, (*path, key))}
+    if isinstance(value, list):
+        return {path} | {each for index, inner in enumerate(value) for each in paths(inner, (*path, index))}
+    return {path}
+
+
+@given(TREES)
+def test_whatever_a_file_says_every_key_of_it_is_found_and_nothing_else(tree: dict[str, Any]) -> None:
+    text = tomlkit.dumps(tree)
+    try:
+        told = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:  # The library does not escape everything that it should.
+        return
+    found = set(lines_of(text))
+    leaves = {path for path in paths(told) if path}
+    # A table that only holds tables has no line of its own.
+    assert found <= leaves
+    assert all(path in found or any(each[: len(path)] == path for each in found) for path in leaves)
+
+
+@given(st.text(alphabet="[]{}\"'=.,#\\\n ab1"))
+def test_a_text_that_is_no_toml_does_no_harm(text: str) -> None:
+    lines_of(text)
