@@ -20,7 +20,7 @@ import sqlalchemy as sa
 import uvicorn
 
 from retinue import __version__
-from retinue.agents.home import ensure_home, home_of
+from retinue.agents.home import ensure_home
 from retinue.api.app import build as build_api
 from retinue.config import Settings, from_environment
 from retinue.connectors.base import Connector
@@ -118,7 +118,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             ids,
             {"loop": Loop(models, toolbox)},
             live=live,
-            homes=partial(home_of, settings.home),
+            homes=partial(ensure_home, settings.home),
             zone=settings.zone,
             slots=parts.slots,
             deliver=outbox.wake,
@@ -127,11 +127,12 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         outbox.on_wake(engine.wake)
         desk = Desk(
             store=store,
-            post=Inbox(store, clock, engine.wake, engine.seat),
+            post=Inbox(store, clock, engine.wake, engine.seat, engine.command),
             engine=engine,
             live=live,
             clock=clock,
             ids=ids,
+            home=settings.home,
             files=Files(settings.home / "files"),
             zone=settings.zone,
             version=__version__,

@@ -71,6 +71,7 @@ async def desk_house(household: Household) -> AsyncGenerator[DeskHouse]:
             clock=household.clock,
             ids=household.ids,
             secrets=lambda: f"secret-{next(numbers):037d}",
+            home=household.root,
             files=Files(household.root / "files"),
             zone=household.zone,
             version="test",

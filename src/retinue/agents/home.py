@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,10 +15,26 @@ def home_of(root: Path, name: str) -> Path:
     return root / "agents" / name
 
 
-def ensure_home(root: Path, name: str) -> Path:
-    """Make whatever is missing of a home; what is there stays as it is."""
+@lru_cache(HOMES_CACHED_MAX)
+def _parts(root: Path, name: str) -> tuple[Path, Path, Path]:
     home = home_of(root, name)
-    (home / "internal_space" / "memories").mkdir(parents=True, exist_ok=True, mode=0o700)
-    for file in (home / "SOUL.md", home / "internal_space" / "MEMORY.md"):
-        file.touch(mode=0o600, exist_ok=True)
-    return home
+    return home / "SOUL.md", home / "internal_space" / "MEMORY.md", home / "internal_space" / "memories"
+
+
+def ensure_home(root: Path, name: str) -> Path:
+    """Make whatever is missing of a home; what is there stays as it is. Cheap where all is there: asked every run."""
+    soul, memory, memories = _parts(root, name)
+    if not (soul.exists() and memory.exists() and memories.exists()):
+        memories.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for file in (soul, memory):
+            file.touch(mode=0o600, exist_ok=True)
+    return home_of(root, name)
+
+
+def remove_home(root: Path, name: str) -> None:
+    """Take a home away with all that is in it. A link in its place, or inside, is removed and not followed."""
+    home = home_of(root, name)
+    if home.is_symlink():
+        home.unlink()
+    elif home.exists():
+        shutil.rmtree(home)

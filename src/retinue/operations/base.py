@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -39,6 +40,7 @@ class Desk:
     clock: Clock
     ids: Ids
     secrets: Callable[[], str]  # 256 random bits, as text
+    home: Path  # of the house: agents have theirs in it
     files: Files
     zone: ZoneInfo
     version: str
