@@ -1,0 +1,235 @@
+"""Logs: what may not be read is masked, files are ours alone and put away in time, and no line stops the house."""
+
+from __future__ import annotations
+
+import io
+import logging
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retinue.config.settings import LogLevel, Logs
+from retinue.logs import MASK, LogLine, log_file, masked, set_level, set_up_logs
+from retinue.premises import owner_token
+from retinue.real import new_token
+
+OURS = "Zk3_q9vXw2-LmN8bT5rYc1Hs7DfGj4KpQ0aUeRiVoBx"
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAx\nq7Zc8s\n-----END RSA PRIVATE KEY-----"
+
+# A text as it would have been logged, and what of it nobody may read.
+LEAKS = (
+    ("Authorization: Bearer abc.def-ghi123", "abc.def-ghi123"),
+    ("authorization: Basic dXNlcjpwYXNzd29yZA==", "dXNlcjpwYXNzd29yZA"),
+    ("headers={'Authorization': 'Bearer hunter2hunter2', 'Accept': 'text/html'}", "hunter2hunter2"),
+    ("[(b'host', b'x'), (b'authorization', b'Bearer hunter2hunter2')]", "hunter2hunter2"),
+    ('{"Proxy-Authorization": "Digest username=\\"u\\", response=\\"0123\\""}', "0123"),
+    ("Cookie: retinue=s3ss10n; theme=dark", "s3ss10n"),
+    ("set-cookie: retinue=s3ss10n; HttpOnly", "s3ss10n"),
+    ("(b'cookie', b'retinue=s3ss10n; theme=dark')", "s3ss10n"),
+    ("sent with bearer abcdef123456", "abcdef123456"),
+    (f"signed in with {OURS} just now", OURS),
+    (f"http://127.0.0.1:7717/#code={OURS}", OURS),
+    ("sk-proj-abcdefghijklmnop was refused", "abcdefghijklmnop"),
+    ("Incorrect API key provided: sk-ant-api03-AbCdEfGh_ij-kl.", "AbCdEfGh_ij-kl"),
+    ("ghp_0123456789abcdefABCDEF0123456789abcd", "0123456789abcdef"),
+    ("github_pat_11ABCDEFG0123456789_abcdef", "11ABCDEFG0123456789"),
+    ("token xoxb-1234567890-abcdefghij", "1234567890-abcdefghij"),
+    ("AKIAIOSFODNN7EXAMPLE", "IOSFODNN7EXAMPLE"),
+    ("AIzaSyA0123456789abcdefghijklmnopqrstuv", "SyA0123456789"),
+    ("https://api.telegram.org/bot123456789:AAF0123456789abcdefghijklmnopqrstuvw/getMe", "AAF0123456789"),
+    ("jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl", "eyJzdWIiOiIxMjM0In0"),
+    ("password=hunter2", "hunter2"),
+    ("password: hunter2", "hunter2"),
+    ("db_password = 'hun ter2'", "ter2"),
+    ("PGPASSWORD=hunter2 psql", "hunter2"),
+    ("OPENAI_API_KEY=abc123 retinue run", "abc123"),
+    ("x-api-key: abc123", "abc123"),
+    ("('x-api-key', 'abc123')", "abc123"),
+    ("token='abc123'", "abc123"),  # what f"{token=}" leaves
+    ("owner_token=b'abc123'", "abc123"),
+    ('{"client_secret": "abc\\"123"}', "123"),
+    ('{\\"refresh_token\\": \\"abc123\\"}', "abc123"),  # JSON within JSON
+    ("key=0123456789abcdef0123456789abcdef", "0123456789abcdef"),
+    ("key: QUJDREVGR0hJSktMTU5PUFFSU1RVVg==", "QUJDREVGR0hJSktM"),
+    ("GET /?token=abc123&page=2", "abc123"),
+    ("postgresql://retinue:hunter2@db/house", "hunter2"),
+    (f"could not read\n{PEM}\nat all", "q7Zc8s"),
+    (repr(PEM), "q7Zc8s"),
+    (PEM[:60], "MIIEow"),
+    ("password:\n  hunter2", "hunter2"),
+)
+PLAIN = (
+    "run finished input_tokens=1200 tokens_max=100000 turns=3",
+    "envelope 538453d7 from person:maria ended answered",
+    "mail kept without beginning a run",
+    "the key 'abc' was already used for another envelope",
+    "request refused code=key.reused path=/api/token/list",
+    "2026-01-05T10:00:00+01:00 took 12 ms",
+)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize(("text", "secret"), LEAKS)
+def test_what_looks_like_a_secret_is_masked(text: str, secret: str) -> None:
+    assert secret in text
+    assert secret not in masked(text)
+    assert MASK in masked(text)
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_what_is_no_secret_stays_readable(text: str) -> None:
+    assert masked(text) == text
+
+
+@pytest.mark.parametrize("around", ["{}", "x {}", "'{}'", "({})", "a={} b", "{}.", "/{}/", "{}\n"])
+def test_our_own_secrets_are_masked_wherever_they_stand(around: str) -> None:
+    for secret in (new_token() for _ in range(200)):
+        assert secret not in masked(around.format(secret))
+
+
+@given(st.text(max_size=400))
+def test_no_text_stops_the_mask(text: str) -> None:
+    masked(text + " password=" + text)
+
+
+@pytest.mark.spec("D72")
+def test_secrets_are_masked_in_messages_fields_and_exceptions_and_the_owners_file_is_the_owners(tmp_path: Path) -> None:
+    secret = owner_token(tmp_path, new_token)
+    terminal = io.StringIO()
+    set_up_logs(terminal, home=tmp_path)
+    log = logging.getLogger("test")
+    log.info("signed in with %s", secret)
+    log.info("signed in", extra={"token": "plain words", "because": f"header was Bearer {secret}"})
+    try:
+        try:
+            raise ValueError(f"no such token: {secret}")
+        except ValueError as error:
+            raise RuntimeError(f"{secret=}") from error
+    except RuntimeError:
+        log.exception("sign-in failed", stack_info=True)
+    for text in (terminal.getvalue(), log_file(tmp_path).read_text()):
+        assert secret not in text
+        assert "plain words" not in text
+        assert text.count("signed in") == 2
+        assert "ValueError: no such token" in text
+    for path in (tmp_path / "owner-token", log_file(tmp_path)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(log_file(tmp_path).parent.stat().st_mode) == 0o700
+
+
+def test_logs_are_put_away_at_each_start_and_only_so_many_are_kept(tmp_path: Path) -> None:
+    for start in range(5):
+        set_up_logs(None, home=tmp_path, logs=Logs(files_kept=2))
+        logging.getLogger("test").info("start %d", start)
+    names = sorted(path.name for path in log_file(tmp_path).parent.iterdir())
+    assert names == ["retinue.log", "retinue.log.1", "retinue.log.2"]
+    assert "start 4" in log_file(tmp_path).read_text()
+    assert "start 3" in (tmp_path / "logs" / "retinue.log.1").read_text()
+
+
+def test_a_log_that_grows_large_is_put_away(tmp_path: Path) -> None:
+    set_up_logs(None, home=tmp_path, logs=Logs(bytes_max=64 * 1024, files_kept=1))
+    for number in range(3000):
+        logging.getLogger("test").info("something happened", extra={"number": number})
+    files = sorted(log_file(tmp_path).parent.iterdir())
+    assert [path.name for path in files] == ["retinue.log", "retinue.log.1"]
+    assert all(path.stat().st_size <= 64 * 1024 for path in files)
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+
+
+def test_with_none_kept_there_is_one_file(tmp_path: Path) -> None:
+    for _ in range(2):
+        set_up_logs(None, home=tmp_path, logs=Logs(bytes_max=64 * 1024, files_kept=0))
+        for number in range(2000):
+            logging.getLogger("test").info("something happened", extra={"number": number})
+    [file] = log_file(tmp_path).parent.iterdir()
+    assert file.stat().st_size <= 64 * 1024
+
+
+def test_the_least_level_is_a_setting_and_changes_at_once(tmp_path: Path) -> None:
+    terminal = io.StringIO()
+    set_up_logs(terminal, home=tmp_path, logs=Logs(level=LogLevel.WARNING))
+    log = logging.getLogger("test")
+    log.info("quiet")
+    set_level("debug")
+    log.debug("loud")
+    assert "quiet" not in terminal.getvalue()
+    assert "loud" in terminal.getvalue()
+
+
+def test_without_a_file_nothing_is_written_to_the_home(tmp_path: Path) -> None:
+    set_up_logs(io.StringIO(), home=tmp_path, logs=Logs(file=False))
+    logging.getLogger("test").info("hello")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Unspeakable:
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_a_line_that_cannot_be_made_is_replaced_and_the_house_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = io.StringIO()
+    set_up_logs(terminal)
+    log = logging.getLogger("test")
+    log.info("got %d", "no number")
+    log.info("got", extra={"value": Unspeakable()})
+    assert terminal.getvalue().count("log line could not be made") == 2
+    terminal.close()
+    log.info("password=hunter2")  # nowhere to write it
+    assert capsys.readouterr().err == ""
+
+
+def test_a_house_without_room_for_its_log_says_so_on_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    terminal = io.StringIO()
+    set_up_logs(terminal, home=tmp_path)
+    assert "log file cannot be used" in terminal.getvalue()
+
+
+def test_the_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "elsewhere").write_text("")
+    log_file(tmp_path).symlink_to(tmp_path / "elsewhere")
+    set_up_logs(io.StringIO(), home=tmp_path)
+    logging.getLogger("test").info("hello")
+    assert (tmp_path / "elsewhere").read_text() == ""
+
+
+def test_nobodys_words_can_forge_a_line_or_command_a_terminal() -> None:
+    record = logging.makeLogRecord({"msg": "a\n2026 info forged", "name": "x", "levelname": "INFO"})
+    record.because = '\x1b[2Jgone "quoted" \\'
+    try:
+        raise ValueError("first\n2026-01-01 info forged\x1b[31m")
+    except ValueError as error:
+        record.exc_info = (ValueError, error, error.__traceback__)
+    first, *rest = LogLine().format(record).split("\n")
+    assert "\\n2026 info forged" in first
+    assert "\x1b" not in "".join([first, *rest])
+    assert all(line.startswith("    ") for line in rest)
+
+
+def test_an_overlong_text_is_cut_before_it_is_looked_at() -> None:
+    text = masked("x" * 100_000 + " password=hunter2")
+    assert len(text) < 40_000
+    assert "more characters" in text
+
+
+def test_the_secrets_we_make_are_as_long_as_the_mask_expects() -> None:
+    assert len(secrets.token_urlsafe(32)) == len(new_token()) == len(OURS)
