@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from retinue.operations import generate as operations
+from retinue.operations.catalog import OPERATIONS
 from scripts import generate
 
 
@@ -38,3 +40,7 @@ def test_a_missing_file_is_named(repository: Path, capsys: pytest.CaptureFixture
 def test_generating_without_a_check_is_never_an_error(repository: Path) -> None:
     assert generate.main([]) == 0
     assert (repository / "made.txt").read_text() == "new"
+
+
+def test_the_table_of_the_command_line_is_what_the_declarations_make_it() -> None:
+    assert operations.COMMANDS.read_text() == operations.commands_module(OPERATIONS.values())

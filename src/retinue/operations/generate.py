@@ -1,20 +1,25 @@
-"""Writes the reference pages that are made from the code: `python -m retinue.operations.generate` in a checkout."""
+"""Writes what is made from the code: the command line's table and the reference pages of operations and errors.
+
+`python -m retinue.operations.generate`, in a checkout; `make generate` runs it.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import cast
 
 from retinue.operations.base import Operation
 from retinue.operations.catalog import OPERATIONS
+from retinue.operations.declared import Kind, Parameter, parameters
 
 SOURCE = Path(__file__).parent.parent
 REFERENCE = SOURCE.parent.parent / "docs" / "reference"
+COMMANDS = SOURCE / "cli" / "commands.py"
+COLUMNS = 120
+BAR = "\\|"
 MADE = "<!-- Made from the code by `make generate`. -->\n\n"
 
 
@@ -32,6 +37,7 @@ def main() -> None:
     REFERENCE.mkdir(parents=True, exist_ok=True)
     (REFERENCE / "errors.md").write_text(errors_page(list(errors_in(SOURCE))))
     (REFERENCE / "operations.md").write_text(operations_page(OPERATIONS.values()))
+    COMMANDS.write_text(commands_module(OPERATIONS.values()))
 
 
 def errors_in(folder: Path) -> Iterator[Said]:
@@ -133,36 +139,150 @@ def _clause(name: str, words: str) -> str:
     return f"  \n  {name}: {words}" if words else ""
 
 
-def operations_page(operations: Any) -> str:
-    lines = [
-        MADE + "# Operations\n\nEach is a `POST` to its route on the house's socket, its parameters as JSON, your token"
-        " as `Authorization: Bearer`.\n"
-    ]
+# Operations
+
+
+_OPERATIONS_HEAD = """\
+# Operations
+
+Each thing that can be asked of the house. All of them are declared once, and every door takes parameters, rights and
+errors from there:
+
+- **HTTP**: a `POST` to its route, its parameters as JSON, your token as `Authorization: Bearer`. Where an operation
+  has an effect, the header `Idempotency-Key` keeps it from being done twice.
+- **Terminal**: `retinue NOUN VERB`, with what stands in capitals by its place and the rest as options. `--json`
+  prints the answer as it came; `--key KEY` is the idempotency key. See [commands](cli.md).
+
+*Needs* is the least level that may ask, unless `permission_policy` in the [settings](settings.md) says otherwise.
+"""
+
+
+def operations_page(operations: Iterable[Operation]) -> str:
+    lines = [MADE + _OPERATIONS_HEAD]
     for operation in operations:
         lines += _operation(operation)
     return "\n".join(lines)
 
 
 def _operation(operation: Operation) -> list[str]:
-    lines = [f"## `{operation.name}`\n", f"{operation.summary} `{operation.route}`\n"]
-    fields = msgspec.structs.fields(operation.parameters)
-    if fields:
-        lines += ["| parameter | type | default |", "|---|---|---|"]
-        for field in fields:
-            default = "required" if field.required else f"`{_default(field)!r}`"
-            lines.append(f"| `{field.name}` | {_type(field.type)} | {default} |")
+    effect = "has an effect" if operation.effect else "changes nothing"
+    found = parameters(operation)
+    lines = [
+        f"## `{operation.name}`\n",
+        f"{operation.summary}\n",
+        f"`POST {operation.route}` · `{usage(operation)}` · needs {operation.permission} · {effect}\n",
+    ]
+    if found:
+        lines += ["| parameter | option | type | default | |", "|---|---|---|---|---|"]
+        for each in found:
+            row = (f"`{each.name}`", f"`{option_of(each)}`", _type(each), _default(each), each.help)
+            lines.append(f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |")
         lines.append("")
     return lines
 
 
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    if field.default_factory is not msgspec.NODEFAULT:
-        return field.default_factory()  # type: ignore[operator]
-    return str(field.default) if isinstance(field.default, str) else field.default
+def usage(operation: Operation) -> str:
+    """What one types for it: places, and whatever else it cannot do without."""
+    noun, _, verb = operation.name.partition(".")
+    words = ["retinue", noun, verb]
+    for each in parameters(operation):
+        if each.place:
+            words.append(option_of(each) if each.required else f"[{option_of(each)}]")
+        elif each.required:
+            words.append(option_of(each))
+    return " ".join(words)
 
 
-def _type(type_: Any) -> str:
-    return str(getattr(type_, "__name__", type_)).replace("retinue.", "").split(".")[-1].replace("|", "or")
+def option_of(parameter: Parameter) -> str:
+    """How it is typed."""
+    shown = parameter.option[2:].upper().replace("-", "_")
+    if parameter.place:
+        return shown
+    if parameter.kind is Kind.FLAG:
+        return f"--[no-]{parameter.option[2:]}"
+    return f"{parameter.option} {VALUES.get(parameter.kind, shown)}"
+
+
+VALUES = {Kind.NUMBER: "N", Kind.DECIMAL: "N", Kind.FILE: "FILE", Kind.JSON: "JSON", Kind.WORDS: "TEXT"}
+
+
+def _type(parameter: Parameter) -> str:
+    shown = ", ".join(f"`{choice}`" for choice in parameter.choices) or {
+        Kind.WORDS: "text",
+        Kind.FLAG: "yes or no",
+    }.get(parameter.kind, str(parameter.kind))
+    return shown + (", several" if parameter.repeated else "") + (", or null" if parameter.nullable else "")
+
+
+def _default(parameter: Parameter) -> str:
+    match parameter.default:
+        case _ if parameter.required:
+            return "required"
+        case None | "":
+            return ""
+        case bool(yes):
+            return "yes" if yes else "no"
+        case value:
+            return f"`{value}`"
+
+
+MARKS = ("required", "repeated", "nullable", "place")
+_COMMANDS_HEAD = '''\
+"""What the command line knows of each operation. Made from their declarations by `make generate`."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # name, option, kind, marks (of: required repeated nullable place), default, choices, help
+    Parameter = tuple[str, str, str, str, str | int | float | bool | None, tuple[str, ...], str]
+    # noun, verb, summary, whether it has an effect, the level it needs, parameters
+    Operation = tuple[str, str, str, bool, str, tuple[Parameter, ...]]
+
+'''
+
+
+def commands_module(operations: Iterable[Operation]) -> str:
+    """Plain tuples, which Python loads as one constant: the command line has no time to build anything."""
+    table = tuple(_command(operation) for operation in operations)
+    return f"{_COMMANDS_HEAD}OPERATIONS: tuple[Operation, ...] = {_literal(table, 0, 37)}\n"
+
+
+def _command(operation: Operation) -> tuple[object, ...]:
+    noun, _, verb = operation.name.partition(".")
+    found = tuple(
+        (
+            each.name,
+            each.option,
+            str(each.kind),
+            " ".join(mark for mark in MARKS if getattr(each, mark)),
+            each.default,
+            each.choices,
+            each.help,
+        )
+        for each in parameters(operation)
+    )
+    return (noun, verb, operation.summary, operation.effect, str(operation.permission), found)
+
+
+def _literal(value: object, depth: int, used: int) -> str:
+    """Python for it, as our formatter would write it."""
+    if not isinstance(value, tuple):
+        return _quoted(value) if isinstance(value, str) else repr(value)
+    items = cast("tuple[object, ...]", value)
+    flat = ", ".join(_literal(item, 0, -(10**6)) for item in items)
+    flat = f"({flat},)" if len(items) == 1 else f"({flat})"
+    if used + len(flat) + 1 <= COLUMNS:
+        return flat
+    indent = "    " * (depth + 1)
+    lines = "".join(f"{indent}{_literal(item, depth + 1, len(indent))},\n" for item in items)
+    return f"(\n{lines}{'    ' * depth})"
+
+
+def _quoted(text: str) -> str:
+    quote = "'" if '"' in text and "'" not in text else '"'
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace(quote, "\\" + quote)
+    return f"{quote}{escaped}{quote}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,208 @@
+"""A declaration as plain facts: what the command line and the reference page are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+import msgspec
+from msgspec import inspect
+
+from retinue.operations.base import Operation
+
+Plain = str | int | float | bool | None
+
+
+class Kind(StrEnum):
+    """What one types for a parameter."""
+
+    TEXT = "text"
+    WORDS = "words"  # a text that may come by stdin
+    NUMBER = "number"
+    DECIMAL = "decimal"
+    FLAG = "flag"
+    CHOICE = "choice"
+    FILE = "file"  # the path of one; sent as its name and its bytes
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter, and how it is given: by its place, or as an option."""
+
+    name: str
+    option: str
+    kind: Kind
+    default: Plain
+    help: str
+    choices: tuple[str, ...]
+    required: bool
+    repeated: bool
+    nullable: bool  # null can be said, and means something else than leaving it out
+    place: bool  # given by its place on the command line
+
+
+# What a parameter means where its declaration does not say it by `msgspec.Meta(description=...)`.
+# Of one operation first, then of all in which it has that name.
+_HELP: Mapping[str, str] = {
+    "envelope.send.to": "agent:NAME, agent:NAME/SESSION, person:NAME or channel:INSTANCE:ROOM",
+    "envelope.send.key": "of two envelopes with the same key one is accepted",
+    "envelope.send.session": "the id of a session, or latest for the one last used",
+    "envelope.list.to": "whose mail",
+    "envelope.list.from": "who sent it",
+    "envelope.list.before": "the last id shown, for the page after it",
+    "envelope.list.ack": "mark what is shown as read",
+    "inbox.list.ack": "mark what is shown as read",
+    "session.reset.message": "words to carry into the fresh context",
+    "session.stop.why": "kept with what was stopped",
+    "session.stop.clear": "also clear the mail that waits there",
+    "session.queue.mode": "what mail does while a run is active",
+    "session.queue.cap": "how much may wait",
+    "session.queue.overflow": "what happens beyond that",
+    "approval.answer.allow": "let it be done, or not",
+    "person.forget.confirm": "the name once more: what is forgotten cannot be brought back",
+    "person.invite.role": "what they may do here",
+    "person.role.role": "what they may do from now on",
+    "token.create.label": "what it is for, in your words",
+    "token.create.expires_in_days": "how long it is good; left out, until it is revoked",
+    "after": "only what comes after this",
+    "agent": "an agent by name",
+    "agents": "agents by name",
+    "allow": "whether it may be done",
+    "attachments": "a file to send along",
+    "attributes": "values to keep with it",
+    "before": "where the last page ended",
+    "confirm": "once more, so that it is not done by accident",
+    "conversation": "a conversation of its own, by any name you like",
+    "created_after": "only what was accepted after this time",
+    "created_before": "only what was accepted before this time",
+    "cursor": "where the last page ended",
+    "deliver_at": "not before: +2h30m, or 2026-01-28T20:30",
+    "description": "what it is for, in a sentence",
+    "dry_run": "only say what would be done",
+    "expires_at": "not after: +2h30m, or 2026-01-28T20:30",
+    "id": "8 or more digits of an id",
+    "keep_home": "leave its home on disk",
+    "key": "asked again with the same key, nothing is done twice",
+    "label": "what it is for, in your words",
+    "limit": "how many",
+    "message": "the words",
+    "model": "which model replies",
+    "name": "its name",
+    "permission_level": "what it may ask of the house",
+    "person": "a person by name",
+    "principal": "whose, as an address; left out, your own",
+    "reply_to": "the envelope this answers",
+    "role": "owner, member or guest",
+    "session": "8 or more digits of a session's id",
+    "status": "how they stand",
+    "text": "the words",
+    "to": "an address",
+    "token": "also make a token; it is shown this once",
+    "verify": "look at the result once more, byte by byte",
+    "version": "the number of a version",
+    "why": "a reason, kept with it",
+}
+_OPTIONS = {"attachments": "attach"}
+_WORDS = frozenset({"text", "message"})
+_FIRST = frozenset({"id", "session", "name", "agent"})
+_PLACES_MAX = 2
+
+
+def parameters(operation: Operation) -> tuple[Parameter, ...]:
+    """In the order of the declaration."""
+    places = 0
+    found: list[Parameter] = []
+    info = inspect.type_info(operation.parameters)
+    assert isinstance(info, inspect.StructType)
+    for number, field in enumerate(info.fields):
+        kind, choices, repeated, nullable = _shape(field.type)
+        if kind is Kind.TEXT and field.encode_name in _WORDS and not repeated:
+            kind = Kind.WORDS
+        is_text = kind in (Kind.TEXT, Kind.WORDS) and not repeated
+        obvious = field.required or (number == 0 and field.encode_name in _FIRST)
+        place = is_text and obvious and not nullable and places < _PLACES_MAX
+        places += place
+        default = None if field.required else _default(field)
+        found.append(
+            Parameter(
+                name=field.encode_name,
+                option="--" + _OPTIONS.get(field.encode_name, field.encode_name).replace("_", "-"),
+                kind=kind,
+                default=default,
+                help=_help(operation.name, field),
+                choices=choices,
+                required=field.required,
+                repeated=repeated,
+                nullable=nullable and (field.required or field.default is not None),
+                place=place,
+            )
+        )
+    return tuple(found)
+
+
+def _shape(type_: inspect.Type) -> tuple[Kind, tuple[str, ...], bool, bool]:
+    """Kind, choices, whether there may be several, whether null is allowed."""
+    match type_:
+        case inspect.Metadata(type=inner):
+            return _shape(inner)
+        case inspect.UnionType(types=types):
+            others = [each for each in types if not isinstance(each, inspect.NoneType)]
+            return (*_of_several(others), len(others) < len(types))
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item) | inspect.SetType(item_type=item):
+            if isinstance(item, inspect.StructType) and _is_upload(item):
+                return Kind.FILE, (), True, False
+            kind, choices, repeated, _ = _shape(item)
+            return (Kind.JSON, (), False, False) if repeated or kind is Kind.JSON else (kind, choices, True, False)
+        case inspect.StrType() | inspect.DateTimeType() | inspect.BytesType():
+            return Kind.TEXT, (), False, False
+        case inspect.BoolType():
+            return Kind.FLAG, (), False, False
+        case inspect.IntType():
+            return Kind.NUMBER, (), False, False
+        case inspect.FloatType():
+            return Kind.DECIMAL, (), False, False
+        case inspect.EnumType(cls=cls):
+            return Kind.CHOICE, tuple(str(member.value) for member in cls), False, False
+        case inspect.LiteralType(values=values) if all(isinstance(value, str) for value in values):
+            return Kind.CHOICE, tuple(map(str, values)), False, False
+        case _:
+            return Kind.JSON, (), False, False
+
+
+def _of_several(types: Sequence[inspect.Type]) -> tuple[Kind, tuple[str, ...], bool]:
+    shapes = [_shape(each)[:3] for each in types]
+    if len(shapes) == 1:
+        return shapes[0]
+    kinds = {kind for kind, _, _ in shapes}
+    return (Kind.DECIMAL, (), False) if kinds == {Kind.NUMBER, Kind.DECIMAL} else (Kind.JSON, (), False)
+
+
+def _is_upload(item: inspect.StructType) -> bool:
+    return {"name", "data"} <= {field.encode_name for field in item.fields}
+
+
+def _default(field: inspect.Field) -> Plain:
+    value: Any = field.default
+    if value is msgspec.NODEFAULT or value is msgspec.UNSET:
+        return None
+    return str(value) if isinstance(value, str) else value if isinstance(value, int | float) else None
+
+
+def _help(operation: str, field: inspect.Field) -> str:
+    name = field.encode_name
+    said = _description(field.type)
+    return said or _HELP.get(f"{operation}.{name}") or _HELP.get(name) or name.replace("_", " ")
+
+
+def _description(type_: inspect.Type) -> str:
+    match type_:
+        case inspect.Metadata():
+            extra: dict[str, object] = cast(Any, type_).extra_json_schema or {}
+            return str(extra.get("description", "")) or _description(type_.type)
+        case inspect.UnionType(types=types):
+            return next((said for each in types if (said := _description(each))), "")
+        case _:
+            return ""
