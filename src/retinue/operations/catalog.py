@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from retinue.domain.agent import PermissionLevel
-from retinue.operations import envelopes, house, mail, people, sessions, tokens
+from retinue.operations import agents, envelopes, house, mail, people, sessions, tokens
 from retinue.operations.base import Operation
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
-    for module in (envelopes, mail, sessions, people, tokens, house)
+    for module in (envelopes, mail, sessions, agents, people, tokens, house)
     for operation in module.OPERATIONS
 }
 

@@ -6,25 +6,28 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 
 from retinue.domain import address
+from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import ATTACHMENTS_MAX, Draft, Envelope, Outcome, Settled
-from retinue.domain.errors import TooLarge
-from retinue.domain.ids import EnvelopeId, short
+from retinue.domain.errors import Invalid, NotFound, TooLarge
+from retinue.domain.ids import EnvelopeId, SessionId, prefix, short
 from retinue.domain.principal import Principal
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.times import parse_when, show, to_ms
 from retinue.mailroom.inbox import Entered
 from retinue.mailroom.retry import retry
 from retinue.operations.base import Desk, Operation
-from retinue.store import envelopes
+from retinue.store import envelopes, sessions
 from retinue.store.dead import dead
 from retinue.store.threads import thread
 
 LISTED_MAX = 50
 CONVERSATION_LENGTH_MAX = 64
+LATEST = "latest"
 
 
 class Upload(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,7 +42,8 @@ class Send(msgspec.Struct, forbid_unknown_fields=True):
     to: str
     text: str
     key: str = ""
-    conversation: str = ""
+    conversation: str = ""  # by its name: a session of its own
+    session: str = ""  # by its id, or `latest`; where neither is given, the latest or else a new one
     deliver_at: str = ""
     expires_at: str = ""
     reply_to: str = ""
@@ -72,12 +76,11 @@ async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
         else None
     )
     id_ = EnvelopeId(desk.ids.new())
-    key = asked.conversation[:CONVERSATION_LENGTH_MAX]
-    origin = Origin(OriginKind.TERMINAL, f"{caller.address}/{key}" if key else str(caller.address))
+    recipient, origin = await _conversation(desk, caller, asked, reply_to)
     draft = Draft(
         id=id_,
         sender=caller.address,
-        recipient=address.parse(asked.to),
+        recipient=recipient,
         text=asked.text,
         source=str(caller.address),
         key=asked.key or id_,
@@ -97,6 +100,58 @@ async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
         outcome=receipt.outcome,
         because=receipt.because,
     )
+
+
+async def _conversation(
+    desk: Desk, caller: Principal, asked: Send, reply_to: EnvelopeId | None
+) -> tuple[Address, Origin]:
+    """Which session it is for: the one that is named, that of a conversation, or the caller's latest.
+
+    A latest one is named by its origin, so that it is found as any other is, and begun anew should it be gone by then.
+    """
+    to = address.parse(asked.to)
+    name = asked.conversation.casefold()[:CONVERSATION_LENGTH_MAX]
+    own = Origin(OriginKind.TERMINAL, f"{caller.address}/{name}" if name else str(caller.address))
+    wanted = to.rest or asked.session
+    if (name and asked.session) or (to.rest and asked.session not in ("", to.rest)):
+        raise Invalid(
+            "this names two sessions at once",
+            because="a session, a conversation and a recipient with a session each name one",
+            try_this="give one of them",
+            code="session.named-twice",
+        )
+    if to.kind is not AddressKind.AGENT or (name and not wanted):
+        return to, own
+    if wanted not in ("", LATEST):
+        session = await desk.store.read(partial(_named, text=wanted, to=to, caller=caller, reply_to=reply_to))
+        return address.agent(to.name, session), own
+    latest = await desk.store.read(partial(sessions.latest, agent=to.name, whose=caller))
+    if latest is None and wanted == LATEST:
+        raise NotFound(
+            f"you have no session with {to.name}",
+            because="none has begun, or the last one was deleted",
+            try_this="leave `session` out, and one begins",
+            code="session.none-yet",
+        )
+    return to, latest.origin if latest else own
+
+
+def _named(conn: sa.Connection, *, text: str, to: Address, caller: Principal, reply_to: EnvelopeId | None) -> SessionId:
+    """The session of this id, if the caller sees it, or replies to what came from there."""
+    replied = envelopes.get(conn, reply_to) if reply_to else None
+    if replied is not None and replied.sender.kind is AddressKind.AGENT and replied.sender.rest:
+        there = replied.sender
+        if there.name.casefold() == to.name.casefold() and there.rest.startswith(prefix(text)):
+            return SessionId(there.rest)
+    session = sessions.resolve(conn, text, seen_by=caller)
+    if session.agent.casefold() != to.name.casefold():
+        raise Invalid(
+            f"session {short(session.id)} is not one of {to.name}'s",
+            because=f"it is one of {session.agent}'s",
+            try_this=f"write to agent:{session.agent}, or to another session",
+            code="session.of-another-agent",
+        )
+    return session.id
 
 
 def _keep(desk: Desk, uploads: list[Upload]) -> tuple[Attachment, ...]:

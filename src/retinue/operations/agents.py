@@ -1,0 +1,464 @@
+"""What one can ask about agents: who is on the staff, what each is, what it was, and who made it so."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.agents.changes import FIELDS, OWN_BUSINESS, changed, differences
+from retinue.agents.home import ensure_home, home_of, remove_home
+from retinue.config.staff import AGENT_RULES, RUNNERS
+from retinue.domain import address
+from retinue.domain.address import BACKGROUND, AddressKind, valid_name
+from retinue.domain.agent import Agent, AgentVersion, Delivery, PermissionLevel
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
+from retinue.domain.event import NewsKind
+from retinue.domain.ids import SessionId, short
+from retinue.domain.principal import Principal
+from retinue.domain.session import Overflow, QueueMode
+from retinue.domain.text import is_storable
+from retinue.domain.times import show, to_ms
+from retinue.domain.token import TokenKind
+from retinue.operations.base import Desk, Nothing, Operation
+from retinue.operations.tokens import new_token
+from retinue.policy.permissions import reaches
+from retinue.store import agents, tokens
+from retinue.store.house import Page
+
+WORDS_BYTES_MAX = 65_536  # of one text of a definition
+RULES_MAX = 200
+VERSIONS_LISTED_MAX = 50
+
+
+class Fields(msgspec.Struct, forbid_unknown_fields=True):
+    """What an agent is. Left out: as it is, or as a new one has it. `default` for model or effort clears it."""
+
+    name: str
+    description: str | None = None
+    runner: str | None = None
+    provider: str | None = None
+    model: str | None = None
+    effort: str | None = None
+    instructions: str | None = None
+    delivery: Delivery | None = None
+    concurrency: int | None = None
+    queue_mode: QueueMode | None = None
+    queue_cap: int | None = None
+    queue_overflow: Overflow | None = None
+    tools_allow: list[str] | None = None
+    tools_ask: list[str] | None = None
+    tools_deny: list[str] | None = None
+    turns_max: int | None = None
+    run_seconds_max: float | None = None
+    tokens_max: int | None = None
+    cost_microusd_max: int | None = None
+    attempts_max: int | None = None
+    replay_age_s: float | None = None
+    approval_wait_s: float | None = None
+    permission_level: PermissionLevel | None = None
+
+
+class Register(Fields):
+    """`dry_run` checks all and stores nothing. `token` makes one, shown in this answer and never again."""
+
+    dry_run: bool = False
+    token: bool = False
+
+
+class Set(Fields):
+    """`clear` names fields that are to be as on a new agent."""
+
+    clear: list[str] = []
+    dry_run: bool = False
+
+
+class Named(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class Versions(msgspec.Struct, forbid_unknown_fields=True):
+    """`before` is the `next` of the page before."""
+
+    name: str
+    limit: int = 20
+    before: int | None = None
+
+
+class Diff(msgspec.Struct, forbid_unknown_fields=True):
+    """Without `new`: against what it is now."""
+
+    name: str
+    old: int
+    new: int | None = None
+
+
+class Restore(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    version: int
+
+
+class Delete(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    keep_home: bool = False
+
+
+async def listed(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
+    """The whole staff by name: whoever is here may write to them."""
+    return {"agents": [_summary(agent) for agent in await desk.store.scan(agents.everyone)]}
+
+
+async def show_agent(desk: Desk, caller: Principal, asked: Named) -> dict[str, Any]:
+    """All there is to know; to guests, what the list tells. An agent may ask about itself alone."""
+
+    def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:
+        agent = _find(conn, caller, asked.name)
+        return agent, agents.at_work(conn, agent.name)
+
+    agent, working = await desk.store.scan(body)
+    state = {"state": "running" if working else "idle"}
+    if caller.address.kind is AddressKind.PERSON and not reaches(caller.level, PermissionLevel.STANDARD):
+        return _summary(agent) | state
+    return _form(agent) | state
+
+
+async def register(desk: Desk, caller: Principal, asked: Register) -> dict[str, Any]:
+    name = valid_name(asked.name, what="an agent")
+    if name.casefold() == BACKGROUND:
+        raise Invalid(
+            f"no agent can be called {name}",
+            because="agent:background is the house's own",
+            try_this="choose another name",
+            code="agent.name-reserved",
+        )
+    made = changed(Agent(name=name), _given(asked))
+    now = desk.clock.now()
+    token, secret, token_hash = new_token(desk, address.agent(name), TokenKind.TOKEN, label="registered", now=now)
+
+    def body(conn: sa.Connection) -> Agent:
+        page = Page(conn, to_ms(now))
+        _check_free(conn, name)
+        kept = _put(page, made, caller)
+        if asked.token:
+            tokens.add(conn, replace(token, principal=address.agent(kept.name)), token_hash)
+        page.close()
+        return kept
+
+    if asked.dry_run:
+        await desk.store.read(partial(_check_free, name=name))
+        return _form(made) | {"dry-run": True}
+    kept = await desk.store.write(body, point="agent", then=partial(_tell_engine, desk))
+    home = await asyncio.to_thread(ensure_home, desk.home, kept.name)
+    answer = _form(kept) | {"home": str(home)}
+    return answer | {"token": secret} if asked.token else answer
+
+
+async def change(desk: Desk, caller: Principal, asked: Set) -> dict[str, Any]:
+    given = _given(asked)
+
+    def look(conn: sa.Connection) -> tuple[Agent, Agent]:
+        agent = _find(conn, caller, asked.name, to_change=True)
+        new = changed(agent, given, clear=asked.clear)
+        _may_become(caller, agent, new)
+        return agent, new
+
+    def body(conn: sa.Connection) -> tuple[Agent, Agent]:
+        page = Page(conn, to_ms(desk.clock.now()))
+        agent, new = look(conn)
+        if new != agent:
+            new = _put(page, new, caller)
+        page.close()
+        return agent, new
+
+    if asked.dry_run:
+        agent, new = await desk.store.read(look)
+        return _form(new) | {"changed": list(differences(agent, new)), "dry-run": True}
+    agent, new = await desk.store.write(
+        body, point="agent", then=lambda done: _tell_engine(desk, done[1] if done else None)
+    )
+    return _form(new) | {"changed": list(differences(agent, new))}
+
+
+async def list_versions(desk: Desk, caller: Principal, asked: Versions) -> dict[str, Any]:
+    limit = max(1, min(asked.limit, VERSIONS_LISTED_MAX))
+
+    def body(conn: sa.Connection) -> list[AgentVersion]:
+        agent = _find(conn, caller, asked.name, to_change=True)
+        before = {} if asked.before is None else {"before": asked.before}
+        # One more than is shown: to say what changed in the last, and whether there is another.
+        return list(agents.versions(conn, agent.name, limit=limit + 1, **before))
+
+    found = await desk.store.scan(body)
+    forms = [
+        _version_form(desk, version, found[i + 1] if i + 1 < len(found) else None)
+        for i, version in enumerate(found[:limit])
+    ]
+    return {"versions": forms, "next": found[limit - 1].number if len(found) > limit else None}
+
+
+async def diff(desk: Desk, caller: Principal, asked: Diff) -> dict[str, Any]:
+    def body(conn: sa.Connection) -> tuple[Agent, Agent]:
+        agent = _find(conn, caller, asked.name, to_change=True)
+        new = agent if asked.new is None else _version(conn, agent, asked.new).agent
+        return _version(conn, agent, asked.old).agent, new
+
+    old, new = await desk.store.scan(body)
+    changes = [{"field": name, "old": was, "new": is_} for name, (was, is_) in differences(old, new).items()]
+    return {"name": new.name, "old": old.version, "new": new.version, "changes": changes}
+
+
+async def restore(desk: Desk, caller: Principal, asked: Restore) -> dict[str, Any]:
+    """An old version becomes the newest. Nothing in between is lost."""
+
+    def body(conn: sa.Connection) -> Agent:
+        page = Page(conn, to_ms(desk.clock.now()))
+        agent = _find(conn, caller, asked.name, to_change=True)
+        old = replace(_version(conn, agent, asked.version).agent, name=agent.name, version=agent.version)
+        _may_become(caller, agent, old)
+        kept = _put(page, old, caller)
+        page.close()
+        return kept
+
+    kept = await desk.store.write(body, point="agent", then=partial(_tell_engine, desk))
+    return _form(kept) | {"restored": asked.version}
+
+
+async def delete(desk: Desk, caller: Principal, asked: Delete) -> dict[str, Any]:
+    """Let an agent go: first it is gone, then what runs is stopped; a house that stops in between does so later."""
+
+    def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:
+        page = Page(conn, to_ms(desk.clock.now()))
+        agent = _find(conn, caller, asked.name, to_change=True)
+        agents.remove(conn, agent.name, at_ms=page.at_ms)
+        tokens.revoke_all(conn, str(address.agent(agent.name)), at_ms=page.at_ms)
+        page.tell(NewsKind.AGENT_CHANGED, agent=agent.name, deleted=True, by=str(caller.address))
+        page.close()
+        return agent, agents.at_work(conn, agent.name)
+
+    def gone(done: tuple[Agent, list[SessionId]] | None) -> None:
+        if done is not None:
+            desk.engine.agent_removed(done[0].name)
+
+    agent, working = await desk.store.write(body, point="agent", then=gone)
+    stopped: list[str] = []
+    for session in working:
+        done = await desk.engine.cancel(session, by=str(caller.address), why=f"{agent.name} was let go")
+        stopped += [short(run) for run in done.runs]
+    if not asked.keep_home:
+        await asyncio.to_thread(remove_home, desk.home, agent.name)
+    kept = str(home_of(desk.home, agent.name)) if asked.keep_home else None
+    return {"name": agent.name, "deleted": True, "cancelled-runs": stopped, "home": kept}
+
+
+# --- what the handlers have in common ---
+
+
+def _find(conn: sa.Connection, caller: Principal, name: str, *, to_change: bool = False) -> Agent:
+    """Someone of the staff. For an agent there is only itself; a boss among them may change the others."""
+    agent = agents.find(conn, name)
+    outranks = to_change and caller.level is PermissionLevel.BOSS
+    hidden = (
+        agent is not None
+        and caller.address.kind is AddressKind.AGENT
+        and caller.address.name.casefold() != agent.name.casefold()
+        and not outranks
+    )
+    if agent is None or hidden:
+        raise NotFound(
+            f"there is no agent '{name[:64]}' here",
+            because="no agent of that name is registered, or none that you may ask about",
+            try_this="look at `agent.list` for who is here",
+            code="agent.not-found",
+        )
+    return agent
+
+
+def _version(conn: sa.Connection, agent: Agent, number: int) -> AgentVersion:
+    found = agents.version(conn, agent.name, number)
+    if found is None:
+        raise NotFound(
+            f"{agent.name} has no version {number}",
+            because=f"its newest is {agent.version}",
+            try_this="look at `agent.versions`",
+            code="agent.version-not-found",
+        )
+    return found
+
+
+def _check_free(conn: sa.Connection, name: str) -> None:
+    there = agents.find(conn, name)
+    if there is not None:
+        raise Conflict(
+            f"there is an agent '{there.name}' already",
+            because="capitals do not tell names apart",
+            try_this="choose another name, or change that one",
+            code="agent.exists",
+        )
+
+
+def _put(page: Page, agent: Agent, caller: Principal) -> Agent:
+    source = "agent" if caller.address.kind is AddressKind.AGENT else "api"
+    by = str(caller.address)
+    kept = agents.put(page.conn, agent, source=source, at_ms=page.at_ms, changed_by=by)
+    page.tell(NewsKind.AGENT_CHANGED, agent=kept.name, version=kept.version, by=by)
+    return kept
+
+
+def _tell_engine(desk: Desk, agent: Agent | None) -> None:
+    if agent is not None:
+        desk.engine.agent_changed(agent.name, agent.concurrency)
+
+
+def _may_become(caller: Principal, old: Agent, new: Agent) -> None:
+    bounds = [name for name in differences(old, new) if name not in OWN_BUSINESS]
+    if bounds and caller.level is not PermissionLevel.BOSS:
+        raise NotAllowed(
+            f"you may not change {', '.join(bounds)} of {old.name}",
+            because=f"these are bounds, which only boss level sets, and you have {caller.level}",
+            try_this=f"change only {', '.join(sorted(OWN_BUSINESS))}, or ask the owner of this house",
+            code="agent.bounds-not-yours",
+        )
+
+
+def _given(asked: Fields) -> dict[str, Any]:
+    """What was said of an agent's fields, as it is kept. Everything has a bound."""
+    given: dict[str, Any] = {}
+    for name in FIELDS:
+        value = getattr(asked, name)
+        if isinstance(value, list):
+            rules = cast(list[str], value)
+            _check_rules(name, rules)
+            value = tuple(rules)
+        elif isinstance(value, str):
+            _check_words(name, value)
+        elif isinstance(value, int | float):
+            _check_number(name, value)
+        if value is not None:
+            given[name] = value
+    if asked.runner is not None and asked.runner not in RUNNERS:
+        raise _unfit("runner", f"there is no runner {asked.runner[:64]!r}; there are {', '.join(sorted(RUNNERS))}")
+    for name in ("runner", "provider", "model", "effort"):
+        if given.get(name) == "":
+            raise _unfit(name, "it is empty; `default` and `clear` are there to take it back")
+    return given
+
+
+def _check_words(name: str, words: str) -> None:
+    if not is_storable(words):
+        raise _unfit(name, "it holds NUL or a lone surrogate")
+    if len(words.encode()) > WORDS_BYTES_MAX:
+        raise TooLarge(
+            f"{name} is too long",
+            because=f"it may have {WORDS_BYTES_MAX:,} bytes",
+            try_this="keep the rest in files of the agent's home",
+            code="agent.text-too-large",
+        )
+
+
+def _check_rules(name: str, rules: list[str]) -> None:
+    if len(rules) > RULES_MAX or not all(0 < len(rule) <= 200 and is_storable(rule) for rule in rules):
+        raise _unfit(name, f"it is a list of at most {RULES_MAX} names or patterns of 1 to 200 characters")
+
+
+def _check_number(name: str, number: float) -> None:
+    rule = AGENT_RULES.get(name.replace("queue_", "queue."))
+    least = rule.least if rule is not None and rule.least is not None else 0
+    most = rule.most if rule is not None and rule.most is not None else 2**53
+    if not least <= number <= most:
+        raise _unfit(name, f"{number} is not between {least:g} and {most:g}")
+
+
+def _unfit(name: str, because: str) -> Invalid:
+    return Invalid(f"{name} cannot be this", because=because, try_this="give another value", code="agent.field-invalid")
+
+
+def _summary(agent: Agent) -> dict[str, Any]:
+    return {
+        "name": agent.name,
+        "description": agent.description,
+        "runner": agent.runner,
+        "model": agent.model,
+        "version": agent.version,
+    }
+
+
+def _form(agent: Agent) -> dict[str, Any]:
+    return msgspec.to_builtins(agent)
+
+
+def _version_form(desk: Desk, version: AgentVersion, before: AgentVersion | None) -> dict[str, Any]:
+    return {
+        "version": version.number,
+        "at": show(version.at, desk.zone),
+        "by": version.changed_by,
+        "source": version.source,
+        "changed": list(differences(before.agent, version.agent)) if before else [],
+    }
+
+
+OPERATIONS = (
+    Operation(
+        name="agent.list",
+        summary="List the staff.",
+        parameters=Nothing,
+        handler=listed,
+        permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="agent.show",
+        summary="Show one agent.",
+        parameters=Named,
+        handler=show_agent,
+        permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="agent.register",
+        summary="Take an agent on.",
+        parameters=Register,
+        handler=register,
+        permission=PermissionLevel.BOSS,
+        effect=True,
+    ),
+    Operation(
+        name="agent.set",
+        summary="Change an agent.",
+        parameters=Set,
+        handler=change,
+        permission=PermissionLevel.PRIVILEGED,
+        effect=True,
+    ),
+    Operation(
+        name="agent.versions",
+        summary="List what an agent has been.",
+        parameters=Versions,
+        handler=list_versions,
+        permission=PermissionLevel.STANDARD,
+    ),
+    Operation(
+        name="agent.diff",
+        summary="Compare two versions of an agent.",
+        parameters=Diff,
+        handler=diff,
+        permission=PermissionLevel.STANDARD,
+    ),
+    Operation(
+        name="agent.restore",
+        summary="Make an old version of an agent the newest.",
+        parameters=Restore,
+        handler=restore,
+        permission=PermissionLevel.PRIVILEGED,
+        effect=True,
+    ),
+    Operation(
+        name="agent.delete",
+        summary="Let an agent go.",
+        parameters=Delete,
+        handler=delete,
+        permission=PermissionLevel.BOSS,
+        effect=True,
+    ),
+)
