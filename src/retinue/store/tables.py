@@ -254,6 +254,24 @@ tally = sa.Table(
     sa.Column("purged", sa.BigInteger, nullable=False),
 )
 
+# What is left of an envelope that was purged, for a while: its key, so that it is not accepted twice, and no words.
+purged = sa.Table(
+    "purged",
+    metadata,
+    sa.Column("source", sa.Text, primary_key=True),
+    sa.Column("dedupe_key", sa.Text, primary_key=True),
+    _id("envelope", nullable=False),
+    _id("session"),
+    sa.Column("recipient", sa.Text, nullable=False),
+    sa.Column("content_hash", sa.String(64), nullable=False),
+    sa.Column("outcome", sa.String(16), nullable=False),
+    _ms("accepted_ms"),
+    _ms("purged_ms"),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_purged_envelope", purged.c.envelope)
+sa.Index("ix_purged_at", purged.c.purged_ms)
+
 records = sa.Table(
     "records",
     metadata,

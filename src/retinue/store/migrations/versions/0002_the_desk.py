@@ -1,4 +1,4 @@
-"""Tokens of their own, invitations, versions of agents, shared and deleted sessions, answers by key."""
+"""Tokens of their own, invitations, versions of agents, shared and deleted sessions, answers by key, purged keys."""
 
 from __future__ import annotations
 
@@ -86,3 +86,19 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.create_index("ix_shares_person", "shares", ["person"], unique=False)
+    op.create_table(
+        "purged",
+        sa.Column("source", sa.Text(), nullable=False),
+        sa.Column("dedupe_key", sa.Text(), nullable=False),
+        sa.Column("envelope", sa.String(length=32), nullable=False),
+        sa.Column("session", sa.String(length=32), nullable=True),
+        sa.Column("recipient", sa.Text(), nullable=False),
+        sa.Column("content_hash", sa.String(length=64), nullable=False),
+        sa.Column("outcome", sa.String(length=16), nullable=False),
+        sa.Column("accepted_ms", sa.BigInteger(), nullable=False),
+        sa.Column("purged_ms", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("source", "dedupe_key", name=op.f("pk_purged")),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_purged_envelope", "purged", ["envelope"], unique=False)
+    op.create_index("ix_purged_at", "purged", ["purged_ms"], unique=False)
