@@ -11,6 +11,7 @@ import msgspec
 
 from benchmarks.wire import WirePool
 from retinue.config import Settings
+from retinue.config.settings import Listen
 from retinue.daemon import Parts, run
 from retinue.domain.agent import Agent
 from retinue.domain.record import Record, Reply, Stop, Usage, UserTurn
@@ -60,7 +61,7 @@ def encode(record: Record) -> bytes:
 def main() -> None:
     home, port = Path(sys.argv[1]), int(sys.argv[2])
     set_up_logs(sys.stderr)
-    settings = Settings(home=home, store=home / "house.db", zone=ZoneInfo("UTC"))
+    settings = Settings(home=home, store=home / "house.db", zone=ZoneInfo("UTC"), listen=Listen(enabled=False))
     parts = Parts(
         clock=RealClock(),
         ids=RandomIds(),

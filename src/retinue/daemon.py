@@ -9,27 +9,33 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import sqlalchemy as sa
 import uvicorn
 
 from retinue import __version__
 from retinue.agents.home import ensure_home
 from retinue.api.app import build as build_api
+from retinue.api.door import Door
+from retinue.api.gate import Gate, server_config
 from retinue.config import Settings, from_environment
+from retinue.config.checks import PORT_MAX
 from retinue.connectors.base import Connector
 from retinue.domain import address
-from retinue.domain.agent import Agent, ToolRules
-from retinue.domain.errors import RetinueError
+from retinue.domain.agent import Agent, PermissionLevel, ToolRules
+from retinue.domain.envelope import Trust
+from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.ids import TokenId
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, Faults, Ids
+from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.engine.engine import EmbeddedEngine
@@ -40,9 +46,9 @@ from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
 from retinue.models.base import Model, Models
 from retinue.models.guide import Guide
-from retinue.operations.base import Desk
-from retinue.operations.catalog import POLICY
-from retinue.premises import instance_lock, listening_socket, owner_token, socket_path
+from retinue.operations.base import Desk, perform
+from retinue.operations.catalog import OPERATIONS, POLICY
+from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
 from retinue.real import RandomIds, RealClock, faults_from, new_token
 from retinue.runners.loop import Loop
 from retinue.store import agents, people, tokens
@@ -188,8 +194,8 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         yield
 
-    async def serve_until(self, stop: asyncio.Event, listener: socket.socket, live: Live) -> None:
-        serving = asyncio.create_task(self.serve(sockets=[listener]))
+    async def serve_until(self, stop: asyncio.Event, listeners: list[socket.socket], live: Live) -> None:
+        serving = asyncio.create_task(self.serve(sockets=listeners))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         live.close()
@@ -209,25 +215,53 @@ async def serve(settings: Settings, parts: Parts, *, announce: bool = True) -> N
 
 
 async def _serve_locked(settings: Settings, parts: Parts, stop: asyncio.Event, *, announce: bool) -> None:
-    async with open_house(settings, parts) as house:
-        await _sign_in_owner(settings.home, house.store, parts.clock.now())
-        path = socket_path(settings.home, os.environ)
-        with listening_socket(settings.home, path) as listener:
-            config = uvicorn.Config(
-                build_api(house.desk),
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=1,
-                ws="none",
-                proxy_headers=False,
-                server_header=False,
-                date_header=False,
+    door = door_from(settings, os.environ)
+    door.check()
+    path = socket_path(settings.home, os.environ)
+    # The port is asked for first: who cannot have it should hear so before anything is taken up.
+    with listening_address(settings.home, door.host, door.port) if door.enabled else no_address(settings.home) as tcp:
+        async with open_house(settings, parts) as house:
+            await _sign_in_owner(settings.home, house.store, parts.clock.now())
+            with listening_socket(settings.home, path) as listener:
+                gate = Gate(door)
+                config = server_config(build_api(house.desk, door, gate), gate)
+                if announce:
+                    await _announce(settings, house.desk, path, url=tcp[1] if tcp else "")
+                await _Server(config).serve_until(stop, [listener, *([tcp[0]] if tcp else [])], house.desk.live)
+                log.info("house closing", extra={"draining": house.engine.active})
+
+
+def door_from(settings: Settings, environment: Mapping[str, str]) -> Door:
+    """What the api needs of the settings. `RETINUE_LISTEN` wins: HOST:PORT, or `off`."""
+    host, port, enabled = settings.listen.host, settings.listen.port, settings.listen.enabled
+    if listen := environment.get("RETINUE_LISTEN"):
+        named, _, digits = listen.rpartition(":")
+        enabled = listen != "off"
+        if enabled and not (named and digits.isdigit() and int(digits) <= PORT_MAX):
+            raise Invalid(
+                f"RETINUE_LISTEN is '{listen}'",
+                because="it is HOST:PORT, or `off`",
+                try_this="RETINUE_LISTEN=127.0.0.1:7717",
+                code="listen.invalid",
             )
-            if announce:
-                _announce(settings, path)
-            await _Server(config).serve_until(stop, listener, house.desk.live)
-            log.info("house closing", extra={"draining": house.engine.active})
+        host, port = (named.strip("[]"), int(digits)) if enabled else (host, port)
+    limits = settings.limits
+    return Door(
+        enabled=enabled,
+        host=host,
+        port=port,
+        public_url=settings.public_url,
+        allowed_hosts=settings.allowed_hosts,
+        trusted_proxies=settings.trusted_proxies,
+        body_bytes_max=limits.body_bytes_max,
+        requests_per_minute=limits.requests_per_minute,
+        envelopes_per_minute=limits.envelopes_per_minute,
+        sign_in_attempts_max=limits.sign_in_attempts_max,
+        lockout_s=limits.lockout_s,
+        websockets_max=limits.websockets_max,
+        connections_max=limits.connections_max,
+        request_wait_s=limits.request_wait_s,
+    )
 
 
 def _on_signal(stop: asyncio.Event) -> None:
@@ -236,11 +270,13 @@ def _on_signal(stop: asyncio.Event) -> None:
     stop.set()
 
 
-def _announce(settings: Settings, path: Path) -> None:
+async def _announce(settings: Settings, desk: Desk, path: Path, *, url: str) -> None:
+    web = f"  web      {await _web_address(desk, settings.public_url or url)}\n" if url else ""
     sys.stdout.write(
         f"retinue {__version__} is open.\n"
         f"  home     {settings.home}\n"
         f"  listens  {path} (this machine, your user only)\n"
+        f"{web}"
         f"  sign-in  your token is in {settings.home / 'owner-token'}; the `retinue` command finds it there\n"
         f"\nTalk to your staff from another terminal:\n"
         f"  {_command()} chat\n"
@@ -248,6 +284,15 @@ def _announce(settings: Settings, path: Path) -> None:
         f"\nStop with Ctrl-C.\n"
     )
     sys.stdout.flush()
+
+
+async def _web_address(desk: Desk, url: str) -> str:
+    """Signs the owner in, once. Only a terminal is shown it: what goes elsewhere may be kept."""
+    if not sys.stdout.isatty():
+        return f"{url}/"
+    owner = Principal(address=address.person(OWNER.name), level=PermissionLevel.BOSS, trust=Trust.OWNER)
+    made = msgspec.json.decode(await perform(desk, owner, OPERATIONS["token.code"], b"{}"))
+    return f"{url}/#code={made['code']} (signs you in, once, within minutes)"
 
 
 def _command() -> str:

@@ -1,4 +1,4 @@
-"""What the house has on this machine besides its store: a lock, a socket, the owner's token. All ours alone."""
+"""What the house has on this machine besides its store: a lock, two sockets, the owner's token."""
 
 from __future__ import annotations
 
@@ -82,6 +82,50 @@ def listening_socket(home: Path, path: Path) -> Generator[socket.socket]:
     finally:
         listener.close()
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def listening_address(home: Path, host: str, port: int) -> Generator[tuple[socket.socket, str]]:
+    """TCP, and the address that we got, which is written down in the home. Port 0 takes any that is free."""
+    place = home / "address"
+    listener = _bind(host, port)
+    try:
+        bound_host, bound_port = listener.getsockname()[:2]
+        shown = f"[{bound_host}]" if ":" in bound_host else bound_host
+        address = f"http://{shown}:{bound_port}"
+        place.write_text(address)
+        yield listener, address
+    finally:
+        listener.close()
+        place.unlink(missing_ok=True)
+
+
+@contextmanager
+def no_address(home: Path) -> Generator[None]:
+    """No TCP: an address that a crash left behind is not ours any more."""
+    (home / "address").unlink(missing_ok=True)
+    yield
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listener: socket.socket | None = None
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(BACKLOG)
+        return listener
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        taken = error.errno == errno.EADDRINUSE
+        raise RetinueError(
+            f"the house cannot listen on {host}, port {port}",
+            because="another program has this port" if taken else str(error.strerror or error),
+            try_this="set another `port` under [listen] in retinue.toml, or `enabled = false` there to do without TCP",
+            code="listen.port-taken" if taken else "listen.refused",
+        ) from error
 
 
 def owner_token(home: Path, make: Callable[[], str]) -> str:

@@ -25,7 +25,7 @@ ANSWERS_WITHIN_S = 90.0
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RETINUE_", "XDG_"))}
-    return {**kept, "RETINUE_HOME": str(home), **more}
+    return {**kept, "RETINUE_HOME": str(home), "RETINUE_LISTEN": "127.0.0.1:0", **more}
 
 
 class HouseProcess:

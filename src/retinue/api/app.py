@@ -2,178 +2,392 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from functools import partial
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from retinue.api.live import news_stream
-from retinue.domain.errors import (
-    Ambiguous,
-    Conflict,
-    Invalid,
-    NotAllowed,
-    NotFound,
-    RetinueError,
-    StoreError,
-    TooLarge,
-)
-from retinue.domain.principal import Principal
-from retinue.domain.times import to_ms
-from retinue.domain.token import TokenKind, hash_of
+from retinue.api import docs, metrics, pages
+from retinue.api.answers import API_HEADERS, Headers, broke, page_headers, refusal
+from retinue.api.auth import Caller, SignIn
+from retinue.api.bounds import Rate, TooMany
+from retinue.api.door import ON_THE_SOCKET, Door, Visit, visit
+from retinue.api.gate import Gate
+from retinue.api.live import Feed, Senders, server_sent
+from retinue.api.metrics import Counts
+from retinue.api.sockets import LiveSocket
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError, TooLarge
+from retinue.domain.ids import SessionId
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.store import principals
+from retinue.policy import permissions
+from retinue.store import news
 from retinue.store.sight import sees_session
 
 log = logging.getLogger(__name__)
 
-BODY_BYTES_MAX = 16 * 1024 * 1024
+SEND = "envelope.send"
+JSON = (b"content-type", b"application/json")
+HTML = (b"content-type", b"text/html; charset=utf-8")
 
 _encode = msgspec.json.Encoder().encode
-_STATUS: dict[type[RetinueError], int] = {
-    Invalid: 400,
-    NotAllowed: 403,
-    NotFound: 404,
-    Conflict: 409,
-    Ambiguous: 409,
-    TooLarge: 413,
-    StoreError: 503,
-}
+_PAGE_HEADERS = [HTML, *page_headers(pages.SCRIPT_HASH)]
 
 
-class NotSignedIn(RetinueError):
-    code = "auth.not-signed-in"
+class Gone(Exception):
+    """The request broke off in the middle: there is nobody to answer."""
 
 
-def build(desk: Desk) -> ASGIApp:
-    """The house over HTTP. Operations are found by their path alone; only what is left goes through a router."""
-    operations = {operation.route: operation for operation in OPERATIONS.values()}
-    rest = Starlette(
-        routes=[Route("/api/news", partial(_news, desk), methods=["GET"])],
-        exception_handlers={404: _no_route, 405: _no_route},
-    )
+class _SentEnvelope(msgspec.Struct):
+    envelope: str
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        operation = operations.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if operation is None:
-            await rest(scope, receive, send)
+
+_sent_envelope = msgspec.json.Decoder(_SentEnvelope).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    headers: Headers
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a route needs of a request."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    headers: dict[bytes, bytes]
+    visit: Visit
+
+    def query(self, name: str) -> str | None:
+        found = parse_qs(self.scope["query_string"].decode("latin-1"), max_num_fields=20).get(name)
+        return found[-1] if found else None
+
+
+Route = Callable[[Request], Awaitable[Answer | None]]
+
+
+def build(desk: Desk, door: Door | None = None, gate: Gate | None = None) -> ASGIApp:
+    """The house over HTTP. Operations are found by their path alone."""
+    door = door or Door()
+    return App(desk, door, gate or Gate(door))
+
+
+@dataclass(slots=True)
+class App:
+    desk: Desk
+    door: Door
+    gate: Gate
+    counts: Counts = field(default_factory=Counts)
+    senders: Senders = field(default_factory=Senders)
+    _operations: dict[str, Operation] = field(init=False)
+    _routes: dict[tuple[str, str], Route] = field(init=False)
+    _sign_in: SignIn = field(init=False)
+    _requests: Rate = field(init=False)
+    _envelopes: Rate = field(init=False)
+    _following: dict[str, int] = field(default_factory=dict[str, int])
+
+    def __post_init__(self) -> None:
+        door = self.door
+        self._operations = {operation.route: operation for operation in OPERATIONS.values()}
+        self._sign_in = SignIn(self.desk, door, time.monotonic, self.gate.refusals.add)
+        self._requests = Rate(time.monotonic, door.requests_per_minute, "requests")
+        self._envelopes = Rate(time.monotonic, door.envelopes_per_minute, "envelopes")
+        self.desk.store.on_commit(self.counts.committed)
+        self._routes = {
+            ("GET", "/"): self._page,
+            ("GET", "/api/health"): self._health,
+            ("GET", "/api/ready"): self._ready,
+            ("GET", "/api/metrics"): self._metrics,
+            ("GET", "/api/openapi.json"): self._openapi,
+            ("GET", "/api/operations"): self._listing,
+            ("GET", "/api/news"): self._news,
+            ("POST", "/api/sign-in"): self._enter,
+            ("POST", "/api/sign-out"): self._leave,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
             return
-        status, body = await _serve(desk, operation, scope, receive)
-        length = str(len(body)).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        operation = self._operations.get(scope["path"]) if scope["method"] == "POST" else None
+        headers = dict(scope["headers"])
+        local = False
+        try:
+            came = visit(self.door, scope, headers)
+            local = came is ON_THE_SOCKET
+            if operation is not None:
+                answer = Answer(200, await self._operate(operation, scope, receive, headers, came), [JSON])
+            else:
+                route = self._routes.get((scope["method"], scope["path"]), _no_route)
+                answer = await route(Request(scope, receive, send, headers, came))
+        except RetinueError as error:
+            answer = self._refuse(error)
+        except Gone:
+            answer = Answer(400, b"", [])  # read by nobody
+        except Exception:
+            what = operation.name if operation is not None else "this"
+            log.exception("request broke", extra={"operation": what})
+            answer = self._refuse(broke(what))
+        if answer is not None:
+            await self._answer(send, answer, local=local)
 
-    return app
+    async def _answer(self, send: Send, answer: Answer, *, local: bool) -> None:
+        """Browsers do not come by the socket, so what guards against them is not sent there."""
+        self.counts.answered(answer.status)
+        headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
+        if not local and answer.headers is not _PAGE_HEADERS:
+            headers += API_HEADERS
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
 
+    def _refuse(self, error: RetinueError) -> Answer:
+        status, body, more = refusal(error)
+        if status in (401, 421, 429) or error.code.startswith(("request.", "auth.")):
+            self.gate.refusals.add(error.code)
+        return Answer(status, body, [JSON, *more])
 
-async def _serve(desk: Desk, operation: Operation, scope: Scope, receive: Receive) -> tuple[int, bytes]:
-    try:
-        caller = await _caller(desk, scope)
-        body = await _body(receive)
-        return 200, await perform(desk, caller, operation, body, key=_header(scope, b"idempotency-key"))
-    except RetinueError as error:
-        return _refuse(error)
-    except ClientDisconnect:
-        return 400, b""  # read by nobody: the request broke off in the middle
-    except Exception:
-        log.exception("operation broke", extra={"operation": operation.name})
-        broke = RetinueError(
-            f"{operation.name} broke",
-            because="of a fault in the house, which is in its log",
-            try_this="try again; if it stays, report it",
-            code="house.broke",
-        )
-        return _refuse(broke)
+    # --- who asks, and how much ---
 
+    async def _caller(self, headers: dict[bytes, bytes], came: Visit, *, method: str) -> Caller:
+        caller = await self._sign_in.caller(came, headers, method=method)
+        if not _is_exempt(caller, came):
+            self._requests.take(str(caller.principal.address))
+        return caller
 
-async def _body(receive: Receive) -> bytes:
-    """The body, of which we never hold more than the bound."""
-    chunks: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        more = message.get("more_body", False)
-        size += len(chunk)
-        if size > BODY_BYTES_MAX:
-            raise TooLarge(
-                "this request is too large",
-                because=f"a request may have {BODY_BYTES_MAX:,} bytes",
-                try_this="send less at once",
-                code="request.too-large",
+    async def _operate(
+        self, operation: Operation, scope: Scope, receive: Receive, headers: dict[bytes, bytes], came: Visit
+    ) -> bytes:
+        caller = await self._caller(headers, came, method="POST")
+        body = await self._body(headers, receive)
+        key = headers.get(b"idempotency-key", b"").decode("latin-1")
+        if operation.name != SEND:
+            return await perform(self.desk, caller.principal, operation, body, key=key)
+        if not _is_exempt(caller, came):
+            self._envelopes.take(str(caller.principal.address))
+        client = headers.get(b"x-retinue-client", b"").decode("latin-1")
+        sent = self.senders.find(caller.principal, client) if client else None
+        if sent is None:
+            return await perform(self.desk, caller.principal, operation, body, key=key)
+        sent.begin()
+        envelope = None
+        try:
+            answer = await perform(self.desk, caller.principal, operation, body, key=key)
+            envelope = _sent_envelope(answer).envelope
+            return answer
+        finally:
+            sent.end(envelope)
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        """The body, of which we never hold more than the bound."""
+        bytes_max = self.door.body_bytes_max
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > bytes_max:
+            raise _too_large(bytes_max)
+        chunks: list[bytes] = []
+        size = 0
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            chunk: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
+            size += len(chunk)
+            if size > bytes_max:
+                raise _too_large(bytes_max)
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    # --- signing in and out ---
+
+    async def _enter(self, request: Request) -> Answer:
+        body = await self._body(request.headers, request.receive)
+        principal, cookie = await self._sign_in.sign_in(request.visit, body)
+        form = {"you": str(principal.address), "level": principal.level}
+        return Answer(200, _encode(form), [JSON, (b"set-cookie", cookie)])
+
+    async def _leave(self, request: Request) -> Answer:
+        caller = await self._caller(request.headers, request.visit, method="POST")
+        cookie = await self._sign_in.sign_out(request.visit, caller)
+        return Answer(200, _encode({"signed-out": caller.by_cookie}), [JSON, (b"set-cookie", cookie)])
+
+    # --- the house about itself ---
+
+    async def _page(self, _request: Request) -> Answer:
+        return Answer(200, pages.SIGN_IN, _PAGE_HEADERS)
+
+    async def _health(self, _request: Request) -> Answer:
+        return Answer(200, b'{"alive":true}', [JSON])
+
+    async def _ready(self, _request: Request) -> Answer:
+        await self.desk.store.read(news.newest)
+        return Answer(200, b'{"ready":true}', [JSON])
+
+    async def _metrics(self, request: Request) -> Answer:
+        caller = await self._caller(request.headers, request.visit, method="GET")
+        if not permissions.reaches(caller.principal.level, PermissionLevel.PRIVILEGED):
+            raise NotAllowed(
+                "you may not see the house's counts",
+                because=f"they need {PermissionLevel.PRIVILEGED}, and you have {caller.principal.level}",
+                try_this="ask the owner of this house",
+                code="permission.denied",
             )
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        body = await metrics.page(self.desk, self.counts, self.gate)
+        return Answer(200, body, [(b"content-type", metrics.CONTENT_TYPE)])
 
+    async def _openapi(self, request: Request) -> Answer:
+        caller = await self._caller(request.headers, request.visit, method="GET")
+        return Answer(200, _encode(docs.openapi(self.desk, caller.principal, OPERATIONS.values())), [JSON])
 
-def _header(scope: Scope, wanted: bytes) -> str:
-    return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")
+    async def _listing(self, request: Request) -> Answer:
+        caller = await self._caller(request.headers, request.visit, method="GET")
+        return Answer(200, _encode(docs.listing(self.desk, caller.principal, OPERATIONS.values())), [JSON])
 
+    # --- as it happens ---
 
-async def _caller(desk: Desk, scope: Scope) -> Principal:
-    scheme, _, token = _header(scope, b"authorization").partition(" ")
-    if scheme.lower() == "bearer" and token:
-        look = partial(principals.by_secret, token_hash=hash_of(token), now_ms=to_ms(desk.clock.now()))
-        known = await desk.store.read(look)
-        if known is not None and known[1] is TokenKind.TOKEN:
-            return known[0]
-    raise NotSignedIn(
-        "who are you?",
-        because="the request carries no token that this house knows",
-        try_this="use the token in RETINUE_HOME/owner-token",
-    )
-
-
-async def _news(desk: Desk, request: Request) -> Response:
-    try:
-        caller = await _caller(desk, request.scope)
-        after = request.query_params.get("after", "")
-        if after and not after.isdigit():
-            raise Invalid(f"'{after[:40]}' is no cursor", because="a cursor is a number", code="cursor.invalid")
-        session = request.query_params.get("session")
-        if session is not None and not await desk.store.read(partial(sees_session, principal=caller, id_=session)):
+    async def _news(self, request: Request) -> Answer | None:
+        caller = await self._caller(request.headers, request.visit, method="GET")
+        after = _cursor(request.query("after") or "")
+        session = request.query("session")
+        if session is not None and not await self.desk.store.read(
+            lambda conn: sees_session(conn, caller.principal, session)
+        ):
             raise NotFound(
                 f"no session {session[:40]}", because="none that you see has this id", code="session.not-found"
             )
-        stream = news_stream(desk, caller, after=int(after) if after else None, session=session)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
-    except RetinueError as error:
-        return _response(*_refuse(error))
+        self._begin_following(caller, request.visit)
+        self.counts.streams += 1
+        try:
+            feed = Feed(self.desk, caller.principal, again=self._sign_in.again(caller))
+            if session is None:
+                feed.follow_all()
+            else:
+                feed.follow(SessionId(session))
+            await self._stream(request, feed, after)
+        finally:
+            self.counts.streams -= 1
+            self._end_following(caller)
+        return None
+
+    async def _stream(self, request: Request, feed: Feed, after: int | None) -> None:
+        self.counts.answered(200)
+        headers = [(b"content-type", b"text/event-stream"), *API_HEADERS]
+        await request.send({"type": "http.response.start", "status": 200, "headers": headers})
+        pieces = server_sent(feed, after=after)
+        leaving = asyncio.create_task(_left(request.receive, feed))
+        try:
+            async for piece in pieces:
+                await request.send({"type": "http.response.body", "body": piece, "more_body": True})
+        except Exception:
+            # The head has gone out: all that is left is to break off, which the other side sees and resumes from.
+            log.exception("stream broke")
+        finally:
+            leaving.cancel()
+            await pieces.aclose()
+        await request.send({"type": "http.response.body", "body": b""})
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        try:
+            came = visit(self.door, scope, headers)
+            if scope["path"] != "/api/live":
+                raise _not_served("GET", scope["path"])
+            caller = await self._caller(headers, came, method="GET")
+            if caller.by_cookie and not came.origin:
+                raise NotAllowed(
+                    "this request could come from any page",
+                    because="it carries a cookie, but no Origin",
+                    try_this="use a token",
+                    code="auth.origin-missing",
+                )
+            self._begin_following(caller, came)
+        except RetinueError as error:
+            await self._refuse_socket(send, self._refuse(error))
+            return
+        except Exception:
+            log.exception("request broke", extra={"operation": "live"})
+            await self._refuse_socket(send, self._refuse(broke("live")))
+            return
+        self.counts.sockets += 1
+        again = self._sign_in.again(caller)
+        try:
+            await LiveSocket(self.desk, caller.principal, self.senders, again, receive, send).serve()
+        finally:
+            self.counts.sockets -= 1
+            self._end_following(caller)
+
+    async def _refuse_socket(self, send: Send, answer: Answer) -> None:
+        self.counts.answered(answer.status)
+        length = (b"content-length", str(len(answer.body)).encode())
+        headers = [*answer.headers, length, *API_HEADERS]
+        await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": answer.body})
+
+    def _begin_following(self, caller: Caller, came: Visit) -> None:
+        who = str(caller.principal.address)
+        following = self._following.get(who, 0)
+        if following >= self.door.websockets_max and not _is_exempt(caller, came):
+            raise TooMany(
+                "you follow the news too often at once",
+                because=f"{who} may hold {self.door.websockets_max} connections for it",
+                try_this="close some, or follow several sessions on one",
+                code="live.too-many",
+                retry_after_s=5,
+            )
+        self._following[who] = following + 1
+
+    def _end_following(self, caller: Caller) -> None:
+        who = str(caller.principal.address)
+        self._following[who] -= 1
+        if not self._following[who]:
+            del self._following[who]
 
 
-def _response(status: int, body: bytes) -> Response:
-    return Response(body, status_code=status, media_type="application/json")
+async def _left(receive: Receive, feed: Feed) -> None:
+    """Wait for the other side to go. Nothing else tells us: what is sent to nobody is lost without a word."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    feed.end()
 
 
-def _refuse(error: RetinueError) -> tuple[int, bytes]:
-    status = 401 if isinstance(error, NotSignedIn) else _STATUS.get(type(error), 500)
-    form: dict[str, Any] = {
-        "code": error.code,
-        "sentence": error.sentence,
-        "because": error.because,
-        "try": error.try_this,
-    }
-    if isinstance(error, Ambiguous):
-        form |= {"candidates": error.candidates, "matches": error.matches}
-    return status, _encode({"error": form})
+def _is_exempt(caller: Caller, came: Visit) -> bool:
+    """The owner on the socket can always get in: whoever reaches it as the owner could change the limits as well."""
+    return came.local and caller.principal.sees_all
 
 
-async def _no_route(request: Request, _error: Exception) -> Response:
-    refusal = NotFound(
-        f"nothing is served at {request.method} {request.url.path[:200]}",
+def _cursor(text: str) -> int | None:
+    if text and not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise Invalid(f"'{text[:40]}' is no cursor", because="a cursor is a number", code="cursor.invalid")
+    return int(text) if text else None
+
+
+def _too_large(bytes_max: int) -> TooLarge:
+    return TooLarge(
+        "this request is too large",
+        because=f"a request may have {bytes_max:,} bytes",
+        try_this="send less at once",
+        code="request.too-large",
+    )
+
+
+async def _no_route(request: Request) -> Answer:
+    raise _not_served(request.scope["method"], request.scope["path"])
+
+
+def _not_served(method: str, path: str) -> NotFound:
+    return NotFound(
+        f"nothing is served at {method} {path[:200]}",
         because="no operation has this route",
         try_this="POST to /api/NOUN/VERB, for example /api/house/status",
         code="route.not-found",
     )
-    return _response(*_refuse(refusal))

@@ -1,19 +1,26 @@
-"""Events as they happen: news from a cursor on, and deltas, as server-sent events."""
+"""Events as they happen: news from a cursor on, and deltas. One core for every door that tells them.
+
+Whoever follows holds at most one batch of news and a bounded list of deltas in memory: what is sent waits for the one
+who reads, what was missed of deltas is told as `partials`, and news is read from the store again from the cursor on.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from retinue.domain.event import News
+from retinue.domain.errors import Invalid
+from retinue.domain.event import Delta, DeltaKind, News, NewsKind
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
-from retinue.engine.live import Watcher
+from retinue.domain.record import RecordKind
 from retinue.operations.base import Desk
 from retinue.operations.sessions import partial_form
 from retinue.store import news
@@ -23,89 +30,417 @@ NEWS_AT_ONCE_MAX = 200
 KEEP_ALIVE_S = 15.0
 TOGETHER_S = 0.002
 SESSIONS_REMEMBERED_MAX = 1_000
+SUBSCRIPTIONS_MAX = 200
+LOOK_AGAIN_S = 5.0
+REPLIES_WAITING_MAX = 50
+OWN_ENVELOPES_MAX = 512
+OWN_WAIT_S = 2.0
 
 _encode = msgspec.json.Encoder().encode
 
 
-def _event(name: str, data: Any, *, id_: int | None = None) -> bytes:
-    head = f"event: {name}\n" + (f"id: {id_}\n" if id_ is not None else "")
-    return head.encode() + b"data: " + _encode(data) + b"\n\n"
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing told. `id_` is the cursor to resume from after it."""
+
+    name: str
+    data: Any
+    id_: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """What to leave out. Each list holds only for events that carry such a thing; all that are given must fit."""
+
+    events: frozenset[str] | None = None
+    news: frozenset[str] | None = None
+    tools: frozenset[str] | None = None
+    phases: frozenset[str] | None = None
+
+    def takes_delta(self, delta: Delta) -> bool:
+        return _fits(self.events, "delta") and _fits(self.phases, delta.kind.value)
+
+    def takes_news(self, piece: News) -> bool:
+        if not (_fits(self.events, "news") and _fits(self.news, piece.kind.value)):
+            return False
+        if self.tools is None and self.phases is None:
+            return True
+        tool, phase = _tool_and_phase(piece)
+        return _fits(self.tools, tool) and _fits(self.phases, phase)
+
+
+EVERYTHING = Mask()
+PHASES = frozenset({"thinking", "text", "call", "result", "interim", "final"})
+
+
+def _fits(wanted: frozenset[str] | None, found: str | None) -> bool:
+    return wanted is None or found is None or found in wanted
+
+
+class _Told(msgspec.Struct):
+    """As much of a record's body as a mask asks for."""
+
+    tool: str | None = None
+    envelopes: list[str] = []
+
+
+_told = msgspec.json.Decoder(_Told).decode
+
+
+def _tool_and_phase(piece: News) -> tuple[str | None, str | None]:
+    """A call and its result carry a tool; a reply is interim while it asks for calls, and final with its run."""
+    record = piece.body.get("record")
+    match piece.kind:
+        case NewsKind.STEP_OPENED:
+            return piece.body.get("tool"), "call"
+        case NewsKind.STEP_CLOSED if record is not None and record["kind"] == RecordKind.TOOL:
+            return _told(record["body"]).tool, "result"
+        case NewsKind.STEP_CLOSED if record is not None:
+            return None, "interim"
+        case NewsKind.RUN_ENDED:
+            return None, "final"
+        case _:
+            return None, None
+
+
+@dataclass(slots=True)
+class Sent:
+    """The envelopes that one client sent itself, while it follows: it need not be told of them."""
+
+    envelopes: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
+    sending: int = 0
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    followers: int = 0
+
+    def begin(self) -> None:
+        self.sending += 1
+        self.settled.clear()
+
+    def end(self, envelope: str | None) -> None:
+        if envelope is not None:
+            self.envelopes[envelope] = None
+            if len(self.envelopes) > OWN_ENVELOPES_MAX:
+                self.envelopes.popitem(last=False)
+        self.sending -= 1
+        if not self.sending:
+            self.settled.set()
+
+
+class Senders:
+    """Clients that follow and do not want to hear their own words, by who they are and the name they chose."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Sent] = {}
+
+    def find(self, principal: Principal, client: str) -> Sent | None:
+        return self._known.get((str(principal.address), client)) if self._known else None
+
+    def join(self, principal: Principal, client: str) -> Sent:
+        sent = self._known.setdefault((str(principal.address), client), Sent())
+        sent.followers += 1
+        return sent
+
+    def leave(self, principal: Principal, client: str) -> None:
+        key = (str(principal.address), client)
+        self._known[key].followers -= 1
+        if not self._known[key].followers:
+            del self._known[key]
+
+
+@dataclass(slots=True)
+class _Subscription:
+    mask: Mask
+    since: int = 0  # nothing up to this one
+    behind: int | None = None  # still to be told: from here up to where the rest has got to
+
+
+class SignedOut(Exception):
+    """Who followed is no longer who they were."""
+
+
+class Feed:
+    """What one client follows: which sessions, with which masks, from which cursor."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        caller: Principal,
+        *,
+        again: Callable[[], Awaitable[Principal | None]] | None = None,
+        sent: Sent | None = None,
+    ) -> None:
+        self._desk = desk
+        self._caller = caller
+        self._again = again
+        self._sent = sent
+        self._watcher = desk.live.watch(None)
+        self._seen = _Seen(desk, caller)
+        self._all: Mask | None = None
+        self._sessions: dict[SessionId, _Subscription] = {}
+        self._cursor = 0
+        self._replies: list[Event] = []
+        self._room = asyncio.Event()
+        self._room.set()
+        self._looked_at = asyncio.get_running_loop().time()
+
+    def close(self) -> None:
+        self._desk.live.unwatch(self._watcher)
+
+    @property
+    def closed(self) -> bool:
+        return self._watcher.closed
+
+    @property
+    def cursor(self) -> int:
+        return self._cursor
+
+    def end(self) -> None:
+        """Nobody follows any more."""
+        self._watcher.closed = True
+        self._watcher.changed.set()
+
+    # --- what is followed ---
+
+    async def open(self, after: int | None) -> list[Event]:
+        """`hello` first. `reset` before it says: your cursor is not ours, ask for the state."""
+        oldest, newest = await self._desk.store.read(_bounds)
+        self._cursor = newest if after is None else after
+        events: list[Event] = []
+        if not oldest - 1 <= self._cursor <= newest:
+            self._cursor = newest
+            events.append(Event("reset", {"cursor": newest, "because": "this cursor is unknown here"}))
+        return [*events, Event("hello", {"cursor": self._cursor, "partials": await self._partials()})]
+
+    def follow_all(self, mask: Mask = EVERYTHING) -> None:
+        self._all = mask
+        self._narrow()
+
+    def unfollow_all(self) -> None:
+        self._all = None
+        self._narrow()
+
+    def follow(self, session: SessionId, mask: Mask = EVERYTHING) -> None:
+        """From the cursor on. The caller has looked whether the session is seen."""
+        self._add(session, _Subscription(mask))
+
+    async def join(self, session: SessionId, mask: Mask, after: int | None) -> None:
+        """From now on, or from a cursor of its own: then what was missed is told first."""
+        oldest, newest = await self._desk.store.read(_bounds)
+        if after is None:
+            self._add(session, _Subscription(mask, since=newest))
+            self.reply(Event("subscribed", {"session": session, "cursor": newest}))
+        elif oldest - 1 <= after <= newest:
+            self._add(session, _Subscription(mask, behind=after))
+        else:
+            self._add(session, _Subscription(mask, since=newest))
+            because = "this cursor is unknown here"
+            self.reply(Event("reset", {"session": session, "cursor": newest, "because": because}))
+            self.reply(Event("subscribed", {"session": session, "cursor": newest}))
+        self.reply(Event("partials", {"session": session, "partials": await self._partials({session})}))
+
+    def leave(self, session: SessionId) -> None:
+        self._sessions.pop(session, None)
+        self._narrow()
+
+    def _add(self, session: SessionId, subscription: _Subscription) -> None:
+        if session not in self._sessions and len(self._sessions) >= SUBSCRIPTIONS_MAX:
+            raise Invalid(
+                f"you follow {SUBSCRIPTIONS_MAX} sessions already",
+                because="that is the most for one connection",
+                try_this="follow all of them at once, or leave some",
+                code="live.too-many-sessions",
+            )
+        self._sessions[session] = subscription
+        self._narrow()
+
+    def _narrow(self) -> None:
+        """One session alone is looked for and woken for alone."""
+        alone = next(iter(self._sessions)) if len(self._sessions) == 1 and self._all is None else None
+        self._watcher.session = alone
+        self._watcher.news = True
+        self._watcher.changed.set()
+
+    def reply(self, event: Event) -> None:
+        """Have something said in its turn, between what happens."""
+        self._replies.append(event)
+        self._watcher.changed.set()
+        if len(self._replies) >= REPLIES_WAITING_MAX:
+            self._room.clear()
+
+    async def room(self) -> None:
+        """Until what was asked for has been taken, if that is a lot."""
+        await self._room.wait()
+
+    def _mask(self, session: SessionId | None, seq: int | None = None) -> Mask | None:
+        subscription = self._sessions.get(session) if session is not None else None
+        if subscription is None:
+            return self._all
+        if seq is not None and (subscription.behind is not None or seq <= subscription.since):
+            return None
+        return subscription.mask
+
+    # --- what is told ---
+
+    async def next(self) -> list[Event] | None:
+        """Wait for something, and tell it. None after a long quiet, so that one can say: still here."""
+        quiet = not self._watcher.changed.is_set() and await _quiet(self._watcher.changed)
+        await self._look_again()
+        self._watcher.changed.clear()
+        if self._watcher.closed:
+            return []
+        events = await self._deltas()
+        events += await self._missed_news()
+        events += await self._news()
+        replies, self._replies = self._replies, []
+        self._room.set()
+        return (events + replies) or (None if quiet else [])
+
+    async def _look_again(self) -> None:
+        """Tokens are revoked and shares withdrawn while one follows."""
+        now = asyncio.get_running_loop().time()
+        if self._again is None or now - self._looked_at < LOOK_AGAIN_S:
+            return
+        self._looked_at = now
+        caller = await self._again()
+        if caller is None:
+            raise SignedOut
+        self._caller, self._seen = caller, _Seen(self._desk, caller)
+
+    async def _deltas(self) -> list[Event]:
+        watcher = self._watcher
+        if watcher.missed:
+            watcher.missed = False
+            watcher.deltas.clear()
+            return [Event("partials", {"partials": await self._partials()})]
+        deltas, watcher.deltas = watcher.deltas, []
+        told: list[Event] = []
+        for delta in deltas:
+            mask = self._mask(delta.session)
+            if mask is not None and mask.takes_delta(delta) and await self._seen.session(delta.session):
+                told.append(Event("delta", delta))
+        return told
+
+    async def _partials(self, sessions: Collection[SessionId] | None = None) -> list[dict[str, Any]]:
+        forms: list[dict[str, Any]] = []
+        for said in self._desk.live.partials():
+            mask = self._mask(said.session)
+            if mask is None or (sessions is not None and said.session not in sessions):
+                continue
+            if _fits(mask.events, "delta") and await self._seen.session(said.session):
+                form = partial_form(said)
+                forms.append(form | {kind.value: "" for kind in DeltaKind if not _fits(mask.phases, kind.value)})
+        return forms
+
+    async def _news(self) -> list[Event]:
+        """What was committed since the cursor, if anything was. More than fits is looked for again at once."""
+        watcher = self._watcher
+        if not watcher.news or (self._all is None and not self._sessions):
+            return []
+        watcher.news = False
+        found = await self._read(self._cursor, watcher.session)
+        if len(found) == NEWS_AT_ONCE_MAX:
+            watcher.news = True
+            watcher.changed.set()
+        if found:
+            self._cursor = found[-1].seq
+        return [event for piece in found for event in await self._told(piece, self._mask(piece.session, piece.seq))]
+
+    async def _missed_news(self) -> list[Event]:
+        """One who joined with a cursor of its own is brought to where the others are, a batch at a time."""
+        events: list[Event] = []
+        for session, subscription in list(self._sessions.items()):
+            if subscription.behind is None:
+                continue
+            found = await self._read(subscription.behind, session)
+            for piece in found:
+                if piece.seq <= self._cursor:
+                    events += await self._told(piece, subscription.mask)
+            if len(found) == NEWS_AT_ONCE_MAX and found[-1].seq < self._cursor:
+                subscription.behind = found[-1].seq
+                self._watcher.changed.set()
+            else:
+                subscription.behind, subscription.since = None, max(self._cursor, subscription.behind)
+                events.append(Event("subscribed", {"session": session, "cursor": subscription.since}))
+            break  # the next one in the next round: what is held in memory stays one batch
+        if any(s.behind is not None for s in self._sessions.values()):
+            self._watcher.changed.set()
+        return events
+
+    async def _read(self, cursor: int, session: SessionId | None) -> list[News]:
+        look = partial(news.after, cursor=cursor, limit=NEWS_AT_ONCE_MAX, session=session, seen_by=self._caller)
+        return await self._desk.store.read(look)
+
+    async def _told(self, piece: News, mask: Mask | None) -> list[Event]:
+        if mask is None or not mask.takes_news(piece):
+            return []
+        body = piece.body
+        if self._sent is not None:
+            if await self._is_own(piece):
+                return []
+            body = self._without_own_words(body)
+        form = {**body, "seq": piece.seq, "news": piece.kind, "session": piece.session, "at": piece.at}
+        return [Event("news", form, id_=piece.seq)]
+
+    async def _is_own(self, piece: News) -> bool:
+        """Whether this client sent the envelope. One that is being sent right now is waited for, for a moment."""
+        sent = self._sent
+        if sent is None or piece.kind is not NewsKind.ENVELOPE_ACCEPTED:
+            return False
+        if sent.sending and piece.body.get("from") == str(self._caller.address):
+            try:
+                await asyncio.wait_for(sent.settled.wait(), OWN_WAIT_S)
+            except TimeoutError:
+                pass
+        return piece.body.get("envelope") in sent.envelopes
+
+    def _without_own_words(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A run that begins with nothing but what this client wrote: told, without telling it its words again."""
+        record = body.get("record")
+        if self._sent is None or record is None or record["kind"] != RecordKind.USER:
+            return body
+        envelopes = _told(record["body"]).envelopes
+        if not envelopes or not all(envelope in self._sent.envelopes for envelope in envelopes):
+            return body
+        return {name: value for name, value in body.items() if name != "record"}
+
+
+async def _quiet(changed: asyncio.Event) -> bool:
+    """Wait for something to tell. Whether it has been quiet for so long that we should say that we are still here."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    timer = loop.call_later(KEEP_ALIVE_S, changed.set)
+    try:
+        await changed.wait()
+    finally:
+        timer.cancel()
+    return loop.time() - began >= KEEP_ALIVE_S
 
 
 def _bounds(conn: sa.Connection) -> tuple[int, int]:
     return news.oldest(conn) or 1, news.newest(conn)
 
 
-async def news_stream(
-    desk: Desk, caller: Principal, *, after: int | None, session: str | None
-) -> AsyncGenerator[bytes]:
-    """`hello` first; then `delta` and `news` as they come. `reset` says: your cursor is not ours, ask for the state."""
-    watched = SessionId(session) if session else None
-    watcher = desk.live.watch(watched)
+async def server_sent(feed: Feed, *, after: int | None) -> AsyncGenerator[bytes]:
+    """A feed as server-sent events."""
     try:
-        oldest, newest = await desk.store.read(_bounds)
-        cursor = newest if after is None else after
-        hello = b""
-        if cursor > newest or cursor < oldest - 1:
-            cursor = newest
-            hello = _event("reset", {"cursor": cursor, "because": "this cursor is unknown here"})
-        seen = _Seen(desk, caller)
-        yield hello + _event("hello", {"cursor": cursor, "partials": await _partials(desk, watched, seen)})
-        idle = False
-        while not watcher.closed:
-            watcher.changed.clear()
-            pieces = await _deltas(desk, watcher, seen)
-            for piece in await _news(desk, caller, watcher, cursor):
-                cursor = piece.seq
-                form = {**piece.body, "seq": piece.seq, "news": piece.kind, "session": piece.session, "at": piece.at}
-                pieces.append(_event("news", form, id_=piece.seq))
-            if pieces:
-                yield b"".join(pieces)
+        yield b"".join(_lines(event) for event in await feed.open(after))
+        while not feed.closed:
+            events = await feed.next()
+            if events is None:
+                yield b": still here\n\n"
+            elif events:
+                yield b"".join(_lines(event) for event in events)
                 # What happens within a moment of this leaves together: a turn makes a handful of events.
                 await asyncio.sleep(TOGETHER_S)
-            elif idle:
-                yield b": still here\n\n"
-            idle = await _changed(watcher)
+    except SignedOut:
+        return
     finally:
-        desk.live.unwatch(watcher)
+        feed.close()
 
 
-async def _news(desk: Desk, caller: Principal, watcher: Watcher, cursor: int) -> list[News]:
-    """What was committed since the cursor, if anything was. More than fits is looked for again at once."""
-    if not watcher.news:
-        return []
-    watcher.news = False
-    look = partial(news.after, cursor=cursor, limit=NEWS_AT_ONCE_MAX, session=watcher.session, seen_by=caller)
-    found = await desk.store.read(look)
-    if len(found) == NEWS_AT_ONCE_MAX:
-        watcher.news = True
-        watcher.changed.set()
-    return found
-
-
-async def _changed(watcher: Watcher) -> bool:
-    """Wait for something to tell. Whether it has been quiet for so long that we should say that we are still here."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    timer = loop.call_later(KEEP_ALIVE_S, watcher.changed.set)
-    try:
-        await watcher.changed.wait()
-    finally:
-        timer.cancel()
-    return loop.time() - began >= KEEP_ALIVE_S
-
-
-async def _deltas(desk: Desk, watcher: Watcher, seen: _Seen) -> list[bytes]:
-    if watcher.missed:
-        watcher.missed = False
-        watcher.deltas.clear()
-        return [_event("partials", {"partials": await _partials(desk, watcher.session, seen)})]
-    deltas, watcher.deltas = watcher.deltas, []
-    return [_event("delta", delta) for delta in deltas if await seen.session(delta.session)]
-
-
-async def _partials(desk: Desk, session: SessionId | None, seen: _Seen) -> list[dict[str, Any]]:
-    return [partial_form(p) for p in desk.live.partials(session) if await seen.session(p.session)]
+def _lines(event: Event) -> bytes:
+    head = f"event: {event.name}\n" + (f"id: {event.id_}\n" if event.id_ is not None else "")
+    return head.encode() + b"data: " + _encode(event.data) + b"\n\n"
 
 
 class _Seen:

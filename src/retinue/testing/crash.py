@@ -141,6 +141,7 @@ class Trial:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("RETINUE_") and k != "XDG_RUNTIME_DIR"}
         return inherited | {
             "RETINUE_HOME": str(self.home),
+            "RETINUE_LISTEN": "off",
             "RETINUE_TEST": "1",
             "RETINUE_TEST_OUTSIDE": str(self.outside),
             "RETINUE_TEST_CRASH": crash,

@@ -1,0 +1,122 @@
+"""What leaves by HTTP: the house's error form, and the headers that keep an answer to those it is for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from retinue.api.bounds import TooMany
+from retinue.api.door import Misdirected
+from retinue.domain.errors import (
+    Ambiguous,
+    Conflict,
+    Invalid,
+    NotAllowed,
+    NotFound,
+    RetinueError,
+    StoreError,
+    TooLarge,
+)
+
+Headers = list[tuple[bytes, bytes]]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class NotSignedIn(RetinueError):
+    """Nobody we know, as far as the request shows."""
+
+    code = "auth.not-signed-in"
+
+
+STATUS: Mapping[type[RetinueError], int] = {
+    Invalid: 400,
+    NotSignedIn: 401,
+    NotAllowed: 403,
+    NotFound: 404,
+    Conflict: 409,
+    Ambiguous: 409,
+    TooLarge: 413,
+    Misdirected: 421,
+    TooMany: 429,
+    StoreError: 503,
+}
+
+_GUARDS: Headers = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+API_HEADERS: Headers = [
+    *_GUARDS,
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+]
+
+
+def page_headers(script_hash: str) -> Headers:
+    """For a page: what it may load is itself, and the one script that is written in it."""
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{script_hash}'; connect-src 'self'; base-uri 'none';"
+        " form-action 'none'; frame-ancestors 'none'"
+    )
+    return [
+        *_GUARDS,
+        (b"cache-control", b"no-store"),
+        (b"content-security-policy", policy.encode()),
+        (b"cross-origin-opener-policy", b"same-origin"),
+    ]
+
+
+def status_of(error: RetinueError) -> int:
+    for kind in type(error).__mro__:
+        if (status := STATUS.get(kind)) is not None:
+            return status
+    return 500
+
+
+def form_of(error: RetinueError) -> dict[str, Any]:
+    """An error as every door shows it."""
+    form: dict[str, Any] = {
+        "code": error.code,
+        "sentence": error.sentence,
+        "because": error.because,
+        "try": error.try_this,
+    }
+    if isinstance(error, Ambiguous):
+        form |= {"candidates": error.candidates, "matches": error.matches}
+    if isinstance(error, TooMany):
+        form["retry-after-s"] = math.ceil(error.retry_after_s)
+    return form
+
+
+def refusal(error: RetinueError) -> tuple[int, bytes, Headers]:
+    """Status, body and what goes with them."""
+    more: Headers = []
+    if isinstance(error, TooMany):
+        more.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    if isinstance(error, NotSignedIn):
+        more.append((b"www-authenticate", b"Bearer"))
+    return status_of(error), _encode({"error": form_of(error)}), more
+
+
+def raw_refusal(status: int, error: RetinueError) -> bytes:
+    """A whole HTTP answer, for who is turned away before there is a request."""
+    body = _encode({"error": form_of(error)})
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\nconnection: close\r\ncache-control: no-store\r\n\r\n"
+    return head.encode() + body
+
+
+def broke(what: str) -> RetinueError:
+    return RetinueError(
+        f"{what} broke",
+        because="of a fault in the house, which is in its log",
+        try_this="try again; if it stays, report it",
+        code="house.broke",
+    )

@@ -1,0 +1,161 @@
+"""Who asks: a bearer token, or a browser's cookie that a single-use code was exchanged for.
+
+A secret is never compared with another: it is hashed, and the hash is looked up. How long that takes says nothing
+about any secret that is stored, so there is nothing here that would have to be done in constant time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.api.answers import NotSignedIn
+from retinue.api.bounds import Lockout
+from retinue.api.door import Door, Visit
+from retinue.domain.errors import NotAllowed
+from retinue.domain.ids import TokenId
+from retinue.domain.principal import Principal
+from retinue.domain.times import to_ms
+from retinue.domain.token import Token, TokenKind, hash_of
+from retinue.operations.base import Desk, parse
+from retinue.store import principals, tokens
+
+COOKIE = "retinue"
+WEB_EXPIRES_AFTER_S = 30 * 24 * 3600
+SECRET_LENGTH_MAX = 256
+SAFE_METHODS = frozenset({"GET", "HEAD"})
+
+Headers = Mapping[bytes, bytes]
+
+
+class Code(msgspec.Struct, forbid_unknown_fields=True):
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A principal, and the hash of what proved it: asked again, it must still be good."""
+
+    principal: Principal
+    token_hash: str
+    by_cookie: bool
+
+
+class SignIn:
+    def __init__(self, desk: Desk, door: Door, now: Callable[[], float], refused: Callable[[str], None]) -> None:
+        self._desk = desk
+        self._lockout = Lockout(now, attempts_max=door.sign_in_attempts_max, lockout_s=door.lockout_s)
+        self._refused = refused
+
+    async def caller(self, visit: Visit, headers: Headers, *, method: str) -> Caller:
+        """Who this request is from. A cookie comes along unasked, so to change something it takes our header too."""
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        if scheme:
+            kind, secret = TokenKind.TOKEN, bearer.strip() if scheme.lower() == b"bearer" else b""
+        else:
+            kind, secret = TokenKind.WEB, _cookie(headers)
+        if not secret:
+            raise _who_are_you()
+        token_hash = hash_of(secret[: SECRET_LENGTH_MAX + 1])
+        if not visit.local:
+            self._lockout.check(visit.remote, token_hash)
+        principal = await self._look_up(token_hash, kind)
+        if principal is None:
+            self._failed(visit)
+            raise _who_are_you()
+        if not visit.local:
+            self._lockout.succeeded(visit.remote, token_hash)
+        if kind is TokenKind.WEB and method not in SAFE_METHODS and headers.get(b"x-retinue") != b"1":
+            raise NotAllowed(
+                "this request could come from any page",
+                because="it carries a cookie, but not the header `x-retinue: 1`",
+                try_this="send the header with everything but GET",
+                code="auth.header-missing",
+            )
+        return Caller(principal, token_hash, by_cookie=kind is TokenKind.WEB)
+
+    def again(self, caller: Caller) -> Callable[[], Awaitable[Principal | None]]:
+        """For who stays connected: whether they are still who they were."""
+        return partial(self._look_up, caller.token_hash, TokenKind.WEB if caller.by_cookie else TokenKind.TOKEN)
+
+    async def _look_up(self, token_hash: str, kind: TokenKind) -> Principal | None:
+        look = partial(principals.by_secret, token_hash=token_hash, now_ms=to_ms(self._desk.clock.now()))
+        known = await self._desk.store.read(look)
+        return known[0] if known is not None and known[1] is kind else None
+
+    def _failed(self, visit: Visit) -> None:
+        if not visit.local and self._lockout.failed(visit.remote):
+            self._refused("auth.locked-out")
+
+    async def sign_in(self, visit: Visit, body: bytes) -> tuple[Principal, bytes]:
+        """Exchange a code for a cookie, in one commit: the code is worthless from then on."""
+        asked: Code = parse(body, Code)
+        code_hash = hash_of(asked.code[: SECRET_LENGTH_MAX + 1].encode(errors="replace"))
+        if not visit.local:
+            self._lockout.check(visit.remote, code_hash)
+        now = self._desk.clock.now()
+        expires_at = now + timedelta(seconds=WEB_EXPIRES_AFTER_S)
+        secret, id_ = self._desk.secrets(), TokenId(self._desk.ids.new())
+
+        def exchange(conn: sa.Connection) -> Principal | None:
+            code = tokens.by_hash(conn, code_hash, now_ms=to_ms(now))
+            if code is None or code.kind is not TokenKind.CODE:
+                return None
+            if not tokens.revoke(conn, code.id, at_ms=to_ms(now)):
+                return None  # somebody else was a moment quicker with the same code
+            web = Token(
+                id=id_,
+                kind=TokenKind.WEB,
+                principal=code.principal,
+                label="browser",
+                created_at=now,
+                expires_at=expires_at,
+            )
+            tokens.add(conn, web, hash_of(secret))
+            known = principals.by_secret(conn, hash_of(secret), now_ms=to_ms(now))
+            return known[0] if known else None
+
+        principal = await self._desk.store.write(exchange, point="sign-in")
+        if principal is None:
+            self._failed(visit)
+            raise NotSignedIn(
+                "this code does not sign you in",
+                because="it was used before, has expired, or was never made here: a code works once, for minutes",
+                try_this="make a new one with `retinue token code`",
+                code="auth.code-refused",
+            )
+        return principal, self._set_cookie(visit, secret, WEB_EXPIRES_AFTER_S)
+
+    async def sign_out(self, visit: Visit, caller: Caller) -> bytes:
+        """The cookie is worthless from here on, wherever a copy of it lies."""
+        now_ms = to_ms(self._desk.clock.now())
+        if caller.by_cookie:
+            revoke = partial(tokens.revoke_hash, token_hash=caller.token_hash, at_ms=now_ms)
+            await self._desk.store.write(revoke, point="sign-out")
+        return self._set_cookie(visit, "", 0)
+
+    def _set_cookie(self, visit: Visit, secret: str, max_age_s: int) -> bytes:
+        # An https origin has been held against public_url: the browser speaks TLS, if only to our proxy.
+        secure = "; Secure" if visit.secure or visit.origin.startswith("https:") else ""
+        return f"{COOKIE}={secret}; Path=/; Max-Age={max_age_s}; HttpOnly; SameSite=Strict{secure}".encode()
+
+
+def _cookie(headers: Headers) -> bytes:
+    for pair in headers.get(b"cookie", b"").split(b";"):
+        name, _, value = pair.strip().partition(b"=")
+        if name == COOKIE.encode():
+            return value
+    return b""
+
+
+def _who_are_you() -> NotSignedIn:
+    return NotSignedIn(
+        "who are you?",
+        because="the request carries no token that this house knows",
+        try_this="use the token in RETINUE_HOME/owner-token",
+    )

@@ -1,0 +1,128 @@
+"""How much one caller may ask: lock-out of addresses that guess, and rates for each principal. All of it is bounded."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from retinue.domain.errors import RetinueError
+
+ADDRESSES_MAX = 4096
+GOOD_KEYS_MAX = 1024
+PRINCIPALS_MAX = 4096
+MINUTE_S = 60.0
+IPV6_HOUSEHOLD_BITS = 64  # one customer has that many addresses, and could guess from each
+
+
+class TooMany(RetinueError):
+    """Asked for too often. `retry_after_s` says when it may be asked again."""
+
+    code = "rate.too-many"
+
+    def __init__(
+        self, sentence: str, *, because: str = "", try_this: str = "", code: str | None = None, retry_after_s: float
+    ) -> None:
+        super().__init__(sentence, because=because, try_this=try_this, code=code)
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(slots=True)
+class _Failures:
+    count: int = 0
+    since: float = 0.0
+    locked_until: float = 0.0
+
+
+class Lockout:
+    """Addresses from which wrong secrets came. Secrets that were good from somewhere go on working from there."""
+
+    def __init__(self, now: Callable[[], float], *, attempts_max: int, lockout_s: float) -> None:
+        self._now = now
+        self._attempts_max = attempts_max
+        self._lockout_s = lockout_s
+        self._failures: OrderedDict[str, _Failures] = OrderedDict()
+        self._good: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def check(self, remote: str, token_hash: str) -> None:
+        """Before a secret is looked up: from a locked address, only one that was good there before."""
+        if not self._failures or (known := self._failures.get(_household(remote))) is None:
+            return
+        left_s = known.locked_until - self._now()
+        if left_s > 0 and (remote, token_hash) not in self._good:
+            raise TooMany(
+                "too many wrong tokens or codes came from your address",
+                because=f"after {self._attempts_max} of them, none is looked at for a while",
+                try_this=f"wait {left_s:.0f} seconds, or use the socket on the house's own machine",
+                code="auth.locked-out",
+                retry_after_s=left_s,
+            )
+
+    def failed(self, remote: str) -> bool:
+        """A secret was wrong. Whether that locks its address out."""
+        key, now = _household(remote), self._now()
+        known = self._failures.pop(key, None)
+        if known is None or now - known.since > self._lockout_s:
+            known = _Failures(since=now)
+        known.count += 1
+        self._failures[key] = known
+        if len(self._failures) > ADDRESSES_MAX:
+            self._failures.popitem(last=False)
+        if known.count < self._attempts_max:
+            return False
+        known.locked_until = now + self._lockout_s
+        known.since = known.locked_until
+        known.count = 0
+        return True
+
+    def succeeded(self, remote: str, token_hash: str) -> None:
+        """Remember what was good. It does not forgive the address: others may stand behind it."""
+        self._good[remote, token_hash] = None
+        self._good.move_to_end((remote, token_hash))
+        if len(self._good) > GOOD_KEYS_MAX:
+            self._good.popitem(last=False)
+
+
+def _household(remote: str) -> str:
+    if ":" not in remote:
+        return remote
+    try:
+        return str(ipaddress.ip_network((remote, IPV6_HOUSEHOLD_BITS), strict=False))
+    except ValueError:
+        return remote
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    at: float
+
+
+@dataclass(slots=True)
+class Rate:
+    """So many in a minute for each principal: a bucket that fills at that rate and never beyond it."""
+
+    now: Callable[[], float]
+    per_minute: int
+    what: str
+    _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict[str, _Bucket])
+
+    def take(self, principal: str) -> None:
+        now = self.now()
+        bucket = self._buckets.get(principal)
+        if bucket is None:
+            bucket = self._buckets[principal] = _Bucket(float(self.per_minute), now)
+            if len(self._buckets) > PRINCIPALS_MAX:
+                self._buckets.popitem(last=False)
+        refill = (now - bucket.at) * self.per_minute / MINUTE_S
+        bucket.left, bucket.at = min(float(self.per_minute), bucket.left + refill), now
+        if bucket.left < 1:
+            wait_s = (1 - bucket.left) * MINUTE_S / self.per_minute
+            raise TooMany(
+                f"too many {self.what}",
+                because=f"{principal} may have {self.per_minute} in a minute",
+                try_this=f"wait {max(1, round(wait_s))} seconds and ask again",
+                retry_after_s=wait_s,
+            )
+        bucket.left -= 1
