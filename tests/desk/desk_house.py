@@ -37,9 +37,9 @@ class DeskHouse:
     house: House
     desk: Desk
 
-    async def ask(self, who: Principal, operation: str, *, key: str = "", **parameters: Any) -> Any:
+    async def ask(self, who: Principal, operation: str, *, once: str = "", **parameters: Any) -> Any:
         body = json.dumps(parameters).encode()
-        return json.loads(await perform(self.desk, who, OPERATIONS[operation], body, key=key))
+        return json.loads(await perform(self.desk, who, OPERATIONS[operation], body, key=once))
 
     async def converse(self, who: Principal, text: str, *, to: str = "agent:ada", **kw: Any) -> tuple[str, str]:
         """Send, wait for the answer; give the envelope and the session."""

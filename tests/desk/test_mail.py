@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from desk.desk_house import DeskHouse, agent, desk_house, person
@@ -42,7 +43,7 @@ async def statuses(house: DeskHouse, ids: Iterable[str]) -> set[Status]:
     ],
 )
 async def test_a_list_wants_one_side_a_status_and_a_sensible_limit(
-    house: DeskHouse, parameters: dict[str, object], code: str
+    house: DeskHouse, parameters: dict[str, Any], code: str
 ) -> None:
     with pytest.raises(Invalid) as refused:
         await house.ask(MARIA, "envelope.list", **parameters)

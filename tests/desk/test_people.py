@@ -280,27 +280,27 @@ async def test_forgetting_wants_to_be_sure_and_spares_the_owner(house: DeskHouse
 
 @pytest.mark.spec("C91")
 async def test_a_request_with_a_key_has_its_effect_once(house: DeskHouse) -> None:
-    first = await house.ask(MARIA, "token.create", key="k1", label="a")
-    again = await house.ask(MARIA, "token.create", key="k1", label="a")
+    first = await house.ask(MARIA, "token.create", once="k1", label="a")
+    again = await house.ask(MARIA, "token.create", once="k1", label="a")
     assert again == first
     assert len((await house.ask(MARIA, "token.list"))["tokens"]) == 1
     with pytest.raises(Conflict) as reused:
-        await house.ask(MARIA, "token.create", key="k1", label="b")
+        await house.ask(MARIA, "token.create", once="k1", label="b")
     assert reused.value.code == "key.reused"
     with pytest.raises(Conflict):
-        await house.ask(MARIA, "token.code", key="k1")
-    assert await house.ask(person("noor"), "token.create", key="k1", label="a") != first  # a key is one's own
+        await house.ask(MARIA, "token.code", once="k1")
+    assert await house.ask(person("noor"), "token.create", once="k1", label="a") != first  # a key is one's own
 
 
 @pytest.mark.spec("C91")
 async def test_a_request_that_failed_may_be_asked_again_with_its_key(house: DeskHouse) -> None:
     with pytest.raises(NotFound):
-        await house.ask(MARIA, "token.revoke", key="k", id="ffffffff")
+        await house.ask(MARIA, "token.revoke", once="k", id="ffffffff")
     made = await house.ask(MARIA, "token.create")
-    assert (await house.ask(MARIA, "token.revoke", key="k", id=made["id"]))["revoked"]
+    assert (await house.ask(MARIA, "token.revoke", once="k", id=made["id"]))["revoked"]
     for key in ("x" * 300, "a\0b"):
         with pytest.raises(Invalid):
-            await house.ask(MARIA, "token.create", key=key)
+            await house.ask(MARIA, "token.create", once=key)
 
 
 @pytest.mark.spec("C91")
@@ -308,7 +308,7 @@ async def test_two_requests_with_one_key_at_the_same_moment_are_one(house: DeskH
     import asyncio
 
     done = await asyncio.gather(
-        *(house.ask(MARIA, "token.create", key="k", label="a") for _ in range(5)), return_exceptions=True
+        *(house.ask(MARIA, "token.create", once="k", label="a") for _ in range(5)), return_exceptions=True
     )
     answers = [answer for answer in done if isinstance(answer, dict)]
     refused = [error for error in done if isinstance(error, Conflict)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from retinue.cli import verbs
+from retinue.cli import answers, verbs
 from retinue.cli.client import call, home
 from retinue.cli.errors import FAILED, OK, CliError, HouseClosed, nearest
 from retinue.cli.output import has_colours, short
@@ -97,7 +97,7 @@ def _take(talk: Talk, line: str) -> None:
     if line.startswith("/") and not line.startswith("//"):
         name, _, words = line[1:].partition(" ")
         _perform(talk, name, words.strip())
-    elif line and (envelope := _send(talk, line[1:] if line.startswith("//") else line)):
+    elif line and (envelope := _send(talk, line)):  # with both slashes: the house takes one off
         talk.wait_for(envelope)
 
 
@@ -118,12 +118,12 @@ def _perform(talk: Talk, name: str, words: str) -> None:
         case "help":
             talk.show([f"  {command:<16}{meaning}" for command, meaning in COMMANDS.items()])
         case "status":
-            talk.show(verbs.status_lines(call("house.status")))
+            talk.show(answers.status_lines(call("house.status")))
         case "why":
             talk.show(call("house.why", {"id": words})["lines"])
         case "stop":
             _needs_session(talk, name)
-            talk.show(verbs.stop_lines(talk.stop(words or STOP_WORDS)))
+            talk.show(answers.stop_lines(talk.stop(words or STOP_WORDS)))
         case "reset":
             _needs_session(talk, name)
             call("session.reset", {"session": talk.session, "message": words})

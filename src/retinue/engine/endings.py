@@ -318,6 +318,9 @@ class Cancelled:
     wakes: tuple[Wake, ...]
 
 
+NOTHING_CANCELLED = Cancelled((), (), 0, ())
+
+
 def cancel(
     conn: sa.Connection,
     *,
@@ -334,13 +337,30 @@ def cancel(
     `only_for_newer` does nothing unless newer mail is due (queue mode interrupt); `reset` also appends a marker.
     """
     page = Page(conn, now_ms)
+    if only_for_newer and not _newer_waits(page, session_id):
+        page.close()
+        return NOTHING_CANCELLED
+    done = cancel_in(page, session_id, by=by, why=why, clear_due=clear_due, only_for_newer=only_for_newer, reset=reset)
+    page.close()
+    return done
+
+
+def cancel_in(
+    page: Page,
+    session_id: str,
+    *,
+    by: str,
+    why: str,
+    clear_due: bool = False,
+    only_for_newer: bool = False,
+    reset: str | None = None,
+) -> Cancelled:
+    """The same, within whatever commit `page` belongs to."""
+    conn = page.conn
     ended: list[RunId] = []
     lanes: list[SessionId] = []
     wakes: list[Wake] = []
     cleared = 0
-    if only_for_newer and not _newer_waits(page, session_id):
-        page.close()
-        return Cancelled((), (), 0, ())
     below = [session_id]
     for id_ in below:  # grows as children are found; each session has one parent, so it ends
         session = sessions.get(conn, id_)
@@ -362,7 +382,6 @@ def cancel(
             below += [child.id for child in sessions.children(conn, id_, limit=CHILDREN_MAX - len(below))]
     if reset is not None:
         _mark_reset(page, session_id, reset)
-    page.close()
     return Cancelled(tuple(ended), tuple(lanes), cleared, tuple(wakes))
 
 
@@ -442,6 +461,16 @@ def answer_approval(
     """A person decides. The first answer counts; the decision travels as an envelope at the head of its lane."""
     page = Page(conn, now_ms)
     approval = approvals.resolve(conn, approval_text)
+    decided = decide_in(page, approval, allow=allow, person=person, envelope_id=envelope_id)
+    page.close()
+    return decided
+
+
+def decide_in(
+    page: Page, approval: Approval, *, allow: bool, person: str, envelope_id: EnvelopeId
+) -> tuple[Approval, tuple[Wake, ...]]:
+    """The same, within whatever commit `page` belongs to."""
+    conn = page.conn
     state = ApprovalState.ALLOWED if allow else ApprovalState.DENIED
     if approval.state is ApprovalState.OPEN and to_ms(approval.expires_at) <= page.at_ms:
         approvals.decide(conn, approval.id, ApprovalState.EXPIRED, by="house", at_ms=page.at_ms)
@@ -477,5 +506,4 @@ def answer_approval(
         state=state.value,
         by=person,
     )
-    page.close()
     return replace(approval, state=state, decided_by=person), wakes

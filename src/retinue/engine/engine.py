@@ -15,13 +15,15 @@ import sqlalchemy as sa
 
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
-from retinue.domain.envelope import Envelope, Outcome
+from retinue.domain.command import Command
+from retinue.domain.envelope import Draft, Envelope, Outcome, Receipt
 from retinue.domain.errors import Stale, StoreError
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.session import LaneKind, OriginKind, QueueMode, Session, lane_kind
 from retinue.domain.times import to_ms
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
+from retinue.engine.commands import Commanded, carry_out
 from retinue.engine.custody import Nothing, Work
 from retinue.engine.endings import NEWER, Cancelled, answer_approval, cancel
 from retinue.engine.lanes import READY_MAX, Ready, Slots
@@ -68,6 +70,10 @@ class Engine(Protocol):
 
     def agent_removed(self, name: str) -> None:
         """An agent was let go: nothing more begins for it."""
+        ...
+
+    async def command(self, draft: Draft, command: Command) -> Receipt:
+        """Carry out what someone asked of the house in a conversation, and answer it."""
         ...
 
     async def cancel(self, session: SessionId, *, by: str, why: str, clear_due: bool = False) -> Cancelled: ...
@@ -255,6 +261,16 @@ class EmbeddedEngine:
                 self._wake_all(done[1])
 
         return (await self._store.write(body, point="decide", then=decided))[0]
+
+    async def command(self, draft: Draft, command: Command) -> Receipt:
+        body = partial(carry_out, draft=draft, command=command, now_ms=self._now_ms(), zone=self.terms.zone)
+
+        def done(commanded: Commanded | None) -> None:
+            if commanded is not None:
+                self._cancelled(commanded.cancelled)
+                self._wake_all(commanded.wakes)
+
+        return (await self._store.write(body, point="command", then=done)).receipt
 
     # Lanes
 

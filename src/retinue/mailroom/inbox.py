@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -15,6 +15,8 @@ from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment, safe_name
+from retinue.domain.command import Command, unescaped
+from retinue.domain.command import parse as parse_command
 from retinue.domain.envelope import (
     ATTACHMENTS_MAX,
     KEY_LENGTH_MAX,
@@ -43,7 +45,7 @@ from retinue.domain.session import (
 from retinue.domain.text import is_storable
 from retinue.domain.times import to_ms
 from retinue.mailroom.routing import origin_of
-from retinue.store import agents, envelopes, people, runs, sessions
+from retinue.store import agents, envelopes, people, purge, runs, sessions
 from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
 
@@ -120,14 +122,21 @@ class Inbox:
         clock: Clock,
         wake: Callable[[Wake], None],
         seat: Callable[[str, LaneKind], Seat | None] = no_seat,
+        command: Callable[[Draft, Command], Awaitable[Receipt]] | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._wake = wake
         self._seat = seat
+        self._command = command
 
     async def post(self, draft: Draft) -> Receipt:
         check(draft)
+        if self._command is not None and draft.text.startswith("/") and _may_command(draft):
+            command = parse_command(draft.text)
+            if command is not None:
+                return await self._command(draft, command)
+            draft = replace(draft, text=unescaped(draft.text))
         seat = self._seat(draft.recipient.name, lane_kind(_origin(draft).kind)) if _may_begin(draft) else None
         if seat is None:
             return await self._post(draft, None)
@@ -157,6 +166,17 @@ class Inbox:
 
 def _origin(draft: Draft) -> Origin:
     return draft.origin or origin_of(draft.sender)
+
+
+def _may_command(draft: Draft) -> bool:
+    """Whether it came in by a door for people, to an agent, for now: only there does a slash mean something."""
+    return (
+        draft.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL)
+        and draft.recipient.kind is AddressKind.AGENT
+        and draft.kind is Kind.MESSAGE
+        and not draft.silent
+        and draft.deliver_at is None
+    )
 
 
 def _may_begin(draft: Draft) -> bool:
@@ -254,11 +274,13 @@ def accept(conn: sa.Connection, *, draft: Draft, now_ms: int, seat: Seat | None 
     """
     seen = envelopes.by_key(conn, draft.source, draft.key)
     if seen is not None:
-        return _seen_before(conn, draft, seen)
+        return seen_before(conn, draft, seen)
     page = Page(conn, now_ms)
     # Looked up again behind the house's lock: on PostgreSQL another process may have been quicker.
     if conn.dialect.name != "sqlite" and (seen := envelopes.by_key(conn, draft.source, draft.key)) is not None:
-        return _seen_before(conn, draft, seen)
+        return seen_before(conn, draft, seen)
+    if (gone := purge.by_key(conn, draft.source, draft.key)) is not None:
+        return purged_before(draft, gone)
     if draft.expires_at is not None and to_ms(draft.expires_at) <= page.at_ms:
         raise Invalid(
             "this envelope has already expired",
@@ -271,7 +293,7 @@ def accept(conn: sa.Connection, *, draft: Draft, now_ms: int, seat: Seat | None 
     return replace(entered, receipt=replace(entered.receipt, news_seq=page.news_seq))
 
 
-def _seen_before(conn: sa.Connection, draft: Draft, seen: Envelope) -> Entered:
+def seen_before(conn: sa.Connection, draft: Draft, seen: Envelope) -> Entered:
     same = seen.text == draft.text and seen.sender == draft.sender and seen.kind is draft.kind
     if not same or seen.attachments != draft.attachments or not _same_recipient(seen.recipient, draft.recipient):
         raise Conflict(
@@ -288,6 +310,26 @@ def _seen_before(conn: sa.Connection, draft: Draft, seen: Envelope) -> Entered:
         duplicate=True,
         outcome=ended.outcome if ended else None,
         because=ended.because if ended else "",
+    )
+    return Entered(receipt)
+
+
+def purged_before(draft: Draft, gone: purge.Key) -> Entered:
+    """As `seen_before`, of an envelope of which only its key is left."""
+    if gone.content_hash != purge.content_hash(draft) or not _same_recipient(gone.recipient, draft.recipient):
+        raise Conflict(
+            f"the key '{draft.key[:64]}' was already used for another envelope",
+            because=f"envelope {short(gone.envelope)} had it, with other content; it was purged since",
+            try_this="use a new key for a new envelope",
+            code="key.reused",
+        )
+    receipt = Receipt(
+        envelope=gone.envelope,
+        session=gone.session,
+        news_seq=0,
+        duplicate=True,
+        outcome=gone.outcome,
+        because="it was purged since",
     )
     return Entered(receipt)
 
@@ -409,26 +451,46 @@ def _refuse_unknown(page: Page, draft: Draft, *, because: str) -> Entered:
     return Entered(_receipt(page, draft, outcome=Outcome.REFUSED, because=because))
 
 
+def keep_command(page: Page, draft: Draft) -> tuple[Session, Agent]:
+    """Keep a command as mail of its conversation. Whoever carries it out settles it in the same commit."""
+    agent = agents.find(page.conn, draft.recipient.name)
+    if agent is None:
+        raise _no_agent(draft)
+    session = _find_session(page, draft, agent)
+    if session is None:
+        raise _no_session(draft, agent)
+    _add(page, draft, session=session.id, recipient=str(address.agent(agent.name, session.id)))
+    return session, agent
+
+
+def _no_agent(draft: Draft) -> NotFound:
+    return NotFound(
+        f"there is no agent '{draft.recipient.name}' in this house",
+        because="no agent of that name is registered",
+        try_this="look at `retinue status` for who is here",
+        code="agent.not-found",
+    )
+
+
+def _no_session(draft: Draft, agent: Agent) -> NotFound:
+    return NotFound(
+        f"{agent.name} has no session {draft.recipient.rest}",
+        because="none of this agent's sessions has an id that begins so",
+        try_this=f"write to agent:{agent.name}",
+        code="session.not-found",
+    )
+
+
 def _to_agent(page: Page, draft: Draft, *, strict: bool, seat: Seat | None) -> Entered:
     agent = agents.find(page.conn, draft.recipient.name)
     if agent is None:
         if strict:
-            raise NotFound(
-                f"there is no agent '{draft.recipient.name}' in this house",
-                because="no agent of that name is registered",
-                try_this="look at `retinue status` for who is here",
-                code="agent.not-found",
-            )
+            raise _no_agent(draft)
         return _refuse_unknown(page, draft, because="agent-not-found")
     session = _find_session(page, draft, agent)
     if session is None:
         if strict:
-            raise NotFound(
-                f"{agent.name} has no session {draft.recipient.rest}",
-                because="none of this agent's sessions has an id that begins so",
-                try_this=f"write to agent:{agent.name}",
-                code="session.not-found",
-            )
+            raise _no_session(draft, agent)
         return _refuse_unknown(page, draft, because="session-not-found")
     recipient = address.agent(agent.name, session.id)
     if seat is not None and _is_idle(page, session, agent):

@@ -247,7 +247,7 @@ class Household:
             faults=self.faults,
         )
         outbox.on_wake(engine.wake)
-        inbox = Inbox(store, clock, engine.wake, engine.seat)
+        inbox = Inbox(store, clock, engine.wake, engine.seat, engine.command)
         # Whoever speaks in a channel speaks with the first of the staff.
         doorway = Doorway(store, inbox, clock, self.ids, lambda _channel: address.agent(self.agents[0].name))
         house = House(self, store, engine, inbox, outbox, doorway, live)

@@ -408,7 +408,7 @@ class SimulatedHouse:
             ready_max=furniture.ready_max,
             faults=self.faults,
         )
-        self.inbox = Inbox(self.store, self.clock, self.engine.wake, self.engine.seat)
+        self.inbox = Inbox(self.store, self.clock, self.engine.wake, self.engine.seat, self.engine.command)
 
     def __repr__(self) -> str:
         return f"house {self.number}"
