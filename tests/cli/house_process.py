@@ -124,7 +124,7 @@ class HouseProcess:
         while not (found := self.call("session.list", limit=1)["sessions"]):
             assert time.monotonic() < deadline, "no session begins"
             time.sleep(0.02)
-        return found[0]["id"]
+        return found[0]["sessionId"]
 
     def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         """Ask the house from this very process."""

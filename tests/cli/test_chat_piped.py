@@ -204,7 +204,7 @@ def test_what_is_stopped_elsewhere_ends_the_wait(house: HouseProcess) -> None:
     session = ""
     while not session:
         found = house.call("session.list", limit=50)["sessions"]
-        session = next((s["id"] for s in found if s["origin"].endswith("/stopped")), "")
+        session = next((s["sessionId"] for s in found if s["origin"].endswith("/stopped")), "")
     house.retinue("stop", session, "--why", "enough")
 
     assert chat.end() == 1

@@ -61,9 +61,10 @@ class Talk:
 
     def find_session(self) -> None:
         """Follow the session this conversation had before, if it is among the recent ones."""
-        origin = f"terminal:{self._me}/{self._name}" if self._name else f"terminal:{self._me}"
+        origin = f"terminal:{self._me}/{self._name.casefold()}" if self._name else f"terminal:{self._me}"
         found = call("session.list", {"limit": SESSIONS_SEARCHED})["sessions"]
-        self._follower.session = next((s["id"] for s in found if (s["agent"], s["origin"]) == (self.agent, origin)), "")
+        ours = (s["sessionId"] for s in found if (s["agentId"], s["origin"]) == (self.agent, origin))
+        self._follower.session = next(ours, "")
 
     def send(self, text: str) -> str:
         """Until it is acknowledged. Ctrl-C gives up."""
@@ -147,7 +148,7 @@ class Talk:
     def _gave_up(self, envelope: str) -> HouseClosed:
         closed = HouseClosed(f"nobody has answered for {self._wait_s:g} s")
         closed.sentence = f"the house is closed; envelope {short(envelope)} is kept, and worked on when it opens"
-        closed.try_this = f"retinue run, then: retinue show {short(envelope)}"
+        closed.try_this = f"retinue up, then: retinue show {short(envelope)}"
         return closed
 
     def _catch_up(self) -> None:

@@ -61,6 +61,11 @@ class Origin:
     key: str
     parent: SessionId | None = None
 
+    def belongs_to(self, address: str) -> bool:
+        """Whether this is a person's own: opened by them, from a terminal or a page."""
+        own = self.key == address or self.key.startswith(f"{address}/")
+        return own and self.kind in (OriginKind.TERMINAL, OriginKind.WEB)
+
 
 class QueueMode(StrEnum):
     COLLECT = "collect"

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from retinue.domain.agent import PermissionLevel
+from retinue.domain.address import AddressKind
+from retinue.domain.agent import Agent, PermissionLevel
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
 from retinue.domain.event import NewsKind
-from retinue.domain.ids import SessionId, short
+from retinue.domain.ids import SessionId, prefix, short
 from retinue.domain.principal import Principal
-from retinue.domain.session import Overflow, QueueMode, QueueOverride, Session
+from retinue.domain.session import (
+    Origin,
+    OriginKind,
+    Overflow,
+    QueueMode,
+    QueueOverride,
+    Session,
+    patched,
+    valid_session_name,
+)
 from retinue.domain.times import show, to_ms
 from retinue.operations.base import Desk, Operation
-from retinue.store import approvals, news, records, runs, sessions
+from retinue.store import agents, approvals, news, people, records, runs, sessions, shares
 from retinue.store.house import Page
 
 RECORDS_SHOWN_MAX = 200
 QUEUE_CAP_MAX = 1_000
 LISTED_MAX = 50
+ATTRIBUTES_BYTES_MAX = 65_536
+SHARES_MAX = 100
+
+_encode = msgspec.json.Encoder().encode
 
 
 class OfSession(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,6 +61,47 @@ class Queue(msgspec.Struct, forbid_unknown_fields=True):
     mode: QueueMode | None = None
     cap: int | None = None
     overflow: Overflow | None = None
+
+
+class Listing(msgspec.Struct, forbid_unknown_fields=True):
+    """`cursor` is the `next` of the page before."""
+
+    limit: int = 10
+    agent: str = ""
+    cursor: str = ""
+
+
+class History(msgspec.Struct, forbid_unknown_fields=True):
+    """The newest records; with `before`, those that come before the one of this number."""
+
+    session: str
+    limit: int = 50
+    before: int | None = None
+
+
+class Create(msgspec.Struct, forbid_unknown_fields=True):
+    agent: str
+    name: str | None = None
+    attributes: dict[str, Any] = {}
+
+
+class Rename(msgspec.Struct, forbid_unknown_fields=True):
+    """Null takes the name away."""
+
+    session: str
+    name: str | None
+
+
+class Attributes(msgspec.Struct, forbid_unknown_fields=True):
+    """Objects merge, null deletes, all else replaces."""
+
+    session: str
+    patch: dict[str, Any]
+
+
+class Share(msgspec.Struct, forbid_unknown_fields=True):
+    session: str
+    person: str
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True):
@@ -122,34 +179,421 @@ async def answer(desk: Desk, caller: Principal, asked: Answer) -> dict[str, Any]
     return {"approval": short(approval.id), "state": approval.state}
 
 
-async def recent(desk: Desk, caller: Principal, asked: Any) -> dict[str, Any]:
-    found = await desk.store.scan(partial(sessions.recent, limit=max(1, min(asked.limit, LISTED_MAX)), seen_by=caller))
+def summary(desk: Desk, session: Session) -> dict[str, Any]:
+    """A session as lists show it."""
     return {
-        "sessions": [
-            {
-                "id": s.id,
-                "agent": s.agent,
-                "origin": f"{s.origin.kind}:{s.origin.key}",
-                "wakefulness": s.wakefulness,
-                "updated-at": show(s.updated_at, desk.zone),
-                "snippet": s.snippet,
-            }
-            for s in found
-        ]
+        "sessionId": session.id,
+        "agentId": session.agent,
+        "name": session.name or None,
+        "pinnedAt": show(session.pinned_at, desk.zone) if session.pinned_at else None,
+        "createdAt": show(session.created_at, desk.zone),
+        "updatedAt": show(session.updated_at, desk.zone),
+        "lastSnippet": session.snippet,
+        "attributes": session.attributes,
+        "origin": f"{session.origin.kind}:{session.origin.key}",
+        "wakefulness": session.wakefulness,
     }
 
 
-class Recent(msgspec.Struct, forbid_unknown_fields=True):
-    limit: int = 10
+async def listed(desk: Desk, caller: Principal, asked: Listing) -> dict[str, Any]:
+    """Pinned sessions first, the newest pin first; then by what was updated last."""
+    limit = max(1, min(asked.limit, LISTED_MAX))
+    after = _place(asked.cursor)
+
+    def body(conn: sa.Connection) -> list[Session]:
+        agent = _agent(conn, asked.agent).name if asked.agent else ""
+        return sessions.listed(conn, after=after, limit=limit + 1, agent=agent, seen_by=caller)
+
+    found = await desk.store.scan(body)
+    more = _cursor(found[limit - 1]) if len(found) > limit else None
+    return {"sessions": [summary(desk, session) for session in found[:limit]], "next": more}
+
+
+def _cursor(session: Session) -> str:
+    pinned_ms = to_ms(session.pinned_at) if session.pinned_at else -1
+    return f"{pinned_ms}.{to_ms(session.updated_at)}.{session.id}"
+
+
+def _place(cursor: str) -> sessions.Place:
+    if not cursor:
+        return sessions.Place()
+    pinned, _, rest = cursor.partition(".")
+    updated, _, id_ = rest.partition(".")
+    try:
+        return sessions.Place(int(pinned[:18]), int(updated[:18]), prefix(id_))
+    except (ValueError, Invalid):
+        raise Invalid(
+            f"'{cursor[:80]}' is no cursor",
+            because="a cursor is what an earlier page gave as `next`",
+            try_this="leave it out to begin with the first page",
+            code="cursor.invalid",
+        ) from None
+
+
+async def history(desk: Desk, caller: Principal, asked: History) -> dict[str, Any]:
+    """Everything that was ever read, said, called and returned here, a page at a time, oldest first in each."""
+    limit = max(1, min(asked.limit, RECORDS_SHOWN_MAX))
+
+    def body(conn: sa.Connection) -> dict[str, Any]:
+        session = sessions.resolve(conn, asked.session, seen_by=caller)
+        last = session.record_seq
+        if asked.before is not None:
+            last = max(0, min(last, asked.before - 1))
+        first = max(1, last - limit + 1)
+        found, damaged = records.read(conn, session.id, first=first, last=last)
+        return {
+            "session": session.id,
+            "agent": session.agent,
+            "records": [
+                {"seq": r.seq, "kind": r.kind, "at": show(r.at, desk.zone), "body": r.body, "run": r.run} for r in found
+            ],
+            "damaged": [{"seq": d.seq, "because": d.because} for d in damaged],
+            "next": first if first > 1 else None,
+        }
+
+    return await desk.store.scan(body)
+
+
+async def create(desk: Desk, caller: Principal, asked: Create) -> dict[str, Any]:
+    """A session of the caller's own, beside those that begin by themselves."""
+    id_ = SessionId(desk.ids.new())
+    attributes = _bounded(patched({}, asked.attributes))
+    name = valid_session_name(asked.name) if asked.name is not None else ""
+
+    def body(conn: sa.Connection) -> Session:
+        page = Page(conn, to_ms(desk.clock.now()))
+        agent = _agent(conn, asked.agent)
+        origin = own_origin(caller, agent, id_)
+        if name:
+            _check_name_free(conn, agent.name, name)
+        sessions.start(page, id_, agent=agent.name, origin=origin, name=name, attributes=attributes)
+        page.close()
+        return _there(conn, id_)
+
+    return summary(desk, await desk.store.write(body, point="session"))
+
+
+def own_origin(caller: Principal, agent: Agent, id_: SessionId) -> Origin:
+    """What makes a new session the caller's. An agent has sessions of its own alone: it would not see another's."""
+    if caller.address.kind is AddressKind.PERSON:
+        return Origin(OriginKind.WEB, f"{caller.address}/{id_}")
+    if caller.address.name.casefold() != agent.name.casefold():
+        raise NotAllowed(
+            f"you may not open a session of {agent.name}",
+            because="an agent sees its own sessions alone",
+            try_this=f"write to agent:{agent.name}, and a session begins there",
+            code="session.not-yours",
+        )
+    return Origin(OriginKind.AGENT, f"{caller.address}/{id_}")
+
+
+async def rename(desk: Desk, caller: Principal, asked: Rename) -> dict[str, Any]:
+    name = valid_session_name(asked.name) if asked.name is not None else ""
+
+    def act(page: Page, session: Session) -> dict[str, Any]:
+        if name and sessions.by_name(page.conn, session.agent, name) not in (None, session.id):
+            raise _name_taken(session.agent, name)
+        sessions.rename(page.conn, session.id, name, at_ms=page.at_ms)
+        return {"name": name or None}
+
+    return await _change(desk, caller, asked.session, act)
+
+
+async def pin(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, Any]:
+    return await _change(desk, caller, asked.session, partial(_set_pin, pinned=True))
+
+
+async def unpin(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, Any]:
+    return await _change(desk, caller, asked.session, partial(_set_pin, pinned=False))
+
+
+def _set_pin(page: Page, session: Session, *, pinned: bool) -> dict[str, Any]:
+    sessions.pin(page.conn, session.id, pinned=pinned, at_ms=page.at_ms)
+    return {"pinned": pinned}
+
+
+async def set_attributes(desk: Desk, caller: Principal, asked: Attributes) -> dict[str, Any]:
+    def act(page: Page, session: Session) -> dict[str, Any]:
+        attributes = _bounded(patched(session.attributes, asked.patch))
+        sessions.set_attributes(page.conn, session.id, attributes, at_ms=page.at_ms)
+        return {"attributes": attributes}
+
+    return await _change(desk, caller, asked.session, act)
+
+
+async def clear(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, Any]:
+    """Begin afresh, with nothing of what was said: agent, name, pin and attributes stay."""
+    session = await desk.store.read(partial(sessions.resolve, text=asked.session, seen_by=caller))
+    done = await desk.engine.reset(session.id, by=str(caller.address))
+
+    def act(page: Page, session: Session) -> dict[str, Any]:
+        sessions.forget_snippet(page.conn, session.id, at_ms=page.at_ms)
+        return {"cleared": True}
+
+    cleared = await _change(desk, caller, session.id, act)
+    return cleared | {"cancelled-runs": [short(run) for run in done.runs]}
+
+
+async def delete(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, Any]:
+    """First it is gone, then what runs is stopped; a house that stops in between closes it when it is open again."""
+
+    def act(page: Page, session: Session) -> None:
+        check_own(caller, session)
+        sessions.delete(page.conn, session.id, at_ms=page.at_ms)
+        page.tell(NewsKind.SESSION_DELETED, session=session.id, agent=session.agent, by=str(caller.address))
+
+    session = await _write(desk, caller, asked.session, act)
+    done = await desk.engine.cancel(
+        session.id, by=str(caller.address), why="the conversation was deleted", clear_due=True
+    )
+    return {
+        "session": session.id,
+        "deleted": True,
+        "cancelled-runs": [short(run) for run in done.runs],
+        "cleared-pending-count": done.cleared,
+    }
+
+
+async def share(desk: Desk, caller: Principal, asked: Share) -> dict[str, Any]:
+    """Let another person see a session and write in it. Only whose it is may, and the owner of the house."""
+
+    def act(page: Page, session: Session) -> list[str]:
+        check_own(caller, session, people_only=True)
+        person = _person(page.conn, asked.person)
+        if len(shares.people(page.conn, session.id)) >= SHARES_MAX:
+            raise TooLarge(
+                f"session {short(session.id)} is shared with {SHARES_MAX} people",
+                because="that is the most there can be",
+                try_this="take it back from someone first",
+                code="session.shared-too-widely",
+            )
+        shares.add(page.conn, session.id, person, at_ms=page.at_ms)
+        return shares.people(page.conn, session.id)
+
+    return await _share(desk, caller, asked, act)
+
+
+async def unshare(desk: Desk, caller: Principal, asked: Share) -> dict[str, Any]:
+    """Take it back. Whoever it is shared with may leave, too."""
+
+    def act(page: Page, session: Session) -> list[str]:
+        person = _person(page.conn, asked.person)
+        if (caller.address.kind, caller.address.name) != (AddressKind.PERSON, person):
+            check_own(caller, session, people_only=True)
+        if not shares.remove(page.conn, session.id, person):
+            raise NotFound(
+                f"session {short(session.id)} is not shared with {person}",
+                because="it never was, or no longer is",
+                try_this="look again with whom it is shared",
+                code="session.not-shared",
+            )
+        return shares.people(page.conn, session.id)
+
+    return await _share(desk, caller, asked, act)
+
+
+async def _share(
+    desk: Desk, caller: Principal, asked: Share, act: Callable[[Page, Session], list[str]]
+) -> dict[str, Any]:
+    now: list[str] = []
+
+    def shared(page: Page, session: Session) -> None:
+        now[:] = act(page, session)
+        page.tell(NewsKind.SESSION_CHANGED, session=session.id, shared=now)
+
+    session = await _write(desk, caller, asked.session, shared)
+    return {"session": session.id, "shared-with": now}
+
+
+# --- what the handlers have in common ---
+
+
+async def _write(desk: Desk, caller: Principal, text: str, act: Callable[[Page, Session], None]) -> Session:
+    """Do something to a session the caller sees, in one commit; give it back as it was."""
+
+    def body(conn: sa.Connection) -> Session:
+        page = Page(conn, to_ms(desk.clock.now()))
+        session = sessions.resolve(conn, text, seen_by=caller)
+        act(page, session)
+        page.close()
+        return session
+
+    return await desk.store.write(body, point="session")
+
+
+async def _change(
+    desk: Desk, caller: Principal, text: str, act: Callable[[Page, Session], dict[str, Any]]
+) -> dict[str, Any]:
+    """Change a session the caller sees, tell whoever watches, and show it as it is then."""
+
+    def body(conn: sa.Connection) -> Session:
+        page = Page(conn, to_ms(desk.clock.now()))
+        session = sessions.resolve(conn, text, seen_by=caller)
+        page.tell(NewsKind.SESSION_CHANGED, session=session.id, **act(page, session))
+        page.close()
+        return _there(conn, session.id)
+
+    return summary(desk, await desk.store.write(body, point="session"))
+
+
+def check_own(caller: Principal, session: Session, *, people_only: bool = False) -> None:
+    """Seeing is not owning: one whom a session is shared with may not do with it what cannot be undone."""
+    own = caller.sees_all or session.origin.belongs_to(str(caller.address))
+    if not people_only and caller.address.kind is AddressKind.AGENT:
+        own = own or session.agent == caller.address.name
+    if not own:
+        raise NotAllowed(
+            f"session {short(session.id)} is not yours",
+            because="you see it because it is shared with you"
+            if not people_only
+            else "only people share, and their own",
+            try_this="ask whose it is",
+            code="session.not-yours",
+        )
+
+
+def _there(conn: sa.Connection, id_: str) -> Session:
+    session = sessions.get(conn, id_)
+    assert session is not None  # just written, in the same commit
+    return session
+
+
+def _agent(conn: sa.Connection, name: str) -> Agent:
+    agent = agents.find(conn, name)
+    if agent is None:
+        raise NotFound(
+            f"there is no agent '{name[:64]}' in this house",
+            because="no agent of that name is registered",
+            try_this="look at `agent.list` for who is here",
+            code="agent.not-found",
+        )
+    return agent
+
+
+def _person(conn: sa.Connection, name: str) -> str:
+    person = people.find(conn, name)
+    if person is None:
+        raise NotFound(
+            f"there is no person '{name[:64]}' in this house",
+            because="nobody of that name was added",
+            try_this="invite them first",
+            code="person.not-found",
+        )
+    return person.name
+
+
+def _check_name_free(conn: sa.Connection, agent: str, name: str) -> None:
+    if sessions.by_name(conn, agent, name) is not None:
+        raise _name_taken(agent, name)
+
+
+def _name_taken(agent: str, name: str) -> Conflict:
+    return Conflict(
+        f"{agent} has a session called '{name}' already",
+        because="names are unique among an agent's sessions, and capitals do not tell them apart",
+        try_this="choose another name",
+        code="session.name-taken",
+    )
+
+
+def _bounded(attributes: dict[str, Any]) -> dict[str, Any]:
+    size = len(_encode(attributes))
+    if size > ATTRIBUTES_BYTES_MAX:
+        raise TooLarge(
+            "these attributes are too large",
+            because=f"they would take {size:,} bytes, and may take {ATTRIBUTES_BYTES_MAX:,}",
+            try_this="keep large things in files, and their paths here",
+            code="session.attributes-too-large",
+        )
+    return attributes
 
 
 OPERATIONS = (
     Operation(
         name="session.list",
-        summary="List recent sessions.",
-        parameters=Recent,
-        handler=recent,
+        summary="List sessions.",
+        parameters=Listing,
+        handler=listed,
         permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="session.history",
+        summary="Show the records of a session.",
+        parameters=History,
+        handler=history,
+        permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="session.create",
+        summary="Begin a session of your own.",
+        parameters=Create,
+        handler=create,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+    ),
+    Operation(
+        name="session.rename",
+        summary="Name a session.",
+        parameters=Rename,
+        handler=rename,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+    ),
+    Operation(
+        name="session.pin",
+        summary="Keep a session at the top.",
+        parameters=OfSession,
+        handler=pin,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+    ),
+    Operation(
+        name="session.unpin",
+        summary="Let a session go down the list.",
+        parameters=OfSession,
+        handler=unpin,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+    ),
+    Operation(
+        name="session.attributes",
+        summary="Patch what is noted about a session.",
+        parameters=Attributes,
+        handler=set_attributes,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+    ),
+    Operation(
+        name="session.clear",
+        summary="Begin afresh, with nothing of what was said.",
+        parameters=OfSession,
+        handler=clear,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+    ),
+    Operation(
+        name="session.delete",
+        summary="Delete a session.",
+        parameters=OfSession,
+        handler=delete,
+        permission=PermissionLevel.STANDARD,
+        effect=True,
+    ),
+    Operation(
+        name="session.share",
+        summary="Share a session with a person.",
+        parameters=Share,
+        handler=share,
+        permission=PermissionLevel.STANDARD,
+        effect=True,
+    ),
+    Operation(
+        name="session.unshare",
+        summary="Share a session no longer.",
+        parameters=Share,
+        handler=unshare,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
     ),
     Operation(
         name="session.state",

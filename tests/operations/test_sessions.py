@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desk.desk_house import DeskHouse, agent, desk_house, person
+
+from retinue.domain.envelope import Outcome
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
+from retinue.domain.event import News
+from retinue.domain.principal import Principal
+from retinue.store import news
+from retinue.testing.household import Household
+from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.scripted_model import calls, says
+
+OWNER, MARIA, NOOR, GUS = (person(name) for name in ("owner", "maria", "noor", "gus"))
+SUMMARY = {"sessionId", "agentId", "name", "pinnedAt", "createdAt", "updatedAt", "lastSnippet", "attributes"}
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[DeskHouse]:
+    async with desk_house(Household(tmp_path)) as made:
+        yield made
+
+
+async def create(house: DeskHouse, who: Principal = MARIA, **kw: Any) -> str:
+    return (await house.ask(who, "session.create", **({"agent": "ada"} | kw)))["sessionId"]
+
+
+async def listed(house: DeskHouse, who: Principal = MARIA, **kw: Any) -> list[dict[str, Any]]:
+    return (await house.ask(who, "session.list", **kw))["sessions"]
+
+
+async def ids(house: DeskHouse, who: Principal = MARIA, **kw: Any) -> list[str]:
+    return [session["sessionId"] for session in await listed(house, who, **kw)]
+
+
+async def told(house: DeskHouse, who: Principal, session: str) -> list[News]:
+    return await house.house.store.scan(lambda conn: news.after(conn, 0, limit=1_000, session=session, seen_by=who))
+
+
+async def wait(house: DeskHouse) -> None:
+    """A moment that the clock can tell from the one before."""
+    await house.house.household.clock.advance(1.0)
+
+
+# --- names ---
+
+
+@pytest.mark.spec("A6")
+async def test_names_are_unique_without_regard_to_case_and_null_clears_one(house: DeskHouse) -> None:
+    first, second = await create(house, name="Garden"), await create(house)
+
+    for taken in ("garden", " GARDEN "):
+        with pytest.raises(Conflict) as refused:
+            await house.ask(MARIA, "session.rename", session=second, name=taken)
+        assert refused.value.code == "session.name-taken"
+    assert (await house.ask(MARIA, "session.rename", session=first, name="GARDEN"))["name"] == "GARDEN"
+    assert (await house.ask(MARIA, "session.rename", session=first, name=None))["name"] is None
+    assert (await house.ask(MARIA, "session.rename", session=second, name="garden"))["name"] == "garden"
+    assert (await house.ask(MARIA, "session.create", agent="bo", name="Garden"))["name"] == "Garden"
+
+
+@pytest.mark.parametrize("name", ["", "  ", "two\nlines", "x" * 101, "\x1b[2J"])
+async def test_a_name_that_cannot_be_shown_is_refused(house: DeskHouse, name: str) -> None:
+    session = await create(house)
+    with pytest.raises(Invalid) as refused:
+        await house.ask(MARIA, "session.rename", session=session, name=name)
+    assert refused.value.code == "session.name-invalid"
+
+
+# --- routing ---
+
+
+@pytest.mark.spec("A7")
+async def test_mail_without_a_session_goes_to_the_most_recently_updated_or_begins_one(house: DeskHouse) -> None:
+    _, first = await house.converse(MARIA, "hello")
+    await wait(house)
+    _, work = await house.converse(MARIA, "hello", conversation="work")
+    await wait(house)
+
+    assert (await house.converse(MARIA, "again"))[1] == work
+    await wait(house)
+    await house.ask(MARIA, "session.rename", session=first, name="first")
+    assert (await house.converse(MARIA, "again"))[1] == first
+    await wait(house)
+    made = await create(house)
+    assert (await house.converse(MARIA, "again"))[1] == made
+    assert (await house.converse(MARIA, "again", conversation="work"))[1] == work
+    assert (await house.converse(MARIA, "another agent", to="agent:bo"))[1] not in (first, work, made)
+
+
+@pytest.mark.spec("A7")
+async def test_nobodys_mail_goes_to_what_is_anothers(house: DeskHouse) -> None:
+    hers = await create(house)
+    await house.ask(MARIA, "session.share", session=hers, person="noor")
+
+    for other in (OWNER, NOOR, GUS):
+        assert (await house.converse(other, "hello"))[1] != hers
+    # By its id, whom it is shared with may write there.
+    assert (await house.converse(NOOR, "hello", session=hers))[1] == hers
+
+
+@pytest.mark.spec("A8")
+async def test_latest_without_a_session_is_an_error_and_so_is_a_session_of_another_agent(house: DeskHouse) -> None:
+    with pytest.raises(NotFound) as none:
+        await house.ask(MARIA, "envelope.send", to="agent:ada", text="x", session="latest")
+    assert none.value.code == "session.none-yet"
+    assert await ids(house) == []
+
+    session = await create(house)
+    assert (await house.converse(MARIA, "hello", session="latest"))[1] == session
+    assert (await house.converse(MARIA, "hello", session=session[:8]))[1] == session
+    with pytest.raises(Invalid) as wrong:
+        await house.ask(MARIA, "envelope.send", to="agent:bo", text="x", session=session)
+    assert wrong.value.code == "session.of-another-agent"
+    with pytest.raises(Invalid) as twice:
+        await house.ask(MARIA, "envelope.send", to="agent:ada", text="x", session=session, conversation="work")
+    assert twice.value.code == "session.named-twice"
+
+
+async def test_nobody_writes_into_a_session_they_do_not_see(house: DeskHouse) -> None:
+    session = await create(house)
+    for way in ({"to": f"agent:ada/{session}"}, {"to": "agent:ada", "session": session}):
+        with pytest.raises(NotFound):
+            await house.ask(NOOR, "envelope.send", text="let me in", **way)
+
+
+async def test_an_agent_may_reply_to_a_session_that_wrote_to_it(house: DeskHouse) -> None:
+    session = await create(house)
+    first = await house.house.post("what do you think?", sender=f"agent:ada/{session}", recipient="agent:bo")
+    bo = agent("bo")
+
+    with pytest.raises(NotFound):
+        await house.ask(bo, "envelope.send", to=f"agent:ada/{session}", text="let me in")
+    sent = await house.ask(bo, "envelope.send", to=f"agent:ada/{session}", text="well", reply_to=first.envelope)
+    assert sent["session"] == session
+
+
+@pytest.mark.spec("D1")
+async def test_the_same_room_comes_back_to_the_same_session_also_after_a_restart(tmp_path: Path) -> None:
+    household = Household(tmp_path)
+    household.model.rule = lambda prompt: says("ok")
+    quiet = QuietConnector(household.clock)
+    household.connectors["quiet"] = quiet
+    found: list[str | None] = []
+    for _ in range(2):
+        async with household.open() as house:
+            for room in ("42", "43", "42"):
+                receipt = await quiet.say("hello", room=room)
+                assert receipt is not None
+                found.append(receipt.session)
+            await house.quiet()
+    assert found[0] == found[2] == found[3] == found[5]
+    assert found[1] == found[4] != found[0]
+
+
+# --- attributes ---
+
+
+@pytest.mark.spec("A9")
+async def test_a_patch_merges_deeply_and_null_deletes(house: DeskHouse) -> None:
+    session = await create(house, attributes={"core": {"workingDir": "/srv/a", "note": 1}, "kept": [1, 2]})
+
+    changed = await house.ask(
+        MARIA,
+        "session.attributes",
+        session=session,
+        patch={"core": {"note": None, "more": {"deep": True}}, "kept": [3]},
+    )
+    assert changed["attributes"] == {"core": {"workingDir": "/srv/a", "more": {"deep": True}}, "kept": [3]}
+    gone = await house.ask(MARIA, "session.attributes", session=session, patch={"core": None, "never": None})
+    assert gone["attributes"] == {"kept": [3]}
+    assert (await listed(house))[0]["attributes"] == {"kept": [3]}
+
+
+@pytest.mark.spec("A9")
+@pytest.mark.parametrize("folder", ["here", "./here", "../up", "", 7, {"a": 1}])
+async def test_a_working_folder_is_absolute(house: DeskHouse, folder: Any) -> None:
+    session = await create(house)
+    with pytest.raises(Invalid) as refused:
+        await house.ask(MARIA, "session.attributes", session=session, patch={"core": {"workingDir": folder}})
+    assert refused.value.code == "session.folder-not-absolute"
+    with pytest.raises(Invalid):
+        await create(house, attributes={"core": {"workingDir": folder}})
+    assert (await listed(house))[0]["attributes"] == {}
+
+
+async def test_attributes_have_a_bound(house: DeskHouse) -> None:
+    session = await create(house)
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"d": deep}
+    for patch in (deep, {"x": "y" * 70_000}):
+        with pytest.raises(TooLarge):
+            await house.ask(MARIA, "session.attributes", session=session, patch=patch)
+    for wrong in ([1], "x", 1):
+        with pytest.raises(Invalid):
+            await house.ask(MARIA, "session.attributes", session=session, patch=wrong)
+
+
+# --- lists ---
+
+
+@pytest.mark.spec("A89")
+async def test_a_summary_has_its_eight_fields_and_updated_at_advances(house: DeskHouse) -> None:
+    session = await create(house, name="garden")
+    [made] = await listed(house)
+    assert set(made) >= SUMMARY
+    assert (made["sessionId"], made["agentId"], made["name"], made["pinnedAt"]) == (session, "ada", "garden", None)
+
+    seen = [made["updatedAt"]]
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("session.rename", {"name": "orchard"}),
+        ("session.pin", {}),
+        ("session.unpin", {}),
+        ("session.attributes", {"patch": {"a": 1}}),
+    ]
+    for operation, parameters in changes:
+        await house.house.household.clock.advance(60.0)
+        seen.append((await house.ask(MARIA, operation, session=session, **parameters))["updatedAt"])
+    await house.house.household.clock.advance(60.0)
+    await house.converse(MARIA, "hello", session=session)
+    [last] = await listed(house)
+    seen.append(last["updatedAt"])
+    assert seen == sorted(set(seen))
+    assert last["lastSnippet"] == "ok"
+    assert last["createdAt"] == made["createdAt"]
+
+
+@pytest.mark.spec("A89")
+async def test_pinned_sessions_come_first_by_their_newest_pin_then_the_most_recently_updated(house: DeskHouse) -> None:
+    made: list[str] = []
+    for _ in range(5):
+        made.append(await create(house))
+        await wait(house)
+    for session in (made[3], made[1]):
+        await house.ask(MARIA, "session.pin", session=session)
+        await wait(house)
+    await house.converse(MARIA, "hello", session=made[0])
+
+    order = [made[1], made[3], made[0], made[4], made[2]]
+    assert await ids(house) == order
+    await wait(house)
+    await house.ask(MARIA, "session.pin", session=made[3])  # once more: the newest pin now
+    assert (await ids(house))[:2] == [made[3], made[1]]
+
+
+async def test_a_list_is_read_page_by_page_and_by_agent(house: DeskHouse) -> None:
+    made = {await create(house) for _ in range(5)}
+    bos = await create(house, agent="bo")
+    await house.ask(MARIA, "session.pin", session=next(iter(made)))
+
+    found: list[str] = []
+    cursor = ""
+    for _ in range(9):
+        page = await house.ask(MARIA, "session.list", limit=2, agent="ADA", cursor=cursor)
+        found += [session["sessionId"] for session in page["sessions"]]
+        cursor = page["next"] or ""
+        if not cursor:
+            break
+    assert len(found) == 5 and set(found) == made
+    assert await ids(house, agent="bo") == [bos]
+    assert await ids(house, NOOR) == []
+    for wrong in ("x", "1.2", "a.b.c"):
+        with pytest.raises(Invalid):
+            await house.ask(MARIA, "session.list", cursor=wrong)
+
+
+# --- history, clear, delete ---
+
+
+@pytest.mark.spec("D66")
+async def test_history_gives_the_records_and_reset_begins_a_fresh_context(house: DeskHouse) -> None:
+    household = house.house.household
+    household.model.rule = None
+    household.model.will_reply(calls("append_line", text="hello"), "done")
+    _, session = await house.converse(MARIA, "do it")
+    await house.ask(MARIA, "session.reset", session=session, message="afresh")
+
+    found = await house.ask(MARIA, "session.history", session=session)
+    kinds = [record["kind"] for record in found["records"]]
+    assert kinds == ["start", "user", "assistant", "tool", "assistant", "reset"]
+    assert found["records"][-1]["body"]["text"] == "afresh"
+    assert found["next"] is None
+
+    page = await house.ask(MARIA, "session.history", session=session, limit=4)
+    rest = await house.ask(MARIA, "session.history", session=session, limit=4, before=page["next"])
+    assert rest["records"] + page["records"] == found["records"]
+    state = await house.ask(MARIA, "session.state", session=session)
+    assert [record["kind"] for record in state["records"]] == ["reset"]
+
+
+@pytest.mark.spec("A10")
+async def test_clear_keeps_agent_name_and_attributes(house: DeskHouse) -> None:
+    session = await create(house, name="garden", attributes={"a": 1})
+    await house.converse(MARIA, "the secret is 7", session=session)
+
+    cleared = await house.ask(MARIA, "session.clear", session=session)
+
+    kept = {key: cleared[key] for key in ("sessionId", "agentId", "name", "attributes", "lastSnippet")}
+    assert kept == {"sessionId": session, "agentId": "ada", "name": "garden", "attributes": {"a": 1}, "lastSnippet": ""}
+    await house.converse(MARIA, "what is it?", session=session)
+    prompt = house.house.household.model.prompts[-1]
+    assert "the secret is 7" not in str(prompt)
+
+
+@pytest.mark.spec("A10")
+@pytest.mark.spec("A89")
+async def test_delete_stops_what_runs_tells_all_and_is_never_routed_to(house: DeskHouse) -> None:
+    model = house.house.household.model
+    _, session = await house.converse(MARIA, "hello")
+    await house.ask(MARIA, "session.rename", session=session, name="garden")
+    await house.ask(MARIA, "session.share", session=session, person="noor")
+    model.rule = lambda prompt: says("never", after_s=3600)
+    running = await house.ask(MARIA, "envelope.send", to="agent:ada", text="work")
+    while len(model.prompts) < 2:
+        await asyncio.sleep(0.005)
+    waiting = await house.ask(MARIA, "envelope.send", to="agent:ada", text="more")
+    later = await house.ask(MARIA, "envelope.send", to="agent:ada", text="later", deliver_at="+1h")
+
+    gone = await house.ask(MARIA, "session.delete", session=session)
+
+    assert len(gone["cancelled-runs"]) == 1
+    for sent in (running, waiting):
+        assert (await house.house.outcome(sent["envelope"])).outcome is Outcome.CANCELLED
+    for who in (MARIA, NOOR, OWNER):
+        assert "session.deleted" in [piece.kind for piece in await told(house, who, session)]
+        assert session not in await ids(house, who)
+    model.rule = lambda prompt: says("ok")
+    _, fresh = await house.converse(MARIA, "hello again")
+    assert fresh != session
+    assert (await house.ask(MARIA, "session.rename", session=fresh, name="Garden"))["name"] == "Garden"
+    await house.house.household.clock.advance(3700.0)
+    refused = await house.house.outcome(later["envelope"])
+    assert (refused.outcome, refused.because) == (Outcome.REFUSED, "session-deleted")
+    for operation in ("session.state", "session.pin", "session.delete", "session.history"):
+        with pytest.raises(NotFound):
+            await house.ask(MARIA, operation, session=session)
+    with pytest.raises(RetinueError):
+        await house.ask(MARIA, "envelope.send", to=f"agent:ada/{session}", text="x")
+
+
+async def test_a_deleted_session_is_closed_by_a_house_that_stopped_in_between(tmp_path: Path) -> None:
+    household = Household(tmp_path)
+    async with desk_house(household) as house:
+        household.model.rule = lambda prompt: says("never", after_s=3600)
+        sent = await house.ask(MARIA, "envelope.send", to="agent:ada", text="work")
+        await house.house.eventually(lambda conn: len(household.model.prompts) == 1, what="the model to be asked")
+        await house.house.sql("UPDATE sessions SET deleted_ms = 1")
+        house.house.crash()
+    async with desk_house(household) as house:
+        ended = await house.house.outcome(sent["envelope"])
+        assert (ended.outcome, ended.because) == (Outcome.REFUSED, "session-deleted")
+
+
+# --- sharing ---
+
+
+async def test_a_shared_session_is_seen_and_written_to_and_still_not_theirs(house: DeskHouse) -> None:
+    session = await create(house)
+    with pytest.raises(NotFound):
+        await house.ask(NOOR, "session.state", session=session)
+
+    shared = await house.ask(MARIA, "session.share", session=session, person="NOOR")
+    assert shared["shared-with"] == ["noor"]
+    assert await house.ask(MARIA, "session.share", session=session, person="noor") == shared
+    assert await ids(house, NOOR) == [session]
+    for operation, more in (("session.delete", {}), ("session.share", {"person": "gus"})):
+        with pytest.raises(NotAllowed) as refused:
+            await house.ask(NOOR, operation, session=session, **more)
+        assert refused.value.code == "session.not-yours"
+
+    await house.ask(NOOR, "session.unshare", session=session, person="noor")
+    assert await ids(house, NOOR) == []
+    with pytest.raises(NotFound) as none:
+        await house.ask(MARIA, "session.unshare", session=session, person="noor")
+    assert none.value.code == "session.not-shared"
+
+
+async def test_an_agent_shares_nothing_and_opens_no_session_of_another(house: DeskHouse) -> None:
+    session = await create(house)
+    with pytest.raises(NotAllowed):
+        await house.ask(agent("ada"), "session.share", session=session, person="noor")
+    with pytest.raises(NotAllowed):
+        await create(house, agent("ada"), agent="bo")
+    mine = await create(house, agent("ada"))
+    assert mine in await ids(house, agent("ada"))
+
+
+async def test_a_session_of_an_unknown_agent_is_not_created(house: DeskHouse) -> None:
+    with pytest.raises(NotFound) as refused:
+        await create(house, agent="zoe")
+    assert refused.value.code == "agent.not-found"
