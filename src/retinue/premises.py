@@ -123,7 +123,7 @@ def _bind(host: str, port: int) -> socket.socket:
         raise RetinueError(
             f"the house cannot listen on {host}, port {port}",
             because="another program has this port" if taken else str(error.strerror or error),
-            try_this="set another `port` under [listen] in retinue.toml, or `enabled = false` there to do without TCP",
+            try_this="set another `port` under [house.listen] in retinue.toml, or `enabled = false` there to do without TCP",
             code="listen.port-taken" if taken else "listen.refused",
         ) from error
 

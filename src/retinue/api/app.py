@@ -113,6 +113,7 @@ class App:
             ("GET", "/api/news"): self._news,
             ("POST", "/api/sign-in"): self._enter,
             ("POST", "/api/sign-out"): self._leave,
+            ("POST", "/api/join"): self._join,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -220,6 +221,10 @@ class App:
         caller = await self._caller(request.headers, request.visit, method="POST")
         cookie = await self._sign_in.sign_out(request.visit, caller)
         return Answer(200, _encode({"signed-out": caller.by_cookie}), [JSON, (b"set-cookie", cookie)])
+
+    async def _join(self, request: Request) -> Answer:
+        body = await self._body(request.headers, request.receive)
+        return Answer(200, _encode(await self._sign_in.join(request.visit, body)), [JSON])
 
     # --- the house about itself ---
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -17,12 +18,13 @@ import sqlalchemy as sa
 from retinue.api.answers import NotSignedIn
 from retinue.api.bounds import Lockout
 from retinue.api.door import Door, Visit
-from retinue.domain.errors import NotAllowed
+from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.ids import TokenId
 from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.operations.base import Desk, parse
+from retinue.operations.people import accept_invitation
 from retinue.store import principals, tokens
 
 COOKIE = "retinue"
@@ -35,6 +37,10 @@ Headers = Mapping[bytes, bytes]
 
 class Code(msgspec.Struct, forbid_unknown_fields=True):
     code: str
+
+
+class Joining(msgspec.Struct, forbid_unknown_fields=True):
+    invitation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,18 @@ class SignIn:
                 code="auth.code-refused",
             )
         return principal, self._set_cookie(visit, secret, WEB_EXPIRES_AFTER_S)
+
+    async def join(self, visit: Visit, body: bytes) -> dict[str, Any]:
+        """Whoever holds an invitation becomes the person it names. Guessing at one counts like guessing at a token."""
+        asked: Joining = parse(body, Joining)
+        secret = asked.invitation[: SECRET_LENGTH_MAX + 1].encode(errors="replace").decode()
+        if not visit.local:
+            self._lockout.check(visit.remote, hash_of(secret))
+        try:
+            return await accept_invitation(self._desk, secret)
+        except (NotAllowed, NotFound, NotSignedIn, Invalid):
+            self._failed(visit)
+            raise
 
     async def sign_out(self, visit: Visit, caller: Caller) -> bytes:
         """The cookie is worthless from here on, wherever a copy of it lies."""

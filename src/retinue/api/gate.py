@@ -232,7 +232,7 @@ def server_config(app: ASGIApp, gate: Gate) -> uvicorn.Config:
 def _no_room() -> RetinueError:
     return RetinueError(
         "the house has no room for another connection",
-        because="as many as `limits.connections_max` are open, and all of them are at work",
+        because="as many as `house.limits.connections_max` are open, and all of them are at work",
         try_this="try again in a moment",
         code="request.no-room",
     )
@@ -250,7 +250,7 @@ def _head_too_large() -> RetinueError:
 def _too_slow() -> RetinueError:
     return Invalid(
         "this request took too long to arrive",
-        because="a request must be here in full within `limits.request_wait_s`",
+        because="a request must be here in full within `house.limits.request_wait_s`",
         try_this="send it again, at once",
         code="request.too-slow",
     )
