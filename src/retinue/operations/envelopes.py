@@ -208,6 +208,7 @@ async def show_thread(desk: Desk, caller: Principal, asked: ById) -> dict[str, A
         "envelopes": [envelope_form(desk, envelope) for envelope in found.envelopes],
         "left-out": found.left_out,
         "total": found.total,
+        "purged": found.purged,
     }
 
 

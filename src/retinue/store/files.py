@@ -9,8 +9,11 @@ import itertools
 import os
 import re
 import stat
+import threading
+import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +23,8 @@ from retinue.domain.errors import Invalid, NotFound, StoreError, TooLarge
 ATTACHMENT_BYTES_MAX = 64 * 1024 * 1024
 MEDIA_TYPE_LENGTH_MAX = 127
 READ_CHUNK_BYTES = 1024 * 1024
+LATELY_S = 3600.0
+LATELY_MAX = 10_000
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"[0-9a-f]{2}")
@@ -47,6 +52,8 @@ class Files:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._numbers = itertools.count()
+        self._placing = threading.Lock()
+        self._lately: dict[str, float] = {}  # what was kept in the last hour, new here or not, and when
 
     def keep(self, chunks: Iterable[bytes], *, name: str, media_type: str) -> Attachment:
         """Keep these bytes. Once this returns they outlive us; if it raises, nothing half-written can be seen.
@@ -59,7 +66,9 @@ class Files:
             hash_, size_bytes = _fill(writing, chunks, name=shown)
             with _telling("keep an attachment"):
                 os.fsync(writing)
-                _place(root, temp, hash_)
+                with self._placing:
+                    _place(root, temp, hash_)
+                    self._remember(hash_)
         return Attachment(hash=hash_, name=shown, media_type=_safe_media_type(media_type), size_bytes=size_bytes)
 
     def path(self, hash: str) -> Path:
@@ -91,11 +100,21 @@ class Files:
         except OSError:
             return False
 
-    def sweep(self, *, keep: Callable[[str], bool]) -> int:
+    def unwanted(self, *, keep: Callable[[str], bool], before: datetime | None = None) -> list[str]:
+        """The hashes that `keep` does not want: what a sweep would remove."""
+        found: list[str] = []
+        with suppress(FileNotFoundError), _closing(os.open(self._root, _ROOT)) as root:
+            for name in filter(_SHARD.fullmatch, _names(root)):
+                with suppress(OSError), _closing(_open_shard(root, name)) as shard:
+                    found += [name + rest for rest in _unwanted(shard, name, keep, before)]
+        return found
+
+    def sweep(self, *, keep: Callable[[str], bool], before: datetime | None = None) -> int:
         """Remove the files whose hash `keep` does not want, and what a crash left half-written. Says how many.
 
         A file that is being written is left alone. One that was just kept and is not yet named by a commit looks like
-        any unwanted file: sweep while no door is open, or let `keep` know what is on its way.
+        any unwanted file: sweep while no door is open, or say `before`. Then what is not older than that stays, and
+        what we have kept in the last hour, also where it had been here for long.
         """
         removed = 0
         with _telling("sweep the attachments"):
@@ -108,8 +127,33 @@ class Files:
                 if name.startswith(_TEMP_PREFIX):
                     removed += _remove_leftover(root, name)
                 elif _SHARD.fullmatch(name):
-                    removed += _sweep_shard(root, name, keep)
+                    removed += self._sweep_shard(root, name, keep, before)
         return removed
+
+    def _sweep_shard(self, root: int, shard_name: str, keep: Callable[[str], bool], before: datetime | None) -> int:
+        removed = 0
+        try:
+            shard_fd = _open_shard(root, shard_name)
+        except OSError:  # A link or a plain file is none of our shards, and not ours to remove.
+            return removed
+        with _closing(shard_fd) as shard:
+            for rest in _unwanted(shard, shard_name, keep, before):
+                # Looked at once more behind the lock: it may have been kept again since.
+                with self._placing, suppress(OSError):  # What will not go now is swept next time.
+                    if not self._is_on_its_way(shard_name + rest) or before is None:
+                        os.unlink(rest, dir_fd=shard)
+                        removed += 1
+        return removed
+
+    def _remember(self, hash_: str) -> None:
+        now = time.monotonic()
+        self._lately[hash_] = now
+        if len(self._lately) > LATELY_MAX:
+            self._lately = {each: at for each, at in self._lately.items() if now - at < LATELY_S}
+
+    def _is_on_its_way(self, hash_: str) -> bool:
+        at = self._lately.get(hash_)
+        return at is not None and time.monotonic() - at < LATELY_S
 
     def _made_root(self) -> int:
         with _telling("keep an attachment"):
@@ -174,19 +218,19 @@ def _place(root: int, temp: str, hash_: str) -> None:
         os.fsync(root)
 
 
-def _sweep_shard(root: int, shard_name: str, keep: Callable[[str], bool]) -> int:
-    removed = 0
+def _unwanted(shard: int, shard_name: str, keep: Callable[[str], bool], before: datetime | None) -> Generator[str]:
+    for rest in _names(shard):
+        if _REST.fullmatch(rest) and not keep(shard_name + rest) and _was_kept_before(shard, rest, before):
+            yield rest
+
+
+def _was_kept_before(shard: int, rest: str, before: datetime | None) -> bool:
+    if before is None:
+        return True
     try:
-        shard_fd = _open_shard(root, shard_name)
-    except OSError:  # A link or a plain file is none of our shards, and not ours to remove.
-        return removed
-    with _closing(shard_fd) as shard:
-        for rest in _names(shard):
-            if _REST.fullmatch(rest) and not keep(shard_name + rest):
-                with suppress(OSError):  # What will not go now is swept next time.
-                    os.unlink(rest, dir_fd=shard)
-                    removed += 1
-    return removed
+        return os.stat(rest, dir_fd=shard, follow_symlinks=False).st_mtime < before.timestamp()
+    except OSError:
+        return False
 
 
 def _remove_leftover(root: int, name: str) -> int:

@@ -9,8 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from retinue.domain.errors import Ambiguous, NotFound
-from retinue.domain.ids import CANDIDATES_SHOWN_MAX, distinguish, prefix
+from retinue.domain.ids import CANDIDATES_SHOWN_MAX, distinguish, prefix, short
 from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.times import from_ms
 from retinue.store import sight
 from retinue.store import tables as t
 from retinue.store.sight import Scope, me, scope_of
@@ -70,6 +71,12 @@ _count = {
     for scope in Scope
 }
 
+_purged = (
+    sa.select(t.purged.c.envelope, t.purged.c.outcome, t.purged.c.purged_ms)
+    .where(t.purged.c.envelope >= _b("low"), t.purged.c.envelope < _b("high"))
+    .limit(1)
+)
+
 
 def find(
     conn: sa.Connection, text: str, nouns: Sequence[Noun] = tuple(Noun), *, seen_by: Principal = HOUSE
@@ -83,7 +90,8 @@ def find(
         [(id_, noun)] = found
         return noun, id_
     if not found:
-        raise _not_found(digits, nouns)
+        gone = conn.execute(_purged, bounds).first() if scope is Scope.ALL and Noun.ENVELOPE in nouns else None
+        raise _gone(gone) if gone is not None else _not_found(digits, nouns)
     matches = sum(conn.execute(_count[noun, scope], bounds).scalar_one() for noun in nouns)
     found.sort()
     shown = dict(zip(sorted({id_ for id_, _ in found}), distinguish([id_ for id_, _ in found]), strict=True))
@@ -91,6 +99,15 @@ def find(
         shown[id_] if len(nouns) == 1 else f"{noun} {shown[id_]}" for id_, noun in found[:CANDIDATES_SHOWN_MAX]
     )
     raise Ambiguous(digits, candidates, matches=matches)
+
+
+def _gone(row: Any) -> NotFound:
+    return NotFound(
+        f"envelope {short(row.envelope)} is no longer here",
+        because=f"it ended {row.outcome}, and was purged on {from_ms(row.purged_ms).date()}",
+        try_this="look into a backup from before that day",
+        code="envelope.purged",
+    )
 
 
 def _not_found(digits: str, nouns: Sequence[Noun]) -> NotFound:

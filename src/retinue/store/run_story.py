@@ -110,6 +110,10 @@ def _turns(conn: sa.Connection, run: Run, own: list[Record]) -> list[Fact]:
     """The records in their order, each with the step that left it; then whatever left no record that can be read."""
     steps = {(step.turn, step.idx, step.hash): step for step in conn.execute(_steps, {"run": run.id})}
     asked = {row.id: row for row in conn.execute(_asked, {"run": run.id})}
+    if not steps and run.ended_at is not None and any(isinstance(record.body, Reply) for record in own):
+        # Every reply had a step. Without them nothing can be said about when, or about what was not made.
+        facts = [fact(to_ms(run.ended_at), "Its steps were purged since; what was said is in its session's history.")]
+        return [*facts, *(each for row in asked.values() for each in approval_facts(conn, row))]
     by_seq = {step.record_seq: key for key, step in steps.items() if step.record_seq is not None}
     facts: list[Fact] = []
     for record in own:

@@ -11,6 +11,7 @@ from retinue.domain.ids import EnvelopeId
 from retinue.domain.principal import HOUSE, Principal
 from retinue.store import tables as t
 from retinue.store.envelopes import get, resolve
+from retinue.store.purge import was_purged
 from retinue.store.sight import sees_envelope
 
 SHOWN_MAX = 20
@@ -40,6 +41,7 @@ class Thread:
     envelopes: tuple[Envelope, ...]
     total: int
     whole: bool  # whether the last one is where it began: false in a circle, behind a gap, or beyond the bound
+    purged: bool = False  # whether what stood before the last one was purged, as far as is still known
 
     @property
     def left_out(self) -> int:
@@ -58,4 +60,6 @@ def thread(conn: sa.Connection, id_text: str, *, seen_by: Principal = HOUSE) -> 
     met = list(ids)
     shown = met if len(met) <= SHOWN_MAX else [*met[: SHOWN_MAX - 1], met[-1]]
     found = tuple(envelope for id_ in shown if (envelope := get(conn, id_)) is not None)
-    return Thread(envelopes=found, total=len(met), whole=earlier is None)
+    # Only where the chain ends in a gap, and not at a door that the asker does not see through.
+    gone = earlier is not None and get(conn, earlier) is None and was_purged(conn, earlier)
+    return Thread(envelopes=found, total=len(met), whole=earlier is None, purged=gone)

@@ -24,6 +24,7 @@ from retinue.store.dead import retries
 from retinue.store.facts import FACTS_MAX, Fact, Said, addressed, fact, in_order, listed, quoted, read, span
 from retinue.store.house import latest_ms
 from retinue.store.lookup import find
+from retinue.store.purge import was_purged
 from retinue.store.run_story import approval_facts, head, story
 from retinue.store.sight import sees_session
 
@@ -184,6 +185,8 @@ def _came_of(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
             "answers" if envelope.kind is Kind.ANSWER else "is about" if envelope.kind is Kind.NOTICE else "replies to"
         )
         facts.append(fact(at_ms, f"It {verb} {_named(subject)}, {_ended(conn, subject)}."))
+    elif envelope.reply_to and was_purged(conn, envelope.reply_to):
+        facts.append(fact(at_ms, f"It replies to {short(envelope.reply_to)}, which was purged since."))
     retried = envelopes.get(conn, envelope.retry_of) if envelope.retry_of else None
     if retried is not None:
         facts.append(fact(at_ms, f"It retries {_named(retried)}, {_ended(conn, retried)}."))
@@ -255,6 +258,8 @@ def _of_run(conn: sa.Connection, run: Run) -> list[Fact]:
         if envelope.claimed_at is not None:
             facts.append(_claimed(envelope, run, name=short(envelope.id)))
     facts += story(conn, run)
+    if gone := [short(id_) for id_ in run.envelopes if was_purged(conn, id_)]:
+        facts.append(fact(to_ms(run.started_at), f"What it was given was purged since: {listed(gone)}."))
     for envelope in held:
         facts += _settled(conn, envelope, name=short(envelope.id))
     return [*facts, *_letters_about(conn, run.envelopes)]
