@@ -109,6 +109,7 @@ class Http(HttpToolsProtocol):
 
     gate: ClassVar[Gate]
     _within = False  # a request
+    _upgraded = False
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -131,6 +132,8 @@ class Http(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         super().data_received(data)
+        if self._upgraded:
+            return  # the connection is a WebSocket's now, and none of ours
         if self._within or self.is_idle:
             self.gate.waits(self)  # in the middle of a request, or bytes that begin none
         elif self in self.gate.waiting:
@@ -154,7 +157,7 @@ class Http(HttpToolsProtocol):
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        self._within = False
+        self._upgraded = True
         self.gate.waiting.pop(self, None)
         super().handle_websocket_upgrade()
 
