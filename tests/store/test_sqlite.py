@@ -512,6 +512,7 @@ MODULES = (
 # These read whole tables on purpose, beside the loop or over a handful of rows.
 WHOLE = {
     "agents._all",  # the staff
+    "agents._sources",
     "people._all",  # and whom it works for
     "records._all",  # every record is looked at for damage
     "house._open",  # one row

@@ -14,13 +14,14 @@ import msgspec
 
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.envelope import KEY_LENGTH_MAX
-from retinue.domain.errors import Conflict, Invalid, NotAllowed
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.principal import Principal
 from retinue.domain.text import is_storable
 from retinue.domain.times import to_ms
 from retinue.engine.engine import Engine
 from retinue.engine.live import Live
+from retinue.operations.keeper import Keeper
 from retinue.policy import permissions
 from retinue.store import answers
 from retinue.store.connection import Store
@@ -45,7 +46,18 @@ class Desk:
     zone: ZoneInfo
     version: str
     policy: Mapping[str, PermissionLevel]
+    config: Keeper | None = None  # None in a house that was furnished by hand
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
+
+    def keeper(self) -> Keeper:
+        if self.config is None:
+            raise NotFound(
+                "this house has no settings file",
+                because="it was opened with settings of its own",
+                try_this="open it with `retinue run`",
+                code="config.not-kept",
+            )
+        return self.config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

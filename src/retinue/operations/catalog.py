@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from retinue.domain.agent import PermissionLevel
-from retinue.operations import agents, envelopes, house, mail, people, sessions, tokens
+from retinue.operations import agents, configuration, envelopes, exports, house, keeping, mail, people, sessions, tokens
 from retinue.operations.base import Operation
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
-    for module in (envelopes, mail, sessions, agents, people, tokens, house)
+    for module in (envelopes, mail, sessions, exports, agents, people, tokens, configuration, house, keeping)
     for operation in module.OPERATIONS
 }
 

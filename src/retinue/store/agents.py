@@ -31,6 +31,7 @@ _change = (
 )
 _remove = t.agents.update().where(t.agents.c.folded == _b("the_name")).values(removed_ms=_b("now"))
 _all = sa.select(t.agents.c.body).where(t.agents.c.removed_ms.is_(None)).order_by(t.agents.c.name)
+_sources = sa.select(t.agents.c.name, t.agents.c.source).where(t.agents.c.removed_ms.is_(None))
 _add_version = t.agent_versions.insert()
 _versions = (
     sa.select(t.agent_versions)
@@ -125,6 +126,11 @@ def at_work(conn: sa.Connection, name: str) -> list[SessionId]:
 def remove(conn: sa.Connection, name: str, *, at_ms: int) -> None:
     """Let an agent go. Its sessions and runs stay readable."""
     conn.execute(_remove, {"the_name": name.casefold(), "now": at_ms})
+
+
+def sources(conn: sa.Connection) -> dict[str, str]:
+    """By which road each agent became what it is."""
+    return {row.name: row.source for row in conn.execute(_sources)}
 
 
 def everyone(conn: sa.Connection) -> list[Agent]:

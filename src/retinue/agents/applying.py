@@ -1,0 +1,83 @@
+"""What `apply` would do: declared staff against the staff in the store. Pure: facts in, a plan with becauses out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from retinue.agents.changes import differences
+from retinue.domain.agent import Agent
+from retinue.domain.person import Person, Role
+
+FILE = "file"  # the source of what `apply` writes
+NOBODYS = frozenset({FILE, "setup"})  # what these wrote, the file may change: nobody has decided otherwise since
+
+
+class Step(StrEnum):
+    ADD = "add"
+    CHANGE = "change"
+    KEEP = "keep"  # as declared already
+    DRIFT = "drift"  # changed elsewhere since: not overwritten unless told to
+    UNDECLARED = "undeclared"  # here, and not in the file: left alone
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An agent in the store, and by which road it became what it is."""
+
+    agent: Agent
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    step: Step
+    name: str
+    because: str
+    agent: Agent | None = None
+    person: Person | None = None
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])  # from what to what
+
+
+def plan_agents(declared: Sequence[Agent], known: Sequence[Known], *, take_file: bool = False) -> list[Planned]:
+    """In the order of the file, then what the file does not speak of."""
+    here = {each.agent.name.casefold(): each for each in known}
+    plan = [_plan_agent(agent, here.pop(agent.name.casefold(), None), take_file=take_file) for agent in declared]
+    return [*plan, *(_undeclared(each.agent.name) for each in here.values())]
+
+
+def _plan_agent(declared: Agent, known: Known | None, *, take_file: bool) -> Planned:
+    if known is None:
+        return Planned(Step.ADD, declared.name, "nobody of this name is here", agent=declared)
+    wanted = replace(declared, name=known.agent.name, version=known.agent.version)
+    changed = differences(known.agent, wanted)
+    if not changed:
+        return Planned(Step.KEEP, wanted.name, "it is as declared")
+    if known.source not in NOBODYS and not take_file:
+        because = f"it was changed over the {known.source} since; take the file to overwrite that"
+        return Planned(Step.DRIFT, wanted.name, because, agent=wanted, changed=changed)
+    return Planned(Step.CHANGE, wanted.name, "it is declared otherwise", agent=wanted, changed=changed)
+
+
+def plan_people(declared: Mapping[str, Role], known: Sequence[Person], *, take_file: bool = False) -> list[Planned]:
+    """People are added with the role the file gives them. A role that someone was given here is not taken back."""
+    here = {person.name.casefold(): person for person in known}
+    plan: list[Planned] = []
+    for name, role in declared.items():
+        person = here.pop(name.casefold(), None)
+        if person is None:
+            plan.append(Planned(Step.ADD, name, "nobody of this name is here", person=Person(name=name, role=role)))
+        elif person.role is role:
+            plan.append(Planned(Step.KEEP, person.name, "they are as declared"))
+        else:
+            step = Step.CHANGE if take_file and Role.OWNER not in (role, person.role) else Step.DRIFT
+            because = "they are declared otherwise" if step is Step.CHANGE else f"here they are {person.role}"
+            wanted = Person(name=person.name, role=role)
+            plan.append(Planned(step, person.name, because, person=wanted, changed={"role": (person.role, role)}))
+    return [*plan, *(_undeclared(person.name) for person in here.values() if person.role is not Role.OWNER)]
+
+
+def _undeclared(name: str) -> Planned:
+    return Planned(Step.UNDECLARED, name, "it is not in the file, so it is left as it is")

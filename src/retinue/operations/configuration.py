@@ -1,0 +1,259 @@
+"""What one can ask about the house's settings, and about the staff that its file declares."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+from zoneinfo import ZoneInfo
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.agents.applying import FILE, Known, Planned, Step, plan_agents, plan_people
+from retinue.agents.home import ensure_home
+from retinue.config import Change, Secret, examine, load
+from retinue.config.export import export
+from retinue.config.writing import change_file
+from retinue.domain import address
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.errors import Invalid
+from retinue.domain.event import NewsKind
+from retinue.domain.person import Role
+from retinue.domain.principal import Principal
+from retinue.domain.times import to_ms
+from retinue.domain.token import Token, TokenKind
+from retinue.operations.base import Desk, Nothing, Operation
+from retinue.operations.keeper import Keeper
+from retinue.operations.tokens import new_token
+from retinue.store import agents, people, tokens
+from retinue.store.house import Page
+
+FILE_BYTES_MAX = 1_000_000
+
+
+class Check(msgspec.Struct, forbid_unknown_fields=True):
+    """Without a text, the file that is there is checked."""
+
+    text: str | None = None
+
+
+class Patch(msgspec.Struct, forbid_unknown_fields=True):
+    """`changes` is merged into the file: tables deeply, lists of tables by id or name, null takes a key out."""
+
+    changes: dict[str, Any]
+    expected_hash: str
+
+
+class Apply(msgspec.Struct, forbid_unknown_fields=True):
+    """`take` = "file" overwrites what was changed elsewhere since. `dry_run` shows and stores nothing."""
+
+    dry_run: bool = False
+    take: str = ""
+
+
+async def show_config(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
+    keeper = desk.keeper()
+    current = keeper.current
+    return {
+        "file": str(current.file),
+        "hash": current.hash,
+        "files": [str(file) for file in current.files],
+        "settings": _plain(asdict(current.settings) | {"store": "(not shown)"}),
+        "default-agent": current.default_agent,
+        "waiting-for-a-restart": [change.path for change in keeper.waiting],
+    }
+
+
+async def check(desk: Desk, caller: Principal, asked: Check) -> dict[str, Any]:
+    keeper = desk.keeper()
+    if asked.text is not None and len(asked.text.encode()) > FILE_BYTES_MAX:
+        raise Invalid(
+            "this is too long for a settings file",
+            because=f"one has at most {FILE_BYTES_MAX:,} bytes",
+            code="config.too-large",
+        )
+    examined = await asyncio.to_thread(examine, keeper.environment, text=asked.text)
+    return {
+        "ok": not examined.faults,
+        "faults": [str(fault) for fault in examined.faults],
+        "hash": examined.configuration.hash,
+    }
+
+
+async def patch(desk: Desk, caller: Principal, asked: Patch) -> dict[str, Any]:
+    """Change the file, comments and all kept, and take up what takes effect at once."""
+    keeper = desk.keeper()
+    await asyncio.to_thread(change_file, keeper.environment, asked.changes, expected_hash=asked.expected_hash)
+    return _changes(keeper, keeper.reload())
+
+
+async def read_again(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
+    keeper = desk.keeper()
+    return _changes(keeper, keeper.reload())
+
+
+async def apply(desk: Desk, caller: Principal, asked: Apply) -> dict[str, Any]:
+    """Make the staff what the file says: all of it in one commit, or nothing."""
+    if asked.take not in ("", FILE):
+        raise Invalid(
+            f"'{asked.take[:40]}' cannot be taken",
+            because='`take` is "file", or left out',
+            code="config.take-invalid",
+        )
+    keeper = desk.keeper()
+    declared = (await asyncio.to_thread(load, keeper.environment)).staff
+    roles = {name: Role(table["role"]) for name, table in declared.people.items()}
+    now = desk.clock.now()
+    made = {name: _first_token(desk, name) for name in roles}
+
+    def plan(conn: sa.Connection) -> tuple[list[Planned], list[Planned]]:
+        sources = agents.sources(conn)
+        known = [Known(agent, sources[agent.name]) for agent in agents.everyone(conn)]
+        take = asked.take == FILE
+        return (
+            plan_agents([each.agent for each in declared.agents], known, take_file=take),
+            plan_people(roles, people.everyone(conn), take_file=take),
+        )
+
+    def body(conn: sa.Connection) -> tuple[list[Planned], list[Planned]]:
+        page = Page(conn, to_ms(now))
+        for_agents, for_people = plan(conn)
+        for planned in for_agents:
+            if planned.agent is not None and planned.step in (Step.ADD, Step.CHANGE):
+                kept = agents.put(conn, planned.agent, source=FILE, at_ms=page.at_ms, changed_by=str(caller.address))
+                page.tell(NewsKind.AGENT_CHANGED, agent=kept.name, version=kept.version, by=str(caller.address))
+        for planned in for_people:
+            if planned.person is None:
+                continue
+            if planned.step is Step.ADD:
+                people.add(conn, planned.person, at_ms=page.at_ms)
+                token, _, token_hash = made[planned.name]
+                tokens.add(conn, token, token_hash)
+            elif planned.step is Step.CHANGE:
+                people.set_role(conn, planned.person.name, planned.person.role)
+        page.close()
+        return for_agents, for_people
+
+    if asked.dry_run:
+        for_agents, for_people = await desk.store.scan(plan)
+    else:
+        for_agents, for_people = await desk.store.write(body, point="apply", then=partial(_tell_engine, desk))
+        for planned in for_agents:
+            if planned.step is Step.ADD:
+                await asyncio.to_thread(ensure_home, desk.home, planned.name)
+    answer: dict[str, Any] = {
+        "dry-run": asked.dry_run,
+        "agents": [_planned_form(planned) for planned in for_agents],
+        "people": [_planned_form(planned) for planned in for_people],
+        "not-yet": [
+            *(f"bindings.{name}" for name in declared.bindings),
+            *(f"schedules.{name}" for name in declared.schedules),
+        ],
+    }
+    if not asked.dry_run:
+        added = [planned.name for planned in for_people if planned.step is Step.ADD]
+        answer["tokens"] = {name: made[name][1] for name in added}
+    return answer
+
+
+async def show_export(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
+    """The staff as a settings file, to be kept or applied elsewhere. No token is in it."""
+    found = await desk.store.scan(lambda conn: (agents.everyone(conn), people.everyone(conn)))
+    return {"text": export(*found)}
+
+
+def _first_token(desk: Desk, name: str) -> tuple[Token, str, str]:
+    return new_token(desk, address.person(name), TokenKind.TOKEN, label="first", now=desk.clock.now())
+
+
+def _tell_engine(desk: Desk, done: tuple[list[Planned], list[Planned]] | None) -> None:
+    for planned in done[0] if done else ():
+        if planned.agent is not None and planned.step in (Step.ADD, Step.CHANGE):
+            desk.engine.agent_changed(planned.agent.name, planned.agent.concurrency)
+
+
+def _planned_form(planned: Planned) -> dict[str, Any]:
+    return {
+        "name": planned.name,
+        "step": planned.step,
+        "because": planned.because,
+        "changed": {name: {"from": _plain(was), "to": _plain(is_)} for name, (was, is_) in planned.changed.items()},
+    }
+
+
+def _changes(keeper: Keeper, changes: tuple[Change, ...]) -> dict[str, Any]:
+    return {
+        "changes": [{"path": change.path, "effect": change.effect} for change in changes],
+        "waiting-for-a-restart": [change.path for change in keeper.waiting],
+        "hash": keeper.current.hash,
+    }
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Secret():
+            return "(secret)"
+        case dict():
+            return {str(key): _plain(part) for key, part in cast("dict[Any, Any]", value).items()}
+        case list() | tuple():
+            return [_plain(part) for part in cast("Sequence[Any]", value)]
+        case Path() | ZoneInfo():
+            return str(value)
+        case Enum():
+            return value.value
+        case _:
+            return value
+
+
+OPERATIONS = (
+    Operation(
+        name="config.show",
+        summary="Show the settings as they are in use.",
+        parameters=Nothing,
+        handler=show_config,
+        permission=PermissionLevel.PRIVILEGED,
+    ),
+    Operation(
+        name="config.check",
+        summary="Say what is wrong with a settings file.",
+        parameters=Check,
+        handler=check,
+        permission=PermissionLevel.PRIVILEGED,
+    ),
+    Operation(
+        name="config.patch",
+        summary="Change the settings file, its comments kept.",
+        parameters=Patch,
+        handler=patch,
+        permission=PermissionLevel.BOSS,
+        effect=True,
+    ),
+    Operation(
+        name="config.reload",
+        summary="Read the settings file again.",
+        parameters=Nothing,
+        handler=read_again,
+        permission=PermissionLevel.BOSS,
+        effect=True,
+    ),
+    Operation(
+        name="config.apply",
+        summary="Make the staff what the settings file declares.",
+        parameters=Apply,
+        handler=apply,
+        permission=PermissionLevel.BOSS,
+        effect=True,
+    ),
+    Operation(
+        name="config.export",
+        summary="Write the staff down as a settings file, without secrets.",
+        parameters=Nothing,
+        handler=show_export,
+        permission=PermissionLevel.PRIVILEGED,
+    ),
+)
