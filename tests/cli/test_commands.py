@@ -225,9 +225,9 @@ def test_a_session_has_queue_rules_of_its_own_until_they_are_taken_back(house: H
 def test_recent_sessions_are_listed(house: HouseProcess) -> None:
     session = house.json("send", "agent:guide", "hello", "--conversation", "listed")["session"]
 
-    assert (
-        f"id: {session[:8]}\nagent: guide\norigin: terminal:person:owner/listed\n" in house.retinue("sessions").stdout
-    )
+    shown = house.retinue("sessions").stdout
+    assert f"session-id: {session[:8]}\nagent-id: guide\n" in shown
+    assert "\norigin: terminal:person:owner/listed\n" in shown
     assert len(house.json("sessions", "--limit", "1")["sessions"]) == 1
 
 
@@ -237,12 +237,12 @@ def test_recent_sessions_are_listed(house: HouseProcess) -> None:
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (["show", "00000000"], "thing.not-found"),
+        (["show", "00000000"], "envelope.not-found"),
         (["show", "xyz"], "id.invalid"),
-        (["thread", "00000000"], "thing.not-found"),
-        (["retry", "00000000"], "thing.not-found"),
+        (["thread", "00000000"], "envelope.not-found"),
+        (["retry", "00000000"], "envelope.not-found"),
         (["why", "not-an-id"], "id.invalid"),
-        (["allow", "00000000"], "thing.not-found"),
+        (["allow", "00000000"], "approval.not-found"),
         (["stop", "00000000"], "session.not-found"),
         (["reset", "00000000"], "session.not-found"),
         (["queue", "00000000"], "session.not-found"),
@@ -252,7 +252,7 @@ def test_recent_sessions_are_listed(house: HouseProcess) -> None:
         (["send", "house", "hello"], "address.no-reader"),
         (["send", "agent:guide", "hello", "--deliver-at", "soon"], "time.invalid"),
         (["send", "agent:guide", "hello", "--expires-at", "2020-01-01T00:00"], "time.past"),
-        (["send", "agent:guide", "hello", "--reply-to", "00000000"], "thing.not-found"),
+        (["send", "agent:guide", "hello", "--reply-to", "00000000"], "envelope.not-found"),
         (["send", "agent:guide", "hello", "--attach", "/nowhere/at/all"], "attachment.unreadable"),
         (["chat", "--agent", "giude", "--once", "hello"], "agent.not-found"),
     ],
@@ -271,7 +271,7 @@ def test_a_refusal_is_given_to_programs_as_the_api_says_it(house: HouseProcess) 
     told = house.retinue("show", "00000000", "--json")
 
     assert told.returncode == 1
-    assert json.loads(told.stdout)["error"]["code"] == "thing.not-found"
+    assert json.loads(told.stdout)["error"]["code"] == "envelope.not-found"
     assert told.stderr.startswith("error: ")
 
 
@@ -283,7 +283,7 @@ def test_with_no_house_open_it_says_how_to_open_one(tmp_path: Path, words: list[
     assert told.stderr.splitlines() == [
         "error: no house is open here [house.closed]",
         f"because: no house was ever opened in {tmp_path / 'nothing'}",
-        "try: retinue run",
+        "try: retinue up",
     ]
     assert json.loads(told.stdout)["error"]["code"] == "house.closed"
 

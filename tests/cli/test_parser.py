@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from retinue import __version__
+from retinue.cli.commands import OPERATIONS
 from retinue.cli.errors import UsageError
+from retinue.cli.help import EXITS, of_noun, overview
 from retinue.cli.main import main
-from retinue.cli.parser import COMMANDS, EXITS, build, overview, parse
+from retinue.cli.parser import NULL, build, build_operation, dest, find, nouns, parse, verbs_of
+from retinue.cli.shorts import NOUNS, SHORTS
 
 
 def test_the_overview_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,7 +18,7 @@ def test_the_overview_names_every_command_and_exit_code(capsys: pytest.CaptureFi
 
     shown = capsys.readouterr().out
     assert shown == overview()
-    assert all(f"\n  {name} " in shown for name in COMMANDS)
+    assert all(f"\n  {name} " in shown for name in [*SHORTS, *nouns()])
     assert EXITS in shown
 
 
@@ -30,25 +33,26 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"retinue {__version__}\n"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", SHORTS)
 def test_every_command_has_help_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main([command, "--help"])
 
     shown = capsys.readouterr().out
-    summary, examples = COMMANDS[command]
+    _, summary, examples, *_ = SHORTS[command]
     assert left.value.code == 0
     assert summary in shown
     assert all(line in shown for line in examples.split("\n"))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", SHORTS)
 def test_every_example_can_be_parsed(command: str) -> None:
     import shlex
 
-    _, examples = COMMANDS[command]
+    _, _, examples, *_ = SHORTS[command]
     for line in examples.split("\n"):
-        typed = line.partition(" < ")[0].rpartition(" | ")[2]
+        typed = line.partition(" < ")[0].partition(" > ")[0].rpartition(" | ")[2]
+        typed = typed.removeprefix('eval "$(').removesuffix(')"')
         words = [word for word in shlex.split(typed) if not word.startswith("RETINUE_HOME=")]
         assert words[0] == "retinue"
         assert parse(words[1:]).command == command
@@ -60,17 +64,49 @@ def test_every_example_can_be_parsed(command: str) -> None:
         (
             ["sned", "agent:guide", "hello"],
             [
-                "error: there is no command 'sned' [usage.unknown-command]",
-                f"because: the commands are {', '.join(COMMANDS)}",
+                "error: there is no command 'sned': did you mean 'send'? [usage.unknown-command]",
+                "because: no short name and no noun is called so",
                 "try: retinue send",
+            ],
+        ),
+        (
+            ["tokn", "list"],
+            [
+                "error: there is no command 'tokn': did you mean 'token'? [usage.unknown-command]",
+                "because: no short name and no noun is called so",
+                "try: retinue token",
+            ],
+        ),
+        (
+            ["forgett", "maria"],
+            [
+                "error: there is no command 'forgett': did you mean 'person forget'? [usage.unknown-command]",
+                "because: no short name and no noun is called so",
+                "try: retinue person forget",
+            ],
+        ),
+        (
+            ["token", "crate"],
+            [
+                "error: there is no 'token crate': did you mean 'token create'? [usage.unknown-command]",
+                f"because: what can be done with it is {', '.join(verbs_of('token'))}",
+                "try: retinue token create",
             ],
         ),
         (
             ["zzz"],
             [
                 "error: there is no command 'zzz' [usage.unknown-command]",
-                f"because: the commands are {', '.join(COMMANDS)}",
+                "because: no short name and no noun is called so",
                 "try: retinue --help",
+            ],
+        ),
+        (
+            ["completion", "bsh"],
+            [
+                "error: SHELL cannot be 'bsh' [usage.invalid]",
+                "because: it is one of bash, zsh, fish",
+                "try: retinue completion bash",
             ],
         ),
         (
@@ -120,3 +156,76 @@ def test_what_cannot_be_understood_is_said_with_what_was_probably_meant(
 def test_options_cannot_be_shortened_so_that_new_ones_break_no_script() -> None:
     with pytest.raises(UsageError):
         build("send").parse_args(["agent:guide", "hello", "--deliver", "+1h"])
+
+
+# What comes from the declarations
+
+
+@pytest.mark.parametrize("noun", nouns())
+def test_a_noun_alone_lists_its_verbs(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = of_noun(noun)
+
+    assert all(f"\n  {verb}" in shown for verb in verbs_of(noun))
+    assert noun in NOUNS, "say in shorts.NOUNS what it is"
+    if noun not in SHORTS:
+        assert main([noun]) == 0
+        assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize("words", [["help", "envelope", "list"], ["envelope", "list", "-h"]])
+def test_every_operation_has_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+
+    assert left.value.code == 0
+    assert "usage: retinue envelope list [-h]" in capsys.readouterr().out
+
+
+def test_no_short_name_hides_a_noun_with_verbs_of_its_own() -> None:
+    for noun, verb, *_ in OPERATIONS:
+        assert parse([noun, verb, *_needed(noun, verb)]).operation == f"{noun}.{verb}"
+
+
+def _needed(noun: str, verb: str) -> list[str]:
+    words: list[str] = []
+    for _, option, kind, marks, _, choices, _ in find(f"{noun}.{verb}")[5]:
+        if "required" in marks and "nullable" not in marks:
+            value = choices[0] if choices else "1"
+            words += [value] if "place" in marks else [option] if kind == "flag" else [option, value]
+    return words
+
+
+def test_what_was_not_typed_is_not_asked_for() -> None:
+    options = parse(["session", "queue", "5e6f7a8b"])
+
+    assert vars(options)[dest("session")] == "5e6f7a8b"
+    assert vars(options)[dest("mode")] is None
+
+
+def test_a_yes_or_no_can_be_said_either_way() -> None:
+    assert vars(parse(["session", "stop", "5e6f7a8b", "--no-clear"]))[dest("clear")] is False
+    assert vars(parse(["session", "stop", "5e6f7a8b", "--clear"]))[dest("clear")] is True
+    with pytest.raises(UsageError, match="one of the arguments --allow --no-allow is required"):
+        parse(["approval", "answer", "9c8d7e6f"])
+
+
+def test_parameters_of_every_kind_are_taken_and_null_is_something_else_than_nothing() -> None:
+    parameters = (
+        ("name", "--name", "text", "required nullable", None, (), "its name"),
+        ("tags", "--tags", "text", "repeated", None, (), "words"),
+        ("attributes", "--attributes", "json", "", None, (), "values"),
+        ("cost", "--cost", "decimal", "", 1.5, (), "100% of it"),
+    )
+    parser = build_operation(("thing", "make", "Make a thing.", True, "boss", parameters))
+
+    taken = vars(
+        parser.parse_args(["--no-name", "--tags", "a", "--tags", "b", "--attributes", '{"a": 1}', "--cost", "2"])
+    )
+    assert taken[dest("name")] is NULL
+    assert taken[dest("tags")] == ["a", "b"]
+    assert taken[dest("attributes")] == {"a": 1}
+    assert taken[dest("cost")] == 2.0
+    assert vars(parser.parse_args([]))[dest("name")] is None
+    assert "100% of it (1.5)" in parser.format_help()
+    with pytest.raises(UsageError, match="is no JSON"):
+        parser.parse_args(["--attributes", "{"])

@@ -9,7 +9,8 @@ import sys
 import pytest
 from cli.house_process import HouseProcess, environment
 
-from retinue.cli.parser import COMMANDS
+from retinue.cli.commands import OPERATIONS
+from retinue.cli.shorts import SHORTS
 
 # Each costs more than the rest of a command together, or belongs to the other side of the socket.
 HEAVY = {
@@ -31,15 +32,14 @@ HEAVY = {
     "urllib",
     "uvicorn",
 }
+LOCAL = {"up", "down", "run", "logs", "completion", "version"}  # these do not speak to the house, or do more than that
 WORDS = {
     "chat": ["--once", "hello"],
     "send": ["agent:guide", "hello"],
     "reset": ["00000000", "words"],
     "queue": ["00000000", "--mode", "steer"],
-    "dead": [],
-    "ledger": [],
-    "sessions": [],
-    "status": [],
+    "allow": ["00000000"],
+    "deny": ["00000000"],
 }
 _RUN = """
 import json, sys
@@ -59,9 +59,27 @@ def loaded_by(house: HouseProcess, *words: str) -> tuple[int, set[str]]:
     return code, set(modules)
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "run"])
-def test_a_command_loads_nothing_of_the_house_and_nothing_heavy(house: HouseProcess, command: str) -> None:
-    code, modules = loaded_by(house, command, *WORDS.get(command, ["00000000"]))
+def words_for(noun: str, verb: str) -> list[str]:
+    """The least that can be typed for an operation."""
+    words = [noun, verb]
+    [parameters] = [each[5] for each in OPERATIONS if each[:2] == (noun, verb)]
+    for _, option, kind, marks, _, choices, _ in parameters:
+        if "required" in marks and "place" in marks:
+            words.append("00000000")
+        elif "required" in marks and "nullable" not in marks:
+            value = choices[0] if choices else "{}" if kind == "json" else "1"
+            words += [option] if kind == "flag" else [option, value]
+    return words
+
+
+TYPED = [[name, *WORDS.get(name, words_for(*short[0].split("."))[2:])] for name, short in SHORTS.items() if short[0]]
+TYPED += [["chat", *WORDS["chat"]]]
+SPOKEN = [words_for(noun, verb) for noun, verb, *_ in OPERATIONS]
+
+
+@pytest.mark.parametrize("words", TYPED + SPOKEN, ids=lambda words: "-".join(words[:2]))
+def test_a_command_loads_nothing_of_the_house_and_nothing_heavy(house: HouseProcess, words: list[str]) -> None:
+    code, modules = loaded_by(house, *words)
 
     assert code in (0, 1)
     assert "_socket" in modules, "it spoke to the house"
@@ -69,6 +87,10 @@ def test_a_command_loads_nothing_of_the_house_and_nothing_heavy(house: HouseProc
     assert {name for name in modules if name.startswith("retinue.")} == {
         name for name in modules if name == "retinue.cli" or name.startswith("retinue.cli.")
     }
+
+
+def test_every_short_name_is_looked_at() -> None:
+    assert {words[0] for words in TYPED} | LOCAL == set(SHORTS)
 
 
 def test_a_mistyped_command_does_not_even_open_a_socket(house: HouseProcess) -> None:

@@ -76,13 +76,30 @@ def _kept(name: str) -> str:
         raise HouseClosed(f"{path} cannot be read ({error.strerror})") from None
 
 
+def is_elsewhere() -> bool:
+    """Whether we were told where the house is, rather than looking in its home."""
+    return bool(os.environ.get("RETINUE_URL"))
+
+
 def _token() -> str:
     """A child's own token wins over the owner's."""
     return os.environ.get("RETINUE_TOKEN") or _kept("owner-token")
 
 
-def _connect(timeout_s: float) -> _socket.socket:
-    path = _kept("socket")
+def _connect(timeout_s: float) -> tuple[_socket.socket, str]:
+    """A line to the house, and the name it goes by there."""
+    if is_elsewhere():
+        from retinue.cli.tcp import connect, parse_url
+
+        return connect(parse_url(os.environ["RETINUE_URL"]), timeout_s)
+    try:
+        path = _kept("socket")
+    except HouseClosed:
+        from retinue.cli.tcp import recorded
+
+        if (line := recorded(home(), timeout_s)) is not None:
+            return line
+        raise
     link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     link.settimeout(timeout_s)
     try:
@@ -90,14 +107,27 @@ def _connect(timeout_s: float) -> _socket.socket:
     except OSError as error:
         link.close()
         raise HouseClosed(f"nobody answers at {path} ({error.strerror or error})") from None
-    return link
+    return link, "retinue"
 
 
-def _request(method: str, path: str, body: bytes = b"") -> bytes:
-    head = f"{method} {path} HTTP/1.1\r\nHost: retinue\r\nAuthorization: Bearer {_token()}\r\nConnection: close\r\n"
+def _request(method: str, path: str, host: str, body: bytes = b"", *, key: str = "") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {_token()}\r\nConnection: close\r\n"
+    if key:
+        head += f"Idempotency-Key: {_header(key)}\r\n"
     if body:
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return head.encode("latin-1", "replace") + b"\r\n" + body
+
+
+def _header(key: str) -> str:
+    if key.isascii() and key.isprintable() and key == key.strip():
+        return key
+    raise CliError(
+        "this key cannot be used",
+        code="key.invalid",
+        because="a key that goes before an operation has printable ASCII characters only",
+        try_this="use a random word, and the same one when you ask again",
+    )
 
 
 def _say(link: _socket.socket, request: bytes) -> None:
@@ -169,11 +199,12 @@ class Chunks:
         return b"".join(whole)
 
 
-def ask(operation: str, parameters: dict[str, Any] | None = None, *, timeout_s: float = CALL_S) -> bytes:
-    """Ask for one operation; its answer as it came."""
-    request = _request("POST", "/api/" + operation.replace(".", "/"), json.dumps(parameters or {}).encode())
-    link = _connect(timeout_s)
+def ask(operation: str, parameters: dict[str, Any] | None = None, *, key: str = "", timeout_s: float = CALL_S) -> bytes:
+    """Ask for one operation; its answer as it came. With a key, what it does is done once, however often asked."""
+    body = json.dumps(parameters or {}).encode()
+    link, host = _connect(timeout_s)
     try:
+        request = _request("POST", "/api/" + operation.replace(".", "/"), host, body, key=key)
         _say(link, request)
         status, headers, heard = _head(link)
         answer = _body(link, headers, heard)
@@ -226,19 +257,18 @@ class Stream:
     """The news of a session from a cursor on, and what is being said there. Can be waited for like a socket."""
 
     def __init__(self, *, after: int, session: str) -> None:
-        request = _request("GET", f"/api/news?after={after}&session={session}")
-        self._link = _connect(GREETING_S)
+        self._link, host = _connect(GREETING_S)
         self._chunks = Chunks()
         self._waiting = b""
         try:
-            _say(self._link, request)
+            _say(self._link, _request("GET", f"/api/news?after={after}&session={session}", host))
             status, headers, heard = _head(self._link)
             if status >= 400:
                 raise _refusal(_body(self._link, headers, heard))
         except (OSError, ValueError) as error:
             self.close()
             raise HouseClosed(f"the line broke before it answered ({error})", asked=True) from None
-        except Refused:
+        except CliError:
             self.close()
             raise
         self._waiting = self._chunks.feed(heard)

@@ -47,7 +47,7 @@ class HouseClosed(CliError):
 
     def __init__(self, because: str, *, asked: bool = False) -> None:
         sentence = "the house stopped answering" if asked else "no house is open here"
-        super().__init__(sentence, code="house.closed", because=because, try_this="retinue run", exits=CLOSED)
+        super().__init__(sentence, code="house.closed", because=because, try_this="retinue up", exits=CLOSED)
         self.asked = asked
 
 

@@ -8,10 +8,7 @@ import sys
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments[:1] in (["--version"], ["-V"]):
-        from retinue import __version__
-
-        sys.stdout.write(f"retinue {__version__}\n")
-        return 0
+        return _say_version()
     return _guarded(arguments)
 
 
@@ -40,27 +37,43 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from retinue.cli.parser import overview, parse
+    from retinue.cli.parser import parse
 
     options = parse(arguments)
     match options.command:
         case "help":
-            sys.stdout.write(overview())
+            from retinue.cli.help import of_noun, overview
+
+            sys.stdout.write(of_noun(options.noun) if options.noun else overview())
             return 0
+        case "version":
+            return _say_version()
         case "run":
             return _open_house()
+        case "up" | "down" | "logs":
+            from retinue.cli import house
+
+            return house.COMMANDS[options.command](options)
+        case "completion":
+            from retinue.cli.completion import script
+
+            sys.stdout.write(script(options.shell))
+            return 0
         case "chat":
             from retinue.cli.chat import chat
 
             return chat(options)
-        case "send":
-            from retinue.cli.verbs import send
-
-            return send(options)
         case _:
-            from retinue.cli.verbs import inquire
+            from retinue.cli.verbs import perform
 
-            return inquire(options)
+            return perform(options)
+
+
+def _say_version() -> int:
+    from retinue import __version__
+
+    sys.stdout.write(f"retinue {__version__}\n")
+    return 0
 
 
 def _open_house() -> int:

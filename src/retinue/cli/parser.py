@@ -5,58 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 
+from retinue.cli.commands import OPERATIONS
 from retinue.cli.errors import UsageError, nearest
+from retinue.cli.shorts import SHORTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import NoReturn
+
+    from retinue.cli.commands import Operation, Parameter
 
 COLUMNS = 100
 CHAT_WAIT_S = 120.0
-
-QUEUE_MODES = ("collect", "followup", "steer", "steer-backlog", "interrupt")
-OVERFLOWS = ("refuse", "oldest", "summarize")
-
-# Name: what it does, and examples.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": (
-        "Open the house in the foreground.",
-        "retinue run\nRETINUE_HOME=/srv/house retinue run",
-    ),
-    "chat": (
-        "Talk with an agent.",
-        'retinue chat\nretinue chat --agent clerk --session taxes\nretinue chat --once "What is on today?"\n'
-        'retinue chat --once - < question.txt\nprintf "one\\ntwo\\n" | retinue chat',
-    ),
-    "send": (
-        "Send an envelope, and do not wait for its answer.",
-        'retinue send agent:guide "Good morning"\nretinue send agent:guide "Water the plants" --deliver-at +2h\n'
-        "retinue send agent:guide - --attach report.pdf < words.txt",
-    ),
-    "show": ("Show an envelope.", "retinue show 1a2b3c4d"),
-    "thread": ("Show what an envelope replies to, back to the first.", "retinue thread 1a2b3c4d"),
-    "why": ("Tell why something became what it is.", "retinue why 1a2b3c4d"),
-    "ledger": ("Prove from the store that nothing is lost.", "retinue ledger"),
-    "dead": ("List envelopes that could not be worked on.", "retinue dead --limit 50"),
-    "retry": ("Send a dead envelope once more.", "retinue retry 1a2b3c4d"),
-    "status": ("Say who is here, and what waits for you.", "retinue status"),
-    "stop": ("Stop what runs in a session, and clear what waits.", 'retinue stop 5e6f7a8b --why "wrong file"'),
-    "reset": ("Begin a fresh context in a session.", 'retinue reset 5e6f7a8b "We were at chapter 3."'),
-    "queue": (
-        "Set how mail queues while an agent is busy; with no option, as the agent does.",
-        "retinue queue 5e6f7a8b --mode steer\nretinue queue 5e6f7a8b",
-    ),
-    "allow": ("Let an agent do what it asked for.", "retinue allow 9c8d7e6f"),
-    "deny": ("Do not let an agent do what it asked for.", "retinue deny 9c8d7e6f"),
-    "sessions": ("List the recent sessions.", "retinue sessions --limit 50"),
-}
-EXITS = """\
-exit codes:
-  0  done
-  1  refused, or not answered; the reason is on stderr
-  2  not understood
-  3  no house is open
-  4  a short id that names more than one thing; they are listed on stderr"""
+DOWN_WAIT_S = 30.0
+UP_WAIT_S = 60.0
+LOG_LINES = 50
+SHELLS = ("bash", "zsh", "fish")
+NULL = object()
+"""Stands for a value that is taken away, which is not the same as one that was not given."""
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -90,103 +57,212 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: object) -> None:
         choices = [str(choice) for choice in action.choices or ()]
         if choices and value not in choices:
-            option = action.option_strings[0]
+            option = action.option_strings[0] if action.option_strings else str(action.metavar)
+            meant = nearest(str(value), choices) or choices[0]
             raise UsageError(
                 f"{option} cannot be '{value}'",
                 because=f"it is one of {', '.join(choices)}",
-                try_this=f"{option} {nearest(str(value), choices) or choices[0]}",
+                try_this=f"{option} {meant}" if action.option_strings else f"{self.prog} {meant}",
             )
 
 
-def overview() -> str:
-    """`retinue --help`."""
-    width = max(map(len, COMMANDS)) + 2
-    listed = "\n".join(f"  {name:<{width}}{summary}" for name, (summary, _) in COMMANDS.items())
-    return (
-        "usage: retinue COMMAND [...]\n\nA house with a staff of agents that loses nothing.\n\n"
-        f"commands:\n{listed}\n\n`retinue COMMAND --help` tells more.\n\n"
-        "examples:\n  retinue run\n  retinue chat\n  retinue ledger\n\n"
-        f"{EXITS}\n\n"
-        "RETINUE_HOME says which house (~/.retinue); RETINUE_TOKEN who you are (its owner).\n"
-    )
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command, the operation it asks for, and its options. Help is a command too."""
+    words = list(arguments)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if not words or words[0] in ("-h", "--help"):
+        return argparse.Namespace(command="help", noun="", json=False)
+    first, *rest = words
+    verbs = verbs_of(first)
+    if verbs and rest and rest[0] in verbs:
+        return _parse(build_operation(find(f"{first}.{rest[0]}")), f"{first} {rest[0]}", rest[1:])
+    if first in SHORTS:
+        return _parse(build(first), first, rest)
+    if not verbs:
+        raise _unknown(first)
+    if not rest or rest[0] in ("-h", "--help"):
+        return argparse.Namespace(command="help", noun=first, json=False)
+    raise _unknown_verb(first, rest[0], verbs)
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command and its options; `help` and `version` are commands too."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        return argparse.Namespace(command="help", json=False)
-    command, *rest = arguments
-    if command not in COMMANDS:
-        raise _unknown(command)
-    options = build(command).parse_args(rest)
+def _parse(parser: Parser, command: str, words: list[str]) -> argparse.Namespace:
+    options = parser.parse_args(words)
     options.command = command
     return options
 
 
-def _unknown(command: str) -> UsageError:
-    meant = nearest(command, list(COMMANDS))
+def verbs_of(noun: str) -> list[str]:
+    return [each[1] for each in OPERATIONS if each[0] == noun]
+
+
+def nouns() -> list[str]:
+    return list(dict.fromkeys([each[0] for each in OPERATIONS]))
+
+
+def find(operation: str) -> Operation:
+    noun, _, verb = operation.partition(".")
+    return next(each for each in OPERATIONS if each[0] == noun and each[1] == verb)
+
+
+def _unknown(word: str) -> UsageError:
+    meant = nearest(word, [*SHORTS, *nouns()])
+    if not meant:
+        verb = nearest(word, [each[1] for each in OPERATIONS])
+        meant = next((f"{each[0]} {each[1]}" for each in OPERATIONS if verb and each[1] == verb), "")
     return UsageError(
-        f"there is no command '{command}'",
-        because=f"the commands are {', '.join(COMMANDS)}",
+        f"there is no command '{word}'" + (f": did you mean '{meant}'?" if meant else ""),
+        because="no short name and no noun is called so",
         try_this=f"retinue {meant}" if meant else "retinue --help",
         code="usage.unknown-command",
     )
 
 
-def build(command: str) -> Parser:
-    summary, examples = COMMANDS[command]
-    shown = "\n".join(f"  {line}" for line in examples.split("\n"))
-    parser = Parser(
-        prog=f"retinue {command}",
-        description=summary,
-        epilog=f"examples:\n{shown}",
-        formatter_class=Formatter,
-        allow_abbrev=False,
+def _unknown_verb(noun: str, word: str, verbs: list[str]) -> UsageError:
+    meant = nearest(word, verbs)
+    return UsageError(
+        f"there is no '{noun} {word}'" + (f": did you mean '{noun} {meant}'?" if meant else ""),
+        because=f"what can be done with it is {', '.join(verbs)}",
+        try_this=f"retinue {noun} {meant}" if meant else f"retinue {noun}",
+        code="usage.unknown-command",
     )
+
+
+# One command
+
+
+def build(short: str) -> Parser:
+    """A short name's parser."""
+    operation, summary, examples, places, said = SHORTS[short]
+    parser = _parser(short, summary, examples)
     add = parser.add_argument
-    match command:
+    if operation:
+        _add_operation(parser, find(operation), places=places, said=dict(said))
+        return parser
+    match short:
         case "chat":
             add("--agent", default="guide", metavar="NAME", help="who to talk with (guide)")
             add("--session", default="", metavar="NAME", help="a conversation of its own, by any name you like")
             add("--once", metavar="TEXT", help="send this, print the answer and leave; - reads it from stdin")
-            _add_wait(parser, CHAT_WAIT_S)
-        case "send":
-            add("to", metavar="TO", help="agent:NAME, agent:NAME/SESSION, person:NAME or channel:INSTANCE:ROOM")
-            add("text", metavar="TEXT", help="the words; - reads them from stdin")
-            add("--deliver-at", default="", metavar="WHEN", help="not before: +2h30m, or 2026-01-28T20:30")
-            add("--expires-at", default="", metavar="WHEN", help="not after")
-            add("--reply-to", default="", metavar="ID", help="the envelope this answers")
-            add("--attach", action="append", default=[], metavar="FILE", help="a file; can be given again")
-            add("--key", default="", metavar="KEY", help="of two envelopes with the same key one is accepted")
-            add("--conversation", default="", metavar="NAME", help="a conversation of its own, as in chat")
-            _add_wait(parser, 0.0)
-        case "show" | "thread" | "why" | "retry" | "allow" | "deny":
-            add("id", metavar="ID", help="8 or more digits of an id")
-        case "stop" | "reset" | "queue":
-            _add_session(parser, command)
-        case "dead" | "sessions":
-            add("--limit", type=int, default=10, metavar="N", help="how many (10)")
+            _add_wait(parser, "how long to wait for a closed house", CHAT_WAIT_S)
+            _add_json(parser)
+        case "up":
+            add("--force", action="store_true", help="close the one that is open first, and wait until it is")
+            _add_wait(parser, "how long to wait until it answers", UP_WAIT_S)
+            _add_json(parser)
+        case "down":
+            _add_wait(parser, "how long to let it finish before it is ended", DOWN_WAIT_S)
+            _add_json(parser)
+        case "logs":
+            add("--lines", type=int, default=LOG_LINES, metavar="N", help=f"how many of the last ({LOG_LINES})")
+            add("--follow", action="store_true", help="go on with what is logged from now on")
+        case "completion":
+            add("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
         case _:
             pass
-    if command != "run":
-        add("--json", action="store_true", help="the answer as the API gives it")
     return parser
 
 
-def _add_wait(parser: Parser, default_s: float) -> None:
-    words = f"how long to wait for a closed house ({default_s:g})"
+def build_operation(operation: Operation) -> Parser:
+    noun, verb, summary, *_ = operation
+    parser = _parser(f"{noun} {verb}", summary, "")
+    _add_operation(parser, operation, places=(), said={})
+    return parser
+
+
+def _parser(command: str, summary: str, examples: str) -> Parser:
+    shown = "\n".join(f"  {line}" for line in examples.split("\n"))
+    return Parser(
+        prog=f"retinue {command}",
+        description=summary,
+        epilog=f"examples:\n{shown}" if examples else None,
+        formatter_class=Formatter,
+        allow_abbrev=False,
+    )
+
+
+def _add_operation(parser: Parser, operation: Operation, *, places: tuple[str, ...], said: dict[str, object]) -> None:
+    noun, verb, _, effect, _, parameters = operation
+    parser.set_defaults(operation=f"{noun}.{verb}", key="", wait=0.0)
+    for parameter in parameters:
+        name, _, _, marks, *_ = parameter
+        if name in said:
+            parser.set_defaults(**{dest(name): said[name]})
+        elif name in places or "place" in marks:
+            _add_place(parser, parameter)
+        else:
+            _add_option(parser, parameter)
+    if effect and all(parameter[0] != "key" for parameter in parameters):
+        parser.add_argument("--key", default="", metavar="KEY", help="asked twice with the same key, it is done once")
+    if f"{noun}.{verb}" == "envelope.send":
+        _add_wait(parser, "how long to wait for a closed house", 0.0)
+    _add_json(parser)
+
+
+def dest(name: str) -> str:
+    """Where a parameter's value is put: apart from what else a command has."""
+    return f"p_{name}"
+
+
+def _add_place(parser: Parser, parameter: Parameter) -> None:
+    name, option, _, marks, _, _, words = parameter
+    metavar = option[2:].upper().replace("-", "_")
+    words += "; - reads it from stdin" if parameter[2] == "words" else ""
+    nargs = None if "required" in marks else "?"
+    parser.add_argument(dest(name), metavar=metavar, nargs=nargs, help=_help(words))
+
+
+def _add_option(parser: Parser, parameter: Parameter) -> None:
+    name, option, kind, marks, default, choices, words = parameter
+    required = "required" in marks and "nullable" not in marks
+    if default not in (None, ""):
+        words += f" ({'yes' if default is True else 'no' if default is False else default})"
+    if choices:
+        words += f": {', '.join(choices)}" if default in (None, "") else f" of {', '.join(choices)}"
+    if kind == "flag":
+        group = parser.add_mutually_exclusive_group(required=required)
+        shown, hidden = (f"--no-{option[2:]}", option) if default is True else (option, f"--no-{option[2:]}")
+        no = "not: " if default is True else ""
+        group.add_argument(
+            shown, dest=dest(name), action="store_const", const=default is not True, help=_help(no + words)
+        )
+        plain = None if required else argparse.SUPPRESS
+        group.add_argument(hidden, dest=dest(name), action="store_const", const=default is True, help=plain)
+        return
+    metavar = {"number": "N", "decimal": "N", "file": "FILE", "json": "JSON", "words": "TEXT"}.get(kind)
+    parser.add_argument(
+        option,
+        dest=dest(name),
+        required=required,
+        action="append" if "repeated" in marks else "store",
+        type={"number": int, "decimal": float, "json": _json}.get(kind, str),
+        choices=choices or None,
+        metavar=metavar or option[2:].upper().replace("-", "_"),
+        help=_help(words + ("; can be given again" if "repeated" in marks else "")),
+    )
+    if "nullable" in marks:
+        parser.add_argument(
+            f"--no-{option[2:]}", dest=dest(name), action="store_const", const=NULL, help="take it away"
+        )
+
+
+def _help(words: str) -> str:
+    return words.replace("%", "%%")
+
+
+def _json(text: str) -> object:
+    import json
+
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is no JSON") from None
+
+
+def _add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="the answer as the API gives it")
+
+
+def _add_wait(parser: Parser, words: str, default_s: float) -> None:
+    words = f"{words} ({default_s:g})"
     parser.add_argument("--wait", type=float, default=default_s, metavar="SECONDS", help=words)
-
-
-def _add_session(parser: Parser, command: str) -> None:
-    add = parser.add_argument
-    add("session", metavar="SESSION", help="8 or more digits of a session's id: see `retinue sessions`")
-    match command:
-        case "stop":
-            add("--why", default="", metavar="WORDS", help="kept with what was stopped")
-        case "reset":
-            add("message", nargs="?", default="", metavar="MESSAGE", help="words to carry into the fresh context")
-        case _:
-            add("--mode", choices=QUEUE_MODES, help="what mail does while a run is active")
-            add("--cap", type=int, metavar="N", help="how much may wait")
-            add("--overflow", choices=OVERFLOWS, help="what happens beyond that")

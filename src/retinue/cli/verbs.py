@@ -1,60 +1,66 @@
-"""What each command asks of the house, and how the answer reads."""
+"""From what was typed to what is asked of the house, and to what is said about the answer."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from retinue.cli.client import ask, post
+from retinue.cli.client import ask, is_elsewhere, post
 from retinue.cli.errors import FAILED, OK, CliError, HouseClosed
-from retinue.cli.output import blocks, call_line, complain, indented, pair, pairs, say, short
+from retinue.cli.output import complain, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
-    from typing import Any
+    from typing import Any, NoReturn
 
 INPUT_BYTES_MAX = 12 * 1024 * 1024  # what fits, encoded, into the largest request the house takes
-
-ENVELOPE_KEYS = (
-    "id",
-    "from",
-    "to",
-    "kind",
-    "status",
-    "outcome",
-    "because",
-    "accepted-at",
-    "deliver-at",
-    "reply-to",
-    "answer",
-)
+LOOKS_SELF = ("house.ledger", "house.why", "house.doctor", "house.backup", "session.export")
+"""What can also be had of a closed house, by a program that opens its store: see `retinue.offline`."""
 
 
-def send(options: Namespace) -> int:
+def perform(options: Namespace) -> int:
+    """Ask for the operation of a command, and say what came of it."""
+    parameters = given(options)
+    return send(options, parameters) if options.operation == "envelope.send" else inquire(options, parameters)
+
+
+def given(options: Namespace) -> dict[str, Any]:
+    """The parameters that were typed. What was not is left out: what it means then is the declaration's to say."""
+    from retinue.cli.parser import NULL, dest, find
+
+    parameters: dict[str, Any] = {}
+    for name, _, kind, *_ in find(options.operation)[5]:
+        value = getattr(options, dest(name), None)
+        if value is None:
+            continue
+        if value is NULL:
+            parameters[name] = None
+        elif kind == "words":
+            parameters[name] = text_from(value)
+        elif kind == "file":
+            parameters[name] = _attachments(value)
+        else:
+            parameters[name] = value
+    return parameters
+
+
+def send(options: Namespace, parameters: dict[str, Any]) -> int:
     """Sent until it is acknowledged: once the line broke in the middle, only the key keeps it from arriving twice."""
-    parameters: dict[str, Any] = {
-        "to": options.to,
-        "text": text_from(options.text),
-        "key": options.key or os.urandom(16).hex(),
-    }
-    for name in ("conversation", "deliver_at", "expires_at", "reply_to"):
-        if getattr(options, name):
-            parameters[name] = getattr(options, name)
-    if options.attach:
-        parameters["attachments"] = _attachments(options.attach)
+    parameters["key"] = parameters.get("key") or os.urandom(16).hex()
     try:
         sent = post(parameters, wait_s=options.wait, waiting=_say_waiting)
     except HouseClosed as closed:
         if closed.asked:
-            closed.try_this = f"retinue run, then send it again with --key {parameters['key']}: it is accepted once"
+            closed.try_this = f"retinue up, then send it again with --key {parameters['key']}: it is accepted once"
         raise
     if options.json:
         import json
 
         say([json.dumps(sent, ensure_ascii=False)])
     else:
+        from retinue.cli.answers import sent_lines
+
         say(sent_lines(sent))
     return OK
 
@@ -62,6 +68,54 @@ def send(options: Namespace) -> int:
 def _say_waiting() -> None:
     sys.stderr.write("the house is closed, waiting...\n")
     sys.stderr.flush()
+
+
+def inquire(options: Namespace, parameters: dict[str, Any]) -> int:
+    """Every command that is one question and one answer."""
+    import json
+
+    try:
+        heard = ask(options.operation, parameters, key=options.key)
+    except HouseClosed as closed:
+        if closed.asked or options.operation not in LOOKS_SELF or is_elsewhere():
+            raise
+        _hand_over(options, parameters)
+    answer: dict[str, Any] = json.loads(heard)
+    if options.json:
+        say([heard.decode()])
+    else:
+        say(_lines(options.operation, answer))
+    if options.operation == "house.ledger" and not answer["holds"]:
+        complain(
+            CliError(
+                "the ledger does not hold",
+                code="ledger.broken",
+                because="a sum above does not come out",
+                try_this="keep a copy of the house before anything else, and report it",
+            )
+        )
+        return FAILED
+    return OK
+
+
+def _lines(operation: str, answer: dict[str, Any]) -> list[str]:
+    from retinue.cli.answers import lines_of, table_of
+
+    if not sys.stdout.isatty():
+        return lines_of(operation, answer)
+    return table_of(operation, answer, os.get_terminal_size(sys.stdout.fileno()).columns or 80)
+
+
+def _hand_over(options: Namespace, parameters: dict[str, Any]) -> NoReturn:
+    """Become a program that looks at the store itself. It takes the house's lock, so nobody else has it open."""
+    import json
+
+    words = [options.operation, json.dumps(parameters), *(["--json"] if options.json else [])]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "retinue.offline", *words])
+
+
+# What comes from elsewhere than the command line
 
 
 def text_from(given: str) -> str:
@@ -119,128 +173,3 @@ def _attachments(paths: list[str]) -> list[dict[str, str]]:
         encoded = b2a_base64(data, newline=False).decode()
         found.append({"name": os.path.basename(path), "data": encoded, "media_type": media_type})
     return found
-
-
-def inquire(options: Namespace) -> int:
-    """Every command that is one question and one answer."""
-    import json
-
-    operation, names = ASKS[options.command]
-    parameters = {name: getattr(options, name) for name in names if getattr(options, name) not in (None, "")}
-    if options.command in ("allow", "deny"):
-        parameters["allow"] = options.command == "allow"
-    heard = ask(operation, parameters)
-    answer: dict[str, Any] = json.loads(heard)
-    if options.json:
-        say([heard.decode()])
-    else:
-        say(LINES[options.command](answer))
-    if options.command == "ledger" and not answer["holds"]:
-        complain(
-            CliError(
-                "the ledger does not hold",
-                code="ledger.broken",
-                because="a sum above does not come out",
-                try_this="keep a copy of the house before anything else, and report it",
-            )
-        )
-        return FAILED
-    return OK
-
-
-# How answers read
-
-
-def sent_lines(form: dict[str, Any]) -> list[str]:
-    lines = pairs(form, ("envelope", "session"))
-    if form["duplicate"]:
-        lines += pair("duplicate", True)
-    return lines + (pairs(form, ("outcome", "because")) if form["outcome"] else [])
-
-
-def envelope_lines(form: dict[str, Any]) -> list[str]:
-    lines = pairs(form, ENVELOPE_KEYS)
-    for attachment in form.get("attachments", ()):
-        lines += pair("attachment", attachment["name"])
-        lines += indented(pairs(attachment, ("media-type", "size-bytes")))
-    return lines + pair("text", form["text"])
-
-
-def thread_lines(form: dict[str, Any]) -> list[str]:
-    shown = [envelope_lines(envelope) for envelope in form["envelopes"]]
-    return blocks([*shown, pairs(form, ("total", "left-out"))])
-
-
-def dead_lines(form: dict[str, Any]) -> list[str]:
-    return blocks([envelope_lines(letter) for letter in form["letters"]]) or ["dead: none"]
-
-
-def told_lines(form: dict[str, Any]) -> list[str]:
-    return form["lines"]
-
-
-def status_lines(form: dict[str, Any]) -> list[str]:
-    lines = pairs(form, ("version", "you", "now", "cursor"))
-    for agent in form["agents"]:
-        lines += pair("agent", agent["name"]) + indented(pairs(agent, ("model", "description")))
-    for approval in form["approvals"]:
-        calls = [line for call in approval["calls"] for line in pair("call", call_line(call))]
-        lines += pair("approval", approval["id"]) + indented(calls + pairs(approval, ("because", "asked-at")))
-    return lines
-
-
-def sessions_lines(form: dict[str, Any]) -> list[str]:
-    keys = ("id", "agent", "origin", "wakefulness", "updated-at", "snippet")
-    return blocks([pairs(session, keys) for session in form["sessions"]]) or ["sessions: none"]
-
-
-def stop_lines(form: dict[str, Any]) -> list[str]:
-    runs = ", ".join(short(run) for run in form["cancelled-runs"])
-    return pair("cancelled-runs", runs) + pairs(form, ("cleared-pending-count",))
-
-
-def reset_lines(form: dict[str, Any]) -> list[str]:
-    return pairs(form, ("session",)) + pair("cancelled-runs", ", ".join(form["cancelled-runs"]))
-
-
-def queue_lines(form: dict[str, Any]) -> list[str]:
-    queue: dict[str, Any] = form["queue"]
-    own = {key: "as the agent's" if value is None else value for key, value in queue.items()}
-    return pairs(form, ("session",)) + pairs(own, ("mode", "cap", "overflow"))
-
-
-def decided_lines(form: dict[str, Any]) -> list[str]:
-    return pairs(form, ("approval", "state"))
-
-
-# Which operation a command asks for, and which of its parameters it takes from the command line.
-ASKS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "show": ("envelope.show", ("id",)),
-    "thread": ("envelope.thread", ("id",)),
-    "why": ("house.why", ("id",)),
-    "ledger": ("house.ledger", ()),
-    "dead": ("envelope.dead", ("limit",)),
-    "retry": ("envelope.retry", ("id",)),
-    "status": ("house.status", ()),
-    "stop": ("session.stop", ("session", "why")),
-    "reset": ("session.reset", ("session", "message")),
-    "queue": ("session.queue", ("session", "mode", "cap", "overflow")),
-    "allow": ("approval.answer", ("id",)),
-    "deny": ("approval.answer", ("id",)),
-    "sessions": ("session.list", ("limit",)),
-}
-LINES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
-    "show": envelope_lines,
-    "thread": thread_lines,
-    "why": told_lines,
-    "ledger": told_lines,
-    "dead": dead_lines,
-    "retry": sent_lines,
-    "status": status_lines,
-    "stop": stop_lines,
-    "reset": reset_lines,
-    "queue": queue_lines,
-    "allow": decided_lines,
-    "deny": decided_lines,
-    "sessions": sessions_lines,
-}

@@ -1,0 +1,194 @@
+"""How answers of the house read: some in words of their own, all others as `key: value`, lists as blocks or a table."""
+
+from __future__ import annotations
+
+from retinue.cli.output import blocks, call_line, indented, pair, pairs, short
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Form = dict[str, Any]
+
+ENVELOPE_KEYS = (
+    "id",
+    "from",
+    "to",
+    "kind",
+    "status",
+    "outcome",
+    "because",
+    "accepted-at",
+    "deliver-at",
+    "reply-to",
+    "answer",
+)
+ENVELOPE_COLUMNS = ("id", "from", "to", "status", "outcome", "accepted-at", "text")
+GAP = "  "
+COLUMN_MIN, COLUMN_MAX = 8, 60
+
+
+def lines_of(operation: str, form: Form) -> list[str]:
+    """For people who read it later, and for programs that look for keys."""
+    special = LINES.get(operation)
+    return special(form) if special else plain_lines(form)
+
+
+def table_of(operation: str, form: Form, width: int) -> list[str]:
+    """For someone at a terminal: lists as tables, everything else as ever."""
+    found = [(key, rows) for key, value in form.items() if (rows := _rows(value))]
+    if len(found) != 1 or operation in ("envelope.thread", "house.status"):
+        return lines_of(operation, form)
+    [(listed, rows)] = found
+    columns = ENVELOPE_COLUMNS if operation in ENVELOPE_LISTS else None
+    rest = {key: value for key, value in form.items() if key != listed}
+    return blocks([part for part in (table(rows, width, columns), plain_lines(rest)) if part])
+
+
+def _rows(value: Any) -> list[Form]:
+    """The rows of a list that is to be shown one by one; nothing where it is no such list."""
+    listed: list[Any] = value if _is(value, list) else []
+    return listed if all(isinstance(each, dict) for each in listed) else []
+
+
+def _is(value: object, kind: type) -> bool:
+    """As `isinstance`, for JSON: what is in it stays anything."""
+    return isinstance(value, kind)
+
+
+def plain_lines(form: Form) -> list[str]:
+    if "lines" in form:
+        return form["lines"]
+    lists = {key: rows for key, value in form.items() if (rows := _rows(value))}
+    rest = [line for key, value in form.items() if key not in lists for line in _value_lines(kebab(key), value)]
+    return blocks([*(plain_lines(row) for rows in lists.values() for row in rows), *([rest] if rest else [])])
+
+
+def _value_lines(key: str, value: Any) -> list[str]:
+    if _is(value, dict):
+        form: Form = value
+        inner = [line for name, each in form.items() for line in _value_lines(kebab(name), each)]
+        return [f"{key}:", *indented(inner)] if inner else [f"{key}: none"]
+    if rows := _rows(value):
+        return [f"{key}:", *indented(blocks([plain_lines(row) for row in rows]))]
+    if _is(value, list):
+        listed: list[Any] = value
+        return pair(key, ", ".join(short(str(each)) for each in listed))
+    return pair(key, value)
+
+
+def kebab(key: str) -> str:
+    """Whatever an answer calls it, people read `created-at`."""
+    return "".join(f"-{char.lower()}" if char.isupper() else "-" if char == "_" else char for char in str(key)).lstrip(
+        "-"
+    )
+
+
+# Tables, for a terminal
+
+
+def table(rows: list[Form], width: int, columns: tuple[str, ...] | None = None) -> list[str]:
+    """One line a row. What does not fit is cut, visibly; what is in no row has no column."""
+    names = list(columns or dict.fromkeys(key for row in rows for key in row if key != "short"))
+    names = [name for name in names if any(_cell(row, name) for row in rows)]
+    while True:
+        cells = [[kebab(name) for name in names], *([_cell(row, name) for name in names] for row in rows)]
+        widths = _widths(cells, width)
+        if sum(widths) + len(GAP) * (len(names) - 1) <= width or len(names) <= 2:
+            break
+        names.pop()
+    return [
+        GAP.join(_cut(cell, size).ljust(size) for cell, size in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
+
+
+def _widths(cells: list[list[str]], width: int) -> list[int]:
+    widths = [min(max(len(line[n]) for line in cells), COLUMN_MAX) for n in range(len(cells[0]))]
+    while sum(widths) + len(GAP) * (len(widths) - 1) > width and max(widths) > COLUMN_MIN:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def _cell(row: Form, name: str) -> str:
+    value: Any = row.get(name)
+    if value is None or value == "" or value == [] or value == {}:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if _is(value, list) or _is(value, dict):
+        return f"({len(value)})"
+    return short(" ".join(str(value).split()))
+
+
+def _cut(cell: str, size: int) -> str:
+    return cell if len(cell) <= size else f"{cell[: size - 1]}…"
+
+
+# Answers with words of their own
+
+
+def sent_lines(form: Form) -> list[str]:
+    lines = pairs(form, ("envelope", "session"))
+    if form["duplicate"]:
+        lines += pair("duplicate", True)
+    return lines + (pairs(form, ("outcome", "because")) if form["outcome"] else [])
+
+
+def envelope_lines(form: Form) -> list[str]:
+    lines = pairs(form, ENVELOPE_KEYS)
+    for attachment in form.get("attachments", ()):
+        lines += pair("attachment", attachment["name"])
+        lines += indented(pairs(attachment, ("media-type", "size-bytes")))
+    return lines + pair("text", form["text"])
+
+
+def thread_lines(form: Form) -> list[str]:
+    shown = [envelope_lines(envelope) for envelope in form["envelopes"]]
+    return blocks([*shown, pairs(form, ("total", "left-out"))])
+
+
+def dead_lines(form: Form) -> list[str]:
+    return blocks([envelope_lines(letter) for letter in form["letters"]]) or ["dead: none"]
+
+
+def mail_lines(form: Form) -> list[str]:
+    shown = [envelope_lines(envelope) for envelope in form["envelopes"]]
+    return blocks([*(shown or [["envelopes: none"]]), plain_lines({k: v for k, v in form.items() if k != "envelopes"})])
+
+
+def status_lines(form: Form) -> list[str]:
+    lines = pairs(form, ("version", "you", "now", "cursor"))
+    for agent in form["agents"]:
+        lines += pair("agent", agent["name"]) + indented(pairs(agent, ("model", "description")))
+    for approval in form["approvals"]:
+        calls = [line for call in approval["calls"] for line in pair("call", call_line(call))]
+        lines += pair("approval", approval["id"]) + indented(calls + pairs(approval, ("because", "asked-at")))
+    return lines
+
+
+def stop_lines(form: Form) -> list[str]:
+    runs = ", ".join(short(run) for run in form["cancelled-runs"])
+    return pair("cancelled-runs", runs) + pairs(form, ("cleared-pending-count",))
+
+
+def queue_lines(form: Form) -> list[str]:
+    queue: Form = form["queue"]
+    own = {key: "as the agent's" if value is None else value for key, value in queue.items()}
+    return pairs(form, ("session",)) + pairs(own, ("mode", "cap", "overflow"))
+
+
+ENVELOPE_LISTS = frozenset({"envelope.list", "envelope.dead", "inbox.list"})
+LINES: dict[str, Callable[[Form], list[str]]] = {
+    "envelope.send": sent_lines,
+    "envelope.retry": sent_lines,
+    "envelope.show": envelope_lines,
+    "envelope.thread": thread_lines,
+    "envelope.dead": dead_lines,
+    "envelope.list": mail_lines,
+    "inbox.list": mail_lines,
+    "house.status": status_lines,
+    "session.stop": stop_lines,
+    "session.queue": queue_lines,
+}

@@ -1,0 +1,131 @@
+"""`retinue completion`: what a shell needs to complete our commands, from the same table as the commands themselves."""
+
+from __future__ import annotations
+
+from retinue.cli.commands import OPERATIONS
+from retinue.cli.parser import build, build_operation, nouns, verbs_of
+from retinue.cli.shorts import NOUNS, SHORTS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from retinue.cli.parser import Parser
+
+_BASH = """\
+# retinue: completion for bash. Load it with: eval "$(retinue completion bash)"
+_retinue() {{
+    local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} known=""
+    local one=${{COMP_WORDS[1]}} two=${{COMP_WORDS[2]}}
+    if [[ $COMP_CWORD -eq 1 ]]; then
+        known="{first}"
+    else
+        [[ $COMP_CWORD -eq 2 ]] && two=""
+        case "$one $two $before" in
+{values}
+        *)
+            [[ $COMP_CWORD -eq 2 ]] && case "$one" in
+{verbs}
+            esac
+            case "$one $two" in
+{long}
+            *) case "$one" in
+{short}
+            esac ;;
+            esac ;;
+        esac
+    fi
+    COMPREPLY=($(compgen -W "$known" -- "$word"))
+}}
+complete -o default -F _retinue retinue
+"""
+_ZSH = """\
+# retinue: completion for zsh. Load it with: eval "$(retinue completion zsh)"
+autoload -U +X bashcompinit && bashcompinit
+"""
+_FISH = """\
+# retinue: completion for fish. Load it with: retinue completion fish | source
+complete -c retinue -f
+"""
+
+
+def script(shell: str) -> str:
+    match shell:
+        case "fish":
+            return _FISH + "".join(f"{line}\n" for line in _fish_lines())
+        case "zsh":
+            return _ZSH + _bash().partition("\n")[2]
+        case _:
+            return _bash()
+
+
+def _options(parser: Parser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+
+
+def _choices(parser: Parser) -> list[tuple[str, str]]:
+    """Each option that takes one of a few words, with those words."""
+    return [
+        (option, " ".join(map(str, action.choices)))
+        for action in parser._actions  # pyright: ignore[reportPrivateUsage]
+        for option in action.option_strings
+        if action.choices
+    ]
+
+
+def _parsers() -> list[tuple[str, str, Parser]]:
+    """Of everything that can be typed: first word, second word or nothing, and its parser."""
+    found = [(name, "", build(name)) for name in SHORTS]
+    return found + [(operation[0], operation[1], build_operation(operation)) for operation in OPERATIONS]
+
+
+def _bash() -> str:
+    parsers = _parsers()
+    values = [
+        f'        "{one} {two} {option}")\n            known="{words}" ;;'
+        if two
+        else f'        "{one} "*" {option}")\n            known="{words}" ;;'
+        for one, two, parser in reversed(parsers)  # the longer ones first
+        for option, words in _choices(parser)
+    ]
+    verbs = [f'            {noun}) known="{" ".join(verbs_of(noun))}" ;;' for noun in nouns()]
+    verbs.append('            completion) known="bash zsh fish" ;;')
+    long = [
+        f'            "{one} {two}") known="$known {" ".join(_options(parser))}" ;;'
+        for one, two, parser in parsers
+        if two
+    ]
+    short = [
+        f'            {one}) known="$known {" ".join(_options(parser))}" ;;' for one, two, parser in parsers if not two
+    ]
+    return _BASH.format(
+        first=" ".join(dict.fromkeys([*SHORTS, *nouns(), "help"])),
+        values="\n".join(values),
+        verbs="\n".join(verbs),
+        long="\n".join(long),
+        short="\n".join(short),
+    )
+
+
+def _fish_lines() -> list[str]:
+    at_first = "__fish_use_subcommand"
+    about = {**NOUNS, **{name: short[1] for name, short in SHORTS.items()}}
+    lines = [
+        f"complete -c retinue -n {at_first} -a {word} -d {_fish(about.get(word, ''))}"
+        for word in dict.fromkeys([*SHORTS, *nouns(), "help"])
+    ]
+    for noun, verb, summary, *_ in OPERATIONS:
+        seen = " ".join(verbs_of(noun))
+        condition = f"__fish_seen_subcommand_from {noun}; and not __fish_seen_subcommand_from {seen}"
+        lines.append(f"complete -c retinue -n {_fish(condition)} -a {verb} -d {_fish(summary)}")
+    lines.append("complete -c retinue -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'")
+    for one, two, parser in _parsers():
+        condition = f"__fish_seen_subcommand_from {one}" + (f"; and __fish_seen_subcommand_from {two}" if two else "")
+        choices = dict(_choices(parser))
+        for option in _options(parser):
+            if option.startswith("--"):
+                takes = f" -x -a {_fish(choices[option])}" if option in choices else ""
+                lines.append(f"complete -c retinue -n {_fish(condition)} -l {option[2:]}{takes}")
+    return lines
+
+
+def _fish(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

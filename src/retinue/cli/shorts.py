@@ -1,0 +1,136 @@
+"""Names that people type all day, beside `retinue NOUN VERB`. Each has a line about it and examples."""
+
+from __future__ import annotations
+
+from retinue.cli.commands import OPERATIONS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # the operation it asks for, if it is one; what it does; examples; what it takes by place; what it says by itself
+    Short = tuple[str, str, str, tuple[str, ...], tuple[tuple[str, object], ...]]
+
+_ALL: dict[str, Short] = {
+    "up": (
+        "",
+        "Open the house in the background.",
+        "retinue up\nretinue up --force",
+        (),
+        (),
+    ),
+    "down": ("", "Close the house; what runs may finish first.", "retinue down\nretinue down --wait 60", (), ()),
+    "run": (
+        "",
+        "Open the house in the foreground.",
+        "retinue run\nRETINUE_HOME=/srv/house retinue run",
+        (),
+        (),
+    ),
+    "status": ("house.status", "Say who is here, and what waits for you.", "retinue status", (), ()),
+    "logs": (
+        "",
+        "Show what the house has logged.",
+        "retinue logs\nretinue logs --lines 200 --follow",
+        (),
+        (),
+    ),
+    "chat": (
+        "",
+        "Talk with an agent.",
+        'retinue chat\nretinue chat --agent clerk --session taxes\nretinue chat --once "What is on today?"\n'
+        'retinue chat --once - < question.txt\nprintf "one\\ntwo\\n" | retinue chat',
+        (),
+        (),
+    ),
+    "send": (
+        "envelope.send",
+        "Send an envelope, and do not wait for its answer.",
+        'retinue send agent:guide "Good morning"\nretinue send agent:guide "Water the plants" --deliver-at +2h\n'
+        "retinue send agent:guide - --attach report.pdf < words.txt",
+        (),
+        (),
+    ),
+    "inbox": ("inbox.list", "Show what waits for you.", "retinue inbox\nretinue inbox --ack", (), ()),
+    "show": ("envelope.show", "Show an envelope.", "retinue show 1a2b3c4d", (), ()),
+    "thread": (
+        "envelope.thread",
+        "Show what an envelope replies to, back to the first.",
+        "retinue thread 1a2b3c4d",
+        (),
+        (),
+    ),
+    "why": ("house.why", "Tell why something became what it is.", "retinue why 1a2b3c4d", (), ()),
+    "ledger": ("house.ledger", "Prove from the store that nothing is lost.", "retinue ledger", (), ()),
+    "dead": ("envelope.dead", "List envelopes that could not be worked on.", "retinue dead --limit 50", (), ()),
+    "retry": ("envelope.retry", "Send a dead envelope once more.", "retinue retry 1a2b3c4d", (), ()),
+    "sessions": ("session.list", "List the recent sessions.", "retinue sessions --limit 50", (), ()),
+    "stop": (
+        "session.stop",
+        "Stop what runs in a session, and clear what waits.",
+        'retinue stop 5e6f7a8b --why "wrong file"',
+        (),
+        (),
+    ),
+    "reset": (
+        "session.reset",
+        "Begin a fresh context in a session.",
+        'retinue reset 5e6f7a8b "We were at chapter 3."',
+        ("session", "message"),
+        (),
+    ),
+    "queue": (
+        "session.queue",
+        "Set how mail queues while an agent is busy; with no option, as the agent does.",
+        "retinue queue 5e6f7a8b --mode steer\nretinue queue 5e6f7a8b",
+        (),
+        (),
+    ),
+    "allow": (
+        "approval.answer",
+        "Let an agent do what it asked for.",
+        "retinue allow 9c8d7e6f",
+        (),
+        (("allow", True),),
+    ),
+    "deny": (
+        "approval.answer",
+        "Do not let an agent do what it asked for.",
+        "retinue deny 9c8d7e6f",
+        (),
+        (("allow", False),),
+    ),
+    "config": ("config.show", "Show the settings as they are.", "retinue config", (), ()),
+    "apply": (
+        "config.apply",
+        "Bring the staff in line with the settings file.",
+        "retinue apply --dry-run\nretinue apply",
+        (),
+        (),
+    ),
+    "doctor": ("house.doctor", "Look for what is wrong with the house.", "retinue doctor", (), ()),
+    "backup": ("house.backup", "Make a copy of everything the house keeps.", "retinue backup", (), ()),
+    "export": ("session.export", "Give a session as files.", "retinue export 5e6f7a8b --json", (), ()),
+    "completion": (
+        "",
+        "Print what lets a shell complete our commands.",
+        'eval "$(retinue completion bash)"\nretinue completion fish > ~/.config/fish/completions/retinue.fish',
+        (),
+        (),
+    ),
+    "version": ("", "Say which version this is.", "retinue version", (), ()),
+}
+_KNOWN = frozenset([f"{each[0]}.{each[1]}" for each in OPERATIONS])
+
+SHORTS: dict[str, Short] = {name: short for name, short in _ALL.items() if not short[0] or short[0] in _KNOWN}
+
+# What to call the things, in the overview; a noun that is missing here is shown by its name alone.
+NOUNS: dict[str, str] = {
+    "agent": "the staff: who they are, and what they may do",
+    "approval": "questions that agents put to people",
+    "config": "the settings of the house",
+    "envelope": "mail, one by one or in lists",
+    "house": "the house itself",
+    "inbox": "what waits for you",
+    "person": "who is at home here",
+    "session": "conversations of agents",
+    "token": "what signs someone in",
+}
