@@ -201,7 +201,7 @@ async def listed(desk: Desk, caller: Principal, asked: Listing) -> dict[str, Any
     after = _place(asked.cursor)
 
     def body(conn: sa.Connection) -> list[Session]:
-        agent = _agent(conn, asked.agent).name if asked.agent else ""
+        agent = agent_named(conn, asked.agent).name if asked.agent else ""
         return sessions.listed(conn, after=after, limit=limit + 1, agent=agent, seen_by=caller)
 
     found = await desk.store.scan(body)
@@ -262,7 +262,7 @@ async def create(desk: Desk, caller: Principal, asked: Create) -> dict[str, Any]
 
     def body(conn: sa.Connection) -> Session:
         page = Page(conn, to_ms(desk.clock.now()))
-        agent = _agent(conn, asked.agent)
+        agent = agent_named(conn, asked.agent)
         origin = own_origin(caller, agent, id_)
         if name:
             _check_name_free(conn, agent.name, name)
@@ -458,7 +458,7 @@ def _there(conn: sa.Connection, id_: str) -> Session:
     return session
 
 
-def _agent(conn: sa.Connection, name: str) -> Agent:
+def agent_named(conn: sa.Connection, name: str) -> Agent:
     agent = agents.find(conn, name)
     if agent is None:
         raise NotFound(

@@ -71,6 +71,11 @@ _pin = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(pinned_
 _set_attributes = (
     t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(attributes=_b("body"), updated_ms=_b("now"))
 )
+_fill = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(record_seq=_b("seq"), context_from=_b("marker"), snippet=_b("words"), updated_ms=_b("now"))
+)
 _forget_snippet = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(snippet="", updated_ms=_b("now"))
 # Its name and its origin are free for another from here on.
 _delete = (
@@ -287,6 +292,11 @@ def pin(conn: sa.Connection, id_: str, *, pinned: bool, at_ms: int) -> None:
 
 def set_attributes(conn: sa.Connection, id_: str, attributes: Mapping[str, Any], *, at_ms: int) -> None:
     conn.execute(_set_attributes, {"the_id": id_, "body": _encode(attributes).decode(), "now": at_ms})
+
+
+def fill(conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, snippet: str, at_ms: int) -> None:
+    """A session that brings its history with it."""
+    conn.execute(_fill, {"the_id": id_, "seq": record_seq, "marker": context_from, "words": snippet, "now": at_ms})
 
 
 def forget_snippet(conn: sa.Connection, id_: str, *, at_ms: int) -> None:

@@ -1,0 +1,397 @@
+"""A session as Daycare keeps one: `descriptor.json`, `state.json` and `history.jsonl`. Written from records, and read.
+
+What is read in is given out again byte for byte: a line that we would write another way is kept as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Trust
+from retinue.domain.errors import Invalid, TooLarge
+from retinue.domain.ids import SessionId
+from retinue.domain.record import Body, Mark, Note, Record, RecordKind, Reply, Stop, Usage, UserTurn, kind_of
+from retinue.domain.session import Origin, OriginKind, Session
+from retinue.domain.times import from_ms, to_ms
+from retinue.domain.tool import Call, ToolResult
+from retinue.store import agents, exports, sessions
+from retinue.store.exports import Kept, Opening
+from retinue.store.records import Damage
+
+DESCRIPTOR, STATE, HISTORY = "descriptor.json", "state.json", "history.jsonl"
+NAMES = (DESCRIPTOR, STATE, HISTORY)
+BYTES_MAX = 64 * 1024 * 1024
+LINES_MAX = 100_000
+AT_MS_MAX = 253_402_300_799_999  # the last moment of the year 9999
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreeFiles:
+    """What there is to write of a session: its files, the history from some record on."""
+
+    session: Session
+    descriptor: str
+    state: str
+    history: str
+    damaged: Sequence[Damage]
+
+    def as_files(self) -> dict[str, str]:
+        return {DESCRIPTOR: self.descriptor, STATE: self.state, HISTORY: self.history}
+
+
+def read(conn: sa.Connection, id_: str, *, first: int = 1) -> ThreeFiles | None:
+    """A session's three files, its history from the record `first` on. None where there is no such session."""
+    session = sessions.get(conn, id_)
+    if session is None:
+        return None
+    opening = exports.opening(conn, id_)
+    kept, damaged = exports.read(conn, id_, first=first, last=session.record_seq)
+    lines: list[str] = []
+    size = 0
+    for each in kept:
+        line = each.line if each.line is not None else line_of(each.record)
+        size += len(line)
+        if size > BYTES_MAX:
+            raise TooLarge(
+                "this session is too long to be exported in one piece",
+                because=f"its history has over {BYTES_MAX:,} characters",
+                try_this="turn the mirror on, which writes it to a folder bit by bit",
+                code="session.too-long-to-export",
+            )
+        lines.append(line)
+    return ThreeFiles(
+        session=session,
+        descriptor=opening.descriptor if opening else _pretty(descriptor_of(session)),
+        state=_state(session, agents.find(conn, session.agent), opening),
+        history="".join(lines),
+        damaged=damaged,
+    )
+
+
+# --- descriptor ---
+
+
+class _User(msgspec.Struct, tag_field="type", tag="user", forbid_unknown_fields=True):
+    connector: str
+    userId: str
+    channelId: str
+
+
+class _Cron(msgspec.Struct, tag_field="type", tag="cron", forbid_unknown_fields=True):
+    id: str
+
+
+class _Heartbeat(msgspec.Struct, tag_field="type", tag="heartbeat", forbid_unknown_fields=True):
+    pass
+
+
+class _Subagent(msgspec.Struct, tag_field="type", tag="subagent", forbid_unknown_fields=True):
+    id: str
+    parentAgentId: str
+    name: str
+
+
+Descriptor = _User | _Cron | _Heartbeat | _Subagent
+_descriptor = msgspec.json.Decoder(Descriptor)
+
+
+def descriptor_of(session: Session) -> Descriptor:
+    """What a session belongs to, in one of the four forms. From what never changes: its id and its origin."""
+    origin = session.origin
+    match origin.kind:
+        case OriginKind.SCHEDULE:
+            return _Cron(id=origin.key.removeprefix("schedule:"))
+        case OriginKind.HEARTBEAT:
+            return _Heartbeat()
+        case OriginKind.SUBAGENT:
+            return _Subagent(id=session.id, parentAgentId=origin.parent or "", name=origin.key)
+        case _:
+            return _user(origin)
+
+
+def _user(origin: Origin) -> _User:
+    if origin.kind is OriginKind.CHAT and origin.key.startswith("channel:"):
+        instance, _, room = origin.key.removeprefix("channel:").partition(":")
+        return _User(connector=instance, userId=room, channelId=room)
+    who, _, conversation = origin.key.partition("/")
+    name = who.partition(":")[2] or who
+    return _User(connector=origin.kind.value, userId=name, channelId=conversation or name)
+
+
+# --- state ---
+
+
+class _Times(msgspec.Struct):
+    createdAt: int
+    updatedAt: int
+
+
+_times = msgspec.json.Decoder(_Times)
+_object = msgspec.json.Decoder(dict[str, Any])
+
+
+def _state(session: Session, agent: Agent | None, opening: Opening | None) -> str:
+    updated_ms = to_ms(session.updated_at)
+    if opening is None:
+        return _pretty(state_of(session, agent))
+    if session.record_seq == opening.record_seq and _times.decode(opening.state).updatedAt == updated_ms:
+        return opening.state
+    return _pretty(_object.decode(opening.state) | {"updatedAt": updated_ms, "state": session.wakefulness.value})
+
+
+def state_of(session: Session, agent: Agent | None) -> dict[str, Any]:
+    core = session.attributes.get("core")
+    folder = cast(dict[str, Any], core).get("workingDir") if isinstance(core, dict) else None
+    return {
+        "provider": agent.provider if agent else None,
+        "model": agent.model if agent else None,
+        "permissions": {"workingDir": folder, "writeDirs": [], "readDirs": [], "web": False},
+        "tokens": None,
+        "stats": {},
+        "createdAt": to_ms(session.created_at),
+        "updatedAt": to_ms(session.updated_at),
+        "state": session.wakefulness.value,
+    }
+
+
+def _pretty(value: Any) -> str:
+    return msgspec.json.format(_encode(value), indent=2).decode() + "\n"
+
+
+# --- history ---
+
+
+class _Start(msgspec.Struct, tag_field="type", tag="start"):
+    at: int
+
+
+class _Reset(msgspec.Struct, tag_field="type", tag="reset", omit_defaults=True):
+    at: int
+    message: str | None = None
+
+
+class _UserMessage(msgspec.Struct, tag_field="type", tag="user_message"):
+    at: int
+    text: str
+    files: list[Any] = []
+
+
+class _ToolCall(msgspec.Struct):
+    id: str
+    name: str
+    arguments: dict[str, Any] = {}
+    type: str = "toolCall"
+
+
+class _Size(msgspec.Struct):
+    input: int = 0
+    output: int = 0
+    cacheRead: int = 0
+    cacheWrite: int = 0
+    total: int = 0
+
+
+class _Tokens(msgspec.Struct):
+    provider: str
+    model: str
+    size: _Size
+
+
+class _AssistantMessage(msgspec.Struct, tag_field="type", tag="assistant_message"):
+    at: int
+    text: str
+    files: list[Any] = []
+    toolCalls: list[_ToolCall] = []
+    tokens: _Tokens | None = None
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class _ToolMessage(msgspec.Struct):
+    role: str = "toolResult"
+    toolCallId: str = ""
+    toolName: str = ""
+    content: list[_Part] = []
+    isError: bool = False
+
+
+class _Output(msgspec.Struct):
+    toolMessage: _ToolMessage
+    files: list[Any] = []
+
+
+class _Result(msgspec.Struct, tag_field="type", tag="tool_result"):
+    at: int
+    toolCallId: str
+    output: _Output
+
+
+class _NoteLine(msgspec.Struct, tag_field="type", tag="note"):
+    at: int
+    text: str
+
+
+Line = _Start | _Reset | _UserMessage | _AssistantMessage | _Result | _NoteLine
+_line = msgspec.json.Decoder(Line)
+
+
+def line_of(record: Record) -> str:
+    """A record as one line, its end included."""
+    return _encode(_as_line(record)).decode() + "\n"
+
+
+def _as_line(record: Record) -> Line:
+    at = to_ms(record.at)
+    match record.body:
+        case Mark(text=text):
+            return _Start(at) if record.kind is RecordKind.START else _Reset(at, text or None)
+        case UserTurn(text=text):
+            return _UserMessage(at, text)
+        case Reply() as reply:
+            calls = [_ToolCall(call.id, call.tool, call.arguments) for call in reply.calls]
+            return _AssistantMessage(at, reply.text, toolCalls=calls, tokens=_tokens(reply))
+        case ToolResult() as result:
+            message = _ToolMessage(
+                toolCallId=result.call,
+                toolName=result.tool,
+                content=[_Part("text", result.output)],
+                isError=result.failed,
+            )
+            return _Result(at, result.call, _Output(message))
+        case Note(text=text):
+            return _NoteLine(at, text)
+
+
+def _tokens(reply: Reply) -> _Tokens | None:
+    used = reply.usage
+    if not reply.model:
+        return None
+    size = _Size(input=used.input_tokens, output=used.output_tokens, total=used.input_tokens + used.output_tokens)
+    return _Tokens(provider="", model=reply.model, size=size)
+
+
+# --- reading in ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """Three files, understood: everything that makes a session of them."""
+
+    kept: Sequence[Kept]
+    opening: Opening
+    context_from: int
+    snippet: str
+    created_ms: int
+    updated_ms: int
+
+
+def parse(files: dict[str, str], session: SessionId) -> Imported:
+    """Take three files as the history of `session`. What cannot be understood is refused, with where it stands."""
+    if set(files) != set(NAMES):
+        raise _unreadable(", ".join(sorted(files))[:200] or "nothing", f"these files are needed: {', '.join(NAMES)}")
+    try:
+        _descriptor.decode(files[DESCRIPTOR])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise _unreadable(DESCRIPTOR, str(error)) from error
+    try:
+        times = _times.decode(files[STATE])
+        _object.decode(files[STATE])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise _unreadable(STATE, str(error)) from error
+    for at_ms in (times.createdAt, times.updatedAt):
+        _check_time(STATE, at_ms)
+    kept = list(_records(files[HISTORY], session, created_ms=times.createdAt))
+    marks = [k.record.seq for k in kept if k.record.kind in (RecordKind.START, RecordKind.RESET)]
+    said = [k.record.body.text for k in kept if isinstance(k.record.body, UserTurn | Reply)]
+    return Imported(
+        kept=kept,
+        opening=Opening(files[DESCRIPTOR], files[STATE], kept[-1].record.seq),
+        context_from=marks[-1],
+        snippet=said[-1] if said else "",
+        created_ms=times.createdAt,
+        updated_ms=times.updatedAt,
+    )
+
+
+def _records(history: str, session: SessionId, *, created_ms: int) -> Iterator[Kept]:
+    lines = history.split("\n")
+    ended = [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+    if len(ended) > LINES_MAX:
+        raise TooLarge(
+            f"{HISTORY} has {len(ended):,} lines",
+            because=f"at most {LINES_MAX:,} can be read in",
+            try_this="leave out the oldest",
+            code="import.too-long",
+        )
+    seq = 0
+    if not ended or _read_line(ended[0], 1)[0] is not RecordKind.START:
+        # Every session begins with a start marker. This one is ours: it stands in no file.
+        seq = 1
+        mark = Record(session=session, seq=seq, kind=RecordKind.START, body=Mark(), at=from_ms(created_ms))
+        yield Kept(mark, line="")
+    for number, line in enumerate(ended, start=1):
+        seq += 1
+        kind, body, at_ms = _read_line(line, number)
+        record = Record(session=session, seq=seq, kind=kind, body=body, at=from_ms(at_ms), trust=Trust.UNTRUSTED)
+        yield Kept(record, line=line if line_of(record) != line else None)
+
+
+def _read_line(line: str, number: int) -> tuple[RecordKind, Body, int]:
+    where = f"line {number} of {HISTORY}"
+    try:
+        read_in = _line.decode(line)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise _unreadable(where, str(error)) from error
+    _check_time(where, read_in.at)
+    if isinstance(read_in, _Start):
+        return RecordKind.START, Mark(), read_in.at
+    body = _as_body(read_in)
+    return kind_of(body), body, read_in.at
+
+
+def _as_body(line: _Reset | _UserMessage | _AssistantMessage | _Result | _NoteLine) -> Body:
+    match line:
+        case _Reset(message=message):
+            return Mark(text=message or "")
+        case _UserMessage(text=text):
+            return UserTurn(text=text)
+        case _AssistantMessage(text=text, toolCalls=called, tokens=tokens):
+            used = tokens.size if tokens else _Size()
+            return Reply(
+                text=text,
+                calls=tuple(Call(id=call.id, tool=call.name, arguments=call.arguments) for call in called),
+                stop=Stop.CALLS if called else Stop.END,
+                model=tokens.model if tokens else "",
+                usage=Usage(input_tokens=used.input, output_tokens=used.output),
+            )
+        case _Result(toolCallId=call, output=output):
+            message = output.toolMessage
+            words = "".join(part.text for part in message.content if part.type == "text")
+            return ToolResult(call=call, tool=message.toolName, output=words, failed=message.isError)
+        case _NoteLine(text=text):
+            return Note(text=text)
+
+
+def _check_time(where: str, at_ms: int) -> None:
+    if not 0 <= at_ms <= AT_MS_MAX:
+        raise _unreadable(where, f"{at_ms} is no time in milliseconds since 1970")
+
+
+def _unreadable(what: str, because: str) -> Invalid:
+    return Invalid(
+        f"{what} cannot be read in",
+        because=because,
+        try_this="give the three files as an export made them",
+        code="import.unreadable",
+    )
