@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+import tomlkit
 from config.home import Home
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retinue.config import BadConfig, Settings, examine, from_environment, load
 from retinue.config.faults import FAULTS_KEPT_MAX, FAULTS_TOLD_MAX
@@ -146,6 +152,7 @@ def test_what_is_not_understood_is_refused_with_its_path(home: Home, text: str, 
     fault = home.fault(text)
     assert fault.path == path
     assert fault.sentence.startswith(path)
+    assert fault.because and fault.try_this
     assert says in f"{fault.sentence} {fault.because} {fault.try_this}"
     assert fault.place.file == home.file
     assert fault.place.line == text.count("\n", 0, text.rstrip("\n").rfind("\n") + 1) + 1
@@ -302,3 +309,46 @@ def test_a_house_does_not_open_with_an_unknown_key_and_says_where_it_is(home: Ho
     assert opened.returncode == 1
     assert f"house.listen.prot is not a setting ({home.file}, line 2) [config.invalid]" in opened.stderr
     assert not Path(home.folder, "house.db").exists()
+
+
+WORDS = st.sampled_from(
+    re.findall(
+        r"\w+",
+        """house listen port host agents ada templates t extends clear tools allow queue people role bindings agent
+        connector schedules kind every_s token secret external url runner permission_policy store zone include
+        config_version mirror folder env file limits lockout_s""",
+    )
+)
+VALUES = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=6),
+    st.dates(),
+    st.sampled_from(
+        ["t", "ada", "external", "cron", "every", "${A}", "$${", "${", "https://x", "tools.allow", "boss", "::"]
+    ),
+)
+TREES = st.dictionaries(
+    WORDS,
+    st.recursive(
+        VALUES,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS | st.text(max_size=3), inner, max_size=4),
+        max_leaves=15,
+    ),
+    max_size=6,
+)
+
+
+@given(tree=TREES)
+def test_whatever_a_file_says_it_is_taken_or_refused_but_never_trips_the_reader(tree: dict[str, Any]) -> None:
+    try:
+        text = tomlkit.dumps(tree)
+        tomllib.loads(text)
+    except ValueError:  # The library writes a few things that are not TOML.
+        return
+    examined = examine({"RETINUE_HOME": "/nowhere/at/all", "A": "a"}, text=text)
+    assert examined.configuration.settings.home == Path("/nowhere/at/all")
+    for fault in examined.faults:
+        assert fault.sentence and fault.because and fault.try_this and fault.place.file, fault
+    str(BadConfig(examined.faults)) if examined.faults else repr(examined)

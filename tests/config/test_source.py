@@ -86,9 +86,11 @@ def test_a_name_must_lead_to_a_file_but_a_pattern_may_fit_nothing(home: Home) ->
     assert str(home.folder / "none.toml") in fault.sentence
 
 
-@pytest.mark.parametrize("include", ["3", "[3]", "['']", "{ a = 1 }"])
+@pytest.mark.parametrize("include", ["3", "[3]", "['']", "{ a = 1 }", "['/**/*.toml']"])
 def test_an_include_is_the_name_of_a_file(home: Home, include: str) -> None:
-    assert home.fault(f"include = {include}").path.startswith("include")
+    fault = home.fault(f"include = {include}")
+    assert fault.path.startswith("include")
+    assert fault.because and fault.try_this
 
 
 def test_a_version_is_asked_of_included_files_too(home: Home) -> None:

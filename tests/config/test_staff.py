@@ -99,7 +99,9 @@ def test_an_agent_of_which_nothing_is_said_has_the_defaults(home: Home) -> None:
     ],
 )
 def test_a_declaration_that_cannot_stand_is_refused_with_its_exact_path(home: Home, text: str, path: str) -> None:
-    assert home.fault(text).path == path
+    fault = home.fault(text)
+    assert fault.path == path
+    assert fault.because and fault.try_this
 
 
 @pytest.mark.spec("A2")
@@ -220,6 +222,7 @@ def test_an_agent_may_bear_the_name_of_its_template(home: Home) -> None:
 def test_what_is_wrong_with_a_template_is_told_at_its_own_path(home: Home, text: str, path: str, says: str) -> None:
     fault = home.fault(text)
     assert fault.path == path
+    assert fault.because and fault.try_this
     assert says in f"{fault.sentence} {fault.because} {fault.try_this}"
 
 

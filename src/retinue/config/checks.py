@@ -34,7 +34,7 @@ def network(text: str) -> str | None:
     try:
         ipaddress.ip_network(text)
     except ValueError:
-        return "must be an IP address or a network such as 10.0.0.0/8, with no bits set beyond its length"
+        return "must be an IP address or a network, with no bits set beyond its length"
     return None
 
 
@@ -44,9 +44,9 @@ def url(text: str) -> str | None:
         parts = urlsplit(text)
         well_formed = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
     except ValueError:
-        return "must be an address such as https://house.example"
+        return "must be an http or https address"
     if not well_formed or host(parts.hostname or "") or re.search(r"[\s\x00-\x1f\x7f]", text):
-        return "must be an address such as https://house.example"
+        return "must be an http or https address"
     if parts.username is not None or parts.password is not None:
         return "must not hold a name or a password"
     return None
@@ -65,7 +65,7 @@ def is_https(text: str | None) -> bool:
 def store(text: str) -> str | None:
     if text.startswith(("postgresql://", "postgresql+psycopg://")):
         return None
-    return "must name a PostgreSQL database, postgresql://USER@HOST/NAME"
+    return "must name a PostgreSQL database"
 
 
 def password_in(address: str) -> str:
@@ -79,7 +79,7 @@ def password_in(address: str) -> str:
 
 
 def operation(text: str) -> str | None:
-    return None if _OPERATION.fullmatch(text) else "is not the name of an operation, such as agent.set"
+    return None if _OPERATION.fullmatch(text) else "is not the name of an operation"
 
 
 def agent_name(text: str) -> str | None:

@@ -105,7 +105,8 @@ class _Scanner:
             case "{":
                 self._inline_table(path)
             case _:
-                self._skip(_SCALAR)
+                if self.at == self._skip(_SCALAR):
+                    raise IndexError  # no value at all: this is not TOML, and to look on would never end
 
     def _array(self, path: KeyPath) -> None:
         self.at += 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
-from retinue.config.faults import Faults, KeyPath
+from retinue.config.faults import Faults, KeyPath, dotted
 from retinue.config.settings import PLAIN, WHOLE_NUMBER_MAX, Rule
 from retinue.config.source import Table, shown
 from retinue.domain.errors import Invalid
@@ -35,8 +35,17 @@ def table_at(value: object, path: KeyPath, faults: Faults) -> Table:
     if isinstance(value, dict):
         return cast(Table, value)
     if value is not None:
-        faults.add(path, f"must be a table, and is {shown(value)}", try_this="write it as a [section] or as { k = v }")
+        faults.add(
+            path,
+            f"must be a table, and is {shown(value)}",
+            because="it has keys of its own",
+            try_this=_as_section(path),
+        )
     return {}
+
+
+def _as_section(path: KeyPath) -> str:
+    return f"write it as [{dotted(path)}], with its keys below"
 
 
 def values(
@@ -111,7 +120,12 @@ def _value(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule, 
 
 def _several(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule) -> object:
     if not isinstance(value, list):
-        faults.add(path, f"must be a list, and is {shown(value)}", try_this="write it as [ ... ]")
+        faults.add(
+            path,
+            f"must be a list, and is {shown(value)}",
+            because="there can be several",
+            try_this=f"{path[-1]} = [ ... ]",
+        )
         return NOTHING
     items = cast("list[object]", value)
     read = [_value(hint, item, (*path, index), faults, rule, {}) for index, item in enumerate(items)]
@@ -132,31 +146,33 @@ def _by_name(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule
             named = {} if each is NOTHING else {key: each}
         for name in named:
             if rule.check and (wrong := rule.check(name)):
-                faults.add((*path, key), wrong)
+                faults.add((*path, key), wrong, because=_meaning(rule), try_this=f'for example "{rule.example}"')
         read |= named
     return read
 
 
 def _single(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule) -> object:
     if hint is bool:
-        return value if isinstance(value, bool) else _wrong("true or false", "true", value, path, faults, rule)
+        return value if isinstance(value, bool) else _wrong("true or false", "true", value, path, faults)
     if hint is int or hint is float:
         return _number(hint, value, path, faults, rule)
     if not isinstance(value, str):
-        return _wrong("a text in quotes", '"..."', value, path, faults, rule)
+        return _wrong("a text in quotes", '"..."', value, path, faults)
     text = str(value)
     if "\0" in text:
         faults.add(path, "holds a NUL character", because="no text of the house may", try_this="take it out")
         return NOTHING
     if rule.check and (wrong := rule.check(text)):
-        faults.add(path, f"{wrong}, and is {shown(value)}", because=rule.says)
+        faults.add(
+            path, f"{wrong}, and is {shown(value)}", because=_meaning(rule), try_this=f'for example "{rule.example}"'
+        )
         return NOTHING
     if hint is str:
         return text
     if hint is Path:
-        return Path(text).expanduser() if text else _wrong("the name of a folder", '"..."', value, path, faults, rule)
+        return Path(text).expanduser() if text else _wrong("the name of a folder", '"..."', value, path, faults)
     if hint is ZoneInfo:
-        return _zone(text, path, faults)
+        return _zone(text, value, path, faults)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return _choice(hint, text, value, path, faults)
     raise TypeError(f"{path}: settings of the type {hint} are not read yet")
@@ -168,12 +184,12 @@ def _number(hint: type, value: object, path: KeyPath, faults: Faults, rule: Rule
     most = WHOLE_NUMBER_MAX if rule.most is None else rule.most
     if isinstance(value, bool) or not isinstance(value, kinds):
         wanted = "a whole number" if hint is int else "a number"
-        return _wrong(wanted, _plain(max(least, 10)), value, path, faults, rule)
+        return _wrong(wanted, _plain(max(least, 10)), value, path, faults)
     if not least <= value <= most:  # NaN is on no side of anything
         bounds = f"from {_plain(least)} to {_plain(most)}"
         nearer = _plain(most if value > most else least)
         faults.add(
-            path, f"must be {bounds}, and is {shown(value)}", because=rule.says, try_this=f"{path[-1]} = {nearer}"
+            path, f"must be {bounds}, and is {shown(value)}", because=_meaning(rule), try_this=f"{path[-1]} = {nearer}"
         )
         return NOTHING
     return value if hint is int else float(value)
@@ -183,12 +199,12 @@ def _plain(number: float) -> str:
     return f"{int(number)}" if float(number).is_integer() else f"{number}"
 
 
-def _zone(text: str, path: KeyPath, faults: Faults) -> object:
+def _zone(text: str, value: object, path: KeyPath, faults: Faults) -> object:
     try:
         return zone(text)
     except Invalid as error:
         faults.add(
-            path, f"is {text[:64]!r}, and there is no such time zone", because=error.because, try_this=error.try_this
+            path, f"is {shown(value)}, and there is no such time zone", because=error.because, try_this=error.try_this
         )
         return NOTHING
 
@@ -208,8 +224,21 @@ def _choice(kind: type[StrEnum], text: str, value: object, path: KeyPath, faults
         return NOTHING
 
 
-def _wrong(wanted: str, example: str, value: object, path: KeyPath, faults: Faults, rule: Rule) -> _Nothing:
+def _meaning(rule: Rule) -> str:
+    return f"its meaning: {rule.says}" if rule.says else "beyond that the house could not keep to it"
+
+
+_FORMS = {
+    "true or false": "it is a switch; true and false stand without quotes",
+    "a whole number": "it is counted with; a number stands without quotes, and a whole one without a point",
+    "a number": "it is counted with; a number stands without quotes",
+    "a text in quotes": "only a text can be meant here, and it stands in quotes",
+    "the name of a folder": "something is to be kept in it",
+}
+
+
+def _wrong(wanted: str, example: str, value: object, path: KeyPath, faults: Faults) -> _Nothing:
     key = path[-1]
     try_this = f"{key} = {example}" if isinstance(key, str) else f"put {example} there"
-    faults.add(path, f"must be {wanted}, and is {shown(value)}", because=rule.says, try_this=try_this)
+    faults.add(path, f"must be {wanted}, and is {shown(value)}", because=_FORMS[wanted], try_this=try_this)
     return NOTHING

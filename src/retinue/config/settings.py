@@ -39,6 +39,7 @@ class Rule:
     least: float | None = None
     most: float | None = None
     check: Callable[[str], str | None] | None = None  # of a text, or of each of several: what is wrong with it
+    example: str = ""
     in_file: bool = True
 
 
@@ -74,6 +75,7 @@ class Listen:
         "The address to listen on. Beyond this machine only with an https `public_url` and `trusted_proxies`.",
         effect=Effect.RESTART,
         check=checks.host,
+        example="127.0.0.1",
     )
     port: int = setting(
         PORT, "The TCP port; 0 takes any that is free.", effect=Effect.RESTART, least=0, most=checks.PORT_MAX
@@ -152,6 +154,7 @@ class Settings:
                 says="A PostgreSQL address, postgresql://USER@HOST/NAME. Not set: `house.db` in the home.",
                 effect=Effect.RESTART,
                 check=checks.store,
+                example="postgresql://retinue@localhost/house",
             )
         },
     )
@@ -164,27 +167,34 @@ class Settings:
         "Who answers where nobody is named. Not set: the agent `main`, else the first declared.",
         effect=Effect.MESSAGE,
         check=checks.agent_name,
+        example="ada",
     )
     public_url: str | None = setting(
         None,
         "The address at which people reach the house through a proxy.",
         effect=Effect.RESTART,
         check=checks.public_url,
+        example="https://house.example",
     )
     allowed_hosts: tuple[str, ...] = setting(
-        (), "Names under which the house answers, beside those of this machine and `public_url`.", check=checks.host
+        (),
+        "Names under which the house answers, beside those of this machine and `public_url`.",
+        check=checks.host,
+        example="house.example",
     )
     trusted_proxies: tuple[str, ...] = setting(
         (),
         "Addresses or networks of proxies whose word on the caller is believed.",
         effect=Effect.RESTART,
         check=checks.network,
+        example="10.0.0.0/8",
     )
     permission_policy: Mapping[str, PermissionLevel] = setting(
         cast("Mapping[str, PermissionLevel]", {}),
         "For an operation, the level it needs; one that is not named keeps its own.",
         effect=Effect.MESSAGE,
         check=checks.operation,
+        example="agent.set",
     )
     listen: Listen = Listen()
     limits: Limits = Limits()

@@ -20,6 +20,9 @@ NESTING_MAX = 50
 
 Table = dict[str, object]
 
+_INCLUDE = "it says which other files belong to this one"
+_INCLUDE_SO = 'include = ["people.toml", "conf.d/*.toml"]'
+
 # The keys below these are names that people choose, so `[agents.token]` is an agent and no secret.
 NAMED = frozenset({"agents", "templates", "people", "bindings", "schedules"})
 POLICY = ("house", "permission_policy")
@@ -99,7 +102,12 @@ class Source:
                 try_this='correct the line; texts stand in quotes, as in name = "value"',
             )
         except RecursionError:
-            self._faults.add_at(Place(file), "this is nested too deeply", because="no setting needs so many levels")
+            self._faults.add_at(
+                Place(file),
+                "this is nested too deeply",
+                because="no setting needs so many levels",
+                try_this="look for brackets without end",
+            )
         return None
 
     def _check_version(self, own: Table) -> None:
@@ -119,15 +127,30 @@ class Source:
         if isinstance(patterns, str):
             patterns = [patterns]
         if not isinstance(patterns, list):
-            self._faults.add(("include",), f"must be a list of file names, and is {shown(patterns)}")
+            self._faults.add(
+                ("include",),
+                f"must be a list of file names, and is {shown(patterns)}",
+                because=_INCLUDE,
+                try_this=_INCLUDE_SO,
+            )
             return []
         found: list[tuple[KeyPath, Path]] = []
         for index, pattern in enumerate(cast("list[object]", patterns)):
             path: KeyPath = ("include", index)
             if pattern is None:  # told already
                 continue
+            if isinstance(pattern, str) and "**" in pattern:
+                self._faults.add(
+                    path,
+                    "looks through all folders",
+                    because="that could be the whole disk, so ** is not read",
+                    try_this=_INCLUDE_SO,
+                )
+                continue
             if not isinstance(pattern, str) or not pattern or "\0" in pattern:
-                self._faults.add(path, f"must be the name of a file, and is {shown(pattern)}")
+                self._faults.add(
+                    path, f"must be the name of a file, and is {shown(pattern)}", because=_INCLUDE, try_this=_INCLUDE_SO
+                )
             elif any(sign in pattern for sign in "*?["):
                 found += [(path, each) for each in self._fitting(path, file.parent, pattern)]
             else:
@@ -138,7 +161,7 @@ class Source:
         try:
             return self._disk.fitting(folder, pattern)
         except (OSError, ValueError, NotImplementedError) as error:
-            self._faults.add(path, "cannot be looked up", because=str(error))
+            self._faults.add(path, "cannot be looked up", because=str(error), try_this=_INCLUDE_SO)
             return []
 
     def _include(self, path: KeyPath, file: Path, chain: tuple[Path, ...]) -> Table:
@@ -148,10 +171,18 @@ class Source:
             self._faults.add(path, "goes in a circle", because=circle, try_this="take one of these includes out")
         elif len(chain) > INCLUDE_DEPTH_MAX:
             self._faults.add(
-                path, "goes too deep", because=f"files include each other {INCLUDE_DEPTH_MAX} deep at most"
+                path,
+                "goes too deep",
+                because=f"files include each other {INCLUDE_DEPTH_MAX} deep at most",
+                try_this="include the innermost ones from here",
             )
         elif len(self.files) >= FILES_MAX:
-            self._faults.add(path, "is one file too many", because=f"{FILES_MAX} files are read at most")
+            self._faults.add(
+                path,
+                "is one file too many",
+                because=f"{FILES_MAX} files are read at most",
+                try_this="put some together",
+            )
         else:
             try:
                 text = self._disk.read(file)
@@ -170,8 +201,13 @@ class Source:
 
     def _filled(self, value: object, path: KeyPath, file: Path) -> object:
         if len(path) > NESTING_MAX:
-            self._faults.add(path[:3], "is nested too deeply", because=f"{NESTING_MAX} levels are read at most")
-            return ""
+            self._faults.add(
+                path[:3],
+                "is nested too deeply",
+                because=f"{NESTING_MAX} levels are read at most, and no setting needs so many",
+                try_this="look for a bracket that is not closed where it should be",
+            )
+            return None
         match value:
             case str():
                 return self._fill(value, path) if "${" in value else value

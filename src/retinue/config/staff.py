@@ -48,6 +48,20 @@ class ScheduleKind(StrEnum):
     HEARTBEAT = "heartbeat"
 
 
+_EXTENDS = "it says from which templates to inherit"
+_EXTENDS_SO = 'extends = "careful" or extends = ["careful", "german"]'
+_CLEAR = "it says what is not to be inherited"
+_CLEAR_SO = 'clear = ["instructions", "tools.ask"]'
+_ELSEWHERE = "it says where the agent is reached"
+_ELSEWHERE_SO = 'external = { url = "https://agent.example/in" }'
+_WHEN_SO = {"at": 'at = "2027-01-31 09:00"', "every_s": "every_s = 3600", "cron": 'cron = "0 7 * * *"'}
+_MISSING_SO = {
+    "agent": 'agent = "ada"',
+    "connector": 'connector = "telegram"',
+    "kind": 'kind = "cron"',
+    "role": 'role = "member"',
+}
+
 # What says when, for each kind.
 _WHEN = {
     ScheduleKind.ONCE: "at",
@@ -129,7 +143,9 @@ def _named(tree: Table, section: str, check: Callable[[str], str | None], faults
         path: KeyPath = (section, key)
         name = normal_id(key) if checks.name(key) and re.search(r"[A-Za-z0-9]", key) else key
         if wrong := check(name):
-            faults.add(path, wrong, try_this="for example: ada, night-clerk, Ops2")
+            faults.add(
+                path, wrong, because="it is part of addresses and paths", try_this="for example: ada, night-clerk, Ops2"
+            )
             continue
         if other := seen.get(name.casefold()):
             faults.add(
@@ -183,6 +199,7 @@ class _Templates:
             self._faults.add(
                 path,
                 f"names the template {name!r}, which is not there",
+                because=f"the templates are {', '.join(each.name for each in self._entries.values()) or 'none yet'}",
                 try_this=f"did you mean `{near}`?" if near else f"declare it: [templates.{name}]",
             )
             return None
@@ -196,7 +213,12 @@ class _Templates:
             )
             return None
         if len(chain) > EXTENDS_DEPTH_MAX:
-            self._faults.add(path, "goes too deep", because=f"templates extend {EXTENDS_DEPTH_MAX} deep at most")
+            self._faults.add(
+                path,
+                "goes too deep",
+                because=f"templates extend {EXTENDS_DEPTH_MAX} deep at most",
+                try_this="make one template of several",
+            )
             return None
         if key not in self._laid_out:
             self._laid_out[key] = self.laid_out(entry, chain if path[0] == "templates" else ())
@@ -209,12 +231,22 @@ class _Templates:
             return [(path, named)]
         if not isinstance(named, list):
             if named is not None:
-                self._faults.add(path, f"must be the name of a template or a list of names, and is {shown(named)}")
+                self._faults.add(
+                    path,
+                    f"must be the name of a template or a list of names, and is {shown(named)}",
+                    because=_EXTENDS,
+                    try_this=_EXTENDS_SO,
+                )
             return []
         parents: list[tuple[KeyPath, str]] = []
         for index, name in enumerate(cast("list[object]", named)):
             if not isinstance(name, str):
-                self._faults.add((*path, index), f"must be the name of a template, and is {shown(name)}")
+                self._faults.add(
+                    (*path, index),
+                    f"must be the name of a template, and is {shown(name)}",
+                    because=_EXTENDS,
+                    try_this=_EXTENDS_SO,
+                )
             else:
                 parents.append(((*path, index), name))
         return parents
@@ -251,7 +283,7 @@ def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str]) -> bool:
             (*entry.path, "runner"),
             f"is {runner!r}, and there is no such runner",
             because=f"the runners are {', '.join(sorted(runners))}",
-            try_this=f"did you mean `{near}`?" if near else "",
+            try_this=f"did you mean `{near}`?" if near else 'runner = "loop"',
         )
     if "external" in entry.table:
         _check_external(table_at(entry.table["external"], (*entry.path, "external"), faults), entry.path, faults)
@@ -266,9 +298,11 @@ def _check_external(table: Table, path: KeyPath, faults: Faults) -> None:
         at = (*path, "external", key)
         if key == "url" and isinstance(value, str):
             if wrong := checks.url(value):
-                faults.add(at, f"{wrong}, and is {shown(value)}")
+                faults.add(at, f"{wrong}, and is {shown(value)}", because=_ELSEWHERE, try_this=_ELSEWHERE_SO)
         elif key == "url":
-            faults.add(at, f"must be a text in quotes, and is {shown(value)}")
+            faults.add(
+                at, f"must be a text in quotes, and is {shown(value)}", because=_ELSEWHERE, try_this=_ELSEWHERE_SO
+            )
         elif key != "secret":
             unknown_key(key, (*path, "external"), ("url", "secret"), faults)
 
@@ -280,6 +314,7 @@ def _external(whole: Table, entry: _Entry, faults: Faults) -> External | None:
             faults.add(
                 (*entry.path, "external"),
                 "is set, but the agent's runner is not `external`",
+                because="an agent that runs here has no address elsewhere",
                 try_this='runner = "external", or clear = ["external"] where a template brought it',
             )
         return None
@@ -289,7 +324,7 @@ def _external(whole: Table, entry: _Entry, faults: Faults) -> External | None:
             (*entry.path, "external", "url"),
             "is missing",
             because="the agent runs elsewhere, and nothing says where",
-            try_this='external = { url = "https://..." }',
+            try_this=_ELSEWHERE_SO,
         )
         return None
     return External(url=str(url), secret=cast("Secret | None", table.get("secret")))
@@ -300,7 +335,7 @@ def _cleared(entry: _Entry, faults: Faults) -> list[tuple[str, ...]]:
     path = (*entry.path, "clear")
     if not isinstance(named, list):
         if named is not None:
-            faults.add(path, f"must be a list of keys, and is {shown(named)}", try_this='clear = ["instructions"]')
+            faults.add(path, f"must be a list of keys, and is {shown(named)}", because=_CLEAR, try_this=_CLEAR_SO)
         return []
     cleared: list[tuple[str, ...]] = []
     for index, key in enumerate(cast("list[object]", named)):
@@ -312,7 +347,8 @@ def _cleared(entry: _Entry, faults: Faults) -> list[tuple[str, ...]]:
             faults.add(
                 (*path, index),
                 f"is {shown(key)}, which is no key of an agent",
-                try_this=f"did you mean `{near}`?" if near else "",
+                because=_CLEAR,
+                try_this=f"did you mean `{near}`?" if near else _CLEAR_SO,
             )
     return cleared
 
@@ -408,7 +444,12 @@ def _schedules(entries: list[_Entry], names: list[str], faults: Faults) -> dict[
 def _check_when(kind: ScheduleKind, entry: _Entry, faults: Faults) -> None:
     wanted = _WHEN[kind]
     if wanted not in entry.table:
-        faults.add((*entry.path, wanted), "is missing", because=f"a schedule of the kind `{kind}` says when by it")
+        faults.add(
+            (*entry.path, wanted),
+            "is missing",
+            because=f"a schedule of the kind `{kind}` says when by it",
+            try_this=_WHEN_SO[wanted],
+        )
     for other in sorted(set(_WHEN.values()) - {wanted}):
         if other in entry.table:
             faults.add(
@@ -422,7 +463,10 @@ def _check_when(kind: ScheduleKind, entry: _Entry, faults: Faults) -> None:
 def _required(entry: _Entry, keys: tuple[str, ...], faults: Faults) -> bool:
     missing = [key for key in keys if key not in entry.table]
     for key in missing:
-        faults.add((*entry.path, key), "is missing", try_this=f"{key} = ...")
+        section = str(entry.path[0])
+        faults.add(
+            (*entry.path, key), "is missing", because=f"{section} are nothing without it", try_this=_MISSING_SO[key]
+        )
     return not missing
 
 
@@ -430,7 +474,9 @@ def _agent_reference(text: str) -> str | None:
     return None if text.strip() else "must name an agent"
 
 
-_AGENT_REFERENCE: Mapping[str, Rule] = {"agent": Rule(check=_agent_reference)}
+_AGENT_REFERENCE: Mapping[str, Rule] = {
+    "agent": Rule(says="Which agent it is for.", check=_agent_reference, example="ada")
+}
 _SCHEDULE_RULES: Mapping[str, Rule] = {**_AGENT_REFERENCE, "every_s": Rule(least=1)}
 
 
