@@ -22,13 +22,17 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """What a tool declares of itself. `repeatable` means: after a crash it may simply run again."""
+    """What a tool declares of itself. `repeatable` means: after a crash it may simply run again.
+
+    `by_name`: an agent has it only where a rule names it, more closely than with a bare `*`.
+    """
 
     name: str
     description: str
     parameters: dict[str, Any]
     effects: frozenset[Effect] = frozenset()
     repeatable: bool = False
+    by_name: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

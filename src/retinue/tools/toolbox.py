@@ -12,7 +12,7 @@ import msgspec
 
 from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
-from retinue.domain.decision import Verdict
+from retinue.domain.decision import Decision, Verdict
 from retinue.domain.ports import Ask
 from retinue.domain.text import storable
 from retinue.domain.tool import Call, ToolResult, ToolSpec, clipped
@@ -30,6 +30,10 @@ class Plan:
     because: str = ""
 
 
+def _decide(agent: Agent, spec: ToolSpec) -> Decision:
+    return policy.decide(agent.tools, spec.name, by_name=spec.by_name)
+
+
 def refusal(call: Call, why: str) -> ToolResult:
     return ToolResult(call=call.id, tool=call.tool, output=clipped(storable(why)), failed=True)
 
@@ -39,7 +43,7 @@ class Toolbox:
         self._tools = {tool.spec.name: tool for tool in tools}
 
     def offered(self, agent: Agent) -> list[ToolSpec]:
-        return [tool.spec for name, tool in self._tools.items() if not policy.decide(agent.tools, name).denied]
+        return [tool.spec for tool in self._tools.values() if not _decide(agent, tool.spec).denied]
 
     def spec(self, name: str) -> ToolSpec | None:
         tool = self._tools.get(name)
@@ -56,7 +60,7 @@ class Toolbox:
                 known = ", ".join(spec.name for spec in self.offered(agent)) or "none"
                 closed.append(refusal(call, f"There is no tool '{call.tool}'. Tools here: {known}."))
                 continue
-            decision = policy.decide(agent.tools, call.tool)
+            decision = _decide(agent, self._tools[call.tool].spec)
             # Whoever was asked has the last word, also where the rules would no longer ask: a no stays a no, and a yes
             # that is still to come has a run of its own.
             match decision.verdict, ask.answer_to(call):

@@ -1,0 +1,72 @@
+"""Operations as tools: the same declaration, the same rights, the same validation, in an agent's hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from retinue.domain import address
+from retinue.domain.envelope import Trust
+from retinue.domain.errors import RetinueError
+from retinue.domain.principal import Principal
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.operations.base import Desk, Operation, perform
+from retinue.tools.base import Scene, ToolFailed
+
+_encode = msgspec.json.Encoder().encode
+
+
+class OperationTool:
+    """One operation, asked by an agent for itself: it can do no more than its level lets it over HTTP.
+
+    An effect carries the call's id as its key, so that a call which is made again after a crash has its effect once.
+    """
+
+    def __init__(self, operation: Operation, desk: Callable[[], Desk]) -> None:
+        self._operation = operation
+        self._desk = desk
+        self.arguments: type[msgspec.Struct] = operation.parameters
+        self.spec = ToolSpec(
+            name=tool_name(operation),
+            description=operation.summary,
+            parameters=schema(operation.parameters),
+            effects=frozenset({Effect.WRITES}) if operation.effect else frozenset({Effect.READS_PRIVATE}),
+            repeatable=not operation.effect,
+            by_name=True,
+        )
+
+    async def perform(self, arguments: Any, scene: Scene) -> str:
+        agent = scene.agent
+        principal = Principal(address=address.agent(agent.name), level=agent.permission_level, trust=Trust.AGENT)
+        key = f"{scene.session}/{scene.call}" if self._operation.effect else ""
+        try:
+            answer = await perform(self._desk(), principal, self._operation, _encode(arguments), key=key)
+        except ToolFailed:
+            raise
+        except RetinueError as error:
+            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+        return answer.decode()
+
+
+def tool_name(operation: Operation) -> str:
+    return operation.name.replace(".", "_").replace("-", "_")
+
+
+def schema(parameters: type[msgspec.Struct]) -> dict[str, Any]:
+    """As providers take it: an object at the top, and whatever it refers to beside it."""
+    whole = msgspec.json.schema(parameters)
+    definitions: dict[str, Any] = dict(whole["$defs"])
+    top: dict[str, Any] = definitions.pop(whole["$ref"].rpartition("/")[2])
+    flat: dict[str, Any] = {
+        "type": "object",
+        "properties": top["properties"],
+        "required": top.get("required", []),
+        "additionalProperties": False,
+    }
+    return flat | {"$defs": definitions} if definitions else flat
+
+
+def tools_of(operations: Iterable[Operation], desk: Callable[[], Desk]) -> list[OperationTool]:
+    return [OperationTool(operation, desk) for operation in operations]
