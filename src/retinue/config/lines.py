@@ -10,6 +10,8 @@ import re
 
 from retinue.config.faults import KeyPath
 
+KEYS_MAX = 100  # in one dotted key; no setting lies deeper, and such a file is refused for its depth
+
 _BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -85,6 +87,8 @@ class _Scanner:
             self._skip(_SPACE)
             if not self.text.startswith(".", self.at):
                 return keys
+            if len(keys) > KEYS_MAX:
+                raise IndexError
             self.at += 1
 
     def _key(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -58,7 +59,7 @@ def values(
     leave_out: Iterable[str] = (),
 ) -> dict[str, Any]:
     """The values of a table by the names of the fields of `cls`. What is wrong is told, and not among them."""
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(cls)
     known = {each.name: each for each in fields(cls) if each.name not in leave_out and rule_of(each).in_file}
     found: dict[str, Any] = {}
     for key, value in table.items():
@@ -71,6 +72,12 @@ def values(
         if read is not NOTHING:
             found[key] = read
     return found
+
+
+@functools.cache
+def hints_of(cls: type[Any]) -> dict[str, Any]:
+    """The types of the fields; working them out takes longer than reading a table."""
+    return typing.get_type_hints(cls)
 
 
 def rule_of(each: Field[Any]) -> Rule:
@@ -225,7 +232,7 @@ def _choice(kind: type[StrEnum], text: str, value: object, path: KeyPath, faults
 
 
 def _meaning(rule: Rule) -> str:
-    return f"its meaning: {rule.says}" if rule.says else "beyond that the house could not keep to it"
+    return f"its meaning: {rule.says.rstrip('.')}" if rule.says else "these are its bounds"
 
 
 _FORMS = {

@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 from retinue.config import checks
 from retinue.config.faults import Faults, KeyPath
-from retinue.config.reading import NOTHING, nearest, table_at, unknown_key, values
+from retinue.config.reading import NOTHING, hints_of, nearest, table_at, unknown_key, values
 from retinue.config.secret import Secret
 from retinue.config.settings import Rule
 from retinue.config.source import Table, merge, shown
@@ -199,7 +199,7 @@ class _Templates:
             self._faults.add(
                 path,
                 f"names the template {name!r}, which is not there",
-                because=f"the templates are {', '.join(each.name for each in self._entries.values()) or 'none yet'}",
+                because=f"there are {len(self._entries)} templates, and none of that name",
                 try_this=f"did you mean `{near}`?" if near else f"declare it: [templates.{name}]",
             )
             return None
@@ -360,7 +360,7 @@ def _is_clearable(parts: tuple[str, ...]) -> bool:
         case (key,):
             return key in _AGENT_KEYS
         case (key, inner):
-            hint = get_type_hints(Agent).get(key)
+            hint = hints_of(Agent).get(key)
             return is_dataclass(hint) and inner in [each.name for each in fields(cast(Any, hint))]
         case _:
             return False
@@ -464,9 +464,7 @@ def _required(entry: _Entry, keys: tuple[str, ...], faults: Faults) -> bool:
     missing = [key for key in keys if key not in entry.table]
     for key in missing:
         section = str(entry.path[0])
-        faults.add(
-            (*entry.path, key), "is missing", because=f"{section} are nothing without it", try_this=_MISSING_SO[key]
-        )
+        faults.add((*entry.path, key), "is missing", because=f"each of [{section}] needs it", try_this=_MISSING_SO[key])
     return not missing
 
 
