@@ -18,7 +18,7 @@ ROOT = "retinue"
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "daemon plugins testing real premises logs",
+        "daemon plugins testing real premises logs offline",
         "api",
         "operations",
         "engine",
@@ -39,6 +39,8 @@ ACQUAINTED = frozenset(
         ("daemon", "real"),
         ("daemon", "premises"),
         ("daemon", "logs"),
+        ("offline", "premises"),
+        ("offline", "real"),
         ("testing", "daemon"),
         ("testing", "plugins"),
         ("testing", "real"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.05
 KILL_WAIT_S = 10.0
+ANSWER_S = 5.0
 START_LOGS_KEPT = 5
 TOLD_LINES = 12  # of what a house said that did not open
 READ_BYTES = 64 * 1024
@@ -59,7 +60,7 @@ def up(options: Namespace) -> int:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     log = _new_start_log(folder)
     process = _start(log)
-    _wait_until_open(process, log, wait_s=options.wait)
+    _wait_until_open(folder, process, log, wait_s=options.wait)
     return _tell(options, {"house": "open", "home": folder, "process": process, "log": _log_of(folder)})
 
 
@@ -84,19 +85,15 @@ def _start(log: str) -> int:
     return os.posix_spawn(sys.executable, words, os.environ, file_actions=actions, setsid=True)
 
 
-def _wait_until_open(process: int, log: str, *, wait_s: float) -> None:
+def _wait_until_open(folder: str, process: int, log: str, *, wait_s: float) -> None:
+    """Until this very process answers: someone else may have opened the house a moment before us."""
     deadline = time.monotonic() + wait_s
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
             raise _did_not_open(log, os.waitstatus_to_exitcode(status))
-        try:
-            ask("house.status", timeout_s=max(1.0, wait_s))
+        if _answers() and holder(folder) == process:
             return
-        except HouseClosed:
-            pass
-        except CliError:
-            return  # it refused us, so it is there
         if time.monotonic() > deadline:
             raise CliError(
                 "the house does not answer yet",
@@ -105,6 +102,16 @@ def _wait_until_open(process: int, log: str, *, wait_s: float) -> None:
                 try_this=f"wait and look with `retinue status`, or read {log}",
             )
         time.sleep(LOOK_S)
+
+
+def _answers() -> bool:
+    try:
+        ask("house.status", timeout_s=ANSWER_S)
+    except HouseClosed:
+        return False
+    except CliError:
+        return True  # it refused us, so it is there
+    return True
 
 
 def _did_not_open(log: str, code: int) -> CliError:

@@ -1,0 +1,232 @@
+"""A closed house, looked at: what the command line becomes when nobody answers and the store alone can tell.
+
+`python -m retinue.offline OPERATION PARAMETERS [--json]`. It takes the house's lock, so that nobody opens the house
+meanwhile, and opens the store read-only. Rights, validation and sight are those of the open house, for the same token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.pool import NullPool
+
+from retinue import __version__
+from retinue.config import Settings, examine
+from retinue.domain.errors import Ambiguous, NotAllowed, NotFound, RetinueError, StoreError
+from retinue.domain.principal import Principal
+from retinue.domain.times import to_ms
+from retinue.domain.token import TokenKind, hash_of
+from retinue.operations.base import Desk, perform
+from retinue.operations.catalog import OPERATIONS, POLICY
+from retinue.premises import instance_lock
+from retinue.real import RandomIds, RealClock, new_token
+from retinue.store import principals
+from retinue.store.connection import Body, Store, Then, explain
+from retinue.store.files import Files
+from retinue.store.inspection import look
+from retinue.store.opening import SCHEMA
+from retinue.store.sqlite import configure
+
+T = TypeVar("T")
+
+AT_REST = ("house.ledger", "house.why", "house.doctor", "house.backup", "session.export")
+"""What can be asked of a closed house, as soon as there is an operation of that name. The command line knows them as
+`LOOKS_SELF`. Whoever adds one sees to it that its handler only reads the store, and wants nothing of the engine."""
+
+FAILED, USAGE, CLOSED, AMBIGUOUS = 1, 2, 3, 4
+
+
+class ClosedStore:
+    """A store that nobody serves. It is read, and never written."""
+
+    def __init__(self, path: Path) -> None:
+        engine = sa.create_engine("sqlite://", creator=lambda: _open(path), poolclass=NullPool)
+        self._conn = engine.connect()
+
+    async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
+        raise _is_closed(f"nothing can be changed ({point})")
+
+    async def read(self, body: Body[T]) -> T:
+        return await self.scan(body)
+
+    async def scan(self, body: Body[T]) -> T:
+        try:
+            return body(self._conn)
+        except exc.SQLAlchemyError as error:
+            raise explain(error) from error
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        return
+
+    async def close(self) -> None:
+        self._conn.close()
+
+
+class _NotHere:
+    """Stands where an open house has its engine, its post and its doors."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _is_closed("this needs the house itself")
+
+
+def _is_closed(because: str) -> RetinueError:
+    return RetinueError("no house is open here", because=because, try_this="retinue up", code="house.closed")
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    # With no log there is nothing but the file; `mode=ro` would then leave a log and its index behind.
+    mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
+    raw = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
+    configure(raw, writable=False)
+    return raw
+
+
+@contextmanager
+def closed_store(settings: Settings) -> Generator[Store]:
+    """The store of a house that is closed, and stays closed while we look."""
+    if not settings.home.is_dir():
+        raise _is_closed(f"no house was ever opened in {settings.home}")
+    if isinstance(settings.store, str):
+        raise RetinueError(
+            "a closed house on PostgreSQL cannot be looked at from here",
+            because="its store is served by the database, which knows no read-only file",
+            try_this="retinue up, then ask again",
+            code="store.not-a-file",
+        )
+    with instance_lock(settings.home):
+        path = settings.store
+        if not path.exists():
+            raise _is_closed(f"no house was ever opened in {settings.home}")
+        try:
+            _refuse_other_schema(look(path, SCHEMA.known))
+            store = ClosedStore(path)
+        except (exc.SQLAlchemyError, sqlite3.Error) as error:
+            raise explain(error) from error
+        with closing(store._conn):  # pyright: ignore[reportPrivateUsage]
+            yield store
+
+
+def _refuse_other_schema(revision: str | None) -> None:
+    if revision != SCHEMA.head:
+        raise StoreError(
+            "this store is of another version",
+            because=f"its schema is {revision}, this version reads {SCHEMA.head}",
+            try_this="open the house once with `retinue up`: that brings it up to date",
+            code="store.other-schema",
+        )
+
+
+async def answer(settings: Settings, store: Store, operation: str, body: bytes, token: str) -> bytes:
+    """What the house would say if it were open."""
+    clock = RealClock()
+    absent: Any = _NotHere()
+    caller = await store.scan(lambda conn: _caller(conn, token, now_ms=to_ms(clock.now())))
+    desk = Desk(
+        store=store,
+        post=absent,
+        engine=absent,
+        live=absent,
+        clock=clock,
+        ids=RandomIds(),
+        secrets=new_token,
+        home=settings.home,
+        files=Files(settings.home / "files"),
+        zone=settings.zone,
+        version=__version__,
+        policy={**POLICY, **settings.permission_policy},
+    )
+    return await perform(desk, caller, OPERATIONS[operation], body)
+
+
+def _caller(conn: sa.Connection, token: str, *, now_ms: int) -> Principal:
+    known = principals.by_secret(conn, hash_of(token), now_ms=now_ms)
+    if known is None or known[1] is not TokenKind.TOKEN:
+        raise NotAllowed(
+            "who are you?",
+            because="your token is none that this house knows",
+            try_this="use the token in RETINUE_HOME/owner-token",
+            code="auth.not-signed-in",
+        )
+    return known[0]
+
+
+def _token(home: Path, environment: Mapping[str, str]) -> str:
+    try:
+        return environment.get("RETINUE_TOKEN") or (home / "owner-token").read_text().strip()
+    except OSError as error:
+        raise NotFound(
+            "there is no token to sign in with",
+            because=f"{home / 'owner-token'} cannot be read ({error.strerror})",
+            try_this="open the house once: it makes the owner's token anew",
+            code="auth.no-token",
+        ) from error
+
+
+def main(arguments: list[str]) -> int:
+    as_json = "--json" in arguments
+    words = [word for word in arguments if word != "--json"]
+    if len(words) != 2 or words[0] not in AT_REST:
+        sys.stderr.write("usage: python -m retinue.offline OPERATION PARAMETERS [--json]\n")
+        return USAGE
+    operation, parameters = words
+    try:
+        if operation not in OPERATIONS:
+            raise _is_closed(f"{operation} is nothing that this version knows")
+        # Faults of the settings file are told when the house opens, and by `doctor`; they keep nobody from looking.
+        settings = examine(os.environ).configuration.settings
+        with closed_store(settings) as store:
+            token = _token(settings.home, os.environ)
+            heard = asyncio.run(answer(settings, store, operation, parameters.encode(), token))
+    except RetinueError as error:
+        return _complain(error, as_json=as_json)
+    form: dict[str, Any] = json.loads(heard)
+    sys.stdout.write(heard.decode() + "\n" if as_json else "".join(f"{line}\n" for line in _lines(form)))
+    if form.get("holds") is False:
+        broken = RetinueError(
+            "the ledger does not hold",
+            because="a sum above does not come out",
+            try_this="keep a copy of the house before anything else, and report it",
+            code="ledger.broken",
+        )
+        return _complain(broken, as_json=False)
+    return 0
+
+
+def _lines(form: dict[str, Any]) -> list[str]:
+    if "lines" in form:
+        return form["lines"]
+    plain = {key: value if isinstance(value, str | int | float) else json.dumps(value) for key, value in form.items()}
+    return [f"{key.replace('_', '-')}: {value}" for key, value in plain.items()]
+
+
+def _complain(error: RetinueError, *, as_json: bool) -> int:
+    """As the command line does."""
+    sys.stdout.flush()
+    form: dict[str, Any] = {
+        "code": error.code,
+        "sentence": error.sentence,
+        "because": error.because,
+        "try": error.try_this,
+    }
+    sys.stderr.write(f"error: {error}\n")
+    if isinstance(error, Ambiguous):
+        form |= {"candidates": error.candidates, "matches": error.matches}
+        sys.stderr.write(f"match-count: {error.matches}\n")
+        sys.stderr.write("".join(f"candidate-id: {candidate}\n" for candidate in error.candidates))
+    if as_json:
+        sys.stdout.write(json.dumps({"error": form}, ensure_ascii=False) + "\n")
+    return AMBIGUOUS if isinstance(error, Ambiguous) else CLOSED if error.code == "house.closed" else FAILED
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
