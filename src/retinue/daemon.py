@@ -22,6 +22,7 @@ import uvicorn
 
 from retinue import __version__
 from retinue.agents.home import ensure_home
+from retinue.agents.mirror import Mirror
 from retinue.api.app import build as build_api
 from retinue.api.door import Door
 from retinue.api.gate import Gate, server_config
@@ -50,7 +51,9 @@ from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
 from retinue.real import RandomIds, RealClock, faults_from, new_token
+from retinue.runners.base import Runner
 from retinue.runners.loop import Loop
+from retinue.runners.mirrored import Mirrored
 from retinue.store import agents, people, tokens
 from retinue.store.connection import Store
 from retinue.store.files import Files
@@ -111,18 +114,20 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
     store = await open_store(settings.store, faults=parts.faults)
     try:
         await store.write(partial(_settle_in, staff=parts.staff, at_ms=to_ms(clock.now())), point="setup")
-        for agent in parts.staff:
+        for agent in await store.read(agents.everyone):
             ensure_home(settings.home, agent.name)
         live = Live()
         store.on_commit(live.committed)
         models = Models([Guide(clock), *parts.models])
         toolbox = Toolbox([SessionStatus(store, clock, str(settings.zone)), Read(), *parts.tools])
         outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
+        loop: Runner = Loop(models, toolbox)
+        mirror = Mirror(store, settings.mirror.folder or settings.home / "mirror") if settings.mirror.enabled else None
         engine = EmbeddedEngine(
             store,
             clock,
             ids,
-            {"loop": Loop(models, toolbox)},
+            {"loop": Mirrored(loop, mirror) if mirror else loop},
             live=live,
             homes=partial(ensure_home, settings.home),
             zone=settings.zone,
@@ -145,6 +150,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             secrets=new_token,
             policy=POLICY,
         )
+        if mirror is not None:
+            await mirror.start()
         await outbox.start()
         await engine.start()
         try:
@@ -152,6 +159,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         finally:
             await engine.stop(drain_s=settings.drain_s)
             await outbox.stop(drain_s=settings.drain_s)
+            if mirror is not None:
+                await mirror.stop()
     finally:
         await store.close()
 
@@ -161,7 +170,7 @@ def _settle_in(conn: sa.Connection, *, staff: Sequence[Agent], at_ms: int) -> No
     if people.find(conn, OWNER.name) is None:
         people.add(conn, OWNER, at_ms=at_ms)
     for agent in staff:
-        if agents.find(conn, agent.name) is None:
+        if not agents.was_here(conn, agent.name):  # one who was let go stays away
             agents.put(conn, agent, source="setup", at_ms=at_ms)
 
 

@@ -58,6 +58,11 @@ def find(conn: sa.Connection, name: str) -> Agent | None:
     return _read(row.body)
 
 
+def was_here(conn: sa.Connection, name: str) -> bool:
+    """Whether there is or ever was an agent of this name."""
+    return conn.execute(_find, {"folded": name.casefold()}).one_or_none() is not None
+
+
 def put(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_by: str = "house") -> Agent:
     """Add an agent, or make this its next version. Its first spelling stays, and so does every earlier version."""
     row = conn.execute(_find, {"folded": agent.name.casefold()}).one_or_none()

@@ -1,0 +1,279 @@
+"""Sessions as files in a folder, kept up with the store. The rows are the truth: delete the files and nothing is lost.
+
+Each session has a folder named by its id, with its three files. The mirror follows the news: what it has seen of them
+is in `.cursor`, so that after a stop it goes on from there, and without it looks at every session once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import re
+import stat
+from collections import OrderedDict
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from retinue.agents import three_files
+from retinue.agents.three_files import DESCRIPTOR, HISTORY, NAMES, STATE, ThreeFiles
+from retinue.domain.errors import RetinueError
+from retinue.domain.ids import SessionId
+from retinue.store import news, sessions
+from retinue.store.connection import Store
+
+log = logging.getLogger(__name__)
+
+CURSOR = ".cursor"
+AT_ONCE_MAX = 500
+SESSIONS_REMEMBERED_MAX = 10_000
+AGAIN_AFTER_S = 5.0
+
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """How far a session's history is on disk, and how long the file was then."""
+
+    record_seq: int
+    size_bytes: int
+
+
+class Mirror:
+    """Writes what is committed. A disk that fails is logged and tried again; the house goes on meanwhile."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self._store = store
+        self._folder = folder
+        self._cursor: int | None = None
+        self._kept: int | None = None
+        self._written: OrderedDict[SessionId, _Written] = OrderedDict()
+        self._owed: set[SessionId] = set()
+        self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Catch up with all that happened meanwhile, then follow."""
+        self._cursor = self._kept = await asyncio.to_thread(self._read_cursor)
+        self._store.on_commit(self._changed.set)
+        await self.catch_up()
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+            await self.catch_up()
+
+    async def catch_up(self) -> None:
+        """Once this returns, what was committed before is on disk, unless the disk would not have it."""
+        async with self._turn:
+            try:
+                await self._catch_up()
+            except (OSError, RetinueError) as error:
+                log.error("mirror fell behind", extra={"error": type(error).__name__, "because": str(error)[:200]})
+
+    async def _follow(self) -> None:
+        while True:
+            if not self._owed:
+                await self._changed.wait()
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), AGAIN_AFTER_S)
+            self._changed.clear()
+            await self.catch_up()
+
+    async def _catch_up(self) -> None:
+        oldest, newest = await self._store.read(_bounds)
+        cursor = self._cursor
+        if cursor is None or not oldest - 1 <= cursor <= newest:
+            await self._look_at_all()
+            cursor = newest
+        for session in sorted(self._owed):
+            await self._sync(session)
+        while found := await self._store.scan(partial(news.after, cursor=cursor, limit=AT_ONCE_MAX)):
+            for session in dict.fromkeys(piece.session for piece in found if piece.session):
+                await self._sync(session)
+            cursor = found[-1].seq
+        self._cursor = cursor
+        # What is owed is looked for again after a stop, too: so the cursor on disk stays before it.
+        if not self._owed and cursor != self._kept:
+            await asyncio.to_thread(self._keep_cursor, cursor)
+            self._kept = cursor
+
+    async def _look_at_all(self) -> None:
+        after = ""
+        while ids := await self._store.scan(partial(sessions.every, after=after, limit=AT_ONCE_MAX)):
+            for session in ids:
+                await self._sync(session)
+            after = ids[-1]
+
+    async def _sync(self, session: SessionId) -> None:
+        """Write what is new of one session, or all of it where what lies there is not what we left."""
+        try:
+            known = self._written.get(session)
+            if known is None or not await self._write(session, known):
+                await self._write(session, None)
+            self._owed.discard(session)
+        except (OSError, RetinueError) as error:
+            self._owed.add(session)
+            log.error(
+                "session not mirrored",
+                extra={"session": session, "error": type(error).__name__, "because": str(error)[:200]},
+            )
+
+    async def _write(self, session: SessionId, known: _Written | None) -> bool:
+        first = known.record_seq + 1 if known else 1
+        files = await self._store.scan(partial(three_files.read, id_=session, first=first))
+        if files is None or files.session.deleted_at is not None:
+            self._written.pop(session, None)
+            await asyncio.to_thread(self._remove, session)
+            return True
+        size = await asyncio.to_thread(self._put, session, files, known)
+        if size is None:
+            return False
+        self._written[session] = _Written(files.session.record_seq, size)
+        self._written.move_to_end(session)
+        if len(self._written) > SESSIONS_REMEMBERED_MAX:
+            self._written.popitem(last=False)
+        return True
+
+    # On disk, in a thread. Everything is opened below a folder that was itself opened, and no link is followed.
+
+    def _put(self, session: SessionId, files: ThreeFiles, known: _Written | None) -> int | None:
+        """The size of the history now; None where it is not what we left, and must be written as a whole."""
+        with self._opened() as root, _folder_in(root, _checked(session)) as folder:
+            history = files.history.encode()
+            if known is None:
+                _replace(folder, HISTORY, history)
+                size = len(history)
+            elif _append(folder, HISTORY, history, size_bytes=known.size_bytes):
+                size = known.size_bytes + len(history)
+            else:
+                return None
+            if known is None or not _is_file(folder, DESCRIPTOR):
+                _replace(folder, DESCRIPTOR, files.descriptor.encode())
+            _replace(folder, STATE, files.state.encode())
+            return size
+
+    def _remove(self, session: SessionId) -> None:
+        with self._opened() as root:
+            try:
+                folder = os.open(_checked(session), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+            except OSError:
+                return  # never there, or not ours
+            try:
+                for name in NAMES:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(folder)
+            with contextlib.suppress(OSError):  # something else lies in it, which is not ours to remove
+                os.rmdir(session, dir_fd=root)
+
+    @contextmanager
+    def _opened(self) -> Generator[int]:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        root = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield root
+        finally:
+            os.close(root)
+
+    def _read_cursor(self) -> int | None:
+        try:
+            with self._opened() as root:
+                file = os.open(CURSOR, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=root)
+                try:
+                    return int(os.read(file, 32))
+                finally:
+                    os.close(file)
+        except (OSError, ValueError):
+            return None
+
+    def _keep_cursor(self, cursor: int) -> None:
+        with self._opened() as root:
+            _replace(root, CURSOR, str(cursor).encode())
+
+
+def _bounds(conn: sa.Connection) -> tuple[int, int]:
+    return news.oldest(conn) or 1, news.newest(conn)
+
+
+def _checked(session: str) -> str:
+    """An id is the name of a folder, and can be nothing else."""
+    if not _ID.fullmatch(session):
+        raise OSError(errno.EINVAL, "not a session's id", session[:64])
+    return session
+
+
+@contextmanager
+def _folder_in(root: int, name: str) -> Generator[int]:
+    """A folder of this name. A link or a file in its place makes way for it."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, mode=0o700, dir_fd=root)
+    try:
+        folder = os.open(name, flags, dir_fd=root)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        os.unlink(name, dir_fd=root)
+        os.mkdir(name, mode=0o700, dir_fd=root)
+        folder = os.open(name, flags, dir_fd=root)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _is_file(folder: int, name: str) -> bool:
+    try:
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+
+
+def _replace(folder: int, name: str, content: bytes) -> None:
+    """Written beside it and put in its place: whatever lies there, a link for one, is replaced and not written to."""
+    beside = f".{name}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(beside, dir_fd=folder)
+    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    try:
+        _write_all(file, content)
+    finally:
+        os.close(file)
+    os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _append(folder: int, name: str, content: bytes, *, size_bytes: int) -> bool:
+    """Whether it was there as we left it: a file of its own, of this size."""
+    if not _is_file(folder, name):
+        return False
+    file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size != size_bytes:
+            return False
+        _write_all(file, content)
+    finally:
+        os.close(file)
+    return True
+
+
+def _write_all(file: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(file, left) :]

@@ -1,0 +1,24 @@
+"""A runner for a house with a mirror: a session's files are there before anything in it is handled."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from retinue.domain.ports import Ask, Journal, Tell
+from retinue.runners.base import Assignment, Finished, Runner
+
+
+class CatchesUp(Protocol):
+    async def catch_up(self) -> None: ...
+
+
+class Mirrored:
+    """Waits for the mirror, then works as the runner it was given."""
+
+    def __init__(self, runner: Runner, mirror: CatchesUp) -> None:
+        self._runner = runner
+        self._mirror = mirror
+
+    async def work(self, assignment: Assignment, journal: Journal, ask: Ask, tell: Tell) -> Finished:
+        await self._mirror.catch_up()
+        return await self._runner.work(assignment, journal, ask, tell)
