@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from api.rim import Rim, open_rim
+from cli.house_process import environment
 
 STATUS = "/api/house/status"
 
@@ -39,6 +48,28 @@ def test_a_browser_signs_in_with_a_code_once(rim: Rim) -> None:
     assert (again.status, again.code) == (401, "auth.code-refused")
     assert "used before" in again.json["error"]["because"]
     assert code not in rim.log
+
+
+def test_whoever_opens_the_house_in_a_terminal_is_shown_an_address_that_signs_them_in(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "retinue.daemon"]
+    process = subprocess.Popen(command, env=environment(tmp_path / "home"), stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while b"Ctrl-C" not in shown:
+            shown += os.read(ours, 4096)
+        found = re.search(rb"(http://\S+)/#code=(\S+)", shown)
+        assert found is not None
+        host, _, port = found[1].decode().removeprefix("http://").rpartition(":")
+        line = http.client.HTTPConnection(host, int(port), timeout=30)
+        line.request("POST", "/api/sign-in", json.dumps({"code": found[2].decode()}))
+        assert json.loads(line.getresponse().read())["you"] == "person:owner"
+        line.close()
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+        os.close(ours)
 
 
 def test_a_code_is_no_token_and_a_token_is_no_code_and_a_cookie_is_neither(rim: Rim) -> None:

@@ -72,7 +72,7 @@ class SignIn:
             self._lockout.check(visit.remote, token_hash)
         principal = await self._look_up(token_hash, kind)
         if principal is None:
-            self._failed(visit)
+            await self._failed(visit, token_hash)
             raise _who_are_you()
         if not visit.local:
             self._lockout.succeeded(visit.remote, token_hash)
@@ -94,8 +94,11 @@ class SignIn:
         known = await self._desk.store.read(look)
         return known[0] if known is not None and known[1] is kind else None
 
-    def _failed(self, visit: Visit) -> None:
-        if not visit.local and self._lockout.failed(visit.remote):
+    async def _failed(self, visit: Visit, token_hash: str) -> None:
+        """What was good once is no guess: a browser that comes back with an old cookie must not lock itself out."""
+        if visit.local or await self._desk.store.read(partial(tokens.is_known, token_hash=token_hash)):
+            return
+        if self._lockout.failed(visit.remote):
             self._refused("auth.locked-out")
 
     async def sign_in(self, visit: Visit, body: bytes) -> tuple[Principal, bytes]:
@@ -128,7 +131,7 @@ class SignIn:
 
         principal = await self._desk.store.write(exchange, point="sign-in")
         if principal is None:
-            self._failed(visit)
+            await self._failed(visit, code_hash)
             raise NotSignedIn(
                 "this code does not sign you in",
                 because="it was used before, has expired, or was never made here: a code works once, for minutes",
@@ -146,7 +149,7 @@ class SignIn:
         try:
             return await accept_invitation(self._desk, secret)
         except (NotAllowed, NotFound, NotSignedIn, Invalid):
-            self._failed(visit)
+            await self._failed(visit, hash_of(secret))
             raise
 
     async def sign_out(self, visit: Visit, caller: Caller) -> bytes:
