@@ -13,6 +13,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import tomlkit
+from cli.house_process import HouseProcess
+from cli.house_process import environment as house_environment
 from config.home import Home
 from hypothesis import given
 from hypothesis import strategies as st
@@ -352,3 +354,29 @@ def test_whatever_a_file_says_it_is_taken_or_refused_but_never_trips_the_reader(
     for fault in examined.faults:
         assert fault.sentence and fault.because and fault.try_this and fault.place.file, fault
     str(BadConfig(examined.faults)) if examined.faults else repr(examined)
+
+
+@pytest.mark.spec("C1")
+def test_an_unknown_key_keeps_the_house_closed_while_one_can_still_look_into_it(tmp_path: Path) -> None:
+    house = HouseProcess(tmp_path / "home")
+    house.open()
+    house.kill()
+    file = house.home / "retinue.toml"
+    file.write_text("[house.listen]\nprot = 1\n")
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", *command],
+            env=house_environment(house.home),
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+
+    opened = run("retinue.daemon")
+    assert opened.returncode == 1
+    assert f"house.listen.prot is not a setting ({file}, line 2)" in opened.stderr
+    looked = run("retinue.cli.main", "ledger")
+    assert looked.returncode == 0, looked.stderr
+    assert "ledger holds" in looked.stdout

@@ -56,6 +56,11 @@ class Fault:
     because: str = ""
     try_this: str = ""
 
+    def __str__(self) -> str:
+        why = f": {self.because}" if self.because else ""
+        then = f"; try: {self.try_this}" if self.try_this else ""
+        return f"{self.sentence} ({self.place}){why}{then}"
+
 
 class Faults:
     """Collects what is wrong while the reading goes on, so that a person hears of it all at once."""
@@ -135,13 +140,7 @@ def _many(count: int) -> str:
 
 
 def _told(faults: tuple[Fault, ...]) -> str:
-    lines = [f"\n  - {_line(fault)}" for fault in faults[:FAULTS_TOLD_MAX]]
+    lines = [f"\n  - {fault}" for fault in faults[:FAULTS_TOLD_MAX]]
     if len(faults) > FAULTS_TOLD_MAX:
         lines.append(f"\n  - and {len(faults) - FAULTS_TOLD_MAX} more")
     return "".join(lines).lstrip(" ")
-
-
-def _line(fault: Fault) -> str:
-    why = f": {fault.because}" if fault.because else ""
-    then = f"; try: {fault.try_this}" if fault.try_this else ""
-    return f"{fault.sentence} ({fault.place}){why}{then}"

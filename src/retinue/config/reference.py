@@ -42,6 +42,7 @@ its line. A change takes effect:
 | `RETINUE_CONFIG` | another settings file; it must exist then |
 | `RETINUE_STORE` | as `house.store`, and wins over it |
 | `RETINUE_ZONE` | as `house.zone`, and wins over it |
+| `RETINUE_LISTEN` | `HOST:PORT` or `off`, and wins over `house.listen` |
 
 ## The file
 
