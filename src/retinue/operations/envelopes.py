@@ -133,7 +133,7 @@ async def _conversation(
             try_this="leave `session` out, and one begins",
             code="session.none-yet",
         )
-    return to, latest.origin if latest else own
+    return to, latest or own
 
 
 def _named(conn: sa.Connection, *, text: str, to: Address, caller: Principal, reply_to: EnvelopeId | None) -> SessionId:

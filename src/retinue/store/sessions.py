@@ -101,11 +101,14 @@ _recent = per_scope(
 
 
 _latest = (
-    sa.select(t.sessions)
+    sa.select(t.sessions.c.origin_kind, t.sessions.c.origin_key)
     .where(
         t.sessions.c.agent == sa.select(t.agents.c.name).where(t.agents.c.folded == _b("folded")).scalar_subquery(),
         _here,
         sight.origin_is(t.sessions),
+        # Nothing new, but a range: so the index finds one person's sessions among everybody's.
+        t.sessions.c.origin_key >= _b("me"),
+        t.sessions.c.origin_key < _b("me_to"),
     )
     .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
     .limit(1)
@@ -308,11 +311,11 @@ def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
     conn.execute(_delete, {"the_id": id_, "now": at_ms})
 
 
-def latest(conn: sa.Connection, agent: str, *, whose: Principal) -> Session | None:
-    """The most recently updated session of an agent that belongs to this principal itself, not merely seen by it."""
+def latest(conn: sa.Connection, agent: str, *, whose: Principal) -> Origin | None:
+    """What the most recently updated session of an agent belongs to, among those that are this principal's own."""
     asker = replace(whose, level=PermissionLevel.RESTRICTED)  # as one of the house, not as one who sees all
-    row = conn.execute(_latest, {"folded": agent.casefold(), **me(asker)}).one_or_none()
-    return session_of(row) if row else None
+    row = conn.execute(_latest, {"folded": agent.casefold(), **me(asker)}).first()
+    return Origin(OriginKind(row.origin_kind), row.origin_key) if row else None
 
 
 def listed(
