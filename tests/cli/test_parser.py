@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from retinue import __version__
@@ -229,3 +231,12 @@ def test_parameters_of_every_kind_are_taken_and_null_is_something_else_than_noth
     assert "100% of it (1.5)" in parser.format_help()
     with pytest.raises(UsageError, match="is no JSON"):
         parser.parse_args(["--attributes", "{"])
+
+
+def test_json_can_come_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "patch.json").write_text('{"colour": "grün"}')
+    typed = ["session", "attributes", "5e6f7a8b"]
+
+    assert vars(parse([*typed, "--patch", f"@{tmp_path}/patch.json"]))[dest("patch")] == {"colour": "grün"}
+    with pytest.raises(UsageError, match="cannot be read"):
+        parse([*typed, "--patch", f"@{tmp_path}/nothing.json"])

@@ -238,7 +238,7 @@ def _add_option(parser: Parser, parameter: Parameter) -> None:
         type={"number": int, "decimal": float, "json": _json}.get(kind, str),
         choices=choices or None,
         metavar=metavar or option[2:].upper().replace("-", "_"),
-        help=_help(words + ("; can be given again" if "repeated" in marks else "")),
+        help=_help(words + ("; can be given again" if "repeated" in marks else "; or @FILE" if kind == "json" else "")),
     )
     if "nullable" in marks:
         parser.add_argument(
@@ -251,12 +251,19 @@ def _help(words: str) -> str:
 
 
 def _json(text: str) -> object:
+    """A value as JSON; `@FILE` is one that is written there."""
     import json
 
     try:
-        return json.loads(text)
+        if text.startswith("@"):
+            with open(text[1:], encoding="utf-8") as file:
+                text = file.read()
+        value = json.loads(text)
+        return NULL if value is None else value
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"'{text[1:]}' cannot be read ({error.strerror})") from None
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is no JSON") from None
+        raise argparse.ArgumentTypeError(f"'{text[:80]}' is no JSON") from None
 
 
 def _add_json(parser: Parser) -> None:
