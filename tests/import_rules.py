@@ -18,7 +18,7 @@ ROOT = "retinue"
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "daemon plugins testing real premises logs offline",
+        "daemon plugins testing real premises logs offline restore service",
         "api",
         "operations",
         "engine",
@@ -41,6 +41,8 @@ ACQUAINTED = frozenset(
         ("daemon", "logs"),
         ("offline", "premises"),
         ("offline", "real"),
+        ("restore", "premises"),
+        ("restore", "real"),
         ("testing", "daemon"),
         ("testing", "plugins"),
         ("testing", "real"),

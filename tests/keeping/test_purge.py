@@ -497,6 +497,9 @@ async def test_the_ledger_holds_and_keys_are_known_whatever_happens_between_purg
     async with household.open() as house:
         await life.live(house, 40)
         assert isinstance(house.store, Watched)
+        household.clock.jump(timedelta(days=3))
+        await everything(house)
+        assert house.store.wrong == []
         assert (await house.sql("SELECT sum(purged) FROM tally"))[0][0] > 10
         await holds(house)
         house.crash()

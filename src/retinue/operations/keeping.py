@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
+from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Invalid
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, StoreError
 from retinue.domain.ports import Clock
 from retinue.domain.principal import Principal
-from retinue.domain.times import to_ms
+from retinue.domain.times import show, to_ms
 from retinue.operations.base import Desk, Operation
+from retinue.store import backup as store_backup
 from retinue.store import purge as store_purge
 from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.store.purge import KEYS_OUTLIVE_MS, Horizon
 
+BACKUPS = "backups"
 DAYS_MAX = 36_500
 FILES_REST_H = 24  # a file that nobody names may belong to a letter that is just being accepted
 
@@ -48,6 +53,13 @@ class Went:
         return Went({name: self.counts.get(name, 0) + other.counts.get(name, 0) for name in names})
 
 
+class Backup(msgspec.Struct, forbid_unknown_fields=True):
+    """To a new folder in `RETINUE_HOME/backups`, or to one that the owner names."""
+
+    to: str = ""  # an absolute path that does not exist yet
+    verify: bool = False  # read everything back, and draw up the copy's ledger
+
+
 NOTHING = Went(dict.fromkeys(("envelopes", "news", "runs", "keys", "answers", "tokens", "files"), 0))
 
 
@@ -59,11 +71,30 @@ async def purge(desk: Desk, caller: Principal, asked: Purge) -> dict[str, Any]:
         runs_ms=_before(now, asked.runs_days, "runs_days"),
         unread=asked.unread,
     )
-    if asked.dry_run:
-        went = await would_purge(desk.store, desk.files, horizon, now=now)
-    else:
-        went = await purge_house(desk.store, desk.files, horizon, clock=desk.clock)
+    with _alone(desk):
+        if asked.dry_run:
+            went = await would_purge(desk.store, desk.files, horizon, now=now)
+        else:
+            went = await purge_house(desk.store, desk.files, horizon, clock=desk.clock)
     return {"dry-run": asked.dry_run, **went.counts}
+
+
+@contextmanager
+def _alone(desk: Desk) -> Generator[None]:
+    """One at a time: a purge takes away files that a backup is about to copy."""
+    mark = ("house", "keeping")
+    if mark in desk.in_progress:
+        raise Conflict(
+            "the house is being purged or backed up",
+            because="one such thing is done at a time",
+            try_this="wait until it is done, then ask again",
+            code="house.keeping",
+        )
+    desk.in_progress.add(mark)
+    try:
+        yield
+    finally:
+        desk.in_progress.discard(mark)
 
 
 def _before(now: datetime, days: int | None, name: str) -> int | None:
@@ -164,7 +195,79 @@ async def _purge_past(store: Store, clock: Clock) -> Went:
             return went
 
 
+async def back_up(desk: Desk, caller: Principal, asked: Backup) -> dict[str, Any]:
+    now = desk.clock.now()
+    with _alone(desk):
+        folder = _folder(desk, caller, asked.to, now)
+        place = await desk.store.scan(_place)
+        await asyncio.to_thread(store_backup.room_for, desk.home, place, folder.parent)
+        with store_backup.new_folder(folder) as new:
+            named = await desk.store.scan(partial(store_backup.copy_store, target=new / store_backup.STORE))
+            copy = partial(store_backup.copy_rest, desk.home, new, named)
+            manifest = await asyncio.to_thread(copy, made_at=show(now, desk.zone), version=desk.version)
+            if asked.verify:
+                await asyncio.to_thread(_see_that_it_is_sound, new, now_ms=to_ms(now))
+    return {
+        "folder": str(folder),
+        "parts": len(manifest.parts),
+        "size-bytes": manifest.size_bytes,
+        "missing": list(manifest.missing),
+        "verified": asked.verify,
+    }
+
+
+def _place(conn: sa.Connection) -> Path | None:
+    """Where the store's file lies, if it is one."""
+    if conn.dialect.name != "sqlite":
+        return None
+    raw: Any = conn.connection.dbapi_connection
+    return next((Path(file) for _, name, file in raw.execute("PRAGMA database_list") if name == "main" and file), None)
+
+
+def _folder(desk: Desk, caller: Principal, to: str, now: datetime) -> Path:
+    if not to:
+        folder = desk.home / BACKUPS
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder / f"{now:%Y-%m-%dT%H-%M-%S}Z"
+    # Where on the machine something is written is the owner's to say, not that of an agent with the highest rights.
+    if not (caller.sees_all and caller.address.kind is AddressKind.PERSON):
+        raise NotAllowed(
+            "you may not say where a backup goes",
+            because="only the owner chooses places outside the home",
+            try_this="leave `to` out",
+            code="backup.place-not-allowed",
+        )
+    folder = Path(to)
+    if not folder.is_absolute() or not folder.parent.is_dir():
+        raise Invalid(
+            f"a backup cannot be written to '{to[:200]}'",
+            because="it is not an absolute path in a folder that is there",
+            try_this="/path/to/an/existing/folder/NAME",
+            code="backup.place-invalid",
+        )
+    return folder
+
+
+def _see_that_it_is_sound(folder: Path, *, now_ms: int) -> None:
+    found = store_backup.verify(folder, now_ms=now_ms)
+    if not found.ok:
+        raise StoreError(
+            "the backup is not sound, so it was not kept",
+            because="; ".join(found.problems),
+            try_this="run `retinue doctor`, and look after the disk",
+            code="backup.unsound",
+        )
+
+
 OPERATIONS = (
+    Operation(
+        name="house.backup",
+        summary="Copy everything the house keeps into a new folder, while it goes on.",
+        parameters=Backup,
+        handler=back_up,
+        permission=PermissionLevel.BOSS,
+        effect=True,
+    ),
     Operation(
         name="house.purge",
         summary="Take away what is long done. Without `dry_run` set to false it only counts.",

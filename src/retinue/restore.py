@@ -1,0 +1,54 @@
+"""Putting a backup back, with the house closed: takes its lock, so that nobody opens it meanwhile.
+
+`python -m retinue.restore FOLDER` does it for the home that RETINUE_HOME names.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from retinue.config import Settings, examine
+from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.times import to_ms
+from retinue.premises import instance_lock
+from retinue.real import RealClock
+from retinue.store import backup
+
+
+def restore(settings: Settings, folder: Path, *, now: datetime) -> Path:
+    """Put the backup in `folder` in the place of what the home holds; gives back where that lies now.
+
+    Refused while the house is open. Nothing is changed unless the backup is whole and its ledger holds.
+    """
+    if isinstance(settings.store, str):
+        raise Invalid(
+            "a house on PostgreSQL is not restored from here",
+            because="its store is a database, which has a tool of its own for that",
+            try_this="pg_restore --clean --if-exists --dbname=ADDRESS house.dump",
+            code="backup.postgres",
+        )
+    with instance_lock(settings.home):
+        label = f"{now:%Y-%m-%dT%H-%M-%S}Z"
+        return backup.restore(folder, home=settings.home, store=settings.store, now_ms=to_ms(now), label=label)
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m retinue.restore FOLDER\n")
+        return 2
+    try:
+        # What is wrong with the settings is told when the house opens. It may be the reason for restoring it.
+        settings = examine(os.environ).configuration.settings
+        before = restore(settings, Path(arguments[0]).absolute(), now=RealClock().now())
+    except RetinueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(f"restored: {settings.home}\nwhat was there before: {before}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
