@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from desk.desk_house import desk_house
 
+from retinue.api.app import build
 from retinue.api.bounds import ADDRESSES_MAX, Lockout, Rate, TooMany
 from retinue.api.door import Door, Misdirected, Visit, visit
 from retinue.domain.errors import Invalid, NotAllowed
+from retinue.testing.household import Household
 
 PROXIED = Door(public_url="https://house.example", trusted_proxies=("10.0.0.0/8", "::1"))
 
@@ -144,3 +148,27 @@ def test_a_rate_says_when_to_ask_again_and_refills_with_time() -> None:
     rate.take("person:noor")
     time.now += refused.value.retry_after_s
     rate.take("person:maria")
+
+
+async def test_a_house_takes_other_names_and_bounds_without_closing(tmp_path: Path) -> None:
+    async with desk_house(Household(tmp_path)) as house:
+        app = build(house.desk, Door())
+
+        async def status(**headers: str) -> int:
+            raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+            sent: list[Any] = []
+
+            async def receive() -> Any:
+                return {"type": "http.request", "body": b"x" * 100, "more_body": False}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            scope = {"type": "http", "method": "POST", "path": "/api/sign-in", "query_string": b"", "headers": raw}
+            await app({**scope, "server": ("127.0.0.1", 1), "client": ("127.0.0.1", 2)}, receive, send)
+            return sent[0]["status"]
+
+        assert await status(host="den.lan") == 421
+        assert await status(host="localhost") == 400
+        app.refit(Door(allowed_hosts=("den.lan",), body_bytes_max=10))
+        assert await status(host="den.lan") == 413

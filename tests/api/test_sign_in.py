@@ -193,3 +193,33 @@ def test_answers_are_kept_by_nobody_and_framed_by_nobody(rim: Rim) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
         assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+@pytest.mark.spec("C90")
+def test_behind_a_proxy_the_cookie_is_for_tls_alone_and_guessers_are_told_apart_by_their_own_address(
+    tmp_path: Path,
+) -> None:
+    settings = """
+[house]
+public_url = "https://house.example"
+trusted_proxies = ["127.0.0.1"]
+[house.limits]
+sign_in_attempts_max = 2
+"""
+    proxied = {"host": "house.example", "x-forwarded-proto": "https", "x-forwarded-for": "203.0.113.7"}
+    with open_rim(tmp_path, settings) as rim:
+        code = rim.do("token.code")["code"]
+        page = {**proxied, "origin": "https://house.example"}
+        entered = rim.ask("POST", "/api/sign-in", {"code": code}, headers=page)
+        assert "; Secure" in entered.headers["set-cookie"]
+        guesses = [rim.ask("POST", STATUS, {}, token=f"guess-{n}", headers=proxied).status for n in range(3)]
+        assert guesses == [401, 401, 429]
+        elsewhere = {**proxied, "x-forwarded-for": "203.0.113.7, 198.51.100.9"}
+        assert rim.ask("POST", STATUS, {}, token="guess", headers=elsewhere).status == 401
+        assert rim.ask("POST", STATUS, {}, headers={**proxied, "host": "evil.example"}).status == 421
+
+
+def test_a_route_asked_with_the_wrong_method_names_the_right_one(rim: Rim) -> None:
+    for method, path, allowed in (("GET", STATUS, "POST"), ("POST", "/api/health", "GET"), ("PUT", "/api/news", "GET")):
+        refused = rim.ask(method, path, token=rim.token)
+        assert (refused.status, refused.code, refused.headers["allow"]) == (405, "route.wrong-method", allowed)

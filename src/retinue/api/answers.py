@@ -33,11 +33,26 @@ class NotSignedIn(RetinueError):
     code = "auth.not-signed-in"
 
 
+class WrongMethod(RetinueError):
+    """Something is served there, but not by this method."""
+
+    code = "route.wrong-method"
+
+    def __init__(self, method: str, path: str, allowed: str) -> None:
+        super().__init__(
+            f"nothing is served at {method[:20]} {path[:200]}",
+            because=f"that route is for {allowed}",
+            try_this=f"use {allowed}",
+        )
+        self.allowed = allowed
+
+
 STATUS: Mapping[type[RetinueError], int] = {
     Invalid: 400,
     NotSignedIn: 401,
     NotAllowed: 403,
     NotFound: 404,
+    WrongMethod: 405,
     Conflict: 409,
     Ambiguous: 409,
     TooLarge: 413,
@@ -102,6 +117,8 @@ def refusal(error: RetinueError) -> tuple[int, bytes, Headers]:
         more.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
     if isinstance(error, NotSignedIn):
         more.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, WrongMethod):
+        more.append((b"allow", error.allowed.encode()))
     return status_of(error), _encode({"error": form_of(error)}), more
 
 

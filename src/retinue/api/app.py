@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qs
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from retinue.api import docs, metrics, pages
-from retinue.api.answers import API_HEADERS, Headers, broke, page_headers, refusal
+from retinue.api.answers import API_HEADERS, Headers, WrongMethod, broke, page_headers, refusal
 from retinue.api.auth import Caller, SignIn
 from retinue.api.bounds import Rate, TooMany
 from retinue.api.door import ON_THE_SOCKET, Door, Visit, visit
@@ -76,7 +76,7 @@ class Request:
 Route = Callable[[Request], Awaitable[Answer | None]]
 
 
-def build(desk: Desk, door: Door | None = None, gate: Gate | None = None) -> ASGIApp:
+def build(desk: Desk, door: Door | None = None, gate: Gate | None = None) -> App:
     """The house over HTTP. Operations are found by their path alone."""
     door = door or Door()
     return App(desk, door, gate or Gate(door))
@@ -129,7 +129,7 @@ class App:
             if operation is not None:
                 answer = Answer(200, await self._operate(operation, scope, receive, headers, came), [JSON])
             else:
-                route = self._routes.get((scope["method"], scope["path"]), _no_route)
+                route = self._routes.get((scope["method"], scope["path"]), self._no_route)
                 answer = await route(Request(scope, receive, send, headers, came))
         except RetinueError as error:
             answer = self._refuse(error)
@@ -156,6 +156,20 @@ class App:
         if status in (401, 421, 429) or error.code.startswith(("request.", "auth.")):
             self.gate.refusals.add(error.code)
         return Answer(status, body, [JSON, *more])
+
+    async def _no_route(self, request: Request) -> Answer:
+        method, path = request.scope["method"], request.scope["path"]
+        allowed = [known for known in ("GET", "POST") if (known, path) in self._routes]
+        if path in self._operations:
+            allowed.append("POST")
+        raise WrongMethod(method, path, ", ".join(allowed)) if allowed else _not_served(method, path)
+
+    def refit(self, door: Door) -> None:
+        """Other bounds and names from now on. Where we listen does not change before the next start."""
+        self.door = self.gate.door = door
+        self._requests.per_minute = door.requests_per_minute
+        self._envelopes.per_minute = door.envelopes_per_minute
+        self._sign_in.refit(door)
 
     # --- who asks, and how much ---
 
@@ -383,10 +397,6 @@ def _too_large(bytes_max: int) -> TooLarge:
         try_this="send less at once",
         code="request.too-large",
     )
-
-
-async def _no_route(request: Request) -> Answer:
-    raise _not_served(request.scope["method"], request.scope["path"])
 
 
 def _not_served(method: str, path: str) -> NotFound:

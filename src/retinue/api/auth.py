@@ -58,6 +58,9 @@ class SignIn:
         self._lockout = Lockout(now, attempts_max=door.sign_in_attempts_max, lockout_s=door.lockout_s)
         self._refused = refused
 
+    def refit(self, door: Door) -> None:
+        self._lockout.attempts_max, self._lockout.lockout_s = door.sign_in_attempts_max, door.lockout_s
+
     async def caller(self, visit: Visit, headers: Headers, *, method: str) -> Caller:
         """Who this request is from. A cookie comes along unasked, so to change something it takes our header too."""
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")

@@ -40,8 +40,8 @@ class Lockout:
 
     def __init__(self, now: Callable[[], float], *, attempts_max: int, lockout_s: float) -> None:
         self._now = now
-        self._attempts_max = attempts_max
-        self._lockout_s = lockout_s
+        self.attempts_max = attempts_max
+        self.lockout_s = lockout_s
         self._failures: OrderedDict[str, _Failures] = OrderedDict()
         self._good: OrderedDict[tuple[str, str], None] = OrderedDict()
 
@@ -53,7 +53,7 @@ class Lockout:
         if left_s > 0 and (remote, token_hash) not in self._good:
             raise TooMany(
                 "too many wrong tokens or codes came from your address",
-                because=f"after {self._attempts_max} of them, none is looked at for a while",
+                because=f"after {self.attempts_max} of them, none is looked at for a while",
                 try_this=f"wait {left_s:.0f} seconds, or use the socket on the house's own machine",
                 code="auth.locked-out",
                 retry_after_s=left_s,
@@ -63,15 +63,15 @@ class Lockout:
         """A secret was wrong. Whether that locks its address out."""
         key, now = _household(remote), self._now()
         known = self._failures.pop(key, None)
-        if known is None or now - known.since > self._lockout_s:
+        if known is None or now - known.since > self.lockout_s:
             known = _Failures(since=now)
         known.count += 1
         self._failures[key] = known
         if len(self._failures) > ADDRESSES_MAX:
             self._failures.popitem(last=False)
-        if known.count < self._attempts_max:
+        if known.count < self.attempts_max:
             return False
-        known.locked_until = now + self._lockout_s
+        known.locked_until = now + self.lockout_s
         known.since = known.locked_until
         known.count = 0
         return True

@@ -84,7 +84,7 @@ def _path(desk: Desk, operation: Operation, parameters: Any, result: Any, refuse
         "tags": [operation.name.partition(".")[0]],
         "x-permission": permissions.needed_for(operation.name, desk.policy),
         "x-effect": operation.effect,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": parameters}}},
+        "requestBody": {"required": _needs_body(operation), "content": {"application/json": {"schema": parameters}}},
         "responses": {
             "200": {"description": "Done.", "content": {"application/json": {"schema": result}}},
             **{status: {**refused, "description": says} for status, says in STATUSES.items()},
@@ -100,6 +100,10 @@ def _path(desk: Desk, operation: Operation, parameters: Any, result: Any, refuse
             }
         ]
     return path
+
+
+def _needs_body(operation: Operation) -> bool:
+    return any(field.required for field in msgspec.structs.fields(operation.parameters))
 
 
 def listing(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
