@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from desk.desk_house import DeskHouse, agent, desk_house, person
+from stores import turn_the_clock_until_settled
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
@@ -396,3 +397,59 @@ async def test_a_session_of_an_unknown_agent_is_not_created(house: DeskHouse) ->
     with pytest.raises(NotFound) as refused:
         await create(house, agent="zoe")
     assert refused.value.code == "agent.not-found"
+
+
+# --- what waits ---
+
+
+@pytest.mark.spec("A18")
+async def test_mail_to_a_busy_session_waits_in_order_with_its_position_and_can_be_taken_back(house: DeskHouse) -> None:
+    model = house.house.household.model
+    _, session = await house.converse(MARIA, "hello")
+    await house.ask(OWNER, "agent.set", name="ada", queue_mode="followup")
+    model.rule = lambda prompt: says("ok", after_s=60)
+    first = await house.ask(MARIA, "envelope.send", to="agent:ada", text="first")
+    waiting = [
+        (await house.ask(MARIA, "envelope.send", to="agent:ada", text=text))["envelope"]
+        for text in ("second", "third", "fourth")
+    ]
+
+    async def positions() -> list[int | None]:
+        return [(await house.ask(MARIA, "envelope.show", id=id_)).get("position") for id_ in waiting]
+
+    assert "position" not in await house.ask(MARIA, "envelope.show", id=first["envelope"])
+    assert await positions() == [1, 2, 3]
+    assert (await house.ask(MARIA, "envelope.cancel", id=waiting[1][:8]))["envelope"] == waiting[1]
+    assert await positions() == [1, None, 2]
+    assert (await house.house.outcome(waiting[1])).outcome is Outcome.CANCELLED
+    for again, code in ((waiting[1], "envelope.not-waiting"), (first["envelope"], "envelope.not-waiting")):
+        with pytest.raises(Conflict) as refused:
+            await house.ask(MARIA, "envelope.cancel", id=again)
+        assert refused.value.code == code
+
+    for sent in (first["envelope"], waiting[0], waiting[2]):
+        await turn_the_clock_until_settled(house.house, sent, step_s=61.0)
+    found = await house.ask(MARIA, "session.history", session=session)
+    read = [record["body"]["text"] for record in found["records"] if record["kind"] == "user"]
+    assert [word for text in read for word in ("first", "second", "third", "fourth") if word in text] == [
+        "first",
+        "second",
+        "fourth",
+    ]
+
+
+async def test_only_who_sent_it_or_whose_session_it_is_takes_an_envelope_back(house: DeskHouse) -> None:
+    session = await create(house)
+    await house.ask(MARIA, "session.share", session=session, person="noor")
+    later = {"to": "agent:ada", "text": "later", "session": session, "deliver_at": "+1h"}
+    hers = (await house.ask(MARIA, "envelope.send", **later))["envelope"]
+    noors = (await house.ask(NOOR, "envelope.send", **later))["envelope"]
+
+    with pytest.raises(NotAllowed):
+        await house.ask(NOOR, "envelope.cancel", id=hers)
+    with pytest.raises(NotFound):
+        await house.ask(GUS, "envelope.cancel", id=hers)
+    await house.ask(MARIA, "envelope.cancel", id=noors)
+    assert "taken back by person:maria" in (await house.house.mail_for("noor"))[-1].text
+    await house.ask(MARIA, "envelope.cancel", id=hers)
+    assert await house.house.mail_for("maria") == []

@@ -12,20 +12,24 @@ from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import ATTACHMENTS_MAX, Draft, Envelope, Outcome, Settled
-from retinue.domain.errors import Invalid, NotFound, TooLarge
+from retinue.domain.envelope import ATTACHMENTS_MAX, Draft, Envelope, Outcome, Settled, Status
+from retinue.domain.errors import Conflict, Invalid, NotFound, TooLarge
+from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, SessionId, prefix, short
 from retinue.domain.principal import Principal
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.times import parse_when, show, to_ms
-from retinue.mailroom.inbox import Entered
+from retinue.mailroom.inbox import Entered, Wake, settle_and_tell
 from retinue.mailroom.retry import retry
 from retinue.operations.base import Desk, Operation
+from retinue.operations.sessions import check_own
 from retinue.store import envelopes, sessions
 from retinue.store.dead import dead
+from retinue.store.house import Page
 from retinue.store.threads import thread
 
 LISTED_MAX = 50
+WAITING_LOOKED_AT_MAX = 1_000
 CONVERSATION_LENGTH_MAX = 64
 LATEST = "latest"
 
@@ -167,13 +171,23 @@ def _keep(desk: Desk, uploads: list[Upload]) -> tuple[Attachment, ...]:
 
 
 async def show_envelope(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
-    def body(conn: Any) -> tuple[Envelope | None, Settled | None]:
+    def body(conn: sa.Connection) -> tuple[Envelope | None, Settled | None, int | None]:
         id_ = envelopes.resolve(conn, asked.id, seen_by=caller)
-        return envelopes.get(conn, id_), envelopes.settled(conn, id_)
+        envelope = envelopes.get(conn, id_)
+        return envelope, envelopes.settled(conn, id_), _position(conn, envelope, to_ms(desk.clock.now()))
 
-    envelope, settled = await desk.store.read(body)
+    envelope, settled, position = await desk.store.read(body)
     assert envelope is not None
-    return envelope_form(desk, envelope, settled)
+    form = envelope_form(desk, envelope, settled)
+    return form if position is None else form | {"position": position}
+
+
+def _position(conn: sa.Connection, envelope: Envelope | None, now_ms: int) -> int | None:
+    """Which one it is among the mail that waits for its session's next run: 1 is next."""
+    if envelope is None or envelope.session is None or envelope.status is not Status.PENDING:
+        return None
+    waiting = [each.id for each in envelopes.due(conn, envelope.session, now_ms, limit=WAITING_LOOKED_AT_MAX)]
+    return waiting.index(envelope.id) + 1 if envelope.id in waiting else None
 
 
 def envelope_form(desk: Desk, envelope: Envelope, settled: Settled | None = None) -> dict[str, Any]:
@@ -215,6 +229,50 @@ async def show_thread(desk: Desk, caller: Principal, asked: ById) -> dict[str, A
 async def list_dead(desk: Desk, caller: Principal, asked: Listing) -> dict[str, Any]:
     letters = await desk.store.scan(partial(dead, limit=max(1, min(asked.limit, LISTED_MAX)), seen_by=caller))
     return {"letters": [envelope_form(desk, letter.envelope, letter.settled) for letter in letters]}
+
+
+async def cancel(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
+    """Take back an envelope that still waits. Whoever sent it may, and whose session it waits in."""
+
+    def body(conn: sa.Connection) -> tuple[Envelope, tuple[Wake, ...]]:
+        page = Page(conn, to_ms(desk.clock.now()))
+        id_ = envelopes.resolve(conn, asked.id, seen_by=caller)
+        envelope = envelopes.get(conn, id_)
+        assert envelope is not None  # resolved in the same commit
+        by_sender = (envelope.sender.kind, envelope.sender.name) == (caller.address.kind, caller.address.name)
+        session = sessions.get(conn, envelope.session) if envelope.session else None
+        if not by_sender and not caller.sees_all:
+            check_own(caller, session)
+        if envelope.status is not Status.PENDING or envelope.steered_into is not None:
+            raise Conflict(
+                f"envelope {short(id_)} does not wait any more",
+                because=f"it is {envelope.status}" if envelope.steered_into is None else "a run has read it already",
+                try_this="stop the session, if its run is to end",
+                code="envelope.not-waiting",
+            )
+        because = f"taken back by {caller.address}"
+        wakes: tuple[Wake, ...] = ()
+        if by_sender:  # who knows, and need not be told
+            envelopes.settle(conn, [id_], Outcome.CANCELLED, because=because, at_ms=page.at_ms)
+            page.tell(
+                NewsKind.ENVELOPE_SETTLED,
+                session=envelope.session,
+                envelope=id_,
+                outcome=Outcome.CANCELLED.value,
+                because=because,
+            )
+        else:
+            text = f"Not read: {because}."
+            wakes = settle_and_tell(page, envelope, Outcome.CANCELLED, because=because, text=text, session=session)
+        page.close()
+        return envelope, wakes
+
+    def told(done: tuple[Envelope, tuple[Wake, ...]] | None) -> None:
+        for wake in done[1] if done else ():
+            desk.engine.wake(wake)
+
+    envelope, _ = await desk.store.write(body, point="cancel", then=told)
+    return {"envelope": envelope.id, "outcome": Outcome.CANCELLED}
 
 
 async def retry_dead(desk: Desk, caller: Principal, asked: ById) -> Sent:
@@ -265,6 +323,14 @@ OPERATIONS = (
         parameters=Listing,
         handler=list_dead,
         permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="envelope.cancel",
+        summary="Take back an envelope that still waits.",
+        parameters=ById,
+        handler=cancel,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
     ),
     Operation(
         name="envelope.retry",

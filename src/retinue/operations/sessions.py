@@ -436,17 +436,15 @@ async def _change(
     return summary(desk, await desk.store.write(body, point="session"))
 
 
-def check_own(caller: Principal, session: Session, *, people_only: bool = False) -> None:
+def check_own(caller: Principal, session: Session | None, *, people_only: bool = False) -> None:
     """Seeing is not owning: one whom a session is shared with may not do with it what cannot be undone."""
-    own = caller.sees_all or session.origin.belongs_to(str(caller.address))
-    if not people_only and caller.address.kind is AddressKind.AGENT:
+    own = caller.sees_all or (session is not None and session.origin.belongs_to(str(caller.address)))
+    if session is not None and not people_only and caller.address.kind is AddressKind.AGENT:
         own = own or session.agent == caller.address.name
     if not own:
         raise NotAllowed(
-            f"session {short(session.id)} is not yours",
-            because="you see it because it is shared with you"
-            if not people_only
-            else "only people share, and their own",
+            f"session {short(session.id)} is not yours" if session else "this is not yours",
+            because="only people share, and their own" if people_only else "that you see it does not make it yours",
             try_this="ask whose it is",
             code="session.not-yours",
         )
