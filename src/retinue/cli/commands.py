@@ -62,6 +62,14 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     (
         "envelope",
+        "cancel",
+        "Take back an envelope that still waits.",
+        True,
+        "restricted",
+        (("id", "--id", "text", "required place", None, (), "8 or more digits of an id"),),
+    ),
+    (
+        "envelope",
         "retry",
         "Send a dead letter once more.",
         True,
@@ -702,5 +710,13 @@ OPERATIONS: tuple[Operation, ...] = (
             ("unread", "--unread", "flag", "", False, (), "also mail that its reader has not marked as read"),
             ("dry_run", "--dry-run", "flag", "", True, (), "only count what would go"),
         ),
+    ),
+    (
+        "house",
+        "doctor",
+        "Look for what is wrong with the house, and say what to do.",
+        False,
+        "privileged",
+        (("quick", "--quick", "flag", "", False, (), "quick"),),
     ),
 )

@@ -1,0 +1,164 @@
+"""With no house open, some questions are answered by the store itself, and nothing of it is changed by that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from cli.house_process import HouseProcess, environment
+from cli.test_commands import settled
+
+from retinue import offline
+from retinue.cli.verbs import LOOKS_SELF
+from retinue.operations.catalog import OPERATIONS
+
+SQLITE_FILES = ("house.db", "house.db-wal", "house.db-shm")
+
+
+@pytest.fixture(scope="module")
+def lived_in(tmp_path_factory: pytest.TempPathFactory) -> tuple[HouseProcess, str]:
+    """A house that was killed after it had answered an envelope: its log of changes still lies beside the store."""
+    house = HouseProcess(tmp_path_factory.mktemp("closed") / "home")
+    house.open()
+    envelope = house.json("send", "agent:guide", "echo hello")["envelope"]
+    settled(house, envelope)
+    house.kill()
+    return house, envelope
+
+
+def bytes_of(home: Path) -> dict[str, str]:
+    """What the store holds on disk; the index of the log is memory that processes share, and holds nothing."""
+    found = {name: (home / name).read_bytes() for name in SQLITE_FILES[:2] if (home / name).exists()}
+    return {name: hashlib.sha256(data).hexdigest() for name, data in found.items()}
+
+
+def test_the_ledger_of_a_closed_house_is_proved_and_not_a_byte_is_changed(lived_in: tuple[HouseProcess, str]) -> None:
+    house, _ = lived_in
+    before = bytes_of(house.home)
+    assert "house.db-wal" in before
+
+    told = house.retinue("ledger")
+
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "ledger holds" in told.stdout
+    assert house.json("ledger")["holds"] is True
+    assert bytes_of(house.home) == before
+
+
+def test_why_is_told_of_a_closed_house_as_of_an_open_one(lived_in: tuple[HouseProcess, str]) -> None:
+    house, envelope = lived_in
+
+    told = house.retinue("why", envelope[:8])
+    unknown = house.retinue("house", "why", "00000000", "--json")
+
+    assert told.returncode == 0
+    assert told.stdout.startswith(f"Envelope {envelope[:8]}") or envelope[:8] in told.stdout
+    assert unknown.returncode == 1
+    assert unknown.stderr.splitlines()[0].endswith("[id.not-found]")
+    assert json.loads(unknown.stdout)["error"]["code"] == "id.not-found"
+
+
+def test_a_session_is_exported_from_a_closed_house(lived_in: tuple[HouseProcess, str]) -> None:
+    house, envelope = lived_in
+    with closing(sqlite3.connect(f"file:{house.home / 'house.db'}?mode=ro", uri=True)) as db:
+        [session] = db.execute("select session from envelopes where id = ?", (envelope,)).fetchone()
+
+    assert house.json("export", session)["files"]
+
+
+def test_rights_are_those_of_the_open_house(lived_in: tuple[HouseProcess, str]) -> None:
+    house, _ = lived_in
+
+    stranger = house.retinue("ledger", env={"RETINUE_TOKEN": "made-up"})
+
+    assert stranger.returncode == 1
+    assert stranger.stderr.startswith("error: who are you? [auth.not-signed-in]\n")
+
+
+def test_what_needs_the_house_itself_is_not_to_be_had(lived_in: tuple[HouseProcess, str]) -> None:
+    house, envelope = lived_in
+
+    told = house.retinue("show", envelope)
+
+    assert told.returncode == 3
+    assert "[house.closed]" in told.stderr
+
+
+def test_nobody_opens_the_house_while_it_is_looked_at(lived_in: tuple[HouseProcess, str]) -> None:
+    house, _ = lived_in
+    script = (
+        "import sys\nfrom retinue.config import from_environment\nfrom retinue.offline import closed_store\nimport os\n"
+        "with closed_store(from_environment(os.environ)):\n    print('looking', flush=True)\n    sys.stdin.read()\n"
+    )
+    looking = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment(house.home),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert looking.stdout is not None
+    assert looking.stdout.readline() == "looking\n"
+    refused = house.retinue("up")
+    looking.communicate("")
+
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[1] == f"because: process {looking.pid} serves it"
+
+
+def test_a_home_in_which_there_was_never_a_house_is_left_as_it_is(tmp_path: Path) -> None:
+    house = HouseProcess(tmp_path / "nothing")
+
+    told = house.retinue("ledger")
+
+    assert told.returncode == 3
+    assert f"because: no house was ever opened in {house.home}\n" in told.stderr
+    assert not house.home.exists()
+
+
+def test_a_store_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
+    house = HouseProcess(tmp_path / "home")
+    house.open()
+    house.close()
+    with closing(sqlite3.connect(house.home / "house.db")) as db, db:
+        db.execute("update alembic_version set version_num = '0001'")
+
+    told = house.retinue("ledger")
+
+    assert told.returncode == 1
+    assert "[store.other-schema]" in told.stderr
+
+
+def test_settings_that_cannot_be_used_keep_nobody_from_looking(lived_in: tuple[HouseProcess, str]) -> None:
+    house, _ = lived_in
+    (house.home / "retinue.toml").write_text("no = [settings\n")
+    try:
+        assert house.retinue("ledger").returncode == 0
+    finally:
+        (house.home / "retinue.toml").unlink()
+
+
+def test_a_ledger_that_does_not_hold_ends_with_an_error_here_too(tmp_path: Path) -> None:
+    house = HouseProcess(tmp_path / "home")
+    house.open()
+    settled(house, house.json("send", "agent:guide", "echo hello")["envelope"])
+    house.close()
+    with closing(sqlite3.connect(house.home / "house.db")) as db, db:
+        db.execute("delete from outcomes")
+
+    told = house.retinue("ledger")
+
+    assert told.returncode == 1
+    assert "BROKEN settled" in told.stdout
+    assert "error: the ledger does not hold [ledger.broken]" in told.stderr
+
+
+def test_the_command_line_and_the_store_know_the_same_questions() -> None:
+    assert LOOKS_SELF == offline.AT_REST
+    assert {"house.ledger", "house.why"} <= set(OPERATIONS)
