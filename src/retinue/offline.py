@@ -191,22 +191,42 @@ def main(arguments: list[str]) -> int:
         return _complain(error, as_json=as_json)
     form: dict[str, Any] = json.loads(heard)
     sys.stdout.write(heard.decode() + "\n" if as_json else "".join(f"{line}\n" for line in _lines(form)))
-    if form.get("holds") is False:
-        broken = RetinueError(
+    if (bad := _bad_news(operation, form)) is not None:
+        return _complain(bad, as_json=False)
+    return 0
+
+
+def _bad_news(operation: str, form: dict[str, Any]) -> RetinueError | None:
+    """As the command line says it."""
+    if operation == "house.ledger" and not form["holds"]:
+        return RetinueError(
             "the ledger does not hold",
             because="a sum above does not come out",
             try_this="keep a copy of the house before anything else, and report it",
             code="ledger.broken",
         )
-        return _complain(broken, as_json=False)
-    return 0
+    if operation == "house.doctor" and form.get("health") == "problem":
+        return RetinueError(
+            "the house is not well",
+            because="there are problems above",
+            try_this="do what stands below each of them, then ask again",
+            code="house.unwell",
+        )
+    return None
 
 
 def _lines(form: dict[str, Any]) -> list[str]:
     if "lines" in form:
         return form["lines"]
-    plain = {key: value if isinstance(value, str | int | float) else json.dumps(value) for key, value in form.items()}
-    return [f"{key.replace('_', '-')}: {value}" for key, value in plain.items()]
+    return [f"{key.replace('_', '-')}: {_shown(value)}" for key, value in form.items()]
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "" or value == [] or value == {}:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value) if isinstance(value, str | int | float) else json.dumps(value, ensure_ascii=False)
 
 
 def _complain(error: RetinueError, *, as_json: bool) -> int:

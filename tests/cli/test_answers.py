@@ -14,7 +14,7 @@ from cli.test_start import SPOKEN, TYPED
 
 from retinue.cli.answers import kebab, plain_lines, table, table_of
 
-TELLS = {"house.ledger", "house.why", "ledger", "why"}  # these answer in sentences
+TELLS = {"house.ledger", "house.why", "house.doctor", "ledger", "why", "doctor"}  # these answer in sentences
 KEY = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*:( |$)")
 
 
@@ -35,7 +35,7 @@ def test_every_command_prints_kebab_case_keys_or_exits_1_with_an_error_line(
     else:
         assert told.returncode == 1
         assert re.match(r"error: .+ \[[a-z]+\.[a-z-]+\]\n", told.stderr)
-        assert told.stdout == ""
+        assert told.stdout == "" or "doctor" in words, "who finds problems says both"
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,17 @@ def test_a_session_is_exported_from_a_closed_house(lived_in: tuple[HouseProcess,
     assert house.json("export", session)["files"]
 
 
+def test_a_closed_house_is_seen_by_the_doctor_and_copied(lived_in: tuple[HouseProcess, str], tmp_path: Path) -> None:
+    house, _ = lived_in
+    told = house.retinue("doctor")
+    copied = house.json("backup", "--to", str(tmp_path / "copy"), "--verify")
+
+    assert "ledger: the ledger holds" in told.stdout
+    assert ("[house.unwell]" in told.stderr) == (told.returncode == 1)
+    assert copied["verified"] is True
+    assert (tmp_path / "copy").is_dir()
+
+
 def test_rights_are_those_of_the_open_house(lived_in: tuple[HouseProcess, str]) -> None:
     house, _ = lived_in
 

@@ -693,8 +693,8 @@ OPERATIONS: tuple[Operation, ...] = (
         True,
         "boss",
         (
-            ("to", "--to", "text", "", "", (), "an address"),
-            ("verify", "--verify", "flag", "", False, (), "look at the result once more, byte by byte"),
+            ("to", "--to", "text", "", "", (), "the folder to make; left out, one in the home"),
+            ("verify", "--verify", "flag", "", False, (), "open the copy once more and look at every part of it"),
         ),
     ),
     (
@@ -717,6 +717,6 @@ OPERATIONS: tuple[Operation, ...] = (
         "Look for what is wrong with the house, and say what to do.",
         False,
         "privileged",
-        (("quick", "--quick", "flag", "", False, (), "quick"),),
+        (("quick", "--quick", "flag", "", False, (), "leave out what reads the whole store"),),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from retinue.cli.client import ask, is_elsewhere, post
+from retinue.cli.client import CALL_S, ask, is_elsewhere, post
 from retinue.cli.errors import FAILED, OK, CliError, HouseClosed
 from retinue.cli.output import complain, say
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 INPUT_BYTES_MAX = 12 * 1024 * 1024  # what fits, encoded, into the largest request the house takes
 LOOKS_SELF = ("house.ledger", "house.why", "house.doctor", "house.backup", "session.export")
 """What can also be had of a closed house, by a program that opens its store: see `retinue.offline`."""
+LONG_S = 900.0
+TAKES_LONG = ("house.ledger", "house.doctor", "house.backup", "house.purge", "session.export", "session.import")
+"""What reads or writes as much as a whole house, before the first byte of its answer."""
 
 
 def perform(options: Namespace) -> int:
@@ -74,8 +77,9 @@ def inquire(options: Namespace, parameters: dict[str, Any]) -> int:
     """Every command that is one question and one answer."""
     import json
 
+    timeout_s = LONG_S if options.operation in TAKES_LONG else CALL_S
     try:
-        heard = ask(options.operation, parameters, key=options.key)
+        heard = ask(options.operation, parameters, key=options.key, timeout_s=timeout_s)
     except HouseClosed as closed:
         if closed.asked or options.operation not in LOOKS_SELF or is_elsewhere():
             raise
@@ -85,17 +89,29 @@ def inquire(options: Namespace, parameters: dict[str, Any]) -> int:
         say([heard.decode()])
     else:
         say(_lines(options.operation, answer))
-    if options.operation == "house.ledger" and not answer["holds"]:
-        complain(
-            CliError(
-                "the ledger does not hold",
-                code="ledger.broken",
-                because="a sum above does not come out",
-                try_this="keep a copy of the house before anything else, and report it",
-            )
-        )
+    if (bad := bad_news(options.operation, answer)) is not None:
+        complain(bad)
         return FAILED
     return OK
+
+
+def bad_news(operation: str, answer: dict[str, Any]) -> CliError | None:
+    """An answer that was given, and is none that one can be content with."""
+    if operation == "house.ledger" and not answer["holds"]:
+        return CliError(
+            "the ledger does not hold",
+            code="ledger.broken",
+            because="a sum above does not come out",
+            try_this="keep a copy of the house before anything else, and report it",
+        )
+    if operation == "house.doctor" and answer.get("health") == "problem":
+        return CliError(
+            "the house is not well",
+            code="house.unwell",
+            because="there are problems above",
+            try_this="do what stands below each of them, then ask again",
+        )
+    return None
 
 
 def _lines(operation: str, answer: dict[str, Any]) -> list[str]:
