@@ -15,7 +15,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import floor, million
+from benchmarks import cli, floor, million
 from benchmarks.client import Client
 from benchmarks.measure import Figure, cpu_s, median, rss_mb
 
@@ -174,7 +174,12 @@ def measure_million(folder: Path, rows: int) -> list[Figure]:
     ]
 
 
-PARTS = ("turns", "many", "ready", "million")
+def measure_cli(folder: Path) -> list[Figure]:
+    with mock(0) as port, house(folder / "cli", port):
+        return cli.measure(folder / "cli")
+
+
+PARTS = ("turns", "many", "ready", "million", "cli")
 
 
 def main() -> int:
@@ -195,6 +200,7 @@ def main() -> int:
                 "many": lambda f: measure_many(f),
                 "ready": lambda f: measure_ready(f),
                 "million": lambda f: measure_million(f, asked.rows),
+                "cli": lambda f: measure_cli(f),
             }[part](folder)
             for figure in figures:
                 print(figure.line(), flush=True)

@@ -1,0 +1,56 @@
+"""What a command costs: agents call it all day, so its start is most of its life."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.measure import Figure, median
+
+ROUNDS = 40
+SEND_WALL_MS_MAX, SEND_CPU_MS_MAX = 60.0, 45.0
+VERSION_RATIO_MAX = 5.0
+
+
+def measure(home: Path) -> list[Figure]:
+    """Against an open house. Python without anything, `--version` and `send` take turns, under the same load."""
+    retinue = [str(Path(sys.executable).with_name("retinue"))]
+    commands: dict[str, Sequence[str]] = {
+        "python": [sys.executable, "-c", "pass"],
+        "version": [*retinue, "--version"],
+        "send": [*retinue, "send", "agent:bench", "hello"],
+        "status": [*retinue, "status"],
+        "list": [*retinue, "session", "list"],
+    }
+    walls: dict[str, list[float]] = {name: [] for name in commands}
+    cpus: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(ROUNDS):
+        for name, words in commands.items():
+            wall_s, cpu_s = _once(words, home)
+            walls[name].append(wall_s * 1000)
+            cpus[name].append(cpu_s * 1000)
+    ratio = median([ours / bare for ours, bare in zip(cpus["version"], cpus["python"], strict=True)])
+    return [
+        Figure("cli-python-cpu", median(cpus["python"]), "ms"),
+        Figure("cli-version-cpu", median(cpus["version"]), "ms"),
+        Figure("cli-version-ratio", ratio, "x", VERSION_RATIO_MAX),
+        Figure("cli-send-wall", median(walls["send"]), "ms", SEND_WALL_MS_MAX, note="to an open house"),
+        Figure("cli-send-cpu", median(cpus["send"]), "ms", SEND_CPU_MS_MAX),
+        Figure("cli-status-wall", median(walls["status"]), "ms"),
+        Figure("cli-list-wall", median(walls["list"]), "ms", note="retinue session list"),
+        Figure("cli-list-cpu", median(cpus["list"]), "ms"),
+    ]
+
+
+def _once(words: Sequence[str], home: Path) -> tuple[float, float]:
+    """Wall and CPU seconds of one command, start of the interpreter included."""
+    environment = {**os.environ, "RETINUE_HOME": str(home)}
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(words, env=environment, stdout=subprocess.DEVNULL, check=True)
+    wall_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
