@@ -15,6 +15,7 @@ from benchmarks.measure import Figure, median
 ROUNDS = 40
 SEND_WALL_MS_MAX, SEND_CPU_MS_MAX = 60.0, 45.0
 VERSION_RATIO_MAX = 5.0
+LOADED = 1.25
 
 
 def measure(home: Path) -> list[Figure]:
@@ -35,11 +36,15 @@ def measure(home: Path) -> list[Figure]:
             walls[name].append(wall_s * 1000)
             cpus[name].append(cpu_s * 1000)
     ratio = median([ours / bare for ours, bare in zip(cpus["version"], cpus["python"], strict=True)])
+    # Where Python itself waits for its turn, the wall says more of the machine than of us, and the CPU decides.
+    bare_wall, bare_cpu = median(walls["python"]), median(cpus["python"])
+    loaded = bare_wall > LOADED * bare_cpu
+    note = f"bare python {bare_wall:.0f} ms" + (", for the machine is busy" if loaded else "")
     return [
-        Figure("cli-python-cpu", median(cpus["python"]), "ms"),
+        Figure("cli-python-cpu", bare_cpu, "ms"),
         Figure("cli-version-cpu", median(cpus["version"]), "ms"),
         Figure("cli-version-ratio", ratio, "x", VERSION_RATIO_MAX),
-        Figure("cli-send-wall", median(walls["send"]), "ms", SEND_WALL_MS_MAX, note="to an open house"),
+        Figure("cli-send-wall", median(walls["send"]), "ms", None if loaded else SEND_WALL_MS_MAX, note=note),
         Figure("cli-send-cpu", median(cpus["send"]), "ms", SEND_CPU_MS_MAX),
         Figure("cli-status-wall", median(walls["status"]), "ms"),
         Figure("cli-list-wall", median(walls["list"]), "ms", note="retinue session list"),
