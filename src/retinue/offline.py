@@ -28,6 +28,9 @@ from retinue.domain.times import to_ms
 from retinue.domain.token import TokenKind, hash_of
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
+from retinue.operations.doctor import report
+from retinue.operations.health import Scene
+from retinue.operations.health import examine as examine_health
 from retinue.premises import instance_lock
 from retinue.real import RandomIds, RealClock, new_token
 from retinue.store import principals
@@ -184,9 +187,14 @@ def main(arguments: list[str]) -> int:
             raise _is_closed(f"{operation} is nothing that this version knows")
         # Faults of the settings file are told when the house opens, and by `doctor`; they keep nobody from looking.
         settings = examine(os.environ).configuration.settings
-        with closed_store(settings) as store:
-            token = _token(settings.home, os.environ)
-            heard = asyncio.run(answer(settings, store, operation, parameters.encode(), token))
+        try:
+            with closed_store(settings) as store:
+                token = _token(settings.home, os.environ)
+                heard = asyncio.run(answer(settings, store, operation, parameters.encode(), token))
+        except RetinueError as error:
+            if operation != "house.doctor" or isinstance(error, NotAllowed):
+                raise
+            heard = asyncio.run(_without_a_store(settings, error))
     except RetinueError as error:
         return _complain(error, as_json=as_json)
     form: dict[str, Any] = json.loads(heard)
@@ -194,6 +202,12 @@ def main(arguments: list[str]) -> int:
     if (bad := _bad_news(operation, form)) is not None:
         return _complain(bad, as_json=False)
     return 0
+
+
+async def _without_a_store(settings: Settings, trouble: RetinueError) -> bytes:
+    """A doctor who comes although the store cannot be opened: that, too, is a finding."""
+    scene = Scene(home=settings.home, environment=os.environ, now=RealClock().now(), trouble=trouble)
+    return json.dumps(report(await examine_health(scene))).encode()
 
 
 def _bad_news(operation: str, form: dict[str, Any]) -> RetinueError | None:

@@ -47,6 +47,8 @@ class Desk:
     version: str
     policy: Mapping[str, PermissionLevel]
     config: Keeper | None = None  # None in a house that was furnished by hand
+    models: frozenset[str] | None = None  # what agents can be run with here; None where that is not known
+    runners: frozenset[str] | None = None
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
 
     def keeper(self) -> Keeper:

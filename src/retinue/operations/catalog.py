@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from retinue.domain.agent import PermissionLevel
-from retinue.operations import agents, configuration, envelopes, exports, house, keeping, mail, people, sessions, tokens
+from retinue.operations import (
+    agents,
+    configuration,
+    doctor,
+    envelopes,
+    exports,
+    house,
+    keeping,
+    mail,
+    people,
+    sessions,
+    tokens,
+)
 from retinue.operations.base import Operation
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
-    for module in (envelopes, mail, sessions, exports, agents, people, tokens, configuration, house, keeping)
+    for module in (envelopes, mail, sessions, exports, agents, people, tokens, configuration, house, keeping, doctor)
     for operation in module.OPERATIONS
 }
 
