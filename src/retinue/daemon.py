@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from retinue.agents.mirror import Mirror
 from retinue.api.app import build as build_api
 from retinue.api.door import Door
 from retinue.api.gate import Gate, server_config
-from retinue.config import Settings, from_environment
+from retinue.config import Configuration, Settings, load
 from retinue.config.checks import PORT_MAX
 from retinue.connectors.base import Connector
 from retinue.domain import address
@@ -42,13 +42,15 @@ from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
-from retinue.logs import set_up_logs
+from retinue.logs import set_level, set_up_logs
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
 from retinue.models.base import Model, Models
 from retinue.models.guide import Guide
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
+from retinue.operations.keeper import Keeper
+from retinue.operations.tools import tools_of
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
 from retinue.real import RandomIds, RealClock, faults_from, new_token
 from retinue.runners.base import Runner
@@ -95,6 +97,7 @@ class Parts:
     staff: Sequence[Agent] = FIRST_STAFF
     connectors: Sequence[Connector] = ()
     slots: Slots | None = None
+    configuration: Configuration | None = None  # where the settings come from, to be read again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +121,10 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             ensure_home(settings.home, agent.name)
         live = Live()
         store.on_commit(live.committed)
-        models = Models([Guide(clock), *parts.models])
-        toolbox = Toolbox([SessionStatus(store, clock, str(settings.zone)), Read(), *parts.tools])
+        known = (Guide(clock), *parts.models)
+        models = Models(known)
+        own = (SessionStatus(store, clock, str(settings.zone)), Read(), *parts.tools)
+        toolbox = Toolbox([*own, *tools_of(OPERATIONS.values(), lambda: desk)])
         outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
         loop: Runner = Loop(models, toolbox)
         mirror = Mirror(store, settings.mirror.folder or settings.home / "mirror") if settings.mirror.enabled else None
@@ -131,11 +136,15 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             live=live,
             homes=partial(ensure_home, settings.home),
             zone=settings.zone,
-            slots=parts.slots,
+            slots=parts.slots or _slots(settings),
             deliver=outbox.wake,
             faults=parts.faults,
         )
         outbox.on_wake(engine.wake)
+        policy = {**POLICY, **settings.permission_policy}
+        keeper = Keeper(parts.configuration, os.environ) if parts.configuration is not None else None
+        if keeper is not None:
+            keeper.on_change(lambda now: policy.update({**POLICY, **now.permission_policy}))
         desk = Desk(
             store=store,
             post=Inbox(store, clock, engine.wake, engine.seat, engine.command),
@@ -148,7 +157,10 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             zone=settings.zone,
             version=__version__,
             secrets=new_token,
-            policy=POLICY,
+            policy=policy,
+            config=keeper,
+            models=frozenset(model.name for model in known),
+            runners=frozenset({"loop"}),
         )
         if mirror is not None:
             await mirror.start()
@@ -163,6 +175,11 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
                 await mirror.stop()
     finally:
         await store.close()
+
+
+def _slots(settings: Settings) -> Slots:
+    counts = settings.slots
+    return Slots(main=counts.main, schedule=counts.schedule, subagent=counts.subagent, background=counts.background)
 
 
 def _settle_in(conn: sa.Connection, *, staff: Sequence[Agent], at_ms: int) -> None:
@@ -233,7 +250,12 @@ async def _serve_locked(settings: Settings, parts: Parts, stop: asyncio.Event, *
             await _sign_in_owner(settings.home, house.store, parts.clock.now())
             with listening_socket(settings.home, path) as listener:
                 gate = Gate(door)
-                config = server_config(build_api(house.desk, door, gate), gate)
+                app = build_api(house.desk, door, gate)
+                if house.desk.config is not None:
+                    house.desk.config.on_change(lambda now: app.refit(door_from(now, os.environ)))
+                    house.desk.config.on_change(lambda now: set_level(now.logs.level))
+                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, house.desk.config)
+                config = server_config(app, gate)
                 if announce:
                     await _announce(settings, house.desk, path, url=tcp[1] if tcp else "")
                 await _Server(config).serve_until(stop, [listener, *([tcp[0]] if tcp else [])], house.desk.live)
@@ -270,6 +292,22 @@ def door_from(settings: Settings, environment: Mapping[str, str]) -> Door:
         websockets_max=limits.websockets_max,
         connections_max=limits.connections_max,
         request_wait_s=limits.request_wait_s,
+    )
+
+
+def _read_again(keeper: Keeper) -> None:
+    """What SIGHUP asks for. A file that cannot be used changes nothing."""
+    try:
+        changes = keeper.reload()
+    except RetinueError as error:
+        log.error("settings not taken", extra={"error": str(error)})
+        return
+    log.info(
+        "settings read again",
+        extra={
+            "changed": ",".join(change.path for change in changes),
+            "waiting": ",".join(change.path for change in keeper.waiting),
+        },
     )
 
 
@@ -333,7 +371,11 @@ def main() -> int:
     """`python -m retinue.daemon`: what `retinue run` becomes."""
     set_up_logs(sys.stderr)
     try:
-        run(from_environment(os.environ), default_parts())
+        configuration = load(os.environ)
+        settings = configuration.settings
+        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        set_up_logs(sys.stderr, home=settings.home, logs=settings.logs)
+        run(settings, replace(default_parts(), configuration=configuration))
     except RetinueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

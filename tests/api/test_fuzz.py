@@ -124,7 +124,7 @@ def _ask(operation: Any, name: str, who: str, token: str, pool: dict[str, list[A
     """How often it was answered, and not refused."""
     answered = 0
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=[*HealthCheck])
     @given(case=operation.as_strategy(), data=st.data())
     def ask(case: Any, data: st.DataObject) -> None:
         nonlocal answered

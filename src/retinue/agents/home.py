@@ -25,7 +25,9 @@ def ensure_home(root: Path, name: str) -> Path:
     """Make whatever is missing of a home; what is there stays as it is. Cheap where all is there: asked every run."""
     soul, memory, memories = _parts(root, name)
     if not (soul.exists() and memory.exists() and memories.exists()):
-        memories.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # One by one, from the top: what `parents=True` makes on the way is open to others.
+        for folder in (home_of(root, name).parent, home_of(root, name), memories.parent, memories):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in (soul, memory):
             file.touch(mode=0o600, exist_ok=True)
     return home_of(root, name)

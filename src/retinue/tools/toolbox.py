@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from retinue.domain.agent import Agent
+from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.approval import ApprovalState
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.ports import Ask
@@ -18,6 +18,8 @@ from retinue.domain.text import storable
 from retinue.domain.tool import Call, ToolResult, ToolSpec, clipped
 from retinue.policy import tools as policy
 from retinue.tools.base import Scene, Tool, ToolFailed
+
+RULES_REMEMBERED_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +43,16 @@ def refusal(call: Call, why: str) -> ToolResult:
 class Toolbox:
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
+        self._offered: dict[ToolRules, Sequence[ToolSpec]] = {}  # the same rules, the same tools: asked every turn
 
-    def offered(self, agent: Agent) -> list[ToolSpec]:
-        return [tool.spec for tool in self._tools.values() if not _decide(agent, tool.spec).denied]
+    def offered(self, agent: Agent) -> Sequence[ToolSpec]:
+        offered = self._offered.get(agent.tools)
+        if offered is None:
+            if len(self._offered) >= RULES_REMEMBERED_MAX:
+                self._offered.clear()
+            offered = [tool.spec for tool in self._tools.values() if not _decide(agent, tool.spec).denied]
+            self._offered[agent.tools] = offered
+        return offered
 
     def spec(self, name: str) -> ToolSpec | None:
         tool = self._tools.get(name)
