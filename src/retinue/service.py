@@ -1,0 +1,124 @@
+"""The house as a service of the user's own systemd: the unit's text, and what to type to have it run.
+
+`python -m retinue.service` prints both and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from retinue.config import examine
+from retinue.domain.errors import Invalid, RetinueError
+
+NAME = "retinue"
+STOP_S_BEYOND_DRAIN = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    path: Path  # where the unit belongs
+    text: str
+    commands: tuple[str, ...]  # to type, one after the other
+
+
+def installation(
+    *, command: Sequence[str], printed_by: Sequence[str], home: Path, units: Path, drain_s: float
+) -> Installation:
+    """What has to be written where, and what has to be typed, for this home to be served from now on."""
+    path = units / f"{NAME}.service"
+    return Installation(
+        path=path,
+        text=unit(command=command, home=str(home), drain_s=drain_s),
+        commands=(
+            f"mkdir -p {shlex.quote(str(units))}",
+            f"{shlex.join(printed_by)} > {shlex.quote(str(path))}",
+            "systemctl --user daemon-reload",
+            f"systemctl --user enable --now {NAME}",
+            # Without it, the house would close when its owner logs out, and open only when they log in.
+            "loginctl enable-linger",
+        ),
+    )
+
+
+def unit(*, command: Sequence[str], home: str, drain_s: float, specifiers: bool = False) -> str:
+    """The unit's text. With `specifiers`, systemd's own `%h` and the like are meant as such."""
+    quoted = partial(_quoted, specifiers=specifiers)
+    started = " ".join(quoted(word).replace("$", "$$") for word in command)
+    return f"""\
+[Unit]
+Description=Retinue, a staff of AI agents
+# Settings that cannot be used will not become usable by trying again and again.
+StartLimitIntervalSec=60
+StartLimitBurst=5
+
+[Service]
+Type=exec
+ExecStart={started}
+ExecReload=/bin/kill -HUP $MAINPID
+Environment={quoted(f"RETINUE_HOME={home}")}
+# What the house writes is its owner's alone.
+UMask=0077
+Restart=on-failure
+RestartSec=2
+# A stop waits for what is running. What is still running after that is taken up at the next start.
+TimeoutStopSec={drain_s + STOP_S_BEYOND_DRAIN:g}
+KillMode=mixed
+# A tool that takes all memory is ended, and the house goes on.
+OOMPolicy=continue
+LimitNOFILE=65536
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def _quoted(word: str, *, specifiers: bool) -> str:
+    """As systemd reads it."""
+    if any(ord(char) < 32 for char in word):
+        raise Invalid(
+            "this cannot be written into a unit",
+            because="it holds a line break or another control character",
+            try_this="choose another RETINUE_HOME",
+            code="service.unwritable",
+        )
+    text = word.replace("\\", "\\\\").replace('"', '\\"')
+    if not specifiers:
+        text = text.replace("%", "%%")
+    return f'"{text}"' if any(char in text for char in " '\"\\;") else text
+
+
+def units_folder(environment: Mapping[str, str]) -> Path:
+    config = environment.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(config).expanduser() / "systemd" / "user"
+
+
+def main(arguments: list[str]) -> int:
+    if arguments:
+        sys.stderr.write("usage: python -m retinue.service\n")
+        return 2
+    try:
+        settings = examine(os.environ).configuration.settings
+        found = installation(
+            command=(sys.executable, "-m", "retinue", "run"),
+            printed_by=(sys.executable, "-m", "retinue.service"),
+            home=settings.home,
+            units=units_folder(os.environ),
+            drain_s=settings.drain_s,
+        )
+    except RetinueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(found.text)
+    typed = "\n".join(f"  {command}" for command in found.commands)
+    sys.stderr.write(f"\nThe unit goes to {found.path}. Type:\n{typed}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
