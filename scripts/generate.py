@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-GENERATORS = ("retinue.operations.generate", "retinue.config.reference")
+GENERATORS = ("retinue.operations.generate", "retinue.api.generate", "retinue.config.reference")
 
 
 def main(arguments: list[str]) -> int:

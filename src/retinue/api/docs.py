@@ -5,11 +5,12 @@ Each principal is told of the operations that it may ask for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
+from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
 from retinue.operations.base import Desk, Operation
 from retinue.policy import permissions
@@ -47,22 +48,31 @@ def allowed(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> l
 
 
 def openapi(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
-    offered = allowed(desk, caller, operations)
+    """As this principal may use it."""
+    return document(allowed(desk, caller, operations), desk.policy, version=desk.version)
+
+
+def document(operations: Iterable[Operation], policy: Mapping[str, PermissionLevel], *, version: str) -> dict[str, Any]:
+    offered = list(operations)
     types: list[Any] = [Refusal]
     for operation in offered:
         types += [operation.parameters, operation.result]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
-    refused = {"description": "", "content": {"application/json": {"schema": schemas[0]}}}
+    refused = {
+        f"refused-{status}": {"description": says, "content": {"application/json": {"schema": schemas[0]}}}
+        for status, says in STATUSES.items()
+    }
     paths = {
-        operation.route: {"post": _path(desk, operation, schemas[1 + 2 * index], schemas[2 + 2 * index], refused)}
+        operation.route: {"post": _path(policy, operation, schemas[1 + 2 * index], schemas[2 + 2 * index])}
         for index, operation in enumerate(offered)
     }
     return {
         "openapi": "3.1.0",
-        "info": {"title": "retinue", "version": desk.version, "description": "What can be asked of this house."},
+        "info": {"title": "retinue", "version": version, "description": "What can be asked of this house."},
         "paths": paths,
         "components": {
             "schemas": components,
+            "responses": refused,
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
                 "browser": {
@@ -77,17 +87,17 @@ def openapi(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> d
     }
 
 
-def _path(desk: Desk, operation: Operation, parameters: Any, result: Any, refused: dict[str, Any]) -> dict[str, Any]:
+def _path(policy: Mapping[str, PermissionLevel], operation: Operation, parameters: Any, result: Any) -> dict[str, Any]:
     path: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
         "tags": [operation.name.partition(".")[0]],
-        "x-permission": permissions.needed_for(operation.name, desk.policy),
+        "x-permission": permissions.needed_for(operation.name, policy),
         "x-effect": operation.effect,
         "requestBody": {"required": _needs_body(operation), "content": {"application/json": {"schema": parameters}}},
         "responses": {
             "200": {"description": "Done.", "content": {"application/json": {"schema": result}}},
-            **{status: {**refused, "description": says} for status, says in STATUSES.items()},
+            **{status: {"$ref": f"#/components/responses/refused-{status}"} for status in STATUSES},
         },
     }
     if operation.effect:

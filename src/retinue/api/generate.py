@@ -1,0 +1,107 @@
+"""Writes what programs elsewhere are made with: the OpenAPI document, and TypeScript types for the web page.
+
+`python -m retinue.api.generate`, in a checkout; `make generate` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from retinue.api.docs import Refusal, document
+from retinue.operations.base import Operation
+from retinue.operations.catalog import OPERATIONS, POLICY
+
+ROOT = Path(__file__).parent.parent.parent.parent
+OPENAPI = ROOT / "docs" / "reference" / "openapi.json"
+TYPES = ROOT / "web" / "src" / "lib" / "operations.ts"
+REF = "#/{name}"
+ANYTHING = "unknown"
+
+
+def main() -> None:
+    OPENAPI.write_text(
+        json.dumps(document(OPERATIONS.values(), POLICY, version="0"), indent=1, ensure_ascii=False) + "\n"
+    )
+    TYPES.parent.mkdir(parents=True, exist_ok=True)
+    TYPES.write_text(typescript(OPERATIONS.values()))
+
+
+def typescript(operations: Iterable[Operation]) -> str:
+    """Each operation's parameters and answer as types, and all of them in one map by name."""
+    offered = list(operations)
+    kinds: list[Any] = [Refusal]
+    for operation in offered:
+        kinds += [operation.parameters, operation.result]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
+    lines = ["// Made from the code by `make generate`.", ""]
+    for name in sorted(components):
+        lines += [f"export type {_name(name)} = {type_of(components[name])};", ""]
+    lines.append("export interface Operations {")
+    for index, operation in enumerate(offered):
+        asked, answered = type_of(schemas[1 + 2 * index]), type_of(schemas[2 + 2 * index])
+        effect = json.dumps(operation.effect)
+        lines += [
+            f"  /** {operation.summary} */",
+            f'  "{operation.name}": {{ asked: {asked}; answered: {answered}; effect: {effect} }};',
+        ]
+    lines += ["}", "", f"export type Refused = {type_of(schemas[0])};", ""]
+    lines.append("export const routes: { [Name in keyof Operations]: string } = {")
+    lines += [f'  "{operation.name}": "{operation.route}",' for operation in offered]
+    lines += ["};", ""]
+    return "\n".join(lines)
+
+
+def type_of(schema: Mapping[str, Any]) -> str:
+    """A JSON schema, as far as our declarations need one, in TypeScript."""
+    if "$ref" in schema:
+        return _name(str(schema["$ref"]).rpartition("/")[2])
+    if "enum" in schema:
+        return " | ".join(json.dumps(value) for value in schema["enum"])
+    if "const" in schema:
+        return json.dumps(schema["const"])
+    if "anyOf" in schema:
+        return " | ".join(dict.fromkeys(type_of(part) for part in cast("list[Mapping[str, Any]]", schema["anyOf"])))
+    match schema.get("type"):
+        case "string":
+            return "string"
+        case "integer" | "number":
+            return "number"
+        case "boolean":
+            return "boolean"
+        case "null":
+            return "null"
+        case "array":
+            items: Mapping[str, Any] = schema.get("items") or {}
+            return f"Array<{type_of(items)}>"
+        case "object":
+            return _object(schema)
+        case _:
+            return ANYTHING
+
+
+def _object(schema: Mapping[str, Any]) -> str:
+    properties: Mapping[str, Mapping[str, Any]] = schema.get("properties") or {}
+    if not properties:
+        more = schema.get("additionalProperties")
+        if more is False:
+            return "Record<string, never>"
+        values = type_of(cast("Mapping[str, Any]", more)) if isinstance(more, dict) else ANYTHING
+        return f"Record<string, {values}>"
+    required = set(cast("list[str]", schema.get("required") or []))
+    fields = "; ".join(
+        f"{json.dumps(name)}{'' if name in required else '?'}: {type_of(of)}" for name, of in properties.items()
+    )
+    return f"{{ {fields} }}"
+
+
+def _name(name: str) -> str:
+    return "".join(part[:1].upper() + part[1:] for part in name.replace(".", "_").split("_"))
+
+
+if __name__ == "__main__":
+    main()
