@@ -35,7 +35,7 @@ from retinue.domain.envelope import Kind, Outcome, Status
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId
 from retinue.domain.ports import Clock
-from retinue.domain.record import Mark, Note, RecordKind, Reply
+from retinue.domain.record import Mark, Note, RecordKind, Reply, Stop
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueuePolicy
 from retinue.domain.tool import ToolSpec
 from retinue.engine.lanes import Slots
@@ -232,7 +232,9 @@ async def test_a_cancel_before_the_end_of_a_run_wins(any_household: Household, h
         assert (await house.outcome(receipt.envelope)).outcome is Outcome.CANCELLED
         await a_moment(house)
         assert await answers_to(house, "maria") == []
-        assert not any(isinstance(record.body, Reply) for record in await house.records(receipt.session))
+        # What had been said is kept as such, and is no answer.
+        replies = [record.body for record in await house.records(receipt.session) if isinstance(record.body, Reply)]
+        assert all(reply.stop is Stop.CUT_OFF for reply in replies)
         assert await house.answer_to((await house.post("again")).envelope) == "fresh"
 
 

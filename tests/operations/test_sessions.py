@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,20 @@ import pytest
 from desk.desk_house import DeskHouse, agent, desk_house, person
 from stores import turn_the_clock_until_settled
 
+from retinue.domain.agent import Agent
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
 from retinue.domain.event import News
+from retinue.domain.ports import Clock
 from retinue.domain.principal import Principal
+from retinue.domain.tool import ToolSpec
+from retinue.models.base import Chunk, Prompt, Text
+from retinue.operations.base import Nothing
 from retinue.store import news
 from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector
-from retinue.testing.scripted_model import calls, says
+from retinue.testing.scripted_model import Line, calls, says
+from retinue.tools.base import Scene
 
 OWNER, MARIA, NOOR, GUS = (person(name) for name in ("owner", "maria", "noor", "gus"))
 SUMMARY = {"sessionId", "agentId", "name", "pinnedAt", "createdAt", "updatedAt", "lastSnippet", "attributes"}
@@ -453,3 +460,72 @@ async def test_only_who_sent_it_or_whose_session_it_is_takes_an_envelope_back(ho
     assert "taken back by person:maria" in (await house.house.mail_for("noor"))[-1].text
     await house.ask(MARIA, "envelope.cancel", id=hers)
     assert await house.house.mail_for("maria") == []
+
+
+@dataclass
+class StallingModel:
+    """Says some words, and then nothing for an hour."""
+
+    clock: Clock
+    words: str
+    name: str = "stalling"
+
+    def reserve_microusd(self, prompt: Prompt) -> int:
+        return 0
+
+    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
+        yield Text(self.words)
+        await self.clock.sleep(3600)
+
+
+@pytest.mark.spec("A20")
+@pytest.mark.parametrize("way", ["operation", "command"])
+async def test_a_stop_keeps_what_was_said(tmp_path: Path, way: str) -> None:
+    words = "The garden lies behind the house, and in it"
+    household = Household(tmp_path, agents=[Agent(name="ada", model="stalling")])
+    household.models = [StallingModel(household.clock, words)]
+    async with desk_house(household) as house:
+        await _stop_in_the_middle(house, way, words)
+
+
+async def _stop_in_the_middle(house: DeskHouse, way: str, words: str) -> None:
+    sent = await house.ask(MARIA, "envelope.send", to="agent:ada", text="tell me")
+    await house.house.eventually(lambda conn: bool(house.house.live.partials()), what="the model to begin")
+
+    if way == "operation":
+        await house.ask(MARIA, "session.stop", session=sent["session"])
+    else:
+        await house.ask(MARIA, "envelope.send", to="agent:ada", text="/stop")
+
+    assert (await house.house.outcome(sent["envelope"])).outcome is Outcome.CANCELLED
+    found = await house.ask(MARIA, "session.history", session=sent["session"])
+    said = next(record["body"] for record in found["records"] if record["kind"] == "assistant")
+    assert (said["text"], said["stop"]) == (words, "cut-off")
+    ended = [piece for piece in await told(house, MARIA, sent["session"]) if piece.kind == "run.ended"]
+    assert [piece.body["status"] for piece in ended] == ["cancelled"]
+
+
+@pytest.mark.spec("A20")
+async def test_a_stop_closes_the_calls_that_were_open(tmp_path: Path) -> None:
+    class Slow:
+        spec = ToolSpec(name="slow", description="waits", parameters={"type": "object", "properties": {}})
+        arguments = Nothing
+        begun = asyncio.Event()
+
+        async def perform(self, arguments: Any, scene: Scene) -> str:
+            self.begun.set()
+            await asyncio.sleep(3600)
+            return "never"
+
+    tool = Slow()
+    household = Household(tmp_path, tools=[tool])
+    async with desk_house(household) as house:
+        household.model.will_reply(Line(text="Let me see.", calls=(("slow", {}),)))
+        sent = await house.ask(MARIA, "envelope.send", to="agent:ada", text="look")
+        await asyncio.wait_for(tool.begun.wait(), 20)
+        await house.ask(MARIA, "session.stop", session=sent["session"])
+
+        found = await house.ask(MARIA, "session.history", session=sent["session"])
+        assert [record["kind"] for record in found["records"]] == ["start", "user", "assistant", "tool", "note"]
+        result = found["records"][3]["body"]
+        assert (result["failed"], result["output"].startswith("Interrupted:")) == (True, True)

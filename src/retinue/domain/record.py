@@ -52,6 +52,7 @@ class Stop(StrEnum):
     END = "end"
     CALLS = "calls"
     LENGTH = "length"
+    CUT_OFF = "cut-off"  # by us, in the middle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

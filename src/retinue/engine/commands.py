@@ -5,6 +5,7 @@ They take the road of all mail: kept, counted, settled, answered by an envelope.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
@@ -17,11 +18,11 @@ from retinue.domain.command import Command, CommandName, help_lines, unknown
 from retinue.domain.envelope import Draft, Kind, Outcome, Receipt, Trust
 from retinue.domain.errors import RetinueError
 from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId, derived, short
+from retinue.domain.ids import EnvelopeId, RunId, derived, short
 from retinue.domain.record import Record, Reply
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show
-from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, cancel_in, decide_in
+from retinue.engine.endings import NOTHING_CANCELLED, NOTHING_SAID, Cancelled, Said, cancel_in, decide_in
 from retinue.mailroom.inbox import Wake, enter, keep_command, purged_before, seen_before
 from retinue.mailroom.routing import OWNER, answer_address
 from retinue.store import approvals, envelopes, purge, records, runs
@@ -47,7 +48,15 @@ class _Done:
     wakes: list[Wake] = field(default_factory=list[Wake])
 
 
-def carry_out(conn: sa.Connection, *, draft: Draft, command: Command, now_ms: int, zone: ZoneInfo) -> Commanded:
+def carry_out(
+    conn: sa.Connection,
+    *,
+    draft: Draft,
+    command: Command,
+    now_ms: int,
+    zone: ZoneInfo,
+    said: Mapping[RunId, Said] = NOTHING_SAID,
+) -> Commanded:
     seen = envelopes.by_key(conn, draft.source, draft.key)
     if seen is not None:
         return Commanded(seen_before(conn, draft, seen).receipt)
@@ -65,7 +74,7 @@ def carry_out(conn: sa.Connection, *, draft: Draft, command: Command, now_ms: in
     answer = EnvelopeId(derived(draft.id, "answer")) if to is not None else None
     because = f"the house answered /{command.word}"
     _settle(page, draft, session, Outcome.ANSWERED, because, answer=answer)  # first: it is none of what waits
-    done = _do(page, draft, command, session, agent, zone)
+    done = _do(page, draft, command, session, agent, zone, said)
     wakes = list(done.wakes)
     if to is not None and answer is not None:
         wakes += enter(
@@ -105,7 +114,15 @@ def _receipt(page: Page, draft: Draft, session: Session, outcome: Outcome, becau
     return Receipt(envelope=draft.id, session=session.id, news_seq=page.news_seq, outcome=outcome, because=because)
 
 
-def _do(page: Page, draft: Draft, command: Command, session: Session, agent: Agent, zone: ZoneInfo) -> _Done:
+def _do(
+    page: Page,
+    draft: Draft,
+    command: Command,
+    session: Session,
+    agent: Agent,
+    zone: ZoneInfo,
+    said: Mapping[RunId, Said],
+) -> _Done:
     by = str(draft.sender)
     match command.name:
         case None:
@@ -119,7 +136,7 @@ def _do(page: Page, draft: Draft, command: Command, session: Session, agent: Age
         case CommandName.WHOAMI:
             return _Done(f"You are {draft.sender}, and {agent.name} hears you as {_standing(draft.trust)}.")
         case CommandName.STOP | CommandName.ABORT:
-            done = cancel_in(page, session.id, by=by, why=f"/{command.word}", clear_due=True)
+            done = cancel_in(page, session.id, by=by, why=f"/{command.word}", clear_due=True, said=said)
             return _Done(_stopped(done), done)
         case CommandName.RESET:
             done = cancel_in(page, session.id, by=by, why="/reset", reset=command.rest)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -23,10 +23,10 @@ from retinue.domain.envelope import (
 from retinue.domain.errors import Conflict
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import ApprovalId, EnvelopeId, RunId, SessionId, derived, short
-from retinue.domain.record import Mark, Note, RecordKind, Reply
+from retinue.domain.record import Mark, Note, RecordKind, Reply, Stop
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness, lane_kind
-from retinue.domain.text import clipped_bytes
+from retinue.domain.text import clipped_bytes, storable
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import ToolResult, call_hash
 from retinue.engine.custody import Append, Work
@@ -42,6 +42,17 @@ CHILDREN_MAX = 1000
 DECISIONS_MAX = 50
 NO_WORDS = "(The model ended without a word.)"
 NEWER = "newer mail arrived"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a model has said so far of the reply of one turn."""
+
+    turn: int
+    text: str
+
+
+NOTHING_SAID: Mapping[RunId, Said] = {}
 
 
 def finish(
@@ -166,10 +177,12 @@ def close_run(
     because: str,
     text: str,
     note: str,
+    said: Said | None = None,
 ) -> tuple[Wake, ...]:
     """End an open run before it came to an answer: every open call gets a result, every envelope an outcome.
 
-    Raises the epoch, so that a worker who still holds the run can write nothing more.
+    Raises the epoch, so that a worker who still holds the run can write nothing more. What it had `said` by then of a
+    reply that was not yet written down is kept.
     """
     conn = page.conn
     held = envelopes.held(conn, run.id)
@@ -181,6 +194,8 @@ def close_run(
             for call in record.body.calls:
                 if call.id not in closed:
                     append.add(interrupted(call.id, call.tool))
+    if said is not None and said.text and said.turn >= sum(isinstance(r.body, Reply) for r in own):
+        append.add(Reply(text=storable(said.text), stop=Stop.CUT_OFF))
     last = append.add(Note(text=note))
     sessions.guard(
         conn,
@@ -331,6 +346,7 @@ def cancel(
     clear_due: bool = False,
     only_for_newer: bool = False,
     reset: str | None = None,
+    said: Mapping[RunId, Said] = NOTHING_SAID,
 ) -> Cancelled:
     """End the open run of a session and of every session below it. Scheduled and future mail is left alone.
 
@@ -340,7 +356,16 @@ def cancel(
     if only_for_newer and not _newer_waits(page, session_id):
         page.close()
         return NOTHING_CANCELLED
-    done = cancel_in(page, session_id, by=by, why=why, clear_due=clear_due, only_for_newer=only_for_newer, reset=reset)
+    done = cancel_in(
+        page,
+        session_id,
+        by=by,
+        why=why,
+        clear_due=clear_due,
+        only_for_newer=only_for_newer,
+        reset=reset,
+        said=said,
+    )
     page.close()
     return done
 
@@ -354,6 +379,7 @@ def cancel_in(
     clear_due: bool = False,
     only_for_newer: bool = False,
     reset: str | None = None,
+    said: Mapping[RunId, Said] = NOTHING_SAID,
 ) -> Cancelled:
     """The same, within whatever commit `page` belongs to."""
     conn = page.conn
@@ -368,7 +394,7 @@ def cancel_in(
             continue
         run = runs.open_in(conn, id_)
         if run is not None:
-            wakes += _cancel_run(page, session, run, by=by, why=why)
+            wakes += _cancel_run(page, session, run, by=by, why=why, said=said.get(run.id))
             ended.append(run.id)
             lanes.append(session.id)
         if not only_for_newer:
@@ -390,12 +416,16 @@ def cancel_for_newer(page: Page, session: Session, run: Run) -> tuple[Wake, ...]
     return _cancel_run(page, session, run, by="house", why=NEWER)
 
 
-def _cancel_run(page: Page, session: Session, run: Run, *, by: str, why: str) -> tuple[Wake, ...]:
+def _cancel_run(
+    page: Page, session: Session, run: Run, *, by: str, why: str, said: Said | None = None
+) -> tuple[Wake, ...]:
     because = f"cancelled by {by}: {why}"
     text = f"Stopped: {why}."
     note = f"This run was cancelled by {by}: {why}."
     wakes = list(
-        close_run(page, session, run, RunStatus.CANCELLED, Outcome.CANCELLED, because=because, text=text, note=note)
+        close_run(
+            page, session, run, RunStatus.CANCELLED, Outcome.CANCELLED, because=because, text=text, note=note, said=said
+        )
     )
     # An answer that was on its way to this run has nobody to go to, and must not start its calls after a stop.
     for envelope in envelopes.due(page.conn, session.id, page.at_ms, limit=DECISIONS_MAX):  # they come first

@@ -25,7 +25,7 @@ from retinue.domain.times import to_ms
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
 from retinue.engine.commands import Commanded, carry_out
 from retinue.engine.custody import Nothing, Work
-from retinue.engine.endings import NEWER, Cancelled, answer_approval, cancel
+from retinue.engine.endings import NEWER, Cancelled, Said, answer_approval, cancel
 from retinue.engine.lanes import READY_MAX, Ready, Slots
 from retinue.engine.live import Live
 from retinue.engine.runs import Ended, Watch
@@ -151,6 +151,7 @@ class EmbeddedEngine:
         self._ids = ids
         self._deliver = deliver
         self.terms = Terms(zone=zone, opened_ms=to_ms(clock.now()))
+        self._live = live
         self._watch = Watch(store, clock, runners, live, self.terms, homes, faults)
         self._concurrency: dict[str, int] = {}
         self._ready = Ready(slots or Slots(), lambda agent: self._concurrency.get(agent, 1), ready_max=ready_max)
@@ -263,7 +264,9 @@ class EmbeddedEngine:
         return (await self._store.write(body, point="decide", then=decided))[0]
 
     async def command(self, draft: Draft, command: Command) -> Receipt:
-        body = partial(carry_out, draft=draft, command=command, now_ms=self._now_ms(), zone=self.terms.zone)
+        body = partial(
+            carry_out, draft=draft, command=command, now_ms=self._now_ms(), zone=self.terms.zone, said=self._said()
+        )
 
         def done(commanded: Commanded | None) -> None:
             if commanded is not None:
@@ -412,8 +415,13 @@ class EmbeddedEngine:
             clear_due=clear_due,
             only_for_newer=only_for_newer,
             reset=reset,
+            said=self._said(),
         )
         return await self._store.write(body, point="cancel", then=self._cancelled)
+
+    def _said(self) -> dict[RunId, Said]:
+        """What models are in the middle of saying."""
+        return {partial.run: Said(partial.turn, partial.text) for partial in self._live.partials()}
 
     def _cancelled(self, done: Cancelled | None) -> None:
         """Committed first, then stopped: from here on the worker's epoch is outdated and it can write nothing."""
