@@ -15,7 +15,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import cli, floor, million
+from benchmarks import cli, floor, million, posts
 from benchmarks.client import Client
 from benchmarks.measure import Figure, cpu_s, median, rss_mb
 
@@ -179,7 +179,12 @@ def measure_cli(folder: Path) -> list[Figure]:
         return cli.measure(folder / "cli")
 
 
-PARTS = ("turns", "many", "ready", "million", "cli")
+def measure_posts(folder: Path) -> list[Figure]:
+    with mock(0) as port, house(folder / "posts", port):
+        return posts.measure(folder / "posts")
+
+
+PARTS = ("turns", "many", "ready", "million", "cli", "posts")
 
 
 def main() -> int:
@@ -201,6 +206,7 @@ def main() -> int:
                 "ready": lambda f: measure_ready(f),
                 "million": lambda f: measure_million(f, asked.rows),
                 "cli": lambda f: measure_cli(f),
+                "posts": lambda f: measure_posts(f),
             }[part](folder)
             for figure in figures:
                 print(figure.line(), flush=True)
