@@ -1,4 +1,4 @@
-"""One declaration, every door: HTTP, the terminal and the reference page agree on parameters, rights and validation."""
+"""One declaration, every door: HTTP, tools, terminal and reference page agree on parameters, rights and validation."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from retinue.operations import base, generate
 from retinue.operations.base import Operation
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.declared import Kind, Parameter, parameters
+from retinue.operations.tools import schema
 
 PAGE = (generate.REFERENCE / "operations.md").read_text()
 SECTIONS = {
@@ -66,6 +67,14 @@ def test_http_asks_for_what_is_declared(served: dict[str, Any], name: str) -> No
     assert set(schema.get("required", [])) == required
     assert path["x-permission"] == operation.permission
     assert path["x-effect"] == operation.effect
+
+
+@every_operation
+def test_a_tool_asks_for_what_is_declared(name: str) -> None:
+    offered = schema(OPERATIONS[name].parameters)
+
+    assert set(offered["properties"]) == set(declared(OPERATIONS[name]))
+    assert set(offered["required"]) == {key for key, needed in declared(OPERATIONS[name]).items() if needed}
 
 
 @every_operation
@@ -198,6 +207,7 @@ def judged(operation: Operation, body: dict[str, Any]) -> Any:
         return error.because
 
 
+@pytest.mark.spec("A45")
 @every_operation
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
@@ -214,6 +224,7 @@ def test_what_is_typed_is_the_same_request_as_what_is_posted_and_is_judged_the_s
     assert judged(operation, typed(options)) == judged(operation, body)
 
 
+@pytest.mark.spec("A45")
 @every_operation
 def test_what_a_declaration_refuses_is_refused_at_both_doors(name: str) -> None:
     operation = OPERATIONS[name]

@@ -175,7 +175,7 @@ def test_a_question_that_nobody_answers_is_no_success(house: HouseProcess) -> No
         ("/stop", "session.not-begun", "write something first"),
         ("/reset again", "session.not-begun", "write something first"),
         ("/allow", "approval.unnamed", "/allow ID"),
-        ("/deny 00000000", "thing.not-found", "look at `retinue status`"),
+        ("/deny 00000000", "approval.not-found", "look at `retinue status`"),
         ("/why nothing", "id.invalid", "copy it from a list or an answer"),
     ],
 )
