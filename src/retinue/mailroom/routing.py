@@ -42,8 +42,10 @@ def answer_address(sender: Address, *, origin: Origin) -> Address | None:
 def _who_listens(origin: Origin) -> Address:
     """Whoever sits behind a session; the owner where nobody does, or where its door names its rooms in its own way."""
     if origin.kind.foreground:
+        # A person's own conversations bear a name behind theirs; a room's address may hold a slash of its own.
+        key = origin.key if origin.kind is OriginKind.CHAT else origin.key.partition("/")[0]
         try:
-            return address.parse(origin.key)
+            return address.parse(key)
         except Invalid:
             return OWNER
     return OWNER

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from retinue.domain import address
+from retinue.domain.session import Origin, OriginKind
+from retinue.mailroom.routing import answer_address
+
+
+@pytest.mark.parametrize(
+    ("origin", "heard_by"),
+    [
+        (Origin(OriginKind.TERMINAL, "person:maria"), "person:maria"),
+        (Origin(OriginKind.TERMINAL, "person:maria/work"), "person:maria"),
+        (Origin(OriginKind.WEB, "person:maria/0123456789abcdef"), "person:maria"),
+        (Origin(OriginKind.CHAT, "channel:quiet:a/b"), "channel:quiet:a/b"),
+        (Origin(OriginKind.CHAT, "something of its own"), "person:owner"),
+        (Origin(OriginKind.HEARTBEAT, "person:maria"), "person:owner"),
+    ],
+)
+def test_what_a_schedule_set_going_is_told_to_whoever_the_session_belongs_to(origin: Origin, heard_by: str) -> None:
+    assert str(answer_address(address.parse("schedule:0123456789ab"), origin=origin)) == heard_by
