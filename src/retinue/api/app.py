@@ -24,6 +24,7 @@ from retinue.api.sockets import LiveSocket
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError, TooLarge
 from retinue.domain.ids import SessionId
+from retinue.domain.text import is_storable
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.policy import permissions
@@ -33,6 +34,8 @@ from retinue.store.sight import sees_session
 log = logging.getLogger(__name__)
 
 SEND = "envelope.send"
+QUERY_FIELDS_MAX = 20
+LENGTH_DIGITS_MAX = 15
 JSON = (b"content-type", b"application/json")
 HTML = (b"content-type", b"text/html; charset=utf-8")
 
@@ -69,7 +72,10 @@ class Request:
     visit: Visit
 
     def query(self, name: str) -> str | None:
-        found = parse_qs(self.scope["query_string"].decode("latin-1"), max_num_fields=20).get(name)
+        try:
+            found = parse_qs(self.scope["query_string"].decode("latin-1"), max_num_fields=QUERY_FIELDS_MAX).get(name)
+        except ValueError as error:
+            raise Invalid("this query cannot be read", because=str(error), code="request.query-invalid") from error
         return found[-1] if found else None
 
 
@@ -206,7 +212,7 @@ class App:
         """The body, of which we never hold more than the bound."""
         bytes_max = self.door.body_bytes_max
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > bytes_max:
+        if length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > bytes_max):
             raise _too_large(bytes_max)
         chunks: list[bytes] = []
         size = 0
@@ -278,22 +284,24 @@ class App:
         caller = await self._caller(request.headers, request.visit, method="GET")
         after = _cursor(request.query("after") or "")
         session = request.query("session")
-        if session is not None and not await self.desk.store.read(
-            lambda conn: sees_session(conn, caller.principal, session)
+        if session is not None and not (
+            is_storable(session)
+            and await self.desk.store.read(lambda conn: sees_session(conn, caller.principal, session))
         ):
             raise NotFound(
                 f"no session {session[:40]}", because="none that you see has this id", code="session.not-found"
             )
         self._begin_following(caller, request.visit)
         self.counts.streams += 1
+        feed = Feed(self.desk, caller.principal, again=self._sign_in.again(caller))
         try:
-            feed = Feed(self.desk, caller.principal, again=self._sign_in.again(caller))
             if session is None:
                 feed.follow_all()
             else:
                 feed.follow(SessionId(session))
             await self._stream(request, feed, after)
         finally:
+            feed.close()
             self.counts.streams -= 1
             self._end_following(caller)
         return None

@@ -26,6 +26,7 @@ CLIENT_LENGTH_MAX = 64
 MASK_LENGTH_MAX = 200
 REASON_BYTES_MAX = 120  # a close frame has 125, two of which are the code
 
+CANNOT_GO_ON = 1011
 CLOSING = 1012
 BAD_FRAME = 4400
 SIGNED_OUT = 4401
@@ -142,6 +143,8 @@ class LiveSocket:
         except Closed as closed:
             if closed.code:
                 await self._close(closed)
+        except RetinueError as error:  # the store does not answer: whoever follows comes back with their cursor
+            await self._close(Closed(CANNOT_GO_ON, error.sentence))
 
     async def _hello(self) -> Hello:
         try:
