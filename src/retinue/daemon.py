@@ -50,6 +50,7 @@ from retinue.models.guide import Guide
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.operations.keeper import Keeper
+from retinue.operations.keeping import tidy_forever
 from retinue.operations.tools import tools_of
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
 from retinue.real import RandomIds, RealClock, faults_from, new_token
@@ -166,9 +167,14 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await mirror.start()
         await outbox.start()
         await engine.start()
+        tidying = asyncio.create_task(
+            tidy_forever(desk, lambda: (keeper.current.settings if keeper else settings).retention)
+        )
         try:
             yield House(store=store, engine=engine, outbox=outbox, desk=desk)
         finally:
+            tidying.cancel()
+            await asyncio.gather(tidying, return_exceptions=True)
             await engine.stop(drain_s=settings.drain_s)
             await outbox.stop(drain_s=settings.drain_s)
             if mirror is not None:

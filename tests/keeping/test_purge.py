@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import sqlalchemy as sa
+from desk.desk_house import desk_house, person
 
+from retinue.config.settings import Retention
 from retinue.domain import address
 from retinue.domain.agent import Agent, Delivery, ToolRules
 from retinue.domain.attachment import Attachment
-from retinue.domain.errors import Conflict, NotFound, RetinueError
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.ids import EnvelopeId, TokenId
 from retinue.domain.record import ToolResult, UserTurn
 from retinue.domain.session import QueueMode, QueuePolicy
@@ -25,7 +28,7 @@ from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
 from retinue.mailroom.retry import retry
 from retinue.models.base import Prompt
-from retinue.operations.keeping import purge_house, would_purge
+from retinue.operations.keeping import TIDY_EVERY_S, TIDY_FIRST_S, purge_house, tidy_forever, would_purge
 from retinue.store import answers, approvals, dead, ledger, mail, news, purge, tokens
 from retinue.store.connection import Body, Store, Then
 from retinue.store.files import Files
@@ -524,3 +527,37 @@ async def test_a_purge_is_made_of_short_commits(household: Household) -> None:
         assert isinstance(house.store, Watched)
         assert house.store.purges >= 5
         assert house.store.wrong == []
+
+
+async def test_the_house_tidies_itself_as_its_settings_say(household: Household) -> None:
+    async with desk_house(household) as desk:
+        await desk.converse(person("owner"), "hello")
+        await a_week_passes(desk.house)
+        await desk.converse(person("owner"), "hello again")
+        await desk.house.quiet()
+        before = await rows(desk.house, "envelopes")
+        wanted = Retention()
+        tidying = asyncio.create_task(tidy_forever(desk.desk, lambda: wanted))
+        await asyncio.sleep(0)
+        await household.clock.advance(TIDY_FIRST_S)
+        assert await rows(desk.house, "envelopes") == before  # nothing is set: nothing goes
+        wanted = Retention(done_days=3)
+        for _ in range(3):
+            await household.clock.advance(TIDY_EVERY_S)
+            await asyncio.sleep(0.2)
+        await desk.house.eventually(
+            lambda conn: conn.execute(sa.text("SELECT count(*) FROM envelopes")).scalar_one() < before, what="a purge"
+        )
+        tidying.cancel()
+        await asyncio.gather(tidying, return_exceptions=True)
+        await holds(desk.house)
+
+
+async def test_only_the_owner_purges_and_days_are_bounded(household: Household) -> None:
+    async with desk_house(household) as desk:
+        with pytest.raises(NotAllowed):
+            await desk.ask(person("maria"), "house.purge")
+        for number in (0, -1, 10**9):
+            with pytest.raises(Invalid):
+                await desk.ask(person("owner"), "house.purge", done_days=number)
+        assert (await desk.ask(person("owner"), "house.purge", done_days=1))["envelopes"] == 0

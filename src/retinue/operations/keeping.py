@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping
+import logging
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -14,9 +15,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from retinue.config.settings import Retention
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Conflict, Invalid, NotAllowed, StoreError
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, RetinueError, StoreError
 from retinue.domain.ports import Clock
 from retinue.domain.principal import Principal
 from retinue.domain.times import show, to_ms
@@ -27,7 +29,11 @@ from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.store.purge import KEYS_OUTLIVE_MS, Horizon
 
+log = logging.getLogger(__name__)
+
 BACKUPS = "backups"
+TIDY_FIRST_S = 600.0
+TIDY_EVERY_S = 86_400.0
 DAYS_MAX = 36_500
 FILES_REST_H = 24  # a file that nobody names may belong to a letter that is just being accepted
 
@@ -193,6 +199,26 @@ async def _purge_past(store: Store, clock: Clock) -> Went:
         went += Went(gone)
         if not any(gone.values()):
             return went
+
+
+async def tidy_forever(desk: Desk, retention: Callable[[], Retention]) -> None:
+    """Purge by the settings, soon after the house opens and then once a day. What is past its time goes in any case."""
+    wait_s = TIDY_FIRST_S
+    while True:
+        await desk.clock.sleep(wait_s)
+        wait_s = TIDY_EVERY_S
+        now, wanted = desk.clock.now(), retention()
+        horizon = Horizon(
+            envelopes_ms=_before(now, wanted.done_days, "done_days"),
+            news_ms=_before(now, wanted.news_days, "news_days"),
+            runs_ms=_before(now, wanted.runs_days, "runs_days"),
+        )
+        try:
+            with _alone(desk):
+                went = await purge_house(desk.store, desk.files, horizon, clock=desk.clock)
+            log.info("house tidied", extra=dict(went.counts))
+        except RetinueError as error:  # a full disk, or a backup under way: tomorrow is another day
+            log.warning("house not tidied", extra={"code": error.code})
 
 
 async def back_up(desk: Desk, caller: Principal, asked: Backup) -> dict[str, Any]:

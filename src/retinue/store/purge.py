@@ -32,8 +32,8 @@ from retinue.store.envelopes import MS_PER_DAY, envelope_of
 from retinue.store.house import Page
 
 KEYS_OUTLIVE_MS = 30 * MS_PER_DAY
-LOOKED_AT_ONCE_MAX = 100
-ROWS_AT_ONCE_MAX = 1_000
+LOOKED_AT_ONCE_MAX = 50
+ROWS_AT_ONCE_MAX = 250
 GROUP_MAX = 500  # more than this hanging together is left where it is
 
 _b = sa.bindparam
