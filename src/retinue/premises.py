@@ -76,7 +76,7 @@ def listening_socket(home: Path, path: Path) -> Generator[socket.socket]:
     finally:
         os.umask(before)
     listener.listen(BACKLOG)
-    (home / "socket").write_text(str(path))
+    _write_down(home / "socket", str(path))
     try:
         yield listener
     finally:
@@ -93,7 +93,7 @@ def listening_address(home: Path, host: str, port: int) -> Generator[tuple[socke
         bound_host, bound_port = listener.getsockname()[:2]
         shown = f"[{bound_host}]" if ":" in bound_host else bound_host
         address = f"http://{shown}:{bound_port}"
-        place.write_text(address)
+        _write_down(place, address)
         yield listener, address
     finally:
         listener.close()
@@ -105,6 +105,13 @@ def no_address(home: Path) -> Generator[None]:
     """No TCP: an address that a crash left behind is not ours any more."""
     (home / "address").unlink(missing_ok=True)
     yield
+
+
+def _write_down(path: Path, text: str) -> None:
+    """Whole or not at all: a command that looks for the house just now must not read half an address."""
+    new = path.with_name(f".{path.name}-{os.getpid()}")
+    new.write_text(text)
+    os.replace(new, path)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -123,7 +130,7 @@ def _bind(host: str, port: int) -> socket.socket:
         raise RetinueError(
             f"the house cannot listen on {host}, port {port}",
             because="another program has this port" if taken else str(error.strerror or error),
-            try_this="set another `port` under [house.listen] in retinue.toml, or `enabled = false` there to do without TCP",
+            try_this="set another `port` under [house.listen] in retinue.toml, or `enabled = false` to do without TCP",
             code="listen.port-taken" if taken else "listen.refused",
         ) from error
 
