@@ -234,3 +234,11 @@ def test_queries_that_make_no_sense_are_refused_in_words(rim: Rim) -> None:
         ("&".join("a=b" for _ in range(99)), 400),
     ):
         assert rim.ask("GET", f"/api/news?{query}", token=rim.token).status == status
+
+
+def test_a_revoked_token_is_worth_nothing_from_the_very_next_request_on(rim: Rim) -> None:
+    for _ in range(5):
+        made = rim.do("token.create", label="brief")
+        assert {rim.ask("POST", STATUS, {}, token=made["token"]).status for _ in range(3)} == {200}
+        rim.do("token.revoke", id=made["id"])
+        assert rim.ask("POST", STATUS, {}, token=made["token"]).status == 401

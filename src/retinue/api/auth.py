@@ -30,6 +30,8 @@ from retinue.store import principals, tokens
 COOKIE = "retinue"
 WEB_EXPIRES_AFTER_S = 30 * 24 * 3600
 SECRET_LENGTH_MAX = 256
+REMEMBERED_S = 1.0
+REMEMBERED_MAX = 1024
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 Headers = Mapping[bytes, bytes]
@@ -57,6 +59,10 @@ class SignIn:
         self._desk = desk
         self._lockout = Lockout(now, attempts_max=door.sign_in_attempts_max, lockout_s=door.lockout_s)
         self._refused = refused
+        self._now = now
+        self._known: dict[str, tuple[float, Principal, TokenKind]] = {}
+        self._commits = 0
+        desk.store.on_commit(self._forget)
 
     def refit(self, door: Door) -> None:
         self._lockout.attempts_max, self._lockout.lockout_s = door.sign_in_attempts_max, door.lockout_s
@@ -93,9 +99,25 @@ class SignIn:
         return partial(self._look_up, caller.token_hash, TokenKind.WEB if caller.by_cookie else TokenKind.TOKEN)
 
     async def _look_up(self, token_hash: str, kind: TokenKind) -> Principal | None:
+        """Remembered until the next commit, and never for long: other processes commit too, and tokens expire."""
+        remembered = self._known.get(token_hash)
+        if remembered is not None and self._now() - remembered[0] < REMEMBERED_S:
+            return remembered[1] if remembered[2] is kind else None
+        commits, at = self._commits, self._now()
         look = partial(principals.by_secret, token_hash=token_hash, now_ms=to_ms(self._desk.clock.now()))
         known = await self._desk.store.read(look)
-        return known[0] if known is not None and known[1] is kind else None
+        if known is None:
+            return None
+        if commits == self._commits:  # what was committed while we looked may have revoked it
+            if len(self._known) >= REMEMBERED_MAX:
+                self._known.clear()
+            self._known[token_hash] = (at, *known)
+        return known[0] if known[1] is kind else None
+
+    def _forget(self) -> None:
+        self._commits += 1
+        if self._known:
+            self._known.clear()
 
     async def _failed(self, visit: Visit, token_hash: str) -> None:
         """What was good once is no guess: a browser that comes back with an old cookie must not lock itself out."""
