@@ -229,10 +229,10 @@ async def test_where_a_backup_goes_is_the_owners_to_say(household: Household, tm
         assert await made(desk, to=str(tmp_path / "mine")) == tmp_path / "mine"
         with pytest.raises(Conflict):
             await made(desk, to=str(tmp_path / "mine"))
-        with pytest.raises(Invalid):
-            await made(desk, to="somewhere")
-        with pytest.raises(Invalid):
-            await made(desk, to=str(tmp_path / "not" / "there"))
+        for place in ("somewhere", str(tmp_path / "not" / "there"), f"{tmp_path}/a\0b", f"{tmp_path}/{'x' * 300}", "/"):
+            with pytest.raises(Invalid) as refused:
+                await made(desk, to=place)
+            assert refused.value.code == "backup.place-invalid"
         with pytest.raises(NotAllowed):
             await desk.ask(agent("ada", PermissionLevel.BOSS), "house.backup", to=str(tmp_path / "theirs"))
         with pytest.raises(NotAllowed):

@@ -398,7 +398,7 @@ def disk_space(facts: DiskFacts) -> Iterable[Found]:
         yield tell(
             f"{facts.free_bytes // 1024**2:,} MiB are free on the disk of the house",
             because="a house that cannot write accepts nothing more",
-            try_this="free some space; `retinue purge` says what of the house's own could go",
+            try_this="free some space; `retinue house purge` says what of the house's own could go",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, RetinueError, StoreError
 from retinue.domain.ports import Clock
 from retinue.domain.principal import Principal
+from retinue.domain.text import is_storable
 from retinue.domain.times import show, to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.store import backup as store_backup
@@ -32,6 +34,7 @@ from retinue.store.purge import KEYS_OUTLIVE_MS, Horizon
 log = logging.getLogger(__name__)
 
 BACKUPS = "backups"
+FOLDER_NAME_BYTES_MAX = 200
 TIDY_FIRST_S = 600.0
 TIDY_EVERY_S = 86_400.0
 DAYS_MAX = 36_500
@@ -264,10 +267,11 @@ def _folder(desk: Desk, caller: Principal, to: str, now: datetime) -> Path:
             code="backup.place-not-allowed",
         )
     folder = Path(to)
-    if not folder.is_absolute() or not folder.parent.is_dir():
+    usable = is_storable(to) and 0 < len(folder.name.encode(errors="replace")) <= FOLDER_NAME_BYTES_MAX
+    if not usable or not folder.is_absolute() or not os.access(folder.parent, os.W_OK | os.X_OK):
         raise Invalid(
-            f"a backup cannot be written to '{to[:200]}'",
-            because="it is not an absolute path in a folder that is there",
+            f"a backup cannot be written to {to[:200]!r}",
+            because="it is not an absolute path in a folder that is there and that the house may write to",
             try_this="/path/to/an/existing/folder/NAME",
             code="backup.place-invalid",
         )
