@@ -236,13 +236,15 @@ class _Server(uvicorn.Server):
         await serving
 
 
-async def serve(settings: Settings, parts: Parts, *, announce: bool = True) -> None:
+async def serve(settings: Settings, parts: Parts, *, announce: bool = True, keep_log: bool = False) -> None:
     """Open the house and serve it until a signal asks us to stop."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop)
     with instance_lock(settings.home):
+        if keep_log:  # only now: who is refused must not put away the log of the house that is open
+            _keep_log(settings)
         await _serve_locked(settings, parts, stop, announce=announce)
 
 
@@ -359,7 +361,13 @@ def default_parts() -> Parts:
     return Parts(clock=RealClock(), ids=RandomIds(), faults=faults_from(dict(os.environ)))
 
 
-def run(settings: Settings, parts: Parts, *, announce: bool = True) -> None:
+def _keep_log(settings: Settings) -> None:
+    """In the home, and on stderr too unless that is a file where nobody would put it away."""
+    in_background = os.environ.pop("RETINUE_BACKGROUND", "") and settings.logs.file
+    set_up_logs(None if in_background else sys.stderr, home=settings.home, logs=settings.logs)
+
+
+def run(settings: Settings, parts: Parts, *, announce: bool = True, keep_log: bool = False) -> None:
     """Serve on the fastest loop there is."""
     try:
         import uvloop
@@ -370,7 +378,7 @@ def run(settings: Settings, parts: Parts, *, announce: bool = True) -> None:
     # What is loaded by now stays for good: the garbage collector need not look at it again and again.
     gc.freeze()
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(serve(settings, parts, announce=announce))
+        runner.run(serve(settings, parts, announce=announce, keep_log=keep_log))
 
 
 def main() -> int:
@@ -380,8 +388,7 @@ def main() -> int:
         configuration = load(os.environ)
         settings = configuration.settings
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        set_up_logs(sys.stderr, home=settings.home, logs=settings.logs)
-        run(settings, replace(default_parts(), configuration=configuration))
+        run(settings, replace(default_parts(), configuration=configuration), keep_log=True)
     except RetinueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from cli.house_process import HouseProcess, command, environment
+from cli.test_commands import settled
 
 WITHIN_S = 60.0
 
@@ -148,6 +149,24 @@ def test_logs_rotate_at_each_start_and_only_so_many_are_kept(home: HouseProcess)
     home.retinue("up", "--force")
     assert (logs / "start.log.2").read_text() == "start 0\n"
     assert not (logs / "start.log.6").exists()
+
+
+@pytest.mark.spec("H70")
+def test_the_log_of_a_house_is_put_away_when_it_is_opened_again_and_not_when_that_is_refused(
+    home: HouseProcess,
+) -> None:
+    log = Path(home.json("up")["log"])
+    assert log == home.home / "logs" / "retinue.log"
+    settled(home, home.json("send", "agent:guide", "fail")["envelope"])
+    assert '"run failed"' in log.read_text()
+
+    assert "[house.already-open]" in home.retinue("run").stderr
+    assert '"run failed"' in log.read_text()
+    assert '"run failed"' not in (log.parent / "start.log").read_text(), "one log of each thing is enough"
+
+    home.json("up", "--force")
+    assert '"run failed"' not in log.read_text()
+    assert '"run failed"' in Path(f"{log}.1").read_text()
 
 
 @pytest.mark.spec("H70")

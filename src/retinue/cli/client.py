@@ -222,6 +222,25 @@ def call(operation: str, parameters: dict[str, Any] | None = None) -> dict[str, 
     return json.loads(ask(operation, parameters))
 
 
+def join(invitation: str) -> dict[str, Any]:
+    """Hand in an invitation. Whoever does so is nobody yet, so no token goes with it."""
+    body = json.dumps({"invitation": invitation}).encode()
+    link, host = _connect(CALL_S)
+    try:
+        head = f"POST /api/join HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        _say(link, head.encode("latin-1") + body)
+        status, headers, heard = _head(link)
+        answer = _body(link, headers, heard)
+    except (OSError, ValueError) as error:
+        raise HouseClosed(f"the line broke before it answered ({error})", asked=True) from None
+    finally:
+        link.close()
+    if status >= 400:
+        raise _refusal(answer)
+    return json.loads(answer)
+
+
 def _refusal(answer: bytes) -> Refused:
     try:
         error: dict[str, Any] = json.loads(answer)["error"]

@@ -20,7 +20,6 @@ LOOK_S = 0.05
 KILL_WAIT_S = 10.0
 ANSWER_S = 5.0
 START_LOGS_KEPT = 5
-TOLD_LINES = 12  # of what a house said that did not open
 READ_BYTES = 64 * 1024
 
 
@@ -58,9 +57,10 @@ def up(options: Namespace) -> int:
     if process:
         _close(folder, process, wait_s=options.wait)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    log = _new_start_log(folder)
+    path, log = _new_start_log(folder)
     process = _start(log)
-    _wait_until_open(folder, process, log, wait_s=options.wait)
+    _wait_until_open(folder, process, path, log, wait_s=options.wait)
+    os.close(log)
     return _tell(options, {"house": "open", "home": folder, "process": process, "log": _log_of(folder)})
 
 
@@ -74,24 +74,25 @@ def _tell(options: Namespace, form: dict[str, str | int]) -> int:
     return OK
 
 
-def _start(log: str) -> int:
+def _start(log: int) -> int:
     """In a session of its own, so that neither Ctrl-C here nor the end of this terminal reaches it."""
     words = [sys.executable, "-P", "-m", "retinue.daemon"]
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_APPEND, 0),
-        (os.POSIX_SPAWN_DUP2, 1, 2),
+        (os.POSIX_SPAWN_DUP2, log, 1),
+        (os.POSIX_SPAWN_DUP2, log, 2),
     ]
-    return os.posix_spawn(sys.executable, words, os.environ, file_actions=actions, setsid=True)
+    environment = {**os.environ, "RETINUE_BACKGROUND": "1"}  # its log is kept in the home, and not here as well
+    return os.posix_spawn(sys.executable, words, environment, file_actions=actions, setsid=True)
 
 
-def _wait_until_open(folder: str, process: int, log: str, *, wait_s: float) -> None:
+def _wait_until_open(folder: str, process: int, path: str, log: int, *, wait_s: float) -> None:
     """Until this very process answers: someone else may have opened the house a moment before us."""
     deadline = time.monotonic() + wait_s
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
-            raise _did_not_open(log, os.waitstatus_to_exitcode(status))
+            raise _did_not_open(path, _said(log), os.waitstatus_to_exitcode(status))
         if _answers() and holder(folder) == process:
             return
         if time.monotonic() > deadline:
@@ -99,7 +100,7 @@ def _wait_until_open(folder: str, process: int, log: str, *, wait_s: float) -> N
                 "the house does not answer yet",
                 code="house.slow-start",
                 because=f"process {process} has been starting for {wait_s:g} s",
-                try_this=f"wait and look with `retinue status`, or read {log}",
+                try_this=f"wait and look with `retinue status`, or read {path}",
             )
         time.sleep(LOOK_S)
 
@@ -114,15 +115,18 @@ def _answers() -> bool:
     return True
 
 
-def _did_not_open(log: str, code: int) -> CliError:
+def _said(log: int) -> list[str]:
+    """Read from where it wrote, and not from a name that may be another's by now."""
+    return os.pread(log, READ_BYTES, 0).decode(errors="replace").splitlines()
+
+
+def _did_not_open(path: str, said: list[str], code: int) -> CliError:
     """With the reason in the house's own words."""
-    with open(log, encoding="utf-8", errors="replace") as file:
-        said = file.read().splitlines()
     starts = [n for n, line in enumerate(said) if line.startswith("error: ")]
     if starts:
         told = said[starts[-1] :]
         because = next((line[9:] for line in told if line.startswith("because: ")), "")
-        try_this = next((line[5:] for line in told if line.startswith("try: ")), f"read {log}")
+        try_this = next((line[5:] for line in told if line.startswith("try: ")), f"read {path}")
         sentence, _, end = told[0][7:].rpartition(" [")
         return CliError(
             sentence or end, code=end.rstrip("]") or "house.did-not-open", because=because, try_this=try_this
@@ -133,21 +137,25 @@ def _did_not_open(log: str, code: int) -> CliError:
         "the house did not open",
         code="house.did-not-open",
         because=f"it ended with {ended}: {last}",
-        try_this=f"read {log}",
+        try_this=f"read {path}",
     )
 
 
-def _new_start_log(folder: str) -> str:
+def _new_start_log(folder: str) -> tuple[str, int]:
     """For what the house says while it starts, and what goes wrong too badly to be logged. Older ones are put away."""
     logs = os.path.join(folder, "logs")
     os.makedirs(logs, mode=0o700, exist_ok=True)
     path = os.path.join(logs, "start.log")
-    for number in range(START_LOGS_KEPT - 1, -1, -1):
-        older = f"{path}.{number}" if number else path
-        if os.path.lexists(older):
-            os.replace(older, f"{path}.{number + 1}")
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    return path
+    while True:
+        for number in range(START_LOGS_KEPT - 1, -1, -1):
+            try:
+                os.replace(f"{path}.{number}" if number else path, f"{path}.{number + 1}")
+            except FileNotFoundError:
+                pass
+        try:
+            return path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:  # someone else starts at the same moment
+            continue
 
 
 # Down

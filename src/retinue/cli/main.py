@@ -54,6 +54,10 @@ def _run(arguments: list[str]) -> int:
             from retinue.cli import house
 
             return house.COMMANDS[options.command](options)
+        case "join":
+            from retinue.cli.joining import join
+
+            return join(options)
         case "completion":
             from retinue.cli.completion import script
 

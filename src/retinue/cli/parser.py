@@ -156,6 +156,9 @@ def build(short: str) -> Parser:
         case "logs":
             add("--lines", type=int, default=LOG_LINES, metavar="N", help=f"how many of the last ({LOG_LINES})")
             add("--follow", action="store_true", help="go on with what is logged from now on")
+        case "join":
+            add("invitation", metavar="INVITATION", help="what `retinue person invite` printed for you")
+            _add_json(parser)
         case "completion":
             add("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
         case _:

@@ -109,6 +109,13 @@ _ALL: dict[str, Short] = {
     "doctor": ("house.doctor", "Look for what is wrong with the house.", "retinue doctor", (), ()),
     "backup": ("house.backup", "Make a copy of everything the house keeps.", "retinue backup", (), ()),
     "export": ("session.export", "Give a session as files.", "retinue export 5e6f7a8b --json", (), ()),
+    "join": (
+        "",
+        "Become the person an invitation names, and get a token of your own.",
+        "RETINUE_URL=http://127.0.0.1:7717 retinue join INVITATION",
+        (),
+        (),
+    ),
     "completion": (
         "",
         "Print what lets a shell complete our commands.",
