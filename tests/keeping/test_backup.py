@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from desk.desk_house import DeskHouse, agent, desk_house, person
 
 from retinue.config import Settings
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Busy, Conflict, Invalid, NotAllowed, StoreError
 from retinue.domain.times import to_ms, zone
+from retinue.operations.health import Scene, examine
 from retinue.premises import instance_lock
 from retinue.restore import restore
 from retinue.store import ledger
@@ -195,6 +197,38 @@ async def test_the_log_of_the_old_store_is_not_taken_for_the_new_ones(household:
     assert not (household.root / "house.db-wal").exists()
     assert (before / "house.db-wal").read_bytes() == leftover
     with opened(household.root / "house.db") as conn:
+        assert ledger.check(conn, now_ms=NOW_MS).holds
+
+
+async def test_a_restore_that_broke_off_is_told_of_and_can_be_made_again(
+    household: Household, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk_house(household) as desk:
+        await lived_in(desk)
+        folder = await made(desk)
+        later, _ = await desk.converse(OWNER, "after the backup")
+    rename = os.rename
+
+    def torn(source: Any, target: Any, **kw: Any) -> None:
+        if Path(source) == household.root / "agents":
+            raise OSError(5, "Input/output error")
+        rename(source, target, **kw)
+
+    monkeypatch.setattr(os, "rename", torn)
+    with pytest.raises(StoreError) as broke:
+        restore(settings(household), folder, now=household.clock.now())
+    assert UNDER_WAY in broke.value.try_this
+    monkeypatch.undo()
+    scene = Scene(home=household.root, environment={"RETINUE_HOME": str(household.root)}, now=household.clock.now())
+    [found] = [check for check in await examine(scene) if check.name == "backups"]
+    assert found.found[0].sentence == "a restore was begun and not finished"
+    kept = Path((household.root / UNDER_WAY).read_text())
+    with opened(kept / STORE) as conn:  # nothing of what was there is lost
+        assert conn.execute(sa.text("SELECT count(*) FROM envelopes WHERE id = :id"), {"id": later}).scalar_one() == 1
+    again = restore(settings(household), folder, now=household.clock.now())
+    assert again != kept
+    assert not (household.root / UNDER_WAY).exists()
+    with opened(household.root / STORE) as conn:
         assert ledger.check(conn, now_ms=NOW_MS).holds
 
 

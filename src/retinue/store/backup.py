@@ -299,7 +299,7 @@ def restore(folder: Path, *, home: Path, store: Path, now_ms: int, label: str) -
             code="backup.unsound",
         )
     manifest = read_manifest(folder)
-    staged, before = home / f".restore-{os.getpid()}", home / f"before-restore-{label}"
+    staged, before = home / f".restore-{os.getpid()}", _free(home / f"before-restore-{label}")
     with _telling("be restored"):
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(mode=0o700, parents=True)
@@ -320,6 +320,12 @@ def restore(folder: Path, *, home: Path, store: Path, now_ms: int, label: str) -
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     return before
+
+
+def _free(path: Path) -> Path:
+    """This name, or the next that nothing has yet."""
+    names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000)))
+    return next((name for name in names if not name.exists()), path)
 
 
 def _exchange(staged: Path, before: Path, *, home: Path, store: Path) -> None:
