@@ -73,7 +73,7 @@ def words_for(noun: str, verb: str) -> list[str]:
 
 
 TYPED = [[name, *WORDS.get(name, words_for(*short[0].split("."))[2:])] for name, short in SHORTS.items() if short[0]]
-TYPED += [["chat", *WORDS["chat"]]]
+TYPED += [["chat", *WORDS["chat"]], ["join", "made-up"]]
 SPOKEN = [words_for(noun, verb) for noun, verb, *_ in OPERATIONS]
 
 
