@@ -22,7 +22,7 @@ def house(tmp_path: Path) -> Iterator[HouseProcess]:
 
 def retinue(*words: str, home: Path, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "retinue", *words],
+        [Path(sys.executable).with_name("retinue"), *words],
         env=environment(home, **more),
         capture_output=True,
         text=True,

@@ -422,6 +422,7 @@ OPERATIONS = (
         handler=register,
         permission=PermissionLevel.BOSS,
         effect=True,
+        shown_once=frozenset({"token"}),
     ),
     Operation(
         name="agent.set",

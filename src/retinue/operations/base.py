@@ -77,6 +77,7 @@ class Operation:
     permission: PermissionLevel
     effect: bool = False
     result: Any = dict[str, Any]
+    shown_once: frozenset[str] = frozenset()  # what is secret in its answer, and not kept for one who asks again
 
     @property
     def route(self) -> str:
@@ -118,7 +119,7 @@ def parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
 async def _once(
     desk: Desk, caller: Principal, operation: Operation, body: bytes, asked: msgspec.Struct, key: str
 ) -> bytes:
-    """Asked again with the same key, give the same answer and do nothing.
+    """Asked again with the same key, give the same answer and do nothing. Only a secret is not told twice.
 
     The answer is kept in a commit of its own, after the operation's: a house that is killed between the two does it
     again when asked again. Sending takes the key into its own commit, so that nothing can come in between.
@@ -152,14 +153,20 @@ async def _once(
                 )
             return earlier.body.encode()
         answer = _encode(await operation.handler(desk, caller, asked))
+        kept = _without(answer, operation.shown_once) if operation.shown_once else answer
         keep = partial(
             answers.keep,
             principal=who,
             key=key,
-            answer=answers.Answer(operation.name, request_hash, answer.decode()),
+            answer=answers.Answer(operation.name, request_hash, kept.decode()),
             at_ms=to_ms(desk.clock.now()),
         )
         await desk.store.write(keep, point="answer")
         return answer
     finally:
         desk.in_progress.discard((who, key))
+
+
+def _without(answer: bytes, secrets: frozenset[str]) -> bytes:
+    told: dict[str, Any] = msgspec.json.decode(answer)
+    return _encode({key: value for key, value in told.items() if key not in secrets} | {"shown-once": sorted(secrets)})

@@ -248,6 +248,7 @@ OPERATIONS = (
         handler=apply,
         permission=PermissionLevel.BOSS,
         effect=True,
+        shown_once=frozenset({"tokens"}),
     ),
     Operation(
         name="config.export",

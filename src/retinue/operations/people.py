@@ -204,6 +204,7 @@ OPERATIONS = (
         handler=invite,
         permission=PermissionLevel.BOSS,
         effect=True,
+        shown_once=frozenset({"invitation"}),
     ),
     Operation(
         name="person.role",

@@ -205,6 +205,7 @@ OPERATIONS = (
         handler=create,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        shown_once=frozenset({"token"}),
     ),
     Operation(
         name="token.list",
@@ -228,6 +229,7 @@ OPERATIONS = (
         handler=rotate,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        shown_once=frozenset({"token"}),
     ),
     Operation(
         name="token.code",
@@ -236,5 +238,6 @@ OPERATIONS = (
         handler=code,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        shown_once=frozenset({"code"}),
     ),
 )
