@@ -83,6 +83,34 @@ def test_a_closed_house_is_seen_by_the_doctor_and_copied(lived_in: tuple[HousePr
     assert (tmp_path / "copy").is_dir()
 
 
+def test_a_backup_is_put_back_and_the_house_is_as_it_was(tmp_path: Path) -> None:
+    house = HouseProcess(tmp_path / "home")
+    house.open()
+    kept = house.json("send", "agent:guide", "echo kept")["envelope"]
+    settled(house, kept)
+    house.json("backup", "--to", str(tmp_path / "copy"), "--verify")
+    late = house.json("send", "agent:guide", "echo late")["envelope"]
+    assert "[house.already-open]" in house.retinue("restore", str(tmp_path / "copy")).stderr
+    house.close()
+
+    restored = house.retinue("restore", str(tmp_path / "copy"))
+
+    assert restored.returncode == 0, restored.stderr
+    assert house.retinue("why", kept).returncode == 0
+    assert house.retinue("why", late).returncode == 1
+    assert house.json("ledger")["holds"] is True
+
+
+def test_what_has_the_house_run_as_a_service_is_printed(tmp_path: Path) -> None:
+    told = HouseProcess(tmp_path / "home").retinue("service", "install")
+
+    assert told.returncode == 0
+    [started] = [line for line in told.stdout.splitlines() if line.startswith("ExecStart=")]
+    assert started.endswith("-m retinue run")
+    shown = subprocess.run([sys.executable, "-m", "retinue", "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("retinue ")
+
+
 def test_rights_are_those_of_the_open_house(lived_in: tuple[HouseProcess, str]) -> None:
     house, _ = lived_in
 

@@ -32,7 +32,16 @@ HEAVY = {
     "urllib",
     "uvicorn",
 }
-LOCAL = {"up", "down", "run", "logs", "completion", "version"}  # these do not speak to the house, or do more than that
+LOCAL = {
+    "up",
+    "down",
+    "run",
+    "logs",
+    "restore",
+    "service",
+    "completion",
+    "version",
+}  # these do not speak to the house, or do more than that
 WORDS = {
     "chat": ["--once", "hello"],
     "send": ["agent:guide", "hello"],

@@ -49,7 +49,11 @@ def _run(arguments: list[str]) -> int:
         case "version":
             return _say_version()
         case "run":
-            return _open_house()
+            return _become("daemon")
+        case "restore":
+            return _become("restore", options.folder)
+        case "service":
+            return _become("service")
         case "up" | "down" | "logs":
             from retinue.cli import house
 
@@ -80,12 +84,12 @@ def _say_version() -> int:
     return 0
 
 
-def _open_house() -> int:
-    """Become the daemon. `-P` keeps the folder we stand in off its path: a file there must not stand in for ours."""
+def _become(module: str, *words: str) -> int:
+    """Become a program in the daemon's row. `-P` keeps the folder we stand in off its path: no file there is ours."""
     import os
 
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "retinue.daemon"])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", f"retinue.{module}", *words])
 
 
 def _hush() -> None:

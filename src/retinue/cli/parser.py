@@ -156,6 +156,10 @@ def build(short: str) -> Parser:
         case "logs":
             add("--lines", type=int, default=LOG_LINES, metavar="N", help=f"how many of the last ({LOG_LINES})")
             add("--follow", action="store_true", help="go on with what is logged from now on")
+        case "restore":
+            add("folder", metavar="FOLDER", help="what `retinue backup` made")
+        case "service":
+            add("action", metavar="install", nargs="?", choices=("install",), help="say how to install it")
         case "join":
             add("invitation", metavar="INVITATION", help="what `retinue person invite` printed for you")
             _add_json(parser)

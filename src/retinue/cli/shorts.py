@@ -109,6 +109,20 @@ _ALL: dict[str, Short] = {
     "doctor": ("house.doctor", "Look for what is wrong with the house.", "retinue doctor", (), ()),
     "backup": ("house.backup", "Make a copy of everything the house keeps.", "retinue backup", (), ()),
     "export": ("session.export", "Give a session as files.", "retinue export 5e6f7a8b --json", (), ()),
+    "restore": (
+        "",
+        "Put a backup back, with the house closed.",
+        "retinue restore ~/.retinue/backups/2026-11-15T09-00-00Z",
+        (),
+        (),
+    ),
+    "service": (
+        "",
+        "Print what has the house run as a service of your own.",
+        "retinue service install",
+        (),
+        (),
+    ),
     "join": (
         "",
         "Become the person an invitation names, and get a token of your own.",

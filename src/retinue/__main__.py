@@ -1,0 +1,10 @@
+"""`python -m retinue`: another way to say `retinue`."""
+
+from __future__ import annotations
+
+import sys
+
+from retinue.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
