@@ -41,7 +41,7 @@ def table_of(operation: str, form: Form, width: int) -> list[str]:
     if len(found) != 1 or operation in ("envelope.thread", "house.status"):
         return lines_of(operation, form)
     [(listed, rows)] = found
-    columns = ENVELOPE_COLUMNS if operation in ENVELOPE_LISTS else None
+    columns = COLUMNS.get(operation)
     rest = {key: value for key, value in form.items() if key != listed}
     return blocks([part for part in (table(rows, width, columns), plain_lines(rest)) if part])
 
@@ -179,7 +179,12 @@ def queue_lines(form: Form) -> list[str]:
     return pairs(form, ("session",)) + pairs(own, ("mode", "cap", "overflow"))
 
 
-ENVELOPE_LISTS = frozenset({"envelope.list", "envelope.dead", "inbox.list"})
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "envelope.list": ENVELOPE_COLUMNS,
+    "envelope.dead": ENVELOPE_COLUMNS,
+    "inbox.list": ENVELOPE_COLUMNS,
+    "session.list": ("sessionId", "agentId", "name", "updatedAt", "lastSnippet", "origin"),
+}
 LINES: dict[str, Callable[[Form], list[str]]] = {
     "envelope.send": sent_lines,
     "envelope.retry": sent_lines,
