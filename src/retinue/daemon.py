@@ -63,6 +63,7 @@ from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.tools.base import Tool
 from retinue.tools.files import Read
+from retinue.tools.rate import CallRate
 from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
@@ -125,7 +126,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         known = (Guide(clock), *parts.models)
         models = Models(known)
         own = (SessionStatus(store, clock, str(settings.zone)), Read(), *parts.tools)
-        toolbox = Toolbox([*own, *tools_of(OPERATIONS.values(), lambda: desk)])
+        rate = CallRate(clock, settings.limits.calls_per_minute)
+        toolbox = Toolbox([*own, *tools_of(OPERATIONS.values(), lambda: desk)], rate)
         outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
         loop: Runner = Loop(models, toolbox)
         mirror = Mirror(store, settings.mirror.folder or settings.home / "mirror") if settings.mirror.enabled else None
@@ -146,6 +148,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         keeper = Keeper(parts.configuration, os.environ) if parts.configuration is not None else None
         if keeper is not None:
             keeper.on_change(lambda now: policy.update({**POLICY, **now.permission_policy}))
+            keeper.on_change(lambda now: setattr(rate, "per_minute", now.limits.calls_per_minute))
         desk = Desk(
             store=store,
             post=Inbox(store, clock, engine.wake, engine.seat, engine.command),
@@ -385,10 +388,11 @@ def main() -> int:
     """`python -m retinue.daemon`: what `retinue run` becomes."""
     set_up_logs(sys.stderr)
     try:
+        parts = default_parts()
         configuration = load(os.environ)
         settings = configuration.settings
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        run(settings, replace(default_parts(), configuration=configuration), keep_log=True)
+        run(settings, replace(parts, configuration=configuration), keep_log=True)
     except RetinueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -89,6 +89,7 @@ class Limits:
     body_bytes_max: int = setting(16 * MIB, "The largest body of a request.", least=1024, most=1024 * MIB)
     requests_per_minute: int = setting(600, "Requests of one principal in a minute.", least=1)
     envelopes_per_minute: int = setting(60, "Envelopes that one principal may send in a minute.", least=1)
+    calls_per_minute: int = setting(600, "Tool calls that one agent may make in a minute.", least=1)
     sign_in_attempts_max: int = setting(
         5, "Failed sign-ins from one address before it is locked out.", least=1, most=1000
     )

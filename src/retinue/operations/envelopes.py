@@ -23,8 +23,9 @@ from retinue.mailroom.inbox import Entered, Wake, settle_and_tell
 from retinue.mailroom.retry import retry
 from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import check_own
-from retinue.store import envelopes, sessions
+from retinue.store import deliveries, envelopes, sessions
 from retinue.store.dead import dead
+from retinue.store.deliveries import Attempt
 from retinue.store.house import Page
 from retinue.store.threads import thread
 
@@ -171,20 +172,35 @@ def _keep(desk: Desk, uploads: list[Upload]) -> tuple[Attachment, ...]:
 
 
 async def show_envelope(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
-    def body(conn: sa.Connection) -> tuple[Envelope | None, Settled | None, int | None]:
+    def body(conn: sa.Connection) -> dict[str, Any]:
         id_ = envelopes.resolve(conn, asked.id, seen_by=caller)
         envelope = envelopes.get(conn, id_)
-        return envelope, envelopes.settled(conn, id_), _position(conn, envelope, to_ms(desk.clock.now()))
+        assert envelope is not None  # found by its id, in the same picture of the store
+        form = envelope_form(desk, envelope, envelopes.settled(conn, id_))
+        position = _position(conn, envelope, to_ms(desk.clock.now()))
+        if position is not None:
+            form["position"] = position
+        if attempts := deliveries.of(conn, id_):
+            form["deliveries"] = [_delivery_form(attempt) for attempt in attempts]
+        return form
 
-    envelope, settled, position = await desk.store.read(body)
-    assert envelope is not None
-    form = envelope_form(desk, envelope, settled)
-    return form if position is None else form | {"position": position}
+    return await desk.store.scan(body)
 
 
-def _position(conn: sa.Connection, envelope: Envelope | None, now_ms: int) -> int | None:
+def _delivery_form(attempt: Attempt) -> dict[str, Any]:
+    """What was tried, and what the platform said to it."""
+    return {
+        "attempt": attempt.attempt,
+        "state": attempt.state,
+        "receipt": attempt.receipt,
+        "error-kind": attempt.error_kind,
+        "error": attempt.error,
+    }
+
+
+def _position(conn: sa.Connection, envelope: Envelope, now_ms: int) -> int | None:
     """Which one it is among the mail that waits for its session's next run: 1 is next."""
-    if envelope is None or envelope.session is None or envelope.status is not Status.PENDING:
+    if envelope.session is None or envelope.status is not Status.PENDING:
         return None
     waiting = [each.id for each in envelopes.due(conn, envelope.session, now_ms, limit=WAITING_LOOKED_AT_MAX)]
     return waiting.index(envelope.id) + 1 if envelope.id in waiting else None

@@ -18,6 +18,7 @@ from retinue.domain.text import storable
 from retinue.domain.tool import Call, ToolResult, ToolSpec, clipped
 from retinue.policy import tools as policy
 from retinue.tools.base import Scene, Tool, ToolFailed
+from retinue.tools.rate import CallRate
 
 RULES_REMEMBERED_MAX = 1_000
 
@@ -41,8 +42,9 @@ def refusal(call: Call, why: str) -> ToolResult:
 
 
 class Toolbox:
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[Tool], rate: CallRate | None = None) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
+        self._rate = rate
         self._offered: dict[ToolRules, Sequence[ToolSpec]] = {}  # the same rules, the same tools: asked every turn
 
     def offered(self, agent: Agent) -> Sequence[ToolSpec]:
@@ -88,6 +90,11 @@ class Toolbox:
 
     async def perform(self, call: Call, scene: Scene) -> ToolResult:
         tool = self._tools[call.tool]
+        if self._rate is not None and (wait_s := self._rate.take(scene.agent.name)):
+            most = self._rate.per_minute
+            return refusal(
+                call, f"Not done: {scene.agent.name} may make {most} calls in a minute. Try again in {wait_s} s."
+            )
         try:
             arguments = msgspec.convert(call.arguments, tool.arguments)
             output = await tool.perform(arguments, scene)
