@@ -87,7 +87,8 @@ async def test_apply_shows_what_it_would_do_and_does_it_in_one_commit(house: Des
     again = await house.ask(OWNER, "config.apply")
     assert {each["step"] for each in again["agents"]} == {"keep", "undeclared"}
     assert again["tokens"] == {}
-    assert await house.converse(MARIA, "hello", to="agent:zed")
+    envelope, _ = await house.converse(MARIA, "hello", to="agent:zed")
+    assert await house.house.answer_to(envelope) == "ok"
 
 
 @pytest.mark.spec("H66")
