@@ -51,6 +51,7 @@ from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.operations.keeper import Keeper
 from retinue.operations.keeping import tidy_forever
+from retinue.operations.restarts import tell
 from retinue.operations.tools import tools_of
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
 from retinue.real import RandomIds, RealClock, faults_from, new_token
@@ -170,6 +171,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await mirror.start()
         await outbox.start()
         await engine.start()
+        await tell(settings.home, desk.post, ids)
         tidying = asyncio.create_task(
             tidy_forever(desk, lambda: (keeper.current.settings if keeper else settings).retention)
         )
@@ -267,6 +269,7 @@ async def _serve_locked(settings: Settings, parts: Parts, stop: asyncio.Event, *
                     house.desk.config.on_change(lambda now: set_level(now.logs.level))
                     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_again, house.desk.config)
                 config = server_config(app, gate)
+                log.info("house open", extra={"home": settings.home, "address": tcp[1] if tcp else "off"})
                 if announce:
                     await _announce(settings, house.desk, path, url=tcp[1] if tcp else "")
                 await _Server(config).serve_until(stop, [listener, *([tcp[0]] if tcp else [])], house.desk.live)

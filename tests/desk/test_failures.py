@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -144,5 +145,39 @@ def test_settings_change_while_the_house_works_and_what_cannot_waits_for_a_resta
         assert rim.ask("POST", "/api/session/list", {}, token=zoe).status == 200
         state = rim.do("session.state", session=working["session"])
         assert state["run"] is not None or "30 Done" in str(state["records"])
+    finally:
+        process.close()
+
+
+@pytest.mark.spec("C3")
+def test_a_change_that_waits_for_a_restart_is_told_in_the_last_session_when_it_has_come(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "retinue.toml").write_text("# mine\n[house]\ndrain_s = 1.0\n")
+    process = HouseProcess(home)
+    process.open()
+    try:
+        rim = Rim(process)
+        session = rim.do("envelope.send", to="agent:guide", text="echo hello")["session"]
+        seen = rim.do("config.show")["hash"]
+        stale = {"changes": {"house": {"drain_s": 2.0}}, "expected_hash": "0" * 64}
+        assert rim.ask("POST", "/api/config/patch", stale, token=rim.token).status == 409
+        changed = rim.do("config.patch", changes={"house": {"zone": "Europe/Berlin"}}, expected_hash=seen)
+        assert changed["waiting-for-a-restart"] == ["house.zone"]
+        assert (home / "retinue.toml").read_text().startswith("# mine\n")
+        for _ in range(2):  # told once, however often it is opened
+            process.kill()
+            process.open()
+        rim = Rim(process)
+
+        def told() -> int:
+            records = rim.do("session.history", session=session, limit=50)["records"]
+            return sum("In effect now: house.zone" in str(record) for record in records)
+
+        deadline = time.monotonic() + 30
+        while not told() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert told() == 1
+        assert rim.do("house.status")["now"].endswith(("+01:00", "+02:00"))
     finally:
         process.close()

@@ -29,8 +29,9 @@ from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.keeper import Keeper
+from retinue.operations.restarts import write_down
 from retinue.operations.tokens import new_token
-from retinue.store import agents, people, tokens
+from retinue.store import agents, people, sessions, tokens
 from retinue.store.house import Page
 
 FILE_BYTES_MAX = 1_000_000
@@ -89,7 +90,12 @@ async def patch(desk: Desk, caller: Principal, asked: Patch) -> dict[str, Any]:
     """Change the file, comments and all kept, and take up what takes effect at once."""
     keeper = desk.keeper()
     await asyncio.to_thread(change_file, keeper.environment, asked.changes, expected_hash=asked.expected_hash)
-    return _changes(keeper, keeper.reload())
+    changes = keeper.reload()
+    if keeper.waiting:
+        for session in await desk.store.scan(partial(sessions.recent, limit=1, seen_by=caller)):
+            paths = [change.path for change in keeper.waiting]
+            await asyncio.to_thread(write_down, desk.home, paths, agent=session.agent, session=session.id)
+    return _changes(keeper, changes)
 
 
 async def read_again(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
