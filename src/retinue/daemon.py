@@ -150,6 +150,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         if keeper is not None:
             keeper.on_change(lambda now: policy.update({**POLICY, **now.permission_policy}))
             keeper.on_change(lambda now: setattr(rate, "per_minute", now.limits.calls_per_minute))
+            keeper.on_change(lambda now: engine.slots_changed(parts.slots or _slots(now)))
         desk = Desk(
             store=store,
             post=Inbox(store, clock, engine.wake, engine.seat, engine.command),
@@ -180,8 +181,9 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         finally:
             tidying.cancel()
             await asyncio.gather(tidying, return_exceptions=True)
-            await engine.stop(drain_s=settings.drain_s)
-            await outbox.stop(drain_s=settings.drain_s)
+            drain_s = (keeper.current.settings if keeper else settings).drain_s
+            await engine.stop(drain_s=drain_s)
+            await outbox.stop(drain_s=drain_s)
             if mirror is not None:
                 await mirror.stop()
     finally:

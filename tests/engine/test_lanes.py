@@ -285,3 +285,17 @@ async def test_more_runs_cut_off_than_one_look_finds_are_all_taken_up(
     async with household.open() as house:
         for receipt in posted:
             assert await house.answer_to(receipt.envelope) == "ok"
+
+
+def test_other_slots_hold_from_now_on_and_take_nothing_away() -> None:
+    ready = Ready(Slots(main=1), lambda agent: 10)
+    for n in range(4):
+        ready.push(lane(n))
+    first = ready.take()
+    assert first is not None and ready.take() is None
+    ready.resize(Slots(main=3))
+    more = [ready.take(), ready.take(), ready.take()]
+    assert [wake is not None for wake in more] == [True, True, False]
+    ready.resize(Slots(main=1))
+    release(ready, first)
+    assert ready.take() is None  # two are still in use

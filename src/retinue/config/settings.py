@@ -104,9 +104,16 @@ class Logs:
     """What is logged, and how much of it is kept."""
 
     level: LogLevel = setting(LogLevel.INFO, "The least that is logged.")
-    file: bool = setting(True, "Whether a log is kept in the home, beside what goes to the terminal.")
-    bytes_max: int = setting(10 * MIB, "The size at which a log file is put away and a new one begun.", least=64 * 1024)
-    files_kept: int = setting(5, "How many log files put away are kept.", least=0, most=1000)
+    file: bool = setting(
+        True, "Whether a log is kept in the home, beside what goes to the terminal.", effect=Effect.RESTART
+    )
+    bytes_max: int = setting(
+        10 * MIB,
+        "The size at which a log file is put away and a new one begun.",
+        least=64 * 1024,
+        effect=Effect.RESTART,
+    )
+    files_kept: int = setting(5, "How many log files put away are kept.", least=0, most=1000, effect=Effect.RESTART)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +129,10 @@ class Retention:
 class Mirror:
     """A live copy of each session as files. The store stays the truth."""
 
-    enabled: bool = setting(False, "Whether sessions are mirrored as files.")
-    folder: Path | None = setting(None, "Where to; from the home if relative. Not set: `mirror` in the home.")
+    enabled: bool = setting(False, "Whether sessions are mirrored as files.", effect=Effect.RESTART)
+    folder: Path | None = setting(
+        None, "Where to; from the home if relative. Not set: `mirror` in the home.", effect=Effect.RESTART
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

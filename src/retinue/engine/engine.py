@@ -232,6 +232,11 @@ class EmbeddedEngine:
             self._ready.release(seat.agent, seat.lane)
             self._dispatch()
 
+    def slots_changed(self, slots: Slots) -> None:
+        """Other bounds hold for the whole house now."""
+        self._ready.resize(slots)
+        self._dispatch()
+
     def agent_changed(self, name: str, concurrency: int) -> None:
         """An agent was added or has other bounds now."""
         self._concurrency[name] = concurrency

@@ -85,6 +85,10 @@ class Ready:
     def __len__(self) -> int:
         return len(self._known)
 
+    def resize(self, slots: Slots) -> None:
+        """More slots are given out at once; fewer, as those in use come back."""
+        self._slots = slots
+
     def push(self, wake: LaneWake) -> None:
         """Have a lane wait for a slot. One that waits already keeps its place."""
         if wake.session in self._known:
