@@ -14,9 +14,12 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from retinue.config import BadConfig, load
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed
+from retinue.domain.times import to_ms
+from retinue.domain.token import hash_of
 from retinue.operations.keeper import Keeper
-from retinue.store import agents, people
+from retinue.store import agents, ledger, people, principals
 from retinue.testing.household import Household
+from retinue.testing.scripted_model import says
 
 OWNER, MARIA = person("owner"), person("maria")
 DECLARED = """
@@ -180,3 +183,40 @@ async def test_people_of_the_file_never_become_owner(house: DeskHouse) -> None:
         pass
     found = await house.house.store.scan(lambda conn: people.find(conn, "maria"))
     assert found is not None and found.role == "member"
+
+
+@pytest.mark.spec("H91")
+async def test_a_reset_clears_runs_and_renews_the_tokens_of_agents_and_plain_apply_does_not(house: DeskHouse) -> None:
+    write(house, DECLARED)
+    token = (await house.ask(OWNER, "token.create", principal="agent:ada"))["token"]
+    members = (await house.ask(MARIA, "token.create"))["token"]
+    await house.converse(MARIA, "hello")
+    house.house.household.model.rule = lambda prompt: says("too late", after_s=3600)
+    busy = await house.ask(MARIA, "envelope.send", to="agent:ada", text="long work")
+    waits = await house.ask(MARIA, "envelope.send", to="agent:ada", text="waits")
+
+    plain = await house.ask(OWNER, "config.apply", take="file")
+    assert plain["cleared-runs"] == 0 and set(plain["tokens"]) == {"zoe"}
+    assert await knows(house, token)
+    assert len(await house.house.sql("SELECT id FROM runs")) == 2
+
+    house.house.household.model.rule = lambda prompt: says("ok")
+    done = await house.ask(OWNER, "config.apply", reset=True)
+    assert done["cleared-runs"] == 2
+    assert set(done["tokens"]) == {"agent:ada", "agent:bo", "agent:zed"}
+    assert not await knows(house, token)
+    assert await knows(house, members)  # people stay signed in
+    for secret in done["tokens"].values():
+        assert await knows(house, secret)
+    assert (await house.house.outcome(busy["envelope"])).outcome == "cancelled"
+    assert await house.house.answer_to(waits["envelope"]) == "ok"  # what waited is worked afterwards
+    await house.house.quiet()
+    now_ms = to_ms(house.desk.clock.now())
+    checked = await house.house.store.scan(lambda conn: ledger.check(conn, now_ms=now_ms))
+    assert checked.holds, checked.lines()
+
+
+async def knows(house: DeskHouse, secret: str) -> bool:
+    now_ms = to_ms(house.desk.clock.now())
+    found = await house.house.store.read(lambda conn: principals.by_secret(conn, hash_of(secret), now_ms=now_ms))
+    return found is not None

@@ -40,6 +40,7 @@ from retinue.store import (
 from retinue.store import tables as t
 from retinue.store.connection import Body
 from retinue.store.opening import open_store, prepare_sqlite
+from retinue.store.sight import Scope
 from retinue.store.sqlite import SqliteStore
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls, says
@@ -519,13 +520,24 @@ WHOLE = {
     "house._close",
     "house._latest",
     "news._newest",
+    "runs._open_sessions",  # as many as there are slots
+    "runs._ended_ids",  # all of them are cleared, where the owner asks for it
+    "runs._clear_steps",
+    "runs._clear_approvals",
+    "runs._clear",
+    "sessions._listing",
     "sessions._recent",  # the list of sessions, sorted: it is asked for by people, beside the loop
 }
 
 
 def statements(module: ModuleType) -> dict[str, sa.Executable]:
     name = module.__name__.rpartition(".")[2]
-    found = {f"{name}.{key}": value for key, value in vars(module).items()}
+    found: dict[str, Any] = {}
+    for key, value in vars(module).items():
+        if isinstance(value, dict) and value and all(isinstance(scope, Scope) for scope in value):
+            found |= {f"{name}.{key}[{scope}]": statement for scope, statement in value.items()}
+        else:
+            found[f"{name}.{key}"] = value
     return {key: value for key, value in found.items() if isinstance(value, sa.Select | sa.Update | sa.Delete)}
 
 
@@ -572,7 +584,7 @@ def test_no_statement_of_the_house_reads_a_table_from_end_to_end(path: Path) -> 
                 if re.search(
                     r"^SCAN (?!.*USING (COVERING )?INDEX ix_\w+_(outbox|due|open|sending|active))", plan, re.M
                 ):
-                    if name not in WHOLE:
+                    if name.partition("[")[0] not in WHOLE:
                         scans.append(f"{name}: {plan}")
                 if name in HOT and HOT[name] not in plan:
                     missing.append(f"{name} wants {HOT[name]}: {plan}")
@@ -581,7 +593,7 @@ def test_no_statement_of_the_house_reads_a_table_from_end_to_end(path: Path) -> 
     assert not scans, "\n".join(scans)
     assert not missing, "\n".join(missing)
     assert not sorts, "\n".join(sorts)
-    known = {name for module in MODULES for name in statements(module)}
+    known = {name.partition("[")[0] for module in MODULES for name in statements(module)}
     assert set(HOT) <= known and known >= WHOLE
 
 

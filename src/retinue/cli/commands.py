@@ -673,6 +673,7 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             ("dry_run", "--dry-run", "flag", "", False, (), "only say what would be done"),
             ("take", "--take", "text", "", "", (), "file, where it may overwrite what was changed elsewhere"),
+            ("reset", "--reset", "flag", "", False, (), "reset"),
         ),
     ),
     ("config", "export", "Write the staff down as a settings file, without secrets.", False, "privileged", ()),

@@ -80,6 +80,10 @@ class Engine(Protocol):
 
     async def reset(self, session: SessionId, *, by: str, message: str = "") -> Cancelled: ...
 
+    def cancelled(self, done: Cancelled | None) -> None:
+        """Stop whoever works on runs that a commit, ours or another's, has ended."""
+        ...
+
     async def answer(self, approval: str, *, allow: bool, person: str) -> Approval: ...
 
 
@@ -275,7 +279,7 @@ class EmbeddedEngine:
 
         def done(commanded: Commanded | None) -> None:
             if commanded is not None:
-                self._cancelled(commanded.cancelled)
+                self.cancelled(commanded.cancelled)
                 self._wake_all(commanded.wakes)
 
         return (await self._store.write(body, point="command", then=done)).receipt
@@ -422,13 +426,13 @@ class EmbeddedEngine:
             reset=reset,
             said=self._said(),
         )
-        return await self._store.write(body, point="cancel", then=self._cancelled)
+        return await self._store.write(body, point="cancel", then=self.cancelled)
 
     def _said(self) -> dict[RunId, Said]:
         """What models are in the middle of saying."""
         return {partial.run: Said(partial.turn, partial.text) for partial in self._live.partials()}
 
-    def _cancelled(self, done: Cancelled | None) -> None:
+    def cancelled(self, done: Cancelled | None) -> None:
         """Committed first, then stopped: from here on the worker's epoch is outdated and it can write nothing."""
         if done is None:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from retinue.config import Change, Secret, examine, load
 from retinue.config.export import export
 from retinue.config.writing import change_file
 from retinue.domain import address
+from retinue.domain.address import Address
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid
 from retinue.domain.event import NewsKind
@@ -27,11 +28,12 @@ from retinue.domain.person import Role
 from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
+from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, cancel_in
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.keeper import Keeper
 from retinue.operations.restarts import write_down
 from retinue.operations.tokens import new_token
-from retinue.store import agents, people, sessions, tokens
+from retinue.store import agents, people, runs, sessions, tokens
 from retinue.store.house import Page
 
 FILE_BYTES_MAX = 1_000_000
@@ -51,10 +53,14 @@ class Patch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Apply(msgspec.Struct, forbid_unknown_fields=True):
-    """`take` = "file" overwrites what was changed elsewhere since. `dry_run` shows and stores nothing."""
+    """`take` = "file" overwrites what was changed elsewhere since. `dry_run` shows and stores nothing.
+
+    `reset` also stops and clears every run, and gives each agent a new token in place of all it had.
+    """
 
     dry_run: bool = False
     take: str = ""
+    reset: bool = False
 
 
 async def show_config(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
@@ -115,7 +121,10 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> dict[str, Any]:
     declared = (await asyncio.to_thread(load, keeper.environment)).staff
     roles = {name: Role(table["role"]) for name, table in declared.people.items()}
     now = desk.clock.now()
-    made = {name: _first_token(desk, name) for name in roles}
+    made = {name: _new_token(desk, address.person(name), "first") for name in roles}
+    known_agents = await desk.store.scan(agents.everyone)
+    names = {agent.name for agent in known_agents} | {each.agent.name for each in declared.agents}
+    renewed = {name.casefold(): _new_token(desk, address.agent(name), "reset") for name in names}
 
     def plan(conn: sa.Connection) -> tuple[list[Planned], list[Planned]]:
         sources = agents.sources(conn)
@@ -126,7 +135,7 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> dict[str, Any]:
             plan_people(roles, people.everyone(conn), take_file=take),
         )
 
-    def body(conn: sa.Connection) -> tuple[list[Planned], list[Planned]]:
+    def body(conn: sa.Connection) -> Applied:
         page = Page(conn, to_ms(now))
         for_agents, for_people = plan(conn)
         for planned in for_agents:
@@ -142,13 +151,25 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> dict[str, Any]:
                 tokens.add(conn, token, token_hash)
             elif planned.step is Step.CHANGE:
                 people.set_role(conn, planned.person.name, planned.person.role)
+        cancelled, cleared, tokens_given = NOTHING_CANCELLED, 0, dict[str, str]()
+        if asked.reset:
+            cancelled = _stop_all(page, by=str(caller.address))
+            cleared = runs.clear(conn)
+            for agent in agents.everyone(conn):
+                tokens.revoke_all(conn, str(address.agent(agent.name)), at_ms=page.at_ms)
+                if (new := renewed.get(agent.name.casefold())) is not None:
+                    tokens.add(conn, replace(new[0], principal=address.agent(agent.name)), new[2])
+                    tokens_given[str(address.agent(agent.name))] = new[1]
         page.close()
-        return for_agents, for_people
+        return Applied(for_agents, for_people, cancelled, cleared, tokens_given)
 
+    cleared, tokens_given = 0, dict[str, str]()
     if asked.dry_run:
         for_agents, for_people = await desk.store.scan(plan)
     else:
-        for_agents, for_people = await desk.store.write(body, point="apply", then=partial(_tell_engine, desk))
+        applied = await desk.store.write(body, point="apply", then=partial(_tell_engine, desk))
+        for_agents, for_people = applied.agents, applied.people
+        cleared, tokens_given = applied.cleared, applied.tokens
         for planned in for_agents:
             if planned.step is Step.ADD:
                 await asyncio.to_thread(ensure_home, desk.home, planned.name)
@@ -163,8 +184,29 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> dict[str, Any]:
     }
     if not asked.dry_run:
         added = [planned.name for planned in for_people if planned.step is Step.ADD]
-        answer["tokens"] = {name: made[name][1] for name in added}
+        answer["tokens"] = {name: made[name][1] for name in added} | tokens_given
+        answer["cleared-runs"] = cleared
     return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    agents: list[Planned]
+    people: list[Planned]
+    cancelled: Cancelled
+    cleared: int
+    tokens: dict[str, str]
+
+
+def _stop_all(page: Page, *, by: str) -> Cancelled:
+    """End every open run of the house. Mail that waits is left alone: it is worked by whoever is on the staff then."""
+    done = [cancel_in(page, session, by=by, why="the house was reset") for session in runs.open_sessions(page.conn)]
+    return Cancelled(
+        runs=tuple(run for each in done for run in each.runs),
+        lanes=tuple(lane for each in done for lane in each.lanes),
+        cleared=0,
+        wakes=tuple(wake for each in done for wake in each.wakes),
+    )
 
 
 async def show_export(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
@@ -173,12 +215,15 @@ async def show_export(desk: Desk, caller: Principal, asked: Nothing) -> dict[str
     return {"text": export(*found)}
 
 
-def _first_token(desk: Desk, name: str) -> tuple[Token, str, str]:
-    return new_token(desk, address.person(name), TokenKind.TOKEN, label="first", now=desk.clock.now())
+def _new_token(desk: Desk, whose: Address, label: str) -> tuple[Token, str, str]:
+    return new_token(desk, whose, TokenKind.TOKEN, label=label, now=desk.clock.now())
 
 
-def _tell_engine(desk: Desk, done: tuple[list[Planned], list[Planned]] | None) -> None:
-    for planned in done[0] if done else ():
+def _tell_engine(desk: Desk, done: Applied | None) -> None:
+    if done is None:
+        return
+    desk.engine.cancelled(done.cancelled)
+    for planned in done.agents:
         if planned.agent is not None and planned.step in (Step.ADD, Step.CHANGE):
             desk.engine.agent_changed(planned.agent.name, planned.agent.concurrency)
 

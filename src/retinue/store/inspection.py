@@ -46,8 +46,11 @@ def look(path: Path, known: Set[str]) -> str | None:
 
 def _check_log(path: Path, log: Path) -> None:
     """SQLite takes a log with a broken head for an empty one: the commits in it would be gone without a word."""
-    with path.open("rb") as store, log.open("rb") as reading:
-        file_head, head = store.read(_FILE_HEAD_BYTES), reading.read(_WAL_HEAD_BYTES)
+    try:
+        with path.open("rb") as store, log.open("rb") as reading:
+            file_head, head = store.read(_FILE_HEAD_BYTES), reading.read(_WAL_HEAD_BYTES)
+    except FileNotFoundError:
+        return  # Whoever had it open has closed it meanwhile: then the log is in the file.
     if len(head) < _WAL_HEAD_BYTES or len(file_head) < _FILE_HEAD_BYTES:
         return  # The log was just made; or the file itself is no database, which SQLite will say.
     magic, version, page_bytes, _, _, _, sum_0, sum_1 = struct.unpack(">8I", head)

@@ -79,6 +79,13 @@ _step_abandon = (
 )
 _steps = sa.select(t.steps).where(t.steps.c.run == _b("run")).order_by(t.steps.c.turn, t.steps.c.idx)
 
+_is_open = t.runs.c.status.in_(t.OPEN_RUN)
+_open_sessions = sa.select(t.runs.c.session).where(_is_open)
+_ended_ids = sa.select(t.runs.c.id).where(sa.not_(_is_open))
+_clear_steps = t.steps.delete().where(t.steps.c.run.in_(_ended_ids))
+_clear_approvals = t.approvals.delete().where(t.approvals.c.run.in_(_ended_ids))
+_clear = t.runs.delete().where(sa.not_(_is_open))
+
 
 def run_of(row: sa.Row[Any]) -> Run:
     return Run(
@@ -127,6 +134,18 @@ def add(conn: sa.Connection, run: Run) -> None:
 def get(conn: sa.Connection, id_: str) -> Run | None:
     row = conn.execute(_get, {"id": id_}).one_or_none()
     return run_of(row) if row else None
+
+
+def open_sessions(conn: sa.Connection) -> list[SessionId]:
+    """The sessions in which a run is open, parked ones too."""
+    return [SessionId(row.session) for row in conn.execute(_open_sessions)]
+
+
+def clear(conn: sa.Connection) -> int:
+    """Take out every run that has ended, with its steps and its questions. Says how many."""
+    conn.execute(_clear_steps)
+    conn.execute(_clear_approvals)
+    return conn.execute(_clear).rowcount
 
 
 def open_in(conn: sa.Connection, session: str) -> Run | None:

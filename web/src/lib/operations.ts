@@ -2,7 +2,7 @@
 
 export type Answer = { "id": string; "allow": boolean };
 
-export type Apply = { "dry_run"?: boolean; "take"?: string };
+export type Apply = { "dry_run"?: boolean; "take"?: string; "reset"?: boolean };
 
 export type Attributes = { "session": string; "patch": Record<string, unknown> };
 
