@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.pool import NullPool
@@ -207,7 +208,7 @@ def main(arguments: list[str]) -> int:
 async def _without_a_store(settings: Settings, trouble: RetinueError) -> bytes:
     """A doctor who comes although the store cannot be opened: that, too, is a finding."""
     scene = Scene(home=settings.home, environment=os.environ, now=RealClock().now(), trouble=trouble)
-    return json.dumps(report(await examine_health(scene))).encode()
+    return json.dumps(msgspec.to_builtins(report(await examine_health(scene)))).encode()
 
 
 def _bad_news(operation: str, form: dict[str, Any]) -> RetinueError | None:

@@ -22,7 +22,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.domain.record import RecordKind
 from retinue.operations.base import Desk
-from retinue.operations.sessions import partial_form
+from retinue.operations.sessions import PartialShown, partial_form
 from retinue.store import news
 from retinue.store.sight import sees_session
 
@@ -320,15 +320,15 @@ class Feed:
                 told.append(Event("delta", delta))
         return told
 
-    async def _partials(self, sessions: Collection[SessionId] | None = None) -> list[dict[str, Any]]:
-        forms: list[dict[str, Any]] = []
+    async def _partials(self, sessions: Collection[SessionId] | None = None) -> list[PartialShown]:
+        forms: list[PartialShown] = []
         for said in self._desk.live.partials():
             mask = self._mask(said.session)
             if mask is None or (sessions is not None and said.session not in sessions):
                 continue
             if _fits(mask.events, "delta") and await self._seen.session(said.session):
-                form = partial_form(said)
-                forms.append(form | {kind.value: "" for kind in DeltaKind if not _fits(mask.phases, kind.value)})
+                silenced = {kind.value: "" for kind in DeltaKind if not _fits(mask.phases, kind.value)}
+                forms.append(msgspec.structs.replace(partial_form(said), **silenced))
         return forms
 
     async def _news(self) -> list[Event]:

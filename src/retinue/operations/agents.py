@@ -24,6 +24,21 @@ from retinue.domain.session import Overflow, QueueMode
 from retinue.domain.text import is_storable
 from retinue.domain.times import show, to_ms
 from retinue.domain.token import TokenKind
+from retinue.operations.agent_answers import (
+    AgentChanged,
+    AgentDeleted,
+    AgentFieldChange,
+    AgentRegistered,
+    AgentRestored,
+    AgentsCompared,
+    AgentShown,
+    AgentsListed,
+    AgentState,
+    AgentVersionListed,
+    AgentVersionsListed,
+    full_form,
+    listed_form,
+)
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.tokens import new_token
 from retinue.policy.permissions import reaches
@@ -107,12 +122,12 @@ class Delete(msgspec.Struct, forbid_unknown_fields=True):
     keep_home: bool = False
 
 
-async def listed(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
+async def listed(desk: Desk, caller: Principal, asked: Nothing) -> AgentsListed:
     """The whole staff by name: whoever is here may write to them."""
-    return {"agents": [_summary(agent) for agent in await desk.store.scan(agents.everyone)]}
+    return AgentsListed([listed_form(agent) for agent in await desk.store.scan(agents.everyone)])
 
 
-async def show_agent(desk: Desk, caller: Principal, asked: Named) -> dict[str, Any]:
+async def show_agent(desk: Desk, caller: Principal, asked: Named) -> AgentShown:
     """All there is to know; to guests, what the list tells. An agent may ask about itself alone."""
 
     def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:
@@ -120,13 +135,20 @@ async def show_agent(desk: Desk, caller: Principal, asked: Named) -> dict[str, A
         return agent, agents.at_work(conn, agent.name)
 
     agent, working = await desk.store.scan(body)
-    state = {"state": "running" if working else "idle"}
+    state = AgentState.RUNNING if working else AgentState.IDLE
     if caller.address.kind is AddressKind.PERSON and not reaches(caller.level, PermissionLevel.STANDARD):
-        return _summary(agent) | state
-    return _form(agent) | state
+        return AgentShown(
+            name=agent.name,
+            description=agent.description,
+            runner=agent.runner,
+            model=agent.model,
+            version=agent.version,
+            state=state,
+        )
+    return full_form(agent, AgentShown, state=state)
 
 
-async def register(desk: Desk, caller: Principal, asked: Register) -> dict[str, Any]:
+async def register(desk: Desk, caller: Principal, asked: Register) -> AgentRegistered:
     name = valid_name(asked.name, what="an agent")
     if name.casefold() == BACKGROUND:
         raise Invalid(
@@ -150,14 +172,13 @@ async def register(desk: Desk, caller: Principal, asked: Register) -> dict[str, 
 
     if asked.dry_run:
         await desk.store.read(partial(_check_free, name=name))
-        return _form(made) | {"dry-run": True}
+        return full_form(made, AgentRegistered, dry_run=True)
     kept = await desk.store.write(body, point="agent", then=partial(_tell_engine, desk))
     home = await asyncio.to_thread(ensure_home, desk.home, kept.name)
-    answer = _form(kept) | {"home": str(home)}
-    return answer | {"token": secret} if asked.token else answer
+    return full_form(kept, AgentRegistered, home=str(home), token=secret if asked.token else msgspec.UNSET)
 
 
-async def change(desk: Desk, caller: Principal, asked: Set) -> dict[str, Any]:
+async def change(desk: Desk, caller: Principal, asked: Set) -> AgentChanged:
     given = _given(asked)
 
     def look(conn: sa.Connection) -> tuple[Agent, Agent]:
@@ -176,14 +197,14 @@ async def change(desk: Desk, caller: Principal, asked: Set) -> dict[str, Any]:
 
     if asked.dry_run:
         agent, new = await desk.store.read(look)
-        return _form(new) | {"changed": list(differences(agent, new)), "dry-run": True}
+        return full_form(new, AgentChanged, changed=list(differences(agent, new)), dry_run=True)
     agent, new = await desk.store.write(
         body, point="agent", then=lambda done: _tell_engine(desk, done[1] if done else None)
     )
-    return _form(new) | {"changed": list(differences(agent, new))}
+    return full_form(new, AgentChanged, changed=list(differences(agent, new)))
 
 
-async def list_versions(desk: Desk, caller: Principal, asked: Versions) -> dict[str, Any]:
+async def list_versions(desk: Desk, caller: Principal, asked: Versions) -> AgentVersionsListed:
     limit = max(1, min(asked.limit, VERSIONS_LISTED_MAX))
 
     def body(conn: sa.Connection) -> list[AgentVersion]:
@@ -197,21 +218,21 @@ async def list_versions(desk: Desk, caller: Principal, asked: Versions) -> dict[
         _version_form(desk, version, found[i + 1] if i + 1 < len(found) else None)
         for i, version in enumerate(found[:limit])
     ]
-    return {"versions": forms, "next": found[limit - 1].number if len(found) > limit else None}
+    return AgentVersionsListed(forms, next=found[limit - 1].number if len(found) > limit else None)
 
 
-async def diff(desk: Desk, caller: Principal, asked: Diff) -> dict[str, Any]:
+async def diff(desk: Desk, caller: Principal, asked: Diff) -> AgentsCompared:
     def body(conn: sa.Connection) -> tuple[Agent, Agent]:
         agent = _find(conn, caller, asked.name, to_change=True)
         new = agent if asked.new is None else _version(conn, agent, asked.new).agent
         return _version(conn, agent, asked.old).agent, new
 
     old, new = await desk.store.scan(body)
-    changes = [{"field": name, "old": was, "new": is_} for name, (was, is_) in differences(old, new).items()]
-    return {"name": new.name, "old": old.version, "new": new.version, "changes": changes}
+    changes = [AgentFieldChange(name, was, is_) for name, (was, is_) in differences(old, new).items()]
+    return AgentsCompared(new.name, old=old.version, new=new.version, changes=changes)
 
 
-async def restore(desk: Desk, caller: Principal, asked: Restore) -> dict[str, Any]:
+async def restore(desk: Desk, caller: Principal, asked: Restore) -> AgentRestored:
     """An old version becomes the newest. Nothing in between is lost."""
 
     def body(conn: sa.Connection) -> Agent:
@@ -224,10 +245,10 @@ async def restore(desk: Desk, caller: Principal, asked: Restore) -> dict[str, An
         return kept
 
     kept = await desk.store.write(body, point="agent", then=partial(_tell_engine, desk))
-    return _form(kept) | {"restored": asked.version}
+    return full_form(kept, AgentRestored, restored=asked.version)
 
 
-async def delete(desk: Desk, caller: Principal, asked: Delete) -> dict[str, Any]:
+async def delete(desk: Desk, caller: Principal, asked: Delete) -> AgentDeleted:
     """Let an agent go: first it is gone, then what runs is stopped; a house that stops in between does so later."""
 
     def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:
@@ -251,7 +272,7 @@ async def delete(desk: Desk, caller: Principal, asked: Delete) -> dict[str, Any]
     if not asked.keep_home:
         await asyncio.to_thread(remove_home, desk.home, agent.name)
     kept = str(home_of(desk.home, agent.name)) if asked.keep_home else None
-    return {"name": agent.name, "deleted": True, "cancelled-runs": stopped, "home": kept}
+    return AgentDeleted(agent.name, deleted=True, cancelled_runs=stopped, home=kept)
 
 
 # --- what the handlers have in common ---
@@ -376,28 +397,14 @@ def _unfit(name: str, because: str) -> Invalid:
     return Invalid(f"{name} cannot be this", because=because, try_this="give another value", code="agent.field-invalid")
 
 
-def _summary(agent: Agent) -> dict[str, Any]:
-    return {
-        "name": agent.name,
-        "description": agent.description,
-        "runner": agent.runner,
-        "model": agent.model,
-        "version": agent.version,
-    }
-
-
-def _form(agent: Agent) -> dict[str, Any]:
-    return msgspec.to_builtins(agent)
-
-
-def _version_form(desk: Desk, version: AgentVersion, before: AgentVersion | None) -> dict[str, Any]:
-    return {
-        "version": version.number,
-        "at": show(version.at, desk.zone),
-        "by": version.changed_by,
-        "source": version.source,
-        "changed": list(differences(before.agent, version.agent)) if before else [],
-    }
+def _version_form(desk: Desk, version: AgentVersion, before: AgentVersion | None) -> AgentVersionListed:
+    return AgentVersionListed(
+        version=version.number,
+        at=show(version.at, desk.zone),
+        by=version.changed_by,
+        source=version.source,
+        changed=list(differences(before.agent, version.agent)) if before else [],
+    )
 
 
 OPERATIONS = (
@@ -406,6 +413,7 @@ OPERATIONS = (
         summary="List the staff.",
         parameters=Nothing,
         handler=listed,
+        result=AgentsListed,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
@@ -413,6 +421,7 @@ OPERATIONS = (
         summary="Show one agent.",
         parameters=Named,
         handler=show_agent,
+        result=AgentShown,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
@@ -420,6 +429,7 @@ OPERATIONS = (
         summary="Take an agent on.",
         parameters=Register,
         handler=register,
+        result=AgentRegistered,
         permission=PermissionLevel.BOSS,
         effect=True,
         shown_once=frozenset({"token"}),
@@ -429,6 +439,7 @@ OPERATIONS = (
         summary="Change an agent.",
         parameters=Set,
         handler=change,
+        result=AgentChanged,
         permission=PermissionLevel.PRIVILEGED,
         effect=True,
     ),
@@ -437,6 +448,7 @@ OPERATIONS = (
         summary="List what an agent has been.",
         parameters=Versions,
         handler=list_versions,
+        result=AgentVersionsListed,
         permission=PermissionLevel.STANDARD,
     ),
     Operation(
@@ -444,6 +456,7 @@ OPERATIONS = (
         summary="Compare two versions of an agent.",
         parameters=Diff,
         handler=diff,
+        result=AgentsCompared,
         permission=PermissionLevel.STANDARD,
     ),
     Operation(
@@ -451,6 +464,7 @@ OPERATIONS = (
         summary="Make an old version of an agent the newest.",
         parameters=Restore,
         handler=restore,
+        result=AgentRestored,
         permission=PermissionLevel.PRIVILEGED,
         effect=True,
     ),
@@ -459,6 +473,7 @@ OPERATIONS = (
         summary="Let an agent go.",
         parameters=Delete,
         handler=delete,
+        result=AgentDeleted,
         permission=PermissionLevel.BOSS,
         effect=True,
     ),

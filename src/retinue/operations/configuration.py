@@ -63,20 +63,71 @@ class Apply(msgspec.Struct, forbid_unknown_fields=True):
     reset: bool = False
 
 
-async def show_config(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
+class ConfigShown(msgspec.Struct, frozen=True, rename="kebab"):
+    file: str
+    hash: str
+    files: list[str]
+    settings: dict[str, Any]
+    default_agent: str | None
+    waiting_for_a_restart: list[str]
+
+
+class ConfigChecked(msgspec.Struct, frozen=True):
+    ok: bool
+    faults: list[str]
+    hash: str
+
+
+class ConfigChanged(msgspec.Struct, frozen=True, rename="kebab"):
+    changes: list[Change]
+    waiting_for_a_restart: list[str]
+    hash: str
+
+
+class ValueChanged(msgspec.Struct, frozen=True, rename={"was": "from", "becomes": "to"}):
+    was: Any
+    becomes: Any
+
+
+class StepPlanned(msgspec.Struct, frozen=True):
+    """What is done, or would be, about one agent or person."""
+
+    name: str
+    step: Step
+    because: str
+    changed: dict[str, ValueChanged]
+
+
+class ConfigApplied(msgspec.Struct, frozen=True, rename="kebab"):
+    """`tokens` of people who were added by name, and after a reset of agents: shown once, and not in a dry run."""
+
+    dry_run: bool
+    agents: list[StepPlanned]
+    people: list[StepPlanned]
+    not_yet: list[str]
+    tokens: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    cleared_runs: int | msgspec.UnsetType = msgspec.UNSET
+    shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ConfigExported(msgspec.Struct, frozen=True):
+    text: str
+
+
+async def show_config(desk: Desk, caller: Principal, asked: Nothing) -> ConfigShown:
     keeper = desk.keeper()
     current = keeper.current
-    return {
-        "file": str(current.file),
-        "hash": current.hash,
-        "files": [str(file) for file in current.files],
-        "settings": _plain(asdict(current.settings) | {"store": "(not shown)"}),
-        "default-agent": current.default_agent,
-        "waiting-for-a-restart": [change.path for change in keeper.waiting],
-    }
+    return ConfigShown(
+        file=str(current.file),
+        hash=current.hash,
+        files=[str(file) for file in current.files],
+        settings=_plain(asdict(current.settings) | {"store": "(not shown)"}),
+        default_agent=current.default_agent,
+        waiting_for_a_restart=[change.path for change in keeper.waiting],
+    )
 
 
-async def check(desk: Desk, caller: Principal, asked: Check) -> dict[str, Any]:
+async def check(desk: Desk, caller: Principal, asked: Check) -> ConfigChecked:
     keeper = desk.keeper()
     if asked.text is not None and len(asked.text.encode()) > FILE_BYTES_MAX:
         raise Invalid(
@@ -85,14 +136,14 @@ async def check(desk: Desk, caller: Principal, asked: Check) -> dict[str, Any]:
             code="config.too-large",
         )
     examined = await asyncio.to_thread(examine, keeper.environment, text=asked.text)
-    return {
-        "ok": not examined.faults,
-        "faults": [str(fault) for fault in examined.faults],
-        "hash": examined.configuration.hash,
-    }
+    return ConfigChecked(
+        ok=not examined.faults,
+        faults=[str(fault) for fault in examined.faults],
+        hash=examined.configuration.hash,
+    )
 
 
-async def patch(desk: Desk, caller: Principal, asked: Patch) -> dict[str, Any]:
+async def patch(desk: Desk, caller: Principal, asked: Patch) -> ConfigChanged:
     """Change the file, comments and all kept, and take up what takes effect at once."""
     keeper = desk.keeper()
     await asyncio.to_thread(change_file, keeper.environment, asked.changes, expected_hash=asked.expected_hash)
@@ -104,12 +155,12 @@ async def patch(desk: Desk, caller: Principal, asked: Patch) -> dict[str, Any]:
     return _changes(keeper, changes)
 
 
-async def read_again(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
+async def read_again(desk: Desk, caller: Principal, asked: Nothing) -> ConfigChanged:
     keeper = desk.keeper()
     return _changes(keeper, keeper.reload())
 
 
-async def apply(desk: Desk, caller: Principal, asked: Apply) -> dict[str, Any]:
+async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
     """Make the staff what the file says: all of it in one commit, or nothing."""
     if asked.take not in ("", FILE):
         raise Invalid(
@@ -173,20 +224,18 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> dict[str, Any]:
         for planned in for_agents:
             if planned.step is Step.ADD:
                 await asyncio.to_thread(ensure_home, desk.home, planned.name)
-    answer: dict[str, Any] = {
-        "dry-run": asked.dry_run,
-        "agents": [_planned_form(planned) for planned in for_agents],
-        "people": [_planned_form(planned) for planned in for_people],
-        "not-yet": [
+    added = [planned.name for planned in for_people if planned.step is Step.ADD]
+    return ConfigApplied(
+        dry_run=asked.dry_run,
+        agents=[_planned_form(planned) for planned in for_agents],
+        people=[_planned_form(planned) for planned in for_people],
+        not_yet=[
             *(f"bindings.{name}" for name in declared.bindings),
             *(f"schedules.{name}" for name in declared.schedules),
         ],
-    }
-    if not asked.dry_run:
-        added = [planned.name for planned in for_people if planned.step is Step.ADD]
-        answer["tokens"] = {name: made[name][1] for name in added} | tokens_given
-        answer["cleared-runs"] = cleared
-    return answer
+        tokens=msgspec.UNSET if asked.dry_run else {name: made[name][1] for name in added} | tokens_given,
+        cleared_runs=msgspec.UNSET if asked.dry_run else cleared,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +258,10 @@ def _stop_all(page: Page, *, by: str) -> Cancelled:
     )
 
 
-async def show_export(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
+async def show_export(desk: Desk, caller: Principal, asked: Nothing) -> ConfigExported:
     """The staff as a settings file, to be kept or applied elsewhere. No token is in it."""
     found = await desk.store.scan(lambda conn: (agents.everyone(conn), people.everyone(conn)))
-    return {"text": export(*found)}
+    return ConfigExported(export(*found))
 
 
 def _new_token(desk: Desk, whose: Address, label: str) -> tuple[Token, str, str]:
@@ -228,21 +277,21 @@ def _tell_engine(desk: Desk, done: Applied | None) -> None:
             desk.engine.agent_changed(planned.agent.name, planned.agent.concurrency)
 
 
-def _planned_form(planned: Planned) -> dict[str, Any]:
-    return {
-        "name": planned.name,
-        "step": planned.step,
-        "because": planned.because,
-        "changed": {name: {"from": _plain(was), "to": _plain(is_)} for name, (was, is_) in planned.changed.items()},
-    }
+def _planned_form(planned: Planned) -> StepPlanned:
+    return StepPlanned(
+        name=planned.name,
+        step=planned.step,
+        because=planned.because,
+        changed={name: ValueChanged(_plain(was), _plain(is_)) for name, (was, is_) in planned.changed.items()},
+    )
 
 
-def _changes(keeper: Keeper, changes: tuple[Change, ...]) -> dict[str, Any]:
-    return {
-        "changes": [{"path": change.path, "effect": change.effect} for change in changes],
-        "waiting-for-a-restart": [change.path for change in keeper.waiting],
-        "hash": keeper.current.hash,
-    }
+def _changes(keeper: Keeper, changes: tuple[Change, ...]) -> ConfigChanged:
+    return ConfigChanged(
+        changes=list(changes),
+        waiting_for_a_restart=[change.path for change in keeper.waiting],
+        hash=keeper.current.hash,
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -267,6 +316,7 @@ OPERATIONS = (
         summary="Show the settings as they are in use.",
         parameters=Nothing,
         handler=show_config,
+        result=ConfigShown,
         permission=PermissionLevel.PRIVILEGED,
     ),
     Operation(
@@ -274,6 +324,7 @@ OPERATIONS = (
         summary="Say what is wrong with a settings file.",
         parameters=Check,
         handler=check,
+        result=ConfigChecked,
         permission=PermissionLevel.PRIVILEGED,
     ),
     Operation(
@@ -281,6 +332,7 @@ OPERATIONS = (
         summary="Change the settings file, its comments kept.",
         parameters=Patch,
         handler=patch,
+        result=ConfigChanged,
         permission=PermissionLevel.BOSS,
         effect=True,
     ),
@@ -289,6 +341,7 @@ OPERATIONS = (
         summary="Read the settings file again.",
         parameters=Nothing,
         handler=read_again,
+        result=ConfigChanged,
         permission=PermissionLevel.BOSS,
         effect=True,
     ),
@@ -297,6 +350,7 @@ OPERATIONS = (
         summary="Make the staff what the settings file declares.",
         parameters=Apply,
         handler=apply,
+        result=ConfigApplied,
         permission=PermissionLevel.BOSS,
         effect=True,
         shown_once=frozenset({"tokens"}),
@@ -306,6 +360,7 @@ OPERATIONS = (
         summary="Write the staff down as a settings file, without secrets.",
         parameters=Nothing,
         handler=show_export,
+        result=ConfigExported,
         permission=PermissionLevel.PRIVILEGED,
     ),
 )

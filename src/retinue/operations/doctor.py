@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Literal
 
 import msgspec
 
@@ -21,7 +21,29 @@ class Doctor(msgspec.Struct, forbid_unknown_fields=True):
     quick: bool = False  # leave out what reads the whole store
 
 
-async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> dict[str, Any]:
+class HealthFound(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
+    health: Health
+    sentence: str
+    because: str
+    try_this: str
+
+
+class HealthChecked(msgspec.Struct, frozen=True, rename="kebab"):
+    name: str
+    looks_at: str
+    health: Literal["ok", "warning", "problem", "skipped"]
+    found: list[HealthFound]
+
+
+class HouseExamined(msgspec.Struct, frozen=True):
+    """`lines` says it all to people."""
+
+    health: Health
+    checks: list[HealthChecked]
+    lines: list[str]
+
+
+async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> HouseExamined:
     environment = dict(desk.config.environment) if desk.config else {**os.environ, "RETINUE_HOME": str(desk.home)}
     scene = Scene(
         home=desk.home,
@@ -35,7 +57,7 @@ async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> dict[str, Any]
     return report(await examine(scene))
 
 
-def report(made: list[Checked]) -> dict[str, Any]:
+def report(made: list[Checked]) -> HouseExamined:
     """What was found, the same for programs and for people."""
     health = worst(each.health for each in made)
     counts = {kind: sum(found.health is kind for each in made for found in each.found) for kind in Health}
@@ -44,27 +66,20 @@ def report(made: list[Checked]) -> dict[str, Any]:
         if health is Health.OK
         else f"{counts[Health.PROBLEM]} problems, {counts[Health.WARNING]} warnings"
     )
-    return {
-        "health": health,
-        "checks": [
-            {
-                "name": each.name,
-                "looks-at": each.looks_at,
-                "health": "skipped" if each.skipped else each.health,
-                "found": [
-                    {
-                        "health": found.health,
-                        "sentence": found.sentence,
-                        "because": found.because,
-                        "try": found.try_this,
-                    }
-                    for found in each.found
-                ],
-            }
-            for each in made
-        ],
-        "lines": [*(line for each in made for line in each.lines()), verdict],
-    }
+    return HouseExamined(
+        health=health,
+        checks=[_checked_form(each) for each in made],
+        lines=[*(line for each in made for line in each.lines()), verdict],
+    )
+
+
+def _checked_form(made: Checked) -> HealthChecked:
+    return HealthChecked(
+        name=made.name,
+        looks_at=made.looks_at,
+        health="skipped" if made.skipped else made.health.value,
+        found=[HealthFound(each.health, each.sentence, each.because, each.try_this) for each in made.found],
+    )
 
 
 OPERATIONS = (
@@ -73,6 +88,7 @@ OPERATIONS = (
         summary="Look for what is wrong with the house, and say what to do.",
         parameters=Doctor,
         handler=doctor,
+        result=HouseExamined,
         permission=PermissionLevel.PRIVILEGED,
     ),
 )

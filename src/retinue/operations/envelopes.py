@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -12,7 +11,7 @@ from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import ATTACHMENTS_MAX, Draft, Envelope, Outcome, Settled, Status
+from retinue.domain.envelope import ATTACHMENTS_MAX, Draft, Envelope, Kind, Outcome, Settled, Status
 from retinue.domain.errors import Conflict, Invalid, NotFound, TooLarge
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, SessionId, prefix, short
@@ -25,7 +24,7 @@ from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import check_own
 from retinue.store import deliveries, envelopes, sessions
 from retinue.store.dead import dead
-from retinue.store.deliveries import Attempt
+from retinue.store.deliveries import Attempt, DeliveryState
 from retinue.store.house import Page
 from retinue.store.threads import thread
 
@@ -70,6 +69,62 @@ class ById(msgspec.Struct, forbid_unknown_fields=True):
 
 class Listing(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 10
+
+
+class AttachmentShown(msgspec.Struct, rename="kebab"):
+    name: str
+    hash: str
+    media_type: str
+    size_bytes: int
+
+
+class DeliveryShown(msgspec.Struct, rename="kebab"):
+    """What was tried, and what the platform said to it."""
+
+    attempt: int
+    state: DeliveryState
+    receipt: str | None
+    error_kind: str | None
+    error: str | None
+
+
+class EnvelopeShown(msgspec.Struct, rename="kebab"):
+    """An envelope as doors show it. What does not apply to it is left out."""
+
+    id: str
+    short: str
+    sender: str = msgspec.field(name="from")
+    recipient: str = msgspec.field(name="to")
+    kind: Kind
+    status: Status
+    accepted_at: str
+    text: str
+    reply_to: str | msgspec.UnsetType = msgspec.UNSET
+    deliver_at: str | msgspec.UnsetType = msgspec.UNSET
+    attachments: list[AttachmentShown] | msgspec.UnsetType = msgspec.UNSET
+    # Of an envelope that is settled:
+    outcome: Outcome | msgspec.UnsetType = msgspec.UNSET
+    because: str | msgspec.UnsetType = msgspec.UNSET
+    answer: str | msgspec.UnsetType | None = msgspec.UNSET
+    # Where one envelope is shown:
+    position: int | msgspec.UnsetType = msgspec.UNSET
+    deliveries: list[DeliveryShown] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ThreadShown(msgspec.Struct, rename="kebab"):
+    envelopes: list[EnvelopeShown]
+    left_out: int
+    total: int
+    purged: bool
+
+
+class DeadLetters(msgspec.Struct):
+    letters: list[EnvelopeShown]
+
+
+class EnvelopeCancelled(msgspec.Struct):
+    envelope: str
+    outcome: Outcome
 
 
 async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
@@ -171,31 +226,30 @@ def _keep(desk: Desk, uploads: list[Upload]) -> tuple[Attachment, ...]:
     return tuple(desk.files.keep([u.data], name=u.name, media_type=u.media_type) for u in uploads)
 
 
-async def show_envelope(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
-    def body(conn: sa.Connection) -> dict[str, Any]:
+async def show_envelope(desk: Desk, caller: Principal, asked: ById) -> EnvelopeShown:
+    def body(conn: sa.Connection) -> EnvelopeShown:
         id_ = envelopes.resolve(conn, asked.id, seen_by=caller)
         envelope = envelopes.get(conn, id_)
         assert envelope is not None  # found by its id, in the same picture of the store
         form = envelope_form(desk, envelope, envelopes.settled(conn, id_))
         position = _position(conn, envelope, to_ms(desk.clock.now()))
         if position is not None:
-            form["position"] = position
+            form.position = position
         if attempts := deliveries.of(conn, id_):
-            form["deliveries"] = [_delivery_form(attempt) for attempt in attempts]
+            form.deliveries = [_delivery_form(attempt) for attempt in attempts]
         return form
 
     return await desk.store.scan(body)
 
 
-def _delivery_form(attempt: Attempt) -> dict[str, Any]:
-    """What was tried, and what the platform said to it."""
-    return {
-        "attempt": attempt.attempt,
-        "state": attempt.state,
-        "receipt": attempt.receipt,
-        "error-kind": attempt.error_kind,
-        "error": attempt.error,
-    }
+def _delivery_form(attempt: Attempt) -> DeliveryShown:
+    return DeliveryShown(
+        attempt=attempt.attempt,
+        state=attempt.state,
+        receipt=attempt.receipt,
+        error_kind=attempt.error_kind,
+        error=attempt.error,
+    )
 
 
 def _position(conn: sa.Connection, envelope: Envelope, now_ms: int) -> int | None:
@@ -206,48 +260,47 @@ def _position(conn: sa.Connection, envelope: Envelope, now_ms: int) -> int | Non
     return waiting.index(envelope.id) + 1 if envelope.id in waiting else None
 
 
-def envelope_form(desk: Desk, envelope: Envelope, settled: Settled | None = None) -> dict[str, Any]:
-    """An envelope as doors show it."""
-    form: dict[str, Any] = {
-        "id": envelope.id,
-        "short": short(envelope.id),
-        "from": str(envelope.sender),
-        "to": str(envelope.recipient),
-        "kind": envelope.kind,
-        "status": envelope.status,
-        "accepted-at": show(envelope.accepted_at, desk.zone),
-        "text": envelope.text,
-    }
+def envelope_form(desk: Desk, envelope: Envelope, settled: Settled | None = None) -> EnvelopeShown:
+    form = EnvelopeShown(
+        id=envelope.id,
+        short=short(envelope.id),
+        sender=str(envelope.sender),
+        recipient=str(envelope.recipient),
+        kind=envelope.kind,
+        status=envelope.status,
+        accepted_at=show(envelope.accepted_at, desk.zone),
+        text=envelope.text,
+    )
     if envelope.reply_to:
-        form["reply-to"] = envelope.reply_to
+        form.reply_to = envelope.reply_to
     if envelope.deliver_at:
-        form["deliver-at"] = show(envelope.deliver_at, desk.zone)
+        form.deliver_at = show(envelope.deliver_at, desk.zone)
     if envelope.attachments:
-        form["attachments"] = [
-            {"name": a.name, "hash": a.hash, "media-type": a.media_type, "size-bytes": a.size_bytes}
+        form.attachments = [
+            AttachmentShown(name=a.name, hash=a.hash, media_type=a.media_type, size_bytes=a.size_bytes)
             for a in envelope.attachments
         ]
     if settled:
-        form |= {"outcome": settled.outcome, "because": settled.because, "answer": settled.answer}
+        form.outcome, form.because, form.answer = settled.outcome, settled.because, settled.answer
     return form
 
 
-async def show_thread(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
+async def show_thread(desk: Desk, caller: Principal, asked: ById) -> ThreadShown:
     found = await desk.store.scan(partial(thread, id_text=asked.id, seen_by=caller))
-    return {
-        "envelopes": [envelope_form(desk, envelope) for envelope in found.envelopes],
-        "left-out": found.left_out,
-        "total": found.total,
-        "purged": found.purged,
-    }
+    return ThreadShown(
+        envelopes=[envelope_form(desk, envelope) for envelope in found.envelopes],
+        left_out=found.left_out,
+        total=found.total,
+        purged=found.purged,
+    )
 
 
-async def list_dead(desk: Desk, caller: Principal, asked: Listing) -> dict[str, Any]:
+async def list_dead(desk: Desk, caller: Principal, asked: Listing) -> DeadLetters:
     letters = await desk.store.scan(partial(dead, limit=max(1, min(asked.limit, LISTED_MAX)), seen_by=caller))
-    return {"letters": [envelope_form(desk, letter.envelope, letter.settled) for letter in letters]}
+    return DeadLetters([envelope_form(desk, letter.envelope, letter.settled) for letter in letters])
 
 
-async def cancel(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
+async def cancel(desk: Desk, caller: Principal, asked: ById) -> EnvelopeCancelled:
     """Take back an envelope that still waits. Whoever sent it may, and whose session it waits in."""
 
     def body(conn: sa.Connection) -> tuple[Envelope, tuple[Wake, ...]]:
@@ -288,7 +341,7 @@ async def cancel(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
             desk.engine.wake(wake)
 
     envelope, _ = await desk.store.write(body, point="cancel", then=told)
-    return {"envelope": envelope.id, "outcome": Outcome.CANCELLED}
+    return EnvelopeCancelled(envelope=envelope.id, outcome=Outcome.CANCELLED)
 
 
 async def retry_dead(desk: Desk, caller: Principal, asked: ById) -> Sent:
@@ -318,6 +371,7 @@ OPERATIONS = (
         handler=send,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=Sent,
     ),
     Operation(
         name="envelope.show",
@@ -325,6 +379,7 @@ OPERATIONS = (
         parameters=ById,
         handler=show_envelope,
         permission=PermissionLevel.RESTRICTED,
+        result=EnvelopeShown,
     ),
     Operation(
         name="envelope.thread",
@@ -332,6 +387,7 @@ OPERATIONS = (
         parameters=ById,
         handler=show_thread,
         permission=PermissionLevel.RESTRICTED,
+        result=ThreadShown,
     ),
     Operation(
         name="envelope.dead",
@@ -339,6 +395,7 @@ OPERATIONS = (
         parameters=Listing,
         handler=list_dead,
         permission=PermissionLevel.RESTRICTED,
+        result=DeadLetters,
     ),
     Operation(
         name="envelope.cancel",
@@ -347,6 +404,7 @@ OPERATIONS = (
         handler=cancel,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=EnvelopeCancelled,
     ),
     Operation(
         name="envelope.retry",
@@ -355,5 +413,6 @@ OPERATIONS = (
         handler=retry_dead,
         permission=PermissionLevel.STANDARD,
         effect=True,
+        result=Sent,
     ),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import sqlalchemy as sa
 
@@ -16,7 +14,15 @@ from retinue.domain.principal import Principal
 from retinue.domain.session import SNIPPET_LENGTH_MAX, Session
 from retinue.domain.times import to_ms
 from retinue.operations.base import Desk, Operation
-from retinue.operations.sessions import OfSession, agent_named, own_origin, summary
+from retinue.operations.sessions import (
+    OfSession,
+    RecordDamaged,
+    SessionSummary,
+    agent_named,
+    damaged_form,
+    own_origin,
+    summary,
+)
 from retinue.store import exports, sessions
 from retinue.store.house import Page
 
@@ -28,7 +34,15 @@ class Import(msgspec.Struct, forbid_unknown_fields=True):
     files: dict[str, str]
 
 
-async def export(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, Any]:
+class SessionExported(msgspec.Struct):
+    """`files` holds the text of each of the three files by its name."""
+
+    session: str
+    files: dict[str, str]
+    damaged: list[RecordDamaged]
+
+
+async def export(desk: Desk, caller: Principal, asked: OfSession) -> SessionExported:
     """`descriptor.json`, `state.json` and `history.jsonl`, as Daycare has them."""
 
     def body(conn: sa.Connection) -> ThreeFiles:
@@ -38,14 +52,10 @@ async def export(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, A
         return files
 
     files = await desk.store.scan(body)
-    return {
-        "session": files.session.id,
-        "files": files.as_files(),
-        "damaged": [{"seq": d.seq, "because": d.because} for d in files.damaged],
-    }
+    return SessionExported(session=files.session.id, files=files.as_files(), damaged=damaged_form(files.damaged))
 
 
-async def take_in(desk: Desk, caller: Principal, asked: Import) -> dict[str, Any]:
+async def take_in(desk: Desk, caller: Principal, asked: Import) -> SessionSummary:
     """A session of the caller's own with this history. Exported, it gives the same files."""
     id_ = SessionId(desk.ids.new())
     imported = three_files.parse(asked.files, id_)
@@ -80,6 +90,7 @@ OPERATIONS = (
         parameters=OfSession,
         handler=export,
         permission=PermissionLevel.RESTRICTED,
+        result=SessionExported,
     ),
     Operation(
         name="session.import",
@@ -88,5 +99,6 @@ OPERATIONS = (
         handler=take_in,
         permission=PermissionLevel.STANDARD,
         effect=True,
+        result=SessionSummary,
     ),
 )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.ids import ApprovalId
 from retinue.domain.principal import Principal
 from retinue.domain.times import show, to_ms
+from retinue.domain.tool import Call
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.store import agents, approvals, ledger, news
 from retinue.store.why import why
@@ -22,32 +23,62 @@ class Why(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
-async def status(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
-    def body(conn: sa.Connection) -> dict[str, Any]:
-        return {
-            "version": desk.version,
-            "cursor": news.newest(conn),
-            "agents": [{"name": a.name, "model": a.model, "description": a.description} for a in agents.everyone(conn)],
-            "approvals": [
-                {"id": a.id, "calls": a.calls, "because": a.because, "asked-at": show(a.asked_at, desk.zone)}
+class AgentHere(msgspec.Struct, frozen=True):
+    name: str
+    model: str
+    description: str
+
+
+class ApprovalWaiting(msgspec.Struct, frozen=True, rename="kebab"):
+    id: ApprovalId
+    calls: tuple[Call, ...]
+    because: str
+    asked_at: str
+
+
+class HouseStatus(msgspec.Struct, frozen=True):
+    version: str
+    cursor: int
+    agents: list[AgentHere]
+    approvals: list[ApprovalWaiting]
+    you: str
+    now: str
+
+
+class LedgerChecked(msgspec.Struct, frozen=True):
+    holds: bool
+    lines: list[str]
+
+
+class Explained(msgspec.Struct, frozen=True):
+    lines: list[str]
+
+
+async def status(desk: Desk, caller: Principal, asked: Nothing) -> HouseStatus:
+    def body(conn: sa.Connection) -> HouseStatus:
+        return HouseStatus(
+            version=desk.version,
+            cursor=news.newest(conn),
+            agents=[AgentHere(a.name, a.model, a.description) for a in agents.everyone(conn)],
+            approvals=[
+                ApprovalWaiting(a.id, calls=a.calls, because=a.because, asked_at=show(a.asked_at, desk.zone))
                 for a in approvals.listed(conn, limit=APPROVALS_SHOWN_MAX, seen_by=caller)
             ],
-        }
+            you=str(caller.address),
+            now=show(desk.clock.now(), desk.zone),
+        )
 
-    found = await desk.store.scan(body)
-    found["you"] = str(caller.address)
-    found["now"] = show(desk.clock.now(), desk.zone)
-    return found
+    return await desk.store.scan(body)
 
 
-async def check_ledger(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
+async def check_ledger(desk: Desk, caller: Principal, asked: Nothing) -> LedgerChecked:
     checked = await desk.store.scan(partial(ledger.check, now_ms=to_ms(desk.clock.now())))
-    return {"holds": checked.holds, "lines": checked.lines()}
+    return LedgerChecked(holds=checked.holds, lines=checked.lines())
 
 
-async def explain(desk: Desk, caller: Principal, asked: Why) -> dict[str, Any]:
+async def explain(desk: Desk, caller: Principal, asked: Why) -> Explained:
     found = await desk.store.scan(partial(why, id_text=asked.id, seen_by=caller))
-    return {"lines": found.lines(desk.zone)}
+    return Explained(found.lines(desk.zone))
 
 
 OPERATIONS = (
@@ -56,6 +87,7 @@ OPERATIONS = (
         summary="Who is here, and what waits for you.",
         parameters=Nothing,
         handler=status,
+        result=HouseStatus,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
@@ -63,6 +95,7 @@ OPERATIONS = (
         summary="Prove that nothing is lost.",
         parameters=Nothing,
         handler=check_ledger,
+        result=LedgerChecked,
         permission=PermissionLevel.PRIVILEGED,
     ),
     Operation(
@@ -70,6 +103,7 @@ OPERATIONS = (
         summary="Tell why something became what it is.",
         parameters=Why,
         handler=explain,
+        result=Explained,
         permission=PermissionLevel.RESTRICTED,
     ),
 )

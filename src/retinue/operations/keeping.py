@@ -69,10 +69,31 @@ class Backup(msgspec.Struct, forbid_unknown_fields=True):
     verify: bool = False  # read everything back, and draw up the copy's ledger
 
 
+class HousePurged(msgspec.Struct, frozen=True, rename="kebab"):
+    """How much of each went, or in a dry run would."""
+
+    dry_run: bool
+    envelopes: int
+    news: int
+    runs: int
+    keys: int
+    answers: int
+    tokens: int
+    files: int
+
+
+class HouseBackedUp(msgspec.Struct, frozen=True, rename="kebab"):
+    folder: str
+    parts: int
+    size_bytes: int
+    missing: list[str]
+    verified: bool
+
+
 NOTHING = Went(dict.fromkeys(("envelopes", "news", "runs", "keys", "answers", "tokens", "files"), 0))
 
 
-async def purge(desk: Desk, caller: Principal, asked: Purge) -> dict[str, Any]:
+async def purge(desk: Desk, caller: Principal, asked: Purge) -> HousePurged:
     now = desk.clock.now()
     horizon = Horizon(
         envelopes_ms=_before(now, asked.done_days, "done_days"),
@@ -85,7 +106,7 @@ async def purge(desk: Desk, caller: Principal, asked: Purge) -> dict[str, Any]:
             went = await would_purge(desk.store, desk.files, horizon, now=now)
         else:
             went = await purge_house(desk.store, desk.files, horizon, clock=desk.clock)
-    return {"dry-run": asked.dry_run, **went.counts}
+    return HousePurged(dry_run=asked.dry_run, **went.counts)
 
 
 @contextmanager
@@ -224,7 +245,7 @@ async def tidy_forever(desk: Desk, retention: Callable[[], Retention]) -> None:
             log.warning("house not tidied", extra={"code": error.code})
 
 
-async def back_up(desk: Desk, caller: Principal, asked: Backup) -> dict[str, Any]:
+async def back_up(desk: Desk, caller: Principal, asked: Backup) -> HouseBackedUp:
     now = desk.clock.now()
     with _alone(desk):
         folder = _folder(desk, caller, asked.to, now)
@@ -236,13 +257,13 @@ async def back_up(desk: Desk, caller: Principal, asked: Backup) -> dict[str, Any
             manifest = await asyncio.to_thread(copy, made_at=show(now, desk.zone), version=desk.version)
             if asked.verify:
                 await asyncio.to_thread(_see_that_it_is_sound, new, now_ms=to_ms(now))
-    return {
-        "folder": str(folder),
-        "parts": len(manifest.parts),
-        "size-bytes": manifest.size_bytes,
-        "missing": list(manifest.missing),
-        "verified": asked.verify,
-    }
+    return HouseBackedUp(
+        folder=str(folder),
+        parts=len(manifest.parts),
+        size_bytes=manifest.size_bytes,
+        missing=list(manifest.missing),
+        verified=asked.verify,
+    )
 
 
 def _place(conn: sa.Connection) -> Path | None:
@@ -295,6 +316,7 @@ OPERATIONS = (
         summary="Copy everything the house keeps into a new folder, while it goes on.",
         parameters=Backup,
         handler=back_up,
+        result=HouseBackedUp,
         permission=PermissionLevel.BOSS,
         effect=True,
     ),
@@ -303,6 +325,7 @@ OPERATIONS = (
         summary="Take away what is long done. Without `dry_run` set to false it only counts.",
         parameters=Purge,
         handler=purge,
+        result=HousePurged,
         permission=PermissionLevel.BOSS,
         effect=True,
     ),

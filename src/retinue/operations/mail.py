@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -17,7 +16,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.times import parse_when, to_ms
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.operations.base import Desk, Operation
-from retinue.operations.envelopes import envelope_form
+from retinue.operations.envelopes import EnvelopeShown, envelope_form
 from retinue.store import envelopes, mail
 from retinue.store.house import Page
 from retinue.store.mail import MS_LAST, Wanted
@@ -43,12 +42,22 @@ class Inbox(msgspec.Struct, forbid_unknown_fields=True):
     ack: bool = False
 
 
-async def listed(desk: Desk, caller: Principal, asked: Listing) -> dict[str, Any]:
+class EnvelopesListed(msgspec.Struct):
+    envelopes: list[EnvelopeShown]
+    acknowledged: int
+
+
+class InboxShown(msgspec.Struct):
+    envelopes: list[EnvelopeShown]
+    unread: int
+
+
+async def listed(desk: Desk, caller: Principal, asked: Listing) -> EnvelopesListed:
     wanted = await _wanted(desk, caller, asked)
     look = partial(mail.listed, wanted=wanted, limit=asked.limit, seen_by=caller)
     if not asked.ack:
         found = await desk.store.scan(look)
-        return {"envelopes": [envelope_form(desk, envelope) for envelope in found], "acknowledged": 0}
+        return EnvelopesListed(envelopes=[envelope_form(desk, envelope) for envelope in found], acknowledged=0)
 
     def body(conn: sa.Connection) -> tuple[list[Envelope], int, list[Wake]]:
         page = Page(conn, to_ms(desk.clock.now()))
@@ -68,7 +77,7 @@ async def listed(desk: Desk, caller: Principal, asked: Listing) -> dict[str, Any
             desk.engine.wake(wake)
 
     found, count, _ = await desk.store.write(body, point="ack", then=acknowledged)
-    return {"envelopes": [envelope_form(desk, envelope) for envelope in found], "acknowledged": count}
+    return EnvelopesListed(envelopes=[envelope_form(desk, envelope) for envelope in found], acknowledged=count)
 
 
 async def _wanted(desk: Desk, caller: Principal, asked: Listing) -> Wanted:
@@ -121,7 +130,7 @@ def _is_to(envelope: Envelope, caller: Principal) -> bool:
     return envelope.recipient.kind is caller.address.kind and envelope.recipient.name == caller.address.name
 
 
-async def inbox(desk: Desk, caller: Principal, asked: Inbox) -> dict[str, Any]:
+async def inbox(desk: Desk, caller: Principal, asked: Inbox) -> InboxShown:
     """What waits for you. Reading does not acknowledge; `ack` does."""
     if caller.address.kind is not AddressKind.PERSON:
         raise Invalid(
@@ -144,7 +153,7 @@ async def inbox(desk: Desk, caller: Principal, asked: Inbox) -> dict[str, Any]:
         return found, count - marked
 
     found, left = await (desk.store.write(read, point="ack") if asked.ack else desk.store.scan(look))
-    return {"envelopes": [envelope_form(desk, envelope) for envelope in found], "unread": left}
+    return InboxShown(envelopes=[envelope_form(desk, envelope) for envelope in found], unread=left)
 
 
 OPERATIONS = (
@@ -155,6 +164,7 @@ OPERATIONS = (
         handler=listed,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=EnvelopesListed,
     ),
     Operation(
         name="inbox.list",
@@ -163,5 +173,6 @@ OPERATIONS = (
         handler=inbox,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=InboxShown,
     ),
 )

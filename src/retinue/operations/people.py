@@ -46,19 +46,54 @@ class Forget(msgspec.Struct, forbid_unknown_fields=True):
     confirm: str = ""
 
 
-async def listed(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
+class PersonShown(msgspec.Struct, frozen=True):
+    name: str
+    role: Role
+    level: PermissionLevel
+
+
+class PeopleListed(msgspec.Struct, frozen=True):
+    people: list[PersonShown]
+
+
+class CallerShown(msgspec.Struct, frozen=True, rename="kebab"):
+    address: str
+    level: PermissionLevel
+    sees_all: bool
+
+
+class PersonInvited(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """Asked again with the same key, `shown_once` names the invitation in its place."""
+
+    name: str
+    role: Role
+    invitation: str | msgspec.UnsetType = msgspec.UNSET
+    expires_at: str
+    shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class PersonForgotten(msgspec.Struct, frozen=True):
+    """How much of theirs was taken out of the store."""
+
+    name: str
+    sessions: int
+    envelopes: int
+    records: int
+
+
+async def listed(desk: Desk, caller: Principal, asked: Nothing) -> PeopleListed:
     """Everyone, for those at home here; guests see themselves."""
     found = await desk.store.scan(people.everyone)
     if not reaches(caller.level, PermissionLevel.STANDARD):
         found = [person for person in found if address.person(person.name) == caller.address]
-    return {"people": [form(person) for person in found]}
+    return PeopleListed([form(person) for person in found])
 
 
-async def whoami(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
-    return {"address": str(caller.address), "level": caller.level, "sees-all": caller.sees_all}
+async def whoami(desk: Desk, caller: Principal, asked: Nothing) -> CallerShown:
+    return CallerShown(str(caller.address), level=caller.level, sees_all=caller.sees_all)
 
 
-async def invite(desk: Desk, caller: Principal, asked: Invite) -> dict[str, Any]:
+async def invite(desk: Desk, caller: Principal, asked: Invite) -> PersonInvited:
     name = valid_name(asked.name, what="a person")
     if asked.role is Role.OWNER:
         raise Invalid(
@@ -80,12 +115,7 @@ async def invite(desk: Desk, caller: Principal, asked: Invite) -> dict[str, Any]
         tokens.add(conn, token, token_hash)
 
     await desk.store.write(body, point="person")
-    return {
-        "name": name,
-        "role": asked.role,
-        "invitation": secret,
-        "expires-at": show(expires_at, desk.zone),
-    }
+    return PersonInvited(name=name, role=asked.role, invitation=secret, expires_at=show(expires_at, desk.zone))
 
 
 async def accept_invitation(desk: Desk, secret: str) -> dict[str, Any]:
@@ -106,7 +136,7 @@ async def accept_invitation(desk: Desk, secret: str) -> dict[str, Any]:
         tokens.add(conn, token, token_hash)
 
     await desk.store.write(body, point="person")
-    return {**form(Person(name=name, role=role)), "token": made}
+    return {"name": name, "role": role, "level": LEVEL_OF[role], "token": made}
 
 
 def _not_good() -> NotAllowed:
@@ -128,7 +158,7 @@ def _refuse_taken(conn: sa.Connection, name: str) -> None:
         )
 
 
-async def set_role(desk: Desk, caller: Principal, asked: SetRole) -> dict[str, Any]:
+async def set_role(desk: Desk, caller: Principal, asked: SetRole) -> PersonShown:
     def body(conn: sa.Connection) -> Person:
         person = _find(conn, asked.name)
         _refuse_owner(person, asked.role)
@@ -138,7 +168,7 @@ async def set_role(desk: Desk, caller: Principal, asked: SetRole) -> dict[str, A
     return form(await desk.store.write(body, point="person"))
 
 
-async def forget(desk: Desk, caller: Principal, asked: Forget) -> dict[str, Any]:
+async def forget(desk: Desk, caller: Principal, asked: Forget) -> PersonForgotten:
     """Sign them out everywhere, take their words out of the store, and let nobody have their name."""
     now_ms = to_ms(desk.clock.now())
     person = await desk.store.read(lambda conn: _find(conn, asked.name))
@@ -153,7 +183,7 @@ async def forget(desk: Desk, caller: Principal, asked: Forget) -> dict[str, Any]
     for session in await desk.store.scan(partial(forgetting.own_sessions, person=person.name)):
         await desk.engine.cancel(session, by=str(caller.address), why=f"{person.name} is forgotten", clear_due=True)
     told = await desk.store.write(partial(forgetting.forget, person=person.name, now_ms=now_ms), point="forget")
-    return {"name": person.name, "sessions": told.sessions, "envelopes": told.envelopes, "records": told.records}
+    return PersonForgotten(person.name, sessions=told.sessions, envelopes=told.envelopes, records=told.records)
 
 
 def _find(conn: sa.Connection, name: str) -> Person:
@@ -178,8 +208,8 @@ def _refuse_owner(person: Person, role: Role | None) -> None:
         )
 
 
-def form(person: Person) -> dict[str, Any]:
-    return {"name": person.name, "role": person.role, "level": LEVEL_OF[person.role]}
+def form(person: Person) -> PersonShown:
+    return PersonShown(person.name, role=person.role, level=LEVEL_OF[person.role])
 
 
 OPERATIONS = (
@@ -188,6 +218,7 @@ OPERATIONS = (
         summary="Who is at home here.",
         parameters=Nothing,
         handler=listed,
+        result=PeopleListed,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
@@ -195,6 +226,7 @@ OPERATIONS = (
         summary="Who you are, and what you may do.",
         parameters=Nothing,
         handler=whoami,
+        result=CallerShown,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
@@ -202,6 +234,7 @@ OPERATIONS = (
         summary="Invite someone. The invitation is shown this once.",
         parameters=Invite,
         handler=invite,
+        result=PersonInvited,
         permission=PermissionLevel.BOSS,
         effect=True,
         shown_once=frozenset({"invitation"}),
@@ -211,6 +244,7 @@ OPERATIONS = (
         summary="Make someone a member or a guest.",
         parameters=SetRole,
         handler=set_role,
+        result=PersonShown,
         permission=PermissionLevel.BOSS,
         effect=True,
     ),
@@ -219,6 +253,7 @@ OPERATIONS = (
         summary="Sign someone out for good, and take their words out of the store.",
         parameters=Forget,
         handler=forget,
+        result=PersonForgotten,
         permission=PermissionLevel.BOSS,
         effect=True,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,13 @@ import sqlalchemy as sa
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
+from retinue.domain.approval import ApprovalState
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId, prefix, short
 from retinue.domain.principal import Principal
+from retinue.domain.record import RecordKind
+from retinue.domain.run import RunStatus
 from retinue.domain.session import (
     Origin,
     OriginKind,
@@ -22,13 +25,16 @@ from retinue.domain.session import (
     QueueMode,
     QueueOverride,
     Session,
+    Wakefulness,
     patched,
     valid_session_name,
 )
 from retinue.domain.times import show, to_ms
+from retinue.engine.live import Partial
 from retinue.operations.base import Desk, Operation
 from retinue.store import agents, approvals, news, people, records, runs, sessions, shares
 from retinue.store.house import Page
+from retinue.store.records import Damage
 
 RECORDS_SHOWN_MAX = 200
 QUEUE_CAP_MAX = 1_000
@@ -109,55 +115,182 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True):
     allow: bool
 
 
-async def state(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, Any]:
+class RunShown(msgspec.Struct):
+    id: str
+    status: RunStatus
+    attempt: int
+
+
+class RecordShown(msgspec.Struct):
+    seq: int
+    kind: RecordKind
+    body: Any  # as its kind has it
+    run: str | None
+
+
+class RecordOfHistory(msgspec.Struct):
+    seq: int
+    kind: RecordKind
+    at: str
+    body: Any  # as its kind has it
+    run: str | None
+
+
+class RecordDamaged(msgspec.Struct):
+    """A record that cannot be read back."""
+
+    seq: int
+    because: str
+
+
+class PartialShown(msgspec.Struct):
+    """What a model has said so far in one attempt at a reply."""
+
+    session: str
+    run: str
+    turn: int
+    attempt: int
+    text: str
+    thinking: str
+
+
+class SessionState(msgspec.Struct):
+    """A conversation as it is now. Its news goes on from the cursor."""
+
+    cursor: int
+    session: str
+    agent: str
+    revision: int
+    wakefulness: Wakefulness
+    queue: QueueOverride
+    run: RunShown | None
+    records: list[RecordShown]
+    damaged: list[RecordDamaged]
+    partials: list[PartialShown]
+
+
+class SessionSummary(msgspec.Struct, rename="camel"):
+    """A session as lists show it."""
+
+    session_id: str
+    agent_id: str
+    name: str | None
+    pinned_at: str | None
+    created_at: str
+    updated_at: str
+    last_snippet: str
+    attributes: Mapping[str, Any]
+    origin: str
+    wakefulness: Wakefulness
+
+
+class SessionCleared(SessionSummary):
+    cancelled_runs: list[str] = msgspec.field(name="cancelled-runs")
+
+
+class SessionsListed(msgspec.Struct):
+    """`next` is the cursor of the page after this one."""
+
+    sessions: list[SessionSummary]
+    next: str | None
+
+
+class SessionHistory(msgspec.Struct):
+    """`next` is the `before` of the page before this one."""
+
+    session: str
+    agent: str
+    records: list[RecordOfHistory]
+    damaged: list[RecordDamaged]
+    next: int | None
+
+
+class SessionStopped(msgspec.Struct, rename="kebab"):
+    cancelled_runs: list[str]
+    cleared_pending_count: int
+
+
+class SessionReset(msgspec.Struct, rename="kebab"):
+    session: str
+    cancelled_runs: list[str]
+
+
+class SessionDeleted(msgspec.Struct, rename="kebab"):
+    session: str
+    deleted: bool
+    cancelled_runs: list[str]
+    cleared_pending_count: int
+
+
+class SessionShared(msgspec.Struct, rename="kebab"):
+    session: str
+    shared_with: list[str]
+
+
+class QueueSet(msgspec.Struct):
+    session: str
+    queue: QueueOverride
+
+
+class ApprovalAnswered(msgspec.Struct):
+    approval: str
+    state: ApprovalState
+
+
+async def state(desk: Desk, caller: Principal, asked: OfSession) -> SessionState:
     """Everything a page needs to show a conversation, and the cursor from which its news goes on."""
 
-    def body(conn: sa.Connection) -> dict[str, Any]:
+    def body(conn: sa.Connection) -> SessionState:
         session = sessions.resolve(conn, asked.session, seen_by=caller)
         first = max(session.context_from, session.record_seq - RECORDS_SHOWN_MAX + 1)
         found, damaged = records.read(conn, session.id, first=first, last=session.record_seq)
         run = runs.open_in(conn, session.id)
-        return {
-            "cursor": news.newest(conn),
-            "session": session.id,
-            "agent": session.agent,
-            "revision": session.revision,
-            "wakefulness": session.wakefulness,
-            "queue": session.queue,
-            "run": {"id": run.id, "status": run.status, "attempt": run.attempt} if run else None,
-            "records": [{"seq": r.seq, "kind": r.kind, "body": r.body, "run": r.run} for r in found],
-            "damaged": [{"seq": d.seq, "because": d.because} for d in damaged],
-        }
+        return SessionState(
+            cursor=news.newest(conn),
+            session=session.id,
+            agent=session.agent,
+            revision=session.revision,
+            wakefulness=session.wakefulness,
+            queue=session.queue,
+            run=RunShown(id=run.id, status=run.status, attempt=run.attempt) if run else None,
+            records=[RecordShown(seq=r.seq, kind=r.kind, body=r.body, run=r.run) for r in found],
+            damaged=damaged_form(damaged),
+            partials=[],
+        )
 
     found = await desk.store.scan(body)
-    found["partials"] = [partial_form(p) for p in desk.live.partials(SessionId(found["session"]))]
+    found.partials = [partial_form(said) for said in desk.live.partials(SessionId(found.session))]
     return found
 
 
-def partial_form(partial: Any) -> dict[str, Any]:
-    return {
-        "session": partial.session,
-        "run": partial.run,
-        "turn": partial.turn,
-        "attempt": partial.attempt,
-        "text": partial.text,
-        "thinking": partial.thinking,
-    }
+def partial_form(said: Partial) -> PartialShown:
+    return PartialShown(
+        session=said.session,
+        run=said.run,
+        turn=said.turn,
+        attempt=said.attempt,
+        text=said.text,
+        thinking=said.thinking,
+    )
 
 
-async def stop(desk: Desk, caller: Principal, asked: Stop) -> dict[str, Any]:
+def damaged_form(damaged: Iterable[Damage]) -> list[RecordDamaged]:
+    return [RecordDamaged(seq=each.seq, because=each.because) for each in damaged]
+
+
+async def stop(desk: Desk, caller: Principal, asked: Stop) -> SessionStopped:
     session = await desk.store.read(partial(sessions.resolve, text=asked.session, seen_by=caller))
     done = await desk.engine.cancel(session.id, by=str(caller.address), why=asked.why[:200], clear_due=asked.clear)
-    return {"cancelled-runs": [short(run) for run in done.runs], "cleared-pending-count": done.cleared}
+    return SessionStopped(cancelled_runs=[short(run) for run in done.runs], cleared_pending_count=done.cleared)
 
 
-async def reset(desk: Desk, caller: Principal, asked: Reset) -> dict[str, Any]:
+async def reset(desk: Desk, caller: Principal, asked: Reset) -> SessionReset:
     session = await desk.store.read(partial(sessions.resolve, text=asked.session, seen_by=caller))
     done = await desk.engine.reset(session.id, by=str(caller.address), message=asked.message[:2000])
-    return {"session": session.id, "cancelled-runs": [short(run) for run in done.runs]}
+    return SessionReset(session=session.id, cancelled_runs=[short(run) for run in done.runs])
 
 
-async def set_queue(desk: Desk, caller: Principal, asked: Queue) -> dict[str, Any]:
+async def set_queue(desk: Desk, caller: Principal, asked: Queue) -> QueueSet:
     cap = None if asked.cap is None else max(0, min(asked.cap, QUEUE_CAP_MAX))
     override = QueueOverride(mode=asked.mode, cap=cap, overflow=asked.overflow)
 
@@ -170,32 +303,31 @@ async def set_queue(desk: Desk, caller: Principal, asked: Queue) -> dict[str, An
         return session
 
     session = await desk.store.write(body, point="queue")
-    return {"session": session.id, "queue": override}
+    return QueueSet(session=session.id, queue=override)
 
 
-async def answer(desk: Desk, caller: Principal, asked: Answer) -> dict[str, Any]:
+async def answer(desk: Desk, caller: Principal, asked: Answer) -> ApprovalAnswered:
     seen = await desk.store.read(partial(approvals.resolve, text=asked.id, seen_by=caller))
     approval = await desk.engine.answer(seen.id, allow=asked.allow, person=caller.address.name)
-    return {"approval": short(approval.id), "state": approval.state}
+    return ApprovalAnswered(approval=short(approval.id), state=approval.state)
 
 
-def summary(desk: Desk, session: Session) -> dict[str, Any]:
-    """A session as lists show it."""
-    return {
-        "sessionId": session.id,
-        "agentId": session.agent,
-        "name": session.name or None,
-        "pinnedAt": show(session.pinned_at, desk.zone) if session.pinned_at else None,
-        "createdAt": show(session.created_at, desk.zone),
-        "updatedAt": show(session.updated_at, desk.zone),
-        "lastSnippet": session.snippet,
-        "attributes": session.attributes,
-        "origin": f"{session.origin.kind}:{session.origin.key}",
-        "wakefulness": session.wakefulness,
-    }
+def summary(desk: Desk, session: Session) -> SessionSummary:
+    return SessionSummary(
+        session_id=session.id,
+        agent_id=session.agent,
+        name=session.name or None,
+        pinned_at=show(session.pinned_at, desk.zone) if session.pinned_at else None,
+        created_at=show(session.created_at, desk.zone),
+        updated_at=show(session.updated_at, desk.zone),
+        last_snippet=session.snippet,
+        attributes=session.attributes,
+        origin=f"{session.origin.kind}:{session.origin.key}",
+        wakefulness=session.wakefulness,
+    )
 
 
-async def listed(desk: Desk, caller: Principal, asked: Listing) -> dict[str, Any]:
+async def listed(desk: Desk, caller: Principal, asked: Listing) -> SessionsListed:
     """Pinned sessions first, the newest pin first; then by what was updated last."""
     limit = max(1, min(asked.limit, LISTED_MAX))
     after = _place(asked.cursor)
@@ -206,7 +338,7 @@ async def listed(desk: Desk, caller: Principal, asked: Listing) -> dict[str, Any
 
     found = await desk.store.scan(body)
     more = _cursor(found[limit - 1]) if len(found) > limit else None
-    return {"sessions": [summary(desk, session) for session in found[:limit]], "next": more}
+    return SessionsListed(sessions=[summary(desk, session) for session in found[:limit]], next=more)
 
 
 def _cursor(session: Session) -> str:
@@ -230,31 +362,31 @@ def _place(cursor: str) -> sessions.Place:
         ) from None
 
 
-async def history(desk: Desk, caller: Principal, asked: History) -> dict[str, Any]:
+async def history(desk: Desk, caller: Principal, asked: History) -> SessionHistory:
     """Everything that was ever read, said, called and returned here, a page at a time, oldest first in each."""
     limit = max(1, min(asked.limit, RECORDS_SHOWN_MAX))
 
-    def body(conn: sa.Connection) -> dict[str, Any]:
+    def body(conn: sa.Connection) -> SessionHistory:
         session = sessions.resolve(conn, asked.session, seen_by=caller)
         last = session.record_seq
         if asked.before is not None:
             last = max(0, min(last, asked.before - 1))
         first = max(1, last - limit + 1)
         found, damaged = records.read(conn, session.id, first=first, last=last)
-        return {
-            "session": session.id,
-            "agent": session.agent,
-            "records": [
-                {"seq": r.seq, "kind": r.kind, "at": show(r.at, desk.zone), "body": r.body, "run": r.run} for r in found
+        return SessionHistory(
+            session=session.id,
+            agent=session.agent,
+            records=[
+                RecordOfHistory(seq=r.seq, kind=r.kind, at=show(r.at, desk.zone), body=r.body, run=r.run) for r in found
             ],
-            "damaged": [{"seq": d.seq, "because": d.because} for d in damaged],
-            "next": first if first > 1 else None,
-        }
+            damaged=damaged_form(damaged),
+            next=first if first > 1 else None,
+        )
 
     return await desk.store.scan(body)
 
 
-async def create(desk: Desk, caller: Principal, asked: Create) -> dict[str, Any]:
+async def create(desk: Desk, caller: Principal, asked: Create) -> SessionSummary:
     """A session of the caller's own, beside those that begin by themselves."""
     id_ = SessionId(desk.ids.new())
     attributes = _bounded(patched({}, asked.attributes))
@@ -287,7 +419,7 @@ def own_origin(caller: Principal, agent: Agent, id_: SessionId) -> Origin:
     return Origin(OriginKind.AGENT, f"{caller.address}/{id_}")
 
 
-async def rename(desk: Desk, caller: Principal, asked: Rename) -> dict[str, Any]:
+async def rename(desk: Desk, caller: Principal, asked: Rename) -> SessionSummary:
     name = valid_session_name(asked.name) if asked.name is not None else ""
 
     def act(page: Page, session: Session) -> dict[str, Any]:
@@ -299,11 +431,11 @@ async def rename(desk: Desk, caller: Principal, asked: Rename) -> dict[str, Any]
     return await _change(desk, caller, asked.session, act)
 
 
-async def pin(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, Any]:
+async def pin(desk: Desk, caller: Principal, asked: OfSession) -> SessionSummary:
     return await _change(desk, caller, asked.session, partial(_set_pin, pinned=True))
 
 
-async def unpin(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, Any]:
+async def unpin(desk: Desk, caller: Principal, asked: OfSession) -> SessionSummary:
     return await _change(desk, caller, asked.session, partial(_set_pin, pinned=False))
 
 
@@ -312,7 +444,7 @@ def _set_pin(page: Page, session: Session, *, pinned: bool) -> dict[str, Any]:
     return {"pinned": pinned}
 
 
-async def set_attributes(desk: Desk, caller: Principal, asked: Attributes) -> dict[str, Any]:
+async def set_attributes(desk: Desk, caller: Principal, asked: Attributes) -> SessionSummary:
     def act(page: Page, session: Session) -> dict[str, Any]:
         attributes = _bounded(patched(session.attributes, asked.patch))
         sessions.set_attributes(page.conn, session.id, attributes, at_ms=page.at_ms)
@@ -321,7 +453,7 @@ async def set_attributes(desk: Desk, caller: Principal, asked: Attributes) -> di
     return await _change(desk, caller, asked.session, act)
 
 
-async def clear(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, Any]:
+async def clear(desk: Desk, caller: Principal, asked: OfSession) -> SessionCleared:
     """Begin afresh, with nothing of what was said: agent, name, pin and attributes stay."""
     session = await desk.store.read(partial(sessions.resolve, text=asked.session, seen_by=caller))
     done = await desk.engine.reset(session.id, by=str(caller.address))
@@ -331,10 +463,10 @@ async def clear(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, An
         return {"cleared": True}
 
     cleared = await _change(desk, caller, session.id, act)
-    return cleared | {"cancelled-runs": [short(run) for run in done.runs]}
+    return SessionCleared(**msgspec.structs.asdict(cleared), cancelled_runs=[short(run) for run in done.runs])
 
 
-async def delete(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, Any]:
+async def delete(desk: Desk, caller: Principal, asked: OfSession) -> SessionDeleted:
     """First it is gone, then what runs is stopped; a house that stops in between closes it when it is open again."""
 
     def act(page: Page, session: Session) -> None:
@@ -346,15 +478,15 @@ async def delete(desk: Desk, caller: Principal, asked: OfSession) -> dict[str, A
     done = await desk.engine.cancel(
         session.id, by=str(caller.address), why="the conversation was deleted", clear_due=True
     )
-    return {
-        "session": session.id,
-        "deleted": True,
-        "cancelled-runs": [short(run) for run in done.runs],
-        "cleared-pending-count": done.cleared,
-    }
+    return SessionDeleted(
+        session=session.id,
+        deleted=True,
+        cancelled_runs=[short(run) for run in done.runs],
+        cleared_pending_count=done.cleared,
+    )
 
 
-async def share(desk: Desk, caller: Principal, asked: Share) -> dict[str, Any]:
+async def share(desk: Desk, caller: Principal, asked: Share) -> SessionShared:
     """Let another person see a session and write in it. Only whose it is may, and the owner of the house."""
 
     def act(page: Page, session: Session) -> list[str]:
@@ -373,7 +505,7 @@ async def share(desk: Desk, caller: Principal, asked: Share) -> dict[str, Any]:
     return await _share(desk, caller, asked, act)
 
 
-async def unshare(desk: Desk, caller: Principal, asked: Share) -> dict[str, Any]:
+async def unshare(desk: Desk, caller: Principal, asked: Share) -> SessionShared:
     """Take it back. Whoever it is shared with may leave, too."""
 
     def act(page: Page, session: Session) -> list[str]:
@@ -394,7 +526,7 @@ async def unshare(desk: Desk, caller: Principal, asked: Share) -> dict[str, Any]
 
 async def _share(
     desk: Desk, caller: Principal, asked: Share, act: Callable[[Page, Session], list[str]]
-) -> dict[str, Any]:
+) -> SessionShared:
     now: list[str] = []
 
     def shared(page: Page, session: Session) -> None:
@@ -402,7 +534,7 @@ async def _share(
         page.tell(NewsKind.SESSION_CHANGED, session=session.id, shared=now)
 
     session = await _write(desk, caller, asked.session, shared)
-    return {"session": session.id, "shared-with": now}
+    return SessionShared(session=session.id, shared_with=now)
 
 
 # --- what the handlers have in common ---
@@ -423,7 +555,7 @@ async def _write(desk: Desk, caller: Principal, text: str, act: Callable[[Page, 
 
 async def _change(
     desk: Desk, caller: Principal, text: str, act: Callable[[Page, Session], dict[str, Any]]
-) -> dict[str, Any]:
+) -> SessionSummary:
     """Change a session the caller sees, tell whoever watches, and show it as it is then."""
 
     def body(conn: sa.Connection) -> Session:
@@ -513,6 +645,7 @@ OPERATIONS = (
         parameters=Listing,
         handler=listed,
         permission=PermissionLevel.RESTRICTED,
+        result=SessionsListed,
     ),
     Operation(
         name="session.history",
@@ -520,6 +653,7 @@ OPERATIONS = (
         parameters=History,
         handler=history,
         permission=PermissionLevel.RESTRICTED,
+        result=SessionHistory,
     ),
     Operation(
         name="session.create",
@@ -528,6 +662,7 @@ OPERATIONS = (
         handler=create,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=SessionSummary,
     ),
     Operation(
         name="session.rename",
@@ -536,6 +671,7 @@ OPERATIONS = (
         handler=rename,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=SessionSummary,
     ),
     Operation(
         name="session.pin",
@@ -544,6 +680,7 @@ OPERATIONS = (
         handler=pin,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=SessionSummary,
     ),
     Operation(
         name="session.unpin",
@@ -552,6 +689,7 @@ OPERATIONS = (
         handler=unpin,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=SessionSummary,
     ),
     Operation(
         name="session.attributes",
@@ -560,6 +698,7 @@ OPERATIONS = (
         handler=set_attributes,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=SessionSummary,
     ),
     Operation(
         name="session.clear",
@@ -568,6 +707,7 @@ OPERATIONS = (
         handler=clear,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=SessionCleared,
     ),
     Operation(
         name="session.delete",
@@ -576,6 +716,7 @@ OPERATIONS = (
         handler=delete,
         permission=PermissionLevel.STANDARD,
         effect=True,
+        result=SessionDeleted,
     ),
     Operation(
         name="session.share",
@@ -584,6 +725,7 @@ OPERATIONS = (
         handler=share,
         permission=PermissionLevel.STANDARD,
         effect=True,
+        result=SessionShared,
     ),
     Operation(
         name="session.unshare",
@@ -592,6 +734,7 @@ OPERATIONS = (
         handler=unshare,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=SessionShared,
     ),
     Operation(
         name="session.state",
@@ -599,6 +742,7 @@ OPERATIONS = (
         parameters=OfSession,
         handler=state,
         permission=PermissionLevel.RESTRICTED,
+        result=SessionState,
     ),
     Operation(
         name="session.stop",
@@ -607,6 +751,7 @@ OPERATIONS = (
         handler=stop,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=SessionStopped,
     ),
     Operation(
         name="session.reset",
@@ -615,6 +760,7 @@ OPERATIONS = (
         handler=reset,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=SessionReset,
     ),
     Operation(
         name="session.queue",
@@ -623,6 +769,7 @@ OPERATIONS = (
         handler=set_queue,
         permission=PermissionLevel.STANDARD,
         effect=True,
+        result=QueueSet,
     ),
     Operation(
         name="approval.answer",
@@ -631,5 +778,6 @@ OPERATIONS = (
         handler=answer,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
+        result=ApprovalAnswered,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -42,6 +42,39 @@ class ById(msgspec.Struct, forbid_unknown_fields=True):
     principal: str = ""
 
 
+class TokenListed(msgspec.Struct, frozen=True, rename="kebab"):
+    id: str
+    kind: TokenKind
+    principal: str
+    label: str
+    created_at: str
+    expires_at: str | None
+
+
+class TokensListed(msgspec.Struct, frozen=True):
+    tokens: list[TokenListed]
+
+
+class TokenMade(TokenListed, frozen=True, rename="kebab"):
+    """Asked again with the same key, `shown_once` names the secret in its place."""
+
+    token: str | msgspec.UnsetType = msgspec.UNSET
+    shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class TokenRevoked(TokenListed, frozen=True, rename="kebab"):
+    revoked: bool
+
+
+class CodeMade(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    code: str | msgspec.UnsetType = msgspec.UNSET
+    expires_at: str
+    shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+Form = TypeVar("Form", bound=TokenListed)
+
+
 def new_token(
     desk: Desk,
     principal: Address,
@@ -66,7 +99,7 @@ def new_token(
     return token, secret, hash_of(secret)
 
 
-async def create(desk: Desk, caller: Principal, asked: Create) -> dict[str, Any]:
+async def create(desk: Desk, caller: Principal, asked: Create) -> TokenMade:
     now = desk.clock.now()
     if asked.expires_in_days is not None and not 1 <= asked.expires_in_days <= 3650:
         raise Invalid(
@@ -92,18 +125,18 @@ async def create(desk: Desk, caller: Principal, asked: Create) -> dict[str, Any]
         tokens.add(conn, token, token_hash)
 
     await desk.store.write(body, point="token")
-    return {**form(desk, token), "token": secret}
+    return _form(desk, token, TokenMade, token=secret)
 
 
-async def listed(desk: Desk, caller: Principal, asked: OfPrincipal) -> dict[str, Any]:
+async def listed(desk: Desk, caller: Principal, asked: OfPrincipal) -> TokensListed:
     def body(conn: sa.Connection) -> list[Token]:
         whose = _whose(conn, caller=caller, text=asked.principal)
         return tokens.of(conn, str(whose), now_ms=to_ms(desk.clock.now()))
 
-    return {"tokens": [form(desk, token) for token in await desk.store.scan(body)]}
+    return TokensListed([_form(desk, token, TokenListed) for token in await desk.store.scan(body)])
 
 
-async def revoke(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
+async def revoke(desk: Desk, caller: Principal, asked: ById) -> TokenRevoked:
     now_ms = to_ms(desk.clock.now())
 
     def body(conn: sa.Connection) -> Token:
@@ -112,10 +145,10 @@ async def revoke(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
         return token
 
     token = await desk.store.write(body, point="token")
-    return {**form(desk, token), "revoked": True}
+    return _form(desk, token, TokenRevoked, revoked=True)
 
 
-async def rotate(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
+async def rotate(desk: Desk, caller: Principal, asked: ById) -> TokenMade:
     """A new secret in place of the old one, in one commit: at no moment are both good, or neither."""
     now = desk.clock.now()
     old = await desk.store.read(lambda conn: _find(conn, caller, asked, now_ms=to_ms(now)))
@@ -129,10 +162,10 @@ async def rotate(desk: Desk, caller: Principal, asked: ById) -> dict[str, Any]:
         tokens.add(conn, token, token_hash)
 
     await desk.store.write(body, point="token")
-    return {**form(desk, token), "token": secret}
+    return _form(desk, token, TokenMade, token=secret)
 
 
-async def code(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
+async def code(desk: Desk, caller: Principal, asked: Nothing) -> CodeMade:
     """A code that signs a browser in as you, once, within minutes."""
     now = desk.clock.now()
     expires_at = now + timedelta(seconds=CODE_EXPIRES_AFTER_S)
@@ -147,18 +180,19 @@ async def code(desk: Desk, caller: Principal, asked: Nothing) -> dict[str, Any]:
         desk, caller.address, TokenKind.CODE, label="browser", now=now, expires_at=expires_at
     )
     await desk.store.write(lambda conn: tokens.add(conn, token, token_hash), point="token")
-    return {"code": secret, "expires-at": show(expires_at, desk.zone)}
+    return CodeMade(code=secret, expires_at=show(expires_at, desk.zone))
 
 
-def form(desk: Desk, token: Token) -> dict[str, Any]:
-    return {
-        "id": short(token.id),
-        "kind": token.kind,
-        "principal": str(token.principal),
-        "label": token.label,
-        "created-at": show(token.created_at, desk.zone),
-        "expires-at": show(token.expires_at, desk.zone) if token.expires_at else None,
-    }
+def _form(desk: Desk, token: Token, form: type[Form], /, **more: Any) -> Form:
+    return form(
+        id=short(token.id),
+        kind=token.kind,
+        principal=str(token.principal),
+        label=token.label,
+        created_at=show(token.created_at, desk.zone),
+        expires_at=show(token.expires_at, desk.zone) if token.expires_at else None,
+        **more,
+    )
 
 
 def _whose(conn: sa.Connection, *, caller: Principal, text: str) -> Address:
@@ -203,6 +237,7 @@ OPERATIONS = (
         summary="Make a token. Its secret is shown this once.",
         parameters=Create,
         handler=create,
+        result=TokenMade,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
         shown_once=frozenset({"token"}),
@@ -212,6 +247,7 @@ OPERATIONS = (
         summary="List tokens, without their secrets.",
         parameters=OfPrincipal,
         handler=listed,
+        result=TokensListed,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(
@@ -219,6 +255,7 @@ OPERATIONS = (
         summary="Make a token worthless.",
         parameters=ById,
         handler=revoke,
+        result=TokenRevoked,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
     ),
@@ -227,6 +264,7 @@ OPERATIONS = (
         summary="Put a new secret in a token's place. It is shown this once.",
         parameters=ById,
         handler=rotate,
+        result=TokenMade,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
         shown_once=frozenset({"token"}),
@@ -236,6 +274,7 @@ OPERATIONS = (
         summary="Make a code that signs a browser in, once.",
         parameters=Nothing,
         handler=code,
+        result=CodeMade,
         permission=PermissionLevel.RESTRICTED,
         effect=True,
         shown_once=frozenset({"code"}),

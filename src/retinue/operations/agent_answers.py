@@ -1,0 +1,140 @@
+"""What is told about agents: by name to whoever is here, in full to those who may know."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from retinue.domain.agent import Agent, Delivery, PermissionLevel, ToolRules
+from retinue.domain.session import QueuePolicy
+
+
+class AgentState(StrEnum):
+    RUNNING = "running"
+    IDLE = "idle"
+
+
+class AgentListed(msgspec.Struct, frozen=True):
+    name: str
+    description: str
+    runner: str
+    model: str
+    version: int
+
+
+class AgentsListed(msgspec.Struct, frozen=True):
+    agents: list[AgentListed]
+
+
+class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
+    """To guests, what the list tells, and the state."""
+
+    name: str
+    description: str
+    runner: str
+    provider: str | UnsetType | None = UNSET
+    model: str
+    effort: str | UnsetType | None = UNSET
+    instructions: str | UnsetType = UNSET
+    delivery: Delivery | UnsetType = UNSET
+    concurrency: int | UnsetType = UNSET
+    queue: QueuePolicy | UnsetType = UNSET
+    tools: ToolRules | UnsetType = UNSET
+    turns_max: int | UnsetType = UNSET
+    run_seconds_max: float | UnsetType = UNSET
+    tokens_max: int | UnsetType | None = UNSET
+    cost_microusd_max: int | UnsetType | None = UNSET
+    attempts_max: int | UnsetType = UNSET
+    replay_age_s: float | UnsetType | None = UNSET
+    approval_wait_s: float | UnsetType = UNSET
+    permission_level: PermissionLevel | UnsetType = UNSET
+    version: int
+    state: AgentState
+
+
+class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    description: str
+    runner: str
+    provider: str | None
+    model: str
+    effort: str | None
+    instructions: str
+    delivery: Delivery
+    concurrency: int
+    queue: QueuePolicy
+    tools: ToolRules
+    turns_max: int
+    run_seconds_max: float
+    tokens_max: int | None
+    cost_microusd_max: int | None
+    attempts_max: int
+    replay_age_s: float | None
+    approval_wait_s: float
+    permission_level: PermissionLevel
+    version: int
+
+
+class AgentRegistered(AgentDefinition, frozen=True, kw_only=True):
+    home: str | UnsetType = UNSET
+    token: str | UnsetType = UNSET
+    dry_run: bool | UnsetType = msgspec.field(name="dry-run", default=UNSET)
+    shown_once: list[str] | UnsetType = msgspec.field(name="shown-once", default=UNSET)
+
+
+class AgentChanged(AgentDefinition, frozen=True, kw_only=True):
+    changed: list[str]
+    dry_run: bool | UnsetType = msgspec.field(name="dry-run", default=UNSET)
+
+
+class AgentRestored(AgentDefinition, frozen=True, kw_only=True):
+    restored: int
+
+
+class AgentVersionListed(msgspec.Struct, frozen=True):
+    version: int
+    at: str
+    by: str
+    source: str
+    changed: list[str]
+
+
+class AgentVersionsListed(msgspec.Struct, frozen=True):
+    versions: list[AgentVersionListed]
+    next: int | None
+
+
+class AgentFieldChange(msgspec.Struct, frozen=True):
+    field: str
+    old: Any
+    new: Any
+
+
+class AgentsCompared(msgspec.Struct, frozen=True):
+    name: str
+    old: int
+    new: int
+    changes: list[AgentFieldChange]
+
+
+class AgentDeleted(msgspec.Struct, frozen=True, rename="kebab"):
+    name: str
+    deleted: bool
+    cancelled_runs: list[str]
+    home: str | None
+
+
+Form = TypeVar("Form", AgentShown, AgentRegistered, AgentChanged, AgentRestored)
+
+
+def listed_form(agent: Agent) -> AgentListed:
+    return AgentListed(agent.name, agent.description, agent.runner, agent.model, agent.version)
+
+
+def full_form(agent: Agent, form: type[Form], /, **more: Any) -> Form:
+    """All that the agent is, and what this answer says beside it."""
+    return form(**{each.name: getattr(agent, each.name) for each in fields(agent)}, **more)
