@@ -1,34 +1,126 @@
 // Made from the code by `make generate`.
 
+export type AgentChanged = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "changed": Array<string>; "dry-run"?: boolean };
+
+export type AgentDeleted = { "name": string; "deleted": boolean; "cancelled-runs": Array<string>; "home": string | null };
+
+export type AgentFieldChange = { "field": string; "old": unknown; "new": unknown };
+
+export type AgentHere = { "name": string; "model": string; "description": string };
+
+export type AgentListed = { "name": string; "description": string; "runner": string; "model": string; "version": number };
+
+export type AgentQueue = { "mode": QueueMode; "cap": number; "overflow": Overflow };
+
+export type AgentRegistered = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
+
+export type AgentRestored = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "restored": number };
+
+export type AgentShown = { "name": string; "description": string; "runner": string; "provider"?: string | null; "model": string; "effort"?: string | null; "instructions"?: string; "delivery"?: Delivery; "concurrency"?: number; "queue"?: AgentQueue; "tools"?: AgentTools; "turns_max"?: number; "run_seconds_max"?: number; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "version": number; "state": AgentState };
+
+export type AgentState = "idle" | "running";
+
+export type AgentTools = { "allow": Array<string>; "ask": Array<string>; "deny": Array<string> };
+
+export type AgentVersionListed = { "version": number; "at": string; "by": string; "source": string; "changed": Array<string> };
+
+export type AgentVersionsListed = { "versions": Array<AgentVersionListed>; "next": number | null };
+
+export type AgentsCompared = { "name": string; "old": number; "new": number; "changes": Array<AgentFieldChange> };
+
+export type AgentsListed = { "agents": Array<AgentListed> };
+
 export type Answer = { "id": string; "allow": boolean };
 
 export type Apply = { "dry_run"?: boolean; "take"?: string };
+
+export type ApprovalAnswered = { "approval": string; "state": ApprovalState };
+
+export type ApprovalState = "allowed" | "closed" | "denied" | "expired" | "open";
+
+export type ApprovalWaiting = { "id": string; "calls": Array<Call>; "because": string; "asked-at": string };
+
+export type AttachmentShown = { "name": string; "hash": string; "media-type": string; "size-bytes": number };
 
 export type Attributes = { "session": string; "patch": Record<string, unknown> };
 
 export type Backup = { "to"?: string; "verify"?: boolean };
 
+export type Call = { "id": string; "tool": string; "arguments"?: Record<string, unknown> };
+
+export type CallerShown = { "address": string; "level": PermissionLevel; "sees-all": boolean };
+
+export type Change = { "path": string; "effect": Effect };
+
 export type Check = { "text"?: string | null };
+
+export type CodeMade = { "code"?: string; "expires-at": string; "shown-once"?: Array<string> };
+
+export type ConfigApplied = { "dry-run": boolean; "agents": Array<StepPlanned>; "people": Array<StepPlanned>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "shown-once"?: Array<string> };
+
+export type ConfigChanged = { "changes": Array<Change>; "waiting-for-a-restart": Array<string>; "hash": string };
+
+export type ConfigChecked = { "ok": boolean; "faults": Array<string>; "hash": string };
+
+export type ConfigExported = { "text": string };
+
+export type ConfigShown = { "file": string; "hash": string; "files": Array<string>; "settings": Record<string, unknown>; "default-agent": string | null; "waiting-for-a-restart": Array<string> };
+
+export type DeadLetters = { "letters": Array<EnvelopeShown> };
 
 export type Delete = { "name": string; "keep_home"?: boolean };
 
 export type Delivery = "at-most-once" | "resume";
 
+export type DeliveryShown = { "attempt": number; "state": DeliveryState; "receipt": string | null; "error-kind": string | null; "error": string | null };
+
+export type DeliveryState = "failed" | "sending" | "sent" | "unknown";
+
 export type Diff = { "name": string; "old": number; "new"?: number | null };
 
 export type Doctor = { "quick"?: boolean };
 
+export type Effect = "apply" | "hot" | "message" | "restart";
+
+export type EnvelopeCancelled = { "envelope": string; "outcome": Outcome };
+
+export type EnvelopeShown = { "id": string; "short": string; "from": string; "to": string; "kind": Kind; "status": Status; "accepted-at": string; "text": string; "reply-to"?: string; "deliver-at"?: string; "attachments"?: Array<AttachmentShown>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "position"?: number; "deliveries"?: Array<DeliveryShown> };
+
+export type EnvelopesListed = { "envelopes": Array<EnvelopeShown>; "acknowledged": number };
+
 export type ErrorForm = { "code": string; "sentence": string; "because": string; "try": string; "candidates"?: Array<string>; "matches"?: number; "retry-after-s"?: number };
+
+export type Explained = { "lines": Array<string> };
 
 export type Forget = { "name": string; "confirm"?: string };
 
+export type Health = "ok" | "problem" | "warning";
+
+export type HealthChecked = { "name": string; "looks-at": string; "health": "ok" | "problem" | "skipped" | "warning"; "found": Array<HealthFound> };
+
+export type HealthFound = { "health": Health; "sentence": string; "because": string; "try": string };
+
 export type History = { "session": string; "limit"?: number; "before"?: number | null };
+
+export type HouseBackedUp = { "folder": string; "parts": number; "size-bytes": number; "missing": Array<string>; "verified": boolean };
+
+export type HouseExamined = { "health": Health; "checks": Array<HealthChecked>; "lines": Array<string> };
+
+export type HousePurged = { "dry-run": boolean; "envelopes": number; "news": number; "runs": number; "keys": number; "answers": number; "tokens": number; "files": number };
+
+export type HouseStatus = { "version": string; "cursor": number; "agents": Array<AgentHere>; "approvals": Array<ApprovalWaiting>; "you": string; "now": string };
 
 export type Import = { "agent": string; "files": Record<string, string> };
 
 export type Inbox = { "limit"?: number; "ack"?: boolean };
 
+export type InboxShown = { "envelopes": Array<EnvelopeShown>; "unread": number };
+
 export type Invite = { "name": string; "role"?: Role };
+
+export type Kind = "answer" | "approval" | "decision" | "message" | "notice" | "system";
+
+export type LedgerChecked = { "holds": boolean; "lines": Array<string> };
 
 export type Named = { "name": string };
 
@@ -38,17 +130,41 @@ export type OfPrincipal = { "principal"?: string };
 
 export type OfSession = { "session": string };
 
+export type Outcome = "answered" | "cancelled" | "dead" | "delivered" | "expired" | "interrupted" | "noted" | "refused";
+
 export type Overflow = "oldest" | "refuse" | "summarize";
+
+export type PartialShown = { "session": string; "run": string; "turn": number; "attempt": number; "text": string; "thinking": string };
 
 export type Patch = { "changes": Record<string, unknown>; "expected_hash": string };
 
+export type PeopleListed = { "people": Array<PersonShown> };
+
 export type PermissionLevel = "boss" | "privileged" | "restricted" | "standard";
+
+export type PersonForgotten = { "name": string; "sessions": number; "envelopes": number; "records": number };
+
+export type PersonInvited = { "name": string; "role": Role; "invitation"?: string; "expires-at": string; "shown-once"?: Array<string> };
+
+export type PersonShown = { "name": string; "role": Role; "level": PermissionLevel };
 
 export type Purge = { "done_days"?: number | null; "news_days"?: number | null; "runs_days"?: number | null; "unread"?: boolean; "dry_run"?: boolean };
 
 export type Queue = { "session": string; "mode"?: QueueMode | null; "cap"?: number | null; "overflow"?: Overflow | null };
 
 export type QueueMode = "collect" | "followup" | "interrupt" | "steer" | "steer-backlog";
+
+export type QueueOverride = { "mode"?: QueueMode | null; "cap"?: number | null; "overflow"?: Overflow | null };
+
+export type QueueSet = { "session": string; "queue": QueueOverride };
+
+export type RecordDamaged = { "seq": number; "because": string };
+
+export type RecordKind = "assistant" | "note" | "reset" | "start" | "summary" | "tool" | "user";
+
+export type RecordOfHistory = { "seq": number; "kind": RecordKind; "at": string; "body": unknown; "run": string | null };
+
+export type RecordShown = { "seq": number; "kind": RecordKind; "body": unknown; "run": string | null };
 
 export type Refusal = { "error": ErrorForm };
 
@@ -62,7 +178,33 @@ export type Restore = { "name": string; "version": number };
 
 export type Role = "guest" | "member" | "owner";
 
+export type RunShown = { "id": string; "status": RunStatus; "attempt": number };
+
+export type RunStatus = "cancelled" | "completed" | "failed" | "parked" | "running";
+
 export type Send = { "to": string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload> };
+
+export type Sent = { "envelope": string; "session": string | null; "cursor": number; "duplicate": boolean; "outcome": Outcome | null; "because": string };
+
+export type SessionCleared = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "cancelled-runs": Array<string> };
+
+export type SessionDeleted = { "session": string; "deleted": boolean; "cancelled-runs": Array<string>; "cleared-pending-count": number };
+
+export type SessionExported = { "session": string; "files": Record<string, string>; "damaged": Array<RecordDamaged> };
+
+export type SessionHistory = { "session": string; "agent": string; "records": Array<RecordOfHistory>; "damaged": Array<RecordDamaged>; "next": number | null };
+
+export type SessionReset = { "session": string; "cancelled-runs": Array<string> };
+
+export type SessionShared = { "session": string; "shared-with": Array<string> };
+
+export type SessionState = { "cursor": number; "session": string; "agent": string; "revision": number; "wakefulness": Wakefulness; "queue": QueueOverride; "run": RunShown | null; "records": Array<RecordShown>; "damaged": Array<RecordDamaged>; "partials": Array<PartialShown> };
+
+export type SessionStopped = { "cancelled-runs": Array<string>; "cleared-pending-count": number };
+
+export type SessionSummary = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness };
+
+export type SessionsListed = { "sessions": Array<SessionSummary>; "next": string | null };
 
 export type Set = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "clear"?: Array<string>; "dry_run"?: boolean };
 
@@ -72,11 +214,31 @@ export type Share = { "session": string; "person": string };
 
 export type Status = "claimed" | "done" | "parked" | "pending";
 
+export type Step = "add" | "change" | "drift" | "keep" | "undeclared";
+
+export type StepPlanned = { "name": string; "step": Step; "because": string; "changed": Record<string, ValueChanged> };
+
 export type Stop = { "session": string; "why"?: string; "clear"?: boolean };
+
+export type ThreadShown = { "envelopes": Array<EnvelopeShown>; "left-out": number; "total": number; "purged": boolean };
+
+export type TokenKind = "code" | "invite" | "token" | "web";
+
+export type TokenListed = { "id": string; "kind": TokenKind; "principal": string; "label": string; "created-at": string; "expires-at": string | null };
+
+export type TokenMade = { "id": string; "kind": TokenKind; "principal": string; "label": string; "created-at": string; "expires-at": string | null; "token"?: string; "shown-once"?: Array<string> };
+
+export type TokenRevoked = { "id": string; "kind": TokenKind; "principal": string; "label": string; "created-at": string; "expires-at": string | null; "revoked": boolean };
+
+export type TokensListed = { "tokens": Array<TokenListed> };
 
 export type Upload = { "name": string; "data": string; "media_type"?: string };
 
+export type ValueChanged = { "from": unknown; "to": unknown };
+
 export type Versions = { "name": string; "limit"?: number; "before"?: number | null };
+
+export type Wakefulness = "active" | "sleeping";
 
 export type Why = { "id": string };
 
@@ -96,117 +258,117 @@ export type RetinueOperationsTokensCreate = { "label"?: string; "principal"?: st
 
 export interface Operations {
   /** Send an envelope. */
-  "envelope.send": { asked: Send; answered: Record<string, unknown>; effect: true };
+  "envelope.send": { asked: Send; answered: Sent; effect: true };
   /** Show one envelope. */
-  "envelope.show": { asked: RetinueOperationsEnvelopesById; answered: Record<string, unknown>; effect: false };
+  "envelope.show": { asked: RetinueOperationsEnvelopesById; answered: EnvelopeShown; effect: false };
   /** Show what an envelope replies to. */
-  "envelope.thread": { asked: RetinueOperationsEnvelopesById; answered: Record<string, unknown>; effect: false };
+  "envelope.thread": { asked: RetinueOperationsEnvelopesById; answered: ThreadShown; effect: false };
   /** List dead letters. */
-  "envelope.dead": { asked: RetinueOperationsEnvelopesListing; answered: Record<string, unknown>; effect: false };
+  "envelope.dead": { asked: RetinueOperationsEnvelopesListing; answered: DeadLetters; effect: false };
   /** Take back an envelope that still waits. */
-  "envelope.cancel": { asked: RetinueOperationsEnvelopesById; answered: Record<string, unknown>; effect: true };
+  "envelope.cancel": { asked: RetinueOperationsEnvelopesById; answered: EnvelopeCancelled; effect: true };
   /** Send a dead letter once more. */
-  "envelope.retry": { asked: RetinueOperationsEnvelopesById; answered: Record<string, unknown>; effect: true };
+  "envelope.retry": { asked: RetinueOperationsEnvelopesById; answered: Sent; effect: true };
   /** List envelopes by who sent or received them. */
-  "envelope.list": { asked: RetinueOperationsMailListing; answered: Record<string, unknown>; effect: true };
+  "envelope.list": { asked: RetinueOperationsMailListing; answered: EnvelopesListed; effect: true };
   /** Show what waits for you. */
-  "inbox.list": { asked: Inbox; answered: Record<string, unknown>; effect: true };
+  "inbox.list": { asked: Inbox; answered: InboxShown; effect: true };
   /** List sessions. */
-  "session.list": { asked: RetinueOperationsSessionsListing; answered: Record<string, unknown>; effect: false };
+  "session.list": { asked: RetinueOperationsSessionsListing; answered: SessionsListed; effect: false };
   /** Show the records of a session. */
-  "session.history": { asked: History; answered: Record<string, unknown>; effect: false };
+  "session.history": { asked: History; answered: SessionHistory; effect: false };
   /** Begin a session of your own. */
-  "session.create": { asked: RetinueOperationsSessionsCreate; answered: Record<string, unknown>; effect: true };
+  "session.create": { asked: RetinueOperationsSessionsCreate; answered: SessionSummary; effect: true };
   /** Name a session. */
-  "session.rename": { asked: Rename; answered: Record<string, unknown>; effect: true };
+  "session.rename": { asked: Rename; answered: SessionSummary; effect: true };
   /** Keep a session at the top. */
-  "session.pin": { asked: OfSession; answered: Record<string, unknown>; effect: true };
+  "session.pin": { asked: OfSession; answered: SessionSummary; effect: true };
   /** Let a session go down the list. */
-  "session.unpin": { asked: OfSession; answered: Record<string, unknown>; effect: true };
+  "session.unpin": { asked: OfSession; answered: SessionSummary; effect: true };
   /** Patch what is noted about a session. */
-  "session.attributes": { asked: Attributes; answered: Record<string, unknown>; effect: true };
+  "session.attributes": { asked: Attributes; answered: SessionSummary; effect: true };
   /** Begin afresh, with nothing of what was said. */
-  "session.clear": { asked: OfSession; answered: Record<string, unknown>; effect: true };
+  "session.clear": { asked: OfSession; answered: SessionCleared; effect: true };
   /** Delete a session. */
-  "session.delete": { asked: OfSession; answered: Record<string, unknown>; effect: true };
+  "session.delete": { asked: OfSession; answered: SessionDeleted; effect: true };
   /** Share a session with a person. */
-  "session.share": { asked: Share; answered: Record<string, unknown>; effect: true };
+  "session.share": { asked: Share; answered: SessionShared; effect: true };
   /** Share a session no longer. */
-  "session.unshare": { asked: Share; answered: Record<string, unknown>; effect: true };
+  "session.unshare": { asked: Share; answered: SessionShared; effect: true };
   /** Show a session as it is now. */
-  "session.state": { asked: OfSession; answered: Record<string, unknown>; effect: false };
+  "session.state": { asked: OfSession; answered: SessionState; effect: false };
   /** Stop what runs in a session. */
-  "session.stop": { asked: Stop; answered: Record<string, unknown>; effect: true };
+  "session.stop": { asked: Stop; answered: SessionStopped; effect: true };
   /** Begin a fresh context. */
-  "session.reset": { asked: Reset; answered: Record<string, unknown>; effect: true };
+  "session.reset": { asked: Reset; answered: SessionReset; effect: true };
   /** Set how mail queues. */
-  "session.queue": { asked: Queue; answered: Record<string, unknown>; effect: true };
+  "session.queue": { asked: Queue; answered: QueueSet; effect: true };
   /** Allow or deny a call. */
-  "approval.answer": { asked: Answer; answered: Record<string, unknown>; effect: true };
+  "approval.answer": { asked: Answer; answered: ApprovalAnswered; effect: true };
   /** Give a session out as files. */
-  "session.export": { asked: OfSession; answered: Record<string, unknown>; effect: false };
+  "session.export": { asked: OfSession; answered: SessionExported; effect: false };
   /** Make a session from files. */
-  "session.import": { asked: Import; answered: Record<string, unknown>; effect: true };
+  "session.import": { asked: Import; answered: SessionSummary; effect: true };
   /** List the staff. */
-  "agent.list": { asked: Nothing; answered: Record<string, unknown>; effect: false };
+  "agent.list": { asked: Nothing; answered: AgentsListed; effect: false };
   /** Show one agent. */
-  "agent.show": { asked: Named; answered: Record<string, unknown>; effect: false };
+  "agent.show": { asked: Named; answered: AgentShown; effect: false };
   /** Take an agent on. */
-  "agent.register": { asked: Register; answered: Record<string, unknown>; effect: true };
+  "agent.register": { asked: Register; answered: AgentRegistered; effect: true };
   /** Change an agent. */
-  "agent.set": { asked: Set; answered: Record<string, unknown>; effect: true };
+  "agent.set": { asked: Set; answered: AgentChanged; effect: true };
   /** List what an agent has been. */
-  "agent.versions": { asked: Versions; answered: Record<string, unknown>; effect: false };
+  "agent.versions": { asked: Versions; answered: AgentVersionsListed; effect: false };
   /** Compare two versions of an agent. */
-  "agent.diff": { asked: Diff; answered: Record<string, unknown>; effect: false };
+  "agent.diff": { asked: Diff; answered: AgentsCompared; effect: false };
   /** Make an old version of an agent the newest. */
-  "agent.restore": { asked: Restore; answered: Record<string, unknown>; effect: true };
+  "agent.restore": { asked: Restore; answered: AgentRestored; effect: true };
   /** Let an agent go. */
-  "agent.delete": { asked: Delete; answered: Record<string, unknown>; effect: true };
+  "agent.delete": { asked: Delete; answered: AgentDeleted; effect: true };
   /** Who is at home here. */
-  "person.list": { asked: Nothing; answered: Record<string, unknown>; effect: false };
+  "person.list": { asked: Nothing; answered: PeopleListed; effect: false };
   /** Who you are, and what you may do. */
-  "person.whoami": { asked: Nothing; answered: Record<string, unknown>; effect: false };
+  "person.whoami": { asked: Nothing; answered: CallerShown; effect: false };
   /** Invite someone. The invitation is shown this once. */
-  "person.invite": { asked: Invite; answered: Record<string, unknown>; effect: true };
+  "person.invite": { asked: Invite; answered: PersonInvited; effect: true };
   /** Make someone a member or a guest. */
-  "person.role": { asked: SetRole; answered: Record<string, unknown>; effect: true };
+  "person.role": { asked: SetRole; answered: PersonShown; effect: true };
   /** Sign someone out for good, and take their words out of the store. */
-  "person.forget": { asked: Forget; answered: Record<string, unknown>; effect: true };
+  "person.forget": { asked: Forget; answered: PersonForgotten; effect: true };
   /** Make a token. Its secret is shown this once. */
-  "token.create": { asked: RetinueOperationsTokensCreate; answered: Record<string, unknown>; effect: true };
+  "token.create": { asked: RetinueOperationsTokensCreate; answered: TokenMade; effect: true };
   /** List tokens, without their secrets. */
-  "token.list": { asked: OfPrincipal; answered: Record<string, unknown>; effect: false };
+  "token.list": { asked: OfPrincipal; answered: TokensListed; effect: false };
   /** Make a token worthless. */
-  "token.revoke": { asked: RetinueOperationsTokensById; answered: Record<string, unknown>; effect: true };
+  "token.revoke": { asked: RetinueOperationsTokensById; answered: TokenRevoked; effect: true };
   /** Put a new secret in a token's place. It is shown this once. */
-  "token.rotate": { asked: RetinueOperationsTokensById; answered: Record<string, unknown>; effect: true };
+  "token.rotate": { asked: RetinueOperationsTokensById; answered: TokenMade; effect: true };
   /** Make a code that signs a browser in, once. */
-  "token.code": { asked: Nothing; answered: Record<string, unknown>; effect: true };
+  "token.code": { asked: Nothing; answered: CodeMade; effect: true };
   /** Show the settings as they are in use. */
-  "config.show": { asked: Nothing; answered: Record<string, unknown>; effect: false };
+  "config.show": { asked: Nothing; answered: ConfigShown; effect: false };
   /** Say what is wrong with a settings file. */
-  "config.check": { asked: Check; answered: Record<string, unknown>; effect: false };
+  "config.check": { asked: Check; answered: ConfigChecked; effect: false };
   /** Change the settings file, its comments kept. */
-  "config.patch": { asked: Patch; answered: Record<string, unknown>; effect: true };
+  "config.patch": { asked: Patch; answered: ConfigChanged; effect: true };
   /** Read the settings file again. */
-  "config.reload": { asked: Nothing; answered: Record<string, unknown>; effect: true };
+  "config.reload": { asked: Nothing; answered: ConfigChanged; effect: true };
   /** Make the staff what the settings file declares. */
-  "config.apply": { asked: Apply; answered: Record<string, unknown>; effect: true };
+  "config.apply": { asked: Apply; answered: ConfigApplied; effect: true };
   /** Write the staff down as a settings file, without secrets. */
-  "config.export": { asked: Nothing; answered: Record<string, unknown>; effect: false };
+  "config.export": { asked: Nothing; answered: ConfigExported; effect: false };
   /** Who is here, and what waits for you. */
-  "house.status": { asked: Nothing; answered: Record<string, unknown>; effect: false };
+  "house.status": { asked: Nothing; answered: HouseStatus; effect: false };
   /** Prove that nothing is lost. */
-  "house.ledger": { asked: Nothing; answered: Record<string, unknown>; effect: false };
+  "house.ledger": { asked: Nothing; answered: LedgerChecked; effect: false };
   /** Tell why something became what it is. */
-  "house.why": { asked: Why; answered: Record<string, unknown>; effect: false };
+  "house.why": { asked: Why; answered: Explained; effect: false };
   /** Copy everything the house keeps into a new folder, while it goes on. */
-  "house.backup": { asked: Backup; answered: Record<string, unknown>; effect: true };
+  "house.backup": { asked: Backup; answered: HouseBackedUp; effect: true };
   /** Take away what is long done. Without `dry_run` set to false it only counts. */
-  "house.purge": { asked: Purge; answered: Record<string, unknown>; effect: true };
+  "house.purge": { asked: Purge; answered: HousePurged; effect: true };
   /** Look for what is wrong with the house, and say what to do. */
-  "house.doctor": { asked: Doctor; answered: Record<string, unknown>; effect: false };
+  "house.doctor": { asked: Doctor; answered: HouseExamined; effect: false };
 }
 
 export type Refused = Refusal;
