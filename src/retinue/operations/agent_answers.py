@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from retinue.domain.agent import Agent, Delivery, PermissionLevel, ToolRules
-from retinue.domain.session import QueuePolicy
+from retinue.domain.agent import Agent, Delivery, PermissionLevel
+from retinue.domain.session import Overflow, QueueMode
 
 
 class AgentState(StrEnum):
@@ -30,6 +30,18 @@ class AgentsListed(msgspec.Struct, frozen=True):
     agents: list[AgentListed]
 
 
+class AgentQueue(msgspec.Struct, frozen=True):
+    mode: QueueMode
+    cap: int
+    overflow: Overflow
+
+
+class AgentTools(msgspec.Struct, frozen=True):
+    allow: list[str]
+    ask: list[str]
+    deny: list[str]
+
+
 class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     """To guests, what the list tells, and the state."""
 
@@ -42,8 +54,8 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str | UnsetType = UNSET
     delivery: Delivery | UnsetType = UNSET
     concurrency: int | UnsetType = UNSET
-    queue: QueuePolicy | UnsetType = UNSET
-    tools: ToolRules | UnsetType = UNSET
+    queue: AgentQueue | UnsetType = UNSET
+    tools: AgentTools | UnsetType = UNSET
     turns_max: int | UnsetType = UNSET
     run_seconds_max: float | UnsetType = UNSET
     tokens_max: int | UnsetType | None = UNSET
@@ -66,8 +78,8 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str
     delivery: Delivery
     concurrency: int
-    queue: QueuePolicy
-    tools: ToolRules
+    queue: AgentQueue
+    tools: AgentTools
     turns_max: int
     run_seconds_max: float
     tokens_max: int | None
@@ -137,4 +149,7 @@ def listed_form(agent: Agent) -> AgentListed:
 
 def full_form(agent: Agent, form: type[Form], /, **more: Any) -> Form:
     """All that the agent is, and what this answer says beside it."""
-    return form(**{each.name: getattr(agent, each.name) for each in fields(agent)}, **more)
+    told: dict[str, Any] = {each.name: getattr(agent, each.name) for each in fields(agent)}
+    told["queue"] = AgentQueue(agent.queue.mode, agent.queue.cap, agent.queue.overflow)
+    told["tools"] = AgentTools(list(agent.tools.allow), list(agent.tools.ask), list(agent.tools.deny))
+    return form(**told, **more)

@@ -63,7 +63,7 @@ class CallerShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class PersonInvited(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """Asked again with the same key, `shown_once` names the invitation in its place."""
+    """Asked again with the same key, `shown-once` names the invitation in its place."""
 
     name: str
     role: Role

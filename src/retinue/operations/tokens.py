@@ -56,7 +56,7 @@ class TokensListed(msgspec.Struct, frozen=True):
 
 
 class TokenMade(TokenListed, frozen=True, rename="kebab"):
-    """Asked again with the same key, `shown_once` names the secret in its place."""
+    """Asked again with the same key, `shown-once` names the secret in its place."""
 
     token: str | msgspec.UnsetType = msgspec.UNSET
     shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET

@@ -1,6 +1,6 @@
 // Made from the code by `make generate`.
 
-export type AgentChanged = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": QueuePolicy; "tools": ToolRules; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "changed": Array<string>; "dry-run"?: boolean };
+export type AgentChanged = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "changed": Array<string>; "dry-run"?: boolean };
 
 export type AgentDeleted = { "name": string; "deleted": boolean; "cancelled-runs": Array<string>; "home": string | null };
 
@@ -10,13 +10,17 @@ export type AgentHere = { "name": string; "model": string; "description": string
 
 export type AgentListed = { "name": string; "description": string; "runner": string; "model": string; "version": number };
 
-export type AgentRegistered = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": QueuePolicy; "tools": ToolRules; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
+export type AgentQueue = { "mode": QueueMode; "cap": number; "overflow": Overflow };
 
-export type AgentRestored = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": QueuePolicy; "tools": ToolRules; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "restored": number };
+export type AgentRegistered = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
 
-export type AgentShown = { "name": string; "description": string; "runner": string; "provider"?: string | null; "model": string; "effort"?: string | null; "instructions"?: string; "delivery"?: Delivery; "concurrency"?: number; "queue"?: QueuePolicy; "tools"?: ToolRules; "turns_max"?: number; "run_seconds_max"?: number; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "version": number; "state": AgentState };
+export type AgentRestored = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "restored": number };
+
+export type AgentShown = { "name": string; "description": string; "runner": string; "provider"?: string | null; "model": string; "effort"?: string | null; "instructions"?: string; "delivery"?: Delivery; "concurrency"?: number; "queue"?: AgentQueue; "tools"?: AgentTools; "turns_max"?: number; "run_seconds_max"?: number; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "version": number; "state": AgentState };
 
 export type AgentState = "idle" | "running";
+
+export type AgentTools = { "allow": Array<string>; "ask": Array<string>; "deny": Array<string> };
 
 export type AgentVersionListed = { "version": number; "at": string; "by": string; "source": string; "changed": Array<string> };
 
@@ -152,8 +156,6 @@ export type QueueMode = "collect" | "followup" | "interrupt" | "steer" | "steer-
 
 export type QueueOverride = { "mode"?: QueueMode | null; "cap"?: number | null; "overflow"?: Overflow | null };
 
-export type QueuePolicy = { "mode"?: QueueMode; "cap"?: number; "overflow"?: Overflow };
-
 export type QueueSet = { "session": string; "queue": QueueOverride };
 
 export type RecordDamaged = { "seq": number; "because": string };
@@ -229,8 +231,6 @@ export type TokenMade = { "id": string; "kind": TokenKind; "principal": string; 
 export type TokenRevoked = { "id": string; "kind": TokenKind; "principal": string; "label": string; "created-at": string; "expires-at": string | null; "revoked": boolean };
 
 export type TokensListed = { "tokens": Array<TokenListed> };
-
-export type ToolRules = { "allow"?: Array<string>; "ask"?: Array<string>; "deny"?: Array<string> };
 
 export type Upload = { "name": string; "data": string; "media_type"?: string };
 
