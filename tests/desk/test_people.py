@@ -331,3 +331,10 @@ async def test_two_requests_with_one_key_at_the_same_moment_are_one(house: DeskH
     assert len({answer["id"] for answer in answers}) == 1
     assert len([answer for answer in answers if "token" in answer]) == 1
     assert len((await house.ask(MARIA, "token.list"))["tokens"]) == 1
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 2**64 - 1])
+async def test_a_number_that_no_store_can_keep_is_refused_by_its_path(house: DeskHouse, number: int) -> None:
+    with pytest.raises(Invalid, match=r"do not fit") as refused:
+        await house.ask(OWNER, "agent.restore", name="ada", version=number)
+    assert refused.value.code == "request.invalid" and "version" in refused.value.because

@@ -27,6 +27,8 @@ from retinue.store import answers
 from retinue.store.connection import Store
 from retinue.store.files import Files
 
+NUMBER_MAX = 2**63  # what every store can keep
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -106,7 +108,7 @@ async def perform(desk: Desk, caller: Principal, operation: Operation, body: byt
 
 def parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
     try:
-        return msgspec.json.decode(body or b"{}", type=parameters)
+        asked = msgspec.json.decode(body or b"{}", type=parameters)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(
             "these parameters do not fit",
@@ -114,6 +116,16 @@ def parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
             try_this="look at the operation's reference page",
             code="request.invalid",
         ) from error
+    for name in parameters.__struct_fields__:
+        value = getattr(asked, name)
+        if isinstance(value, int) and not -NUMBER_MAX <= value < NUMBER_MAX:
+            raise Invalid(
+                "these parameters do not fit",
+                because=f"a number has at most 63 bits - at `$.{name}`",
+                try_this="use a smaller number",
+                code="request.invalid",
+            )
+    return asked
 
 
 async def _once(
