@@ -13,11 +13,11 @@ from retinue.domain.token import Token, TokenKind
 from retinue.store import tables as t
 
 _b = sa.bindparam
-_valid = sa.and_(
+VALID = sa.and_(
     t.tokens.c.revoked_ms.is_(None), sa.or_(t.tokens.c.expires_ms.is_(None), t.tokens.c.expires_ms > _b("now"))
 )
-_by_hash = sa.select(t.tokens).where(t.tokens.c.hash == _b("hash"), _valid)
-_of = sa.select(t.tokens).where(t.tokens.c.principal == _b("principal"), _valid).order_by(t.tokens.c.created_ms)
+_by_hash = sa.select(t.tokens).where(t.tokens.c.hash == _b("hash"), VALID)
+_of = sa.select(t.tokens).where(t.tokens.c.principal == _b("principal"), VALID).order_by(t.tokens.c.created_ms)
 _known = sa.select(t.tokens.c.id).where(t.tokens.c.hash == _b("hash"))
 _insert = t.tokens.insert()
 _used = t.tokens.update().where(t.tokens.c.id == _b("the_id")).values(used_ms=_b("now"))
