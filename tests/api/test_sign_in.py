@@ -242,3 +242,10 @@ def test_a_revoked_token_is_worth_nothing_from_the_very_next_request_on(rim: Rim
         assert {rim.ask("POST", STATUS, {}, token=made["token"]).status for _ in range(3)} == {200}
         rim.do("token.revoke", id=made["id"])
         assert rim.ask("POST", STATUS, {}, token=made["token"]).status == 401
+
+
+def test_the_state_is_there_for_a_browser_that_opens(rim: Rim) -> None:
+    opened = rim.ask("GET", "/api/state", headers={"cookie": rim.sign_in()})
+    assert opened.status == 200 and opened.json["you"] == "person:owner"
+    assert opened.json == rim.do("house.state")
+    assert rim.ask("GET", "/api/state").status == 401

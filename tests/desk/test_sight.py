@@ -218,3 +218,18 @@ async def test_time_passes_for_nobody(house: DeskHouse) -> None:
             await house.ask(stranger, "session.reset", session=things["session"])
     await house.house.household.clock.advance(timedelta(seconds=1))
     assert await house.house.session(things["session"]) == before
+
+
+async def test_a_client_begins_with_what_it_sees_and_goes_on_from_there(house: DeskHouse) -> None:
+    things = await marias_things(house)
+    begun = await house.ask(person("maria"), "house.state")
+    assert things["session"] in {session["sessionId"] for session in begun["sessions"]}
+    assert begun["you"] == "person:maria" and begun["unread"] >= 1
+    assert {agent["name"] for agent in begun["agents"]} == {"ada", "bo"}
+    for stranger in STRANGERS:
+        others = await house.ask(stranger, "house.state")
+        assert others["sessions"] == [] and others["unread"] == 0
+    house.house.household.model.rule = lambda prompt: says("ok")
+    await house.converse(person("maria"), "more")
+    newer = await house.house.store.read(lambda conn: news.after(conn, begun["cursor"], limit=100))
+    assert newer and all(piece.seq > begun["cursor"] for piece in newer)

@@ -116,6 +116,7 @@ class App:
             ("GET", "/api/metrics"): self._metrics,
             ("GET", "/api/openapi.json"): self._openapi,
             ("GET", "/api/operations"): self._listing,
+            ("GET", "/api/state"): self._state,
             ("GET", "/api/news"): self._news,
             ("POST", "/api/sign-in"): self._enter,
             ("POST", "/api/sign-out"): self._leave,
@@ -277,6 +278,11 @@ class App:
     async def _listing(self, request: Request) -> Answer:
         caller = await self._caller(request.headers, request.visit, method="GET")
         return Answer(200, _encode(docs.listing(self.desk, caller.principal, OPERATIONS.values())), [JSON])
+
+    async def _state(self, request: Request) -> Answer:
+        """`house.state`, for a browser that opens."""
+        caller = await self._caller(request.headers, request.visit, method="GET")
+        return Answer(200, await perform(self.desk, caller.principal, OPERATIONS["house.state"], b""), [JSON])
 
     # --- as it happens ---
 

@@ -678,6 +678,14 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     ("config", "export", "Write the staff down as a settings file, without secrets.", False, "privileged", ()),
     ("house", "status", "Who is here, and what waits for you.", False, "restricted", ()),
+    (
+        "house",
+        "state",
+        "Everything a client shows first, and the cursor from which its news goes on.",
+        False,
+        "restricted",
+        (),
+    ),
     ("house", "ledger", "Prove that nothing is lost.", False, "privileged", ()),
     (
         "house",

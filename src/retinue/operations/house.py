@@ -7,16 +7,19 @@ from functools import partial
 import msgspec
 import sqlalchemy as sa
 
+from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.ids import ApprovalId
 from retinue.domain.principal import Principal
 from retinue.domain.times import show, to_ms
 from retinue.domain.tool import Call
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.store import agents, approvals, ledger, news
+from retinue.operations.sessions import SessionSummary, summary
+from retinue.store import agents, approvals, ledger, mail, news, sessions
 from retinue.store.why import why
 
 APPROVALS_SHOWN_MAX = 50
+SESSIONS_SHOWN_MAX = 50
 
 
 class Why(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,6 +48,18 @@ class HouseStatus(msgspec.Struct, frozen=True):
     now: str
 
 
+class HouseState(msgspec.Struct, frozen=True):
+    """Where a client begins: everything it shows first, as it is at `cursor`, from which the news goes on."""
+
+    cursor: int
+    you: str
+    level: PermissionLevel
+    agents: list[AgentHere]
+    sessions: list[SessionSummary]
+    approvals: list[ApprovalWaiting]
+    unread: int
+
+
 class LedgerChecked(msgspec.Struct, frozen=True):
     holds: bool
     lines: list[str]
@@ -60,15 +75,37 @@ async def status(desk: Desk, caller: Principal, asked: Nothing) -> HouseStatus:
             version=desk.version,
             cursor=news.newest(conn),
             agents=[AgentHere(a.name, a.model, a.description) for a in agents.everyone(conn)],
-            approvals=[
-                ApprovalWaiting(a.id, calls=a.calls, because=a.because, asked_at=show(a.asked_at, desk.zone))
-                for a in approvals.listed(conn, limit=APPROVALS_SHOWN_MAX, seen_by=caller)
-            ],
+            approvals=_waiting(desk, conn, caller),
             you=str(caller.address),
             now=show(desk.clock.now(), desk.zone),
         )
 
     return await desk.store.scan(body)
+
+
+async def state(desk: Desk, caller: Principal, asked: Nothing) -> HouseState:
+    person = caller.address.name if caller.address.kind is AddressKind.PERSON else None
+
+    def body(conn: sa.Connection) -> HouseState:
+        found = sessions.listed(conn, after=sessions.Place(), limit=SESSIONS_SHOWN_MAX, seen_by=caller)
+        return HouseState(
+            cursor=news.newest(conn),
+            you=str(caller.address),
+            level=caller.level,
+            agents=[AgentHere(a.name, a.model, a.description) for a in agents.everyone(conn)],
+            sessions=[summary(desk, session) for session in found],
+            approvals=_waiting(desk, conn, caller),
+            unread=mail.count_unread(conn, person) if person else 0,
+        )
+
+    return await desk.store.scan(body)
+
+
+def _waiting(desk: Desk, conn: sa.Connection, caller: Principal) -> list[ApprovalWaiting]:
+    return [
+        ApprovalWaiting(a.id, calls=a.calls, because=a.because, asked_at=show(a.asked_at, desk.zone))
+        for a in approvals.listed(conn, limit=APPROVALS_SHOWN_MAX, seen_by=caller)
+    ]
 
 
 async def check_ledger(desk: Desk, caller: Principal, asked: Nothing) -> LedgerChecked:
@@ -88,6 +125,14 @@ OPERATIONS = (
         parameters=Nothing,
         handler=status,
         result=HouseStatus,
+        permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="house.state",
+        summary="Everything a client shows first, and the cursor from which its news goes on.",
+        parameters=Nothing,
+        handler=state,
+        result=HouseState,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(

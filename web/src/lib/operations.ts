@@ -108,6 +108,8 @@ export type HouseExamined = { "health": Health; "checks": Array<HealthChecked>; 
 
 export type HousePurged = { "dry-run": boolean; "envelopes": number; "news": number; "runs": number; "keys": number; "answers": number; "tokens": number; "files": number };
 
+export type HouseState = { "cursor": number; "you": string; "level": PermissionLevel; "agents": Array<AgentHere>; "sessions": Array<SessionSummary>; "approvals": Array<ApprovalWaiting>; "unread": number };
+
 export type HouseStatus = { "version": string; "cursor": number; "agents": Array<AgentHere>; "approvals": Array<ApprovalWaiting>; "you": string; "now": string };
 
 export type Import = { "agent": string; "files": Record<string, string> };
@@ -359,6 +361,8 @@ export interface Operations {
   "config.export": { asked: Nothing; answered: ConfigExported; effect: false };
   /** Who is here, and what waits for you. */
   "house.status": { asked: Nothing; answered: HouseStatus; effect: false };
+  /** Everything a client shows first, and the cursor from which its news goes on. */
+  "house.state": { asked: Nothing; answered: HouseState; effect: false };
   /** Prove that nothing is lost. */
   "house.ledger": { asked: Nothing; answered: LedgerChecked; effect: false };
   /** Tell why something became what it is. */
@@ -425,6 +429,7 @@ export const routes: { [Name in keyof Operations]: string } = {
   "config.apply": "/api/config/apply",
   "config.export": "/api/config/export",
   "house.status": "/api/house/status",
+  "house.state": "/api/house/state",
   "house.ledger": "/api/house/ledger",
   "house.why": "/api/house/why",
   "house.backup": "/api/house/backup",
