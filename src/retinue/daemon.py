@@ -64,7 +64,6 @@ from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.tools.base import Tool
 from retinue.tools.files import Read
-from retinue.tools.rate import CallRate
 from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
@@ -127,8 +126,11 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         known = (Guide(clock), *parts.models)
         models = Models(known)
         own = (SessionStatus(store, clock, str(settings.zone)), Read(), *parts.tools)
-        rate = CallRate(clock, settings.limits.calls_per_minute)
-        toolbox = Toolbox([*own, *tools_of(OPERATIONS.values(), lambda: desk)], rate)
+        toolbox = Toolbox(
+            [*own, *tools_of(OPERATIONS.values(), lambda: desk)],
+            clock=clock,
+            calls_per_minute=settings.limits.calls_per_minute,
+        )
         outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
         loop: Runner = Loop(models, toolbox)
         mirror = Mirror(store, settings.mirror.folder or settings.home / "mirror") if settings.mirror.enabled else None
@@ -146,11 +148,15 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         )
         outbox.on_wake(engine.wake)
         policy = {**POLICY, **settings.permission_policy}
+
+        def take_up(now: Settings) -> None:
+            policy.update({**POLICY, **now.permission_policy})
+            toolbox.limit_calls(now.limits.calls_per_minute)
+            engine.slots_changed(parts.slots or _slots(now))
+
         keeper = Keeper(parts.configuration, os.environ) if parts.configuration is not None else None
         if keeper is not None:
-            keeper.on_change(lambda now: policy.update({**POLICY, **now.permission_policy}))
-            keeper.on_change(lambda now: setattr(rate, "per_minute", now.limits.calls_per_minute))
-            keeper.on_change(lambda now: engine.slots_changed(parts.slots or _slots(now)))
+            keeper.on_change(take_up)
         desk = Desk(
             store=store,
             post=Inbox(store, clock, engine.wake, engine.seat, engine.command),
@@ -173,15 +179,17 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         await outbox.start()
         await engine.start()
         await tell(settings.home, desk.post, ids)
-        tidying = asyncio.create_task(
-            tidy_forever(desk, lambda: (keeper.current.settings if keeper else settings).retention)
-        )
+
+        def current() -> Settings:
+            return keeper.current.settings if keeper is not None else settings
+
+        tidying = asyncio.create_task(tidy_forever(desk, lambda: current().retention))
         try:
             yield House(store=store, engine=engine, outbox=outbox, desk=desk)
         finally:
             tidying.cancel()
             await asyncio.gather(tidying, return_exceptions=True)
-            drain_s = (keeper.current.settings if keeper else settings).drain_s
+            drain_s = current().drain_s
             await engine.stop(drain_s=drain_s)
             await outbox.stop(drain_s=drain_s)
             if mirror is not None:

@@ -20,7 +20,6 @@ from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.tools.base import Scene
 from retinue.tools.files import Read
-from retinue.tools.rate import CallRate
 from retinue.tools.toolbox import Toolbox
 
 OWNER = person("owner")
@@ -79,7 +78,7 @@ async def test_a_delivery_that_failed_says_which_attempt_met_with_what(tmp_path:
 @pytest.mark.spec("A22")
 async def test_an_agent_that_calls_too_often_reads_when_to_try_again(tmp_path: Path) -> None:
     clock = FakeClock()
-    box = Toolbox([Read()], CallRate(clock, per_minute=3))
+    box = Toolbox([Read()], clock=clock, calls_per_minute=3)
     (tmp_path / "note.txt").write_text("hello")
 
     async def read(agent: str = "ada") -> ToolResult:

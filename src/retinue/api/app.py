@@ -174,8 +174,8 @@ class App:
     def refit(self, door: Door) -> None:
         """Other bounds and names from now on. Where we listen does not change before the next start."""
         self.door = self.gate.door = door
-        self._requests.per_minute = door.requests_per_minute
-        self._envelopes.per_minute = door.envelopes_per_minute
+        self._requests.resize(door.requests_per_minute)
+        self._envelopes.resize(door.envelopes_per_minute)
         self._sign_in.refit(door)
 
     # --- who asks, and how much ---

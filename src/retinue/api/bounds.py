@@ -5,14 +5,14 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from retinue.domain.errors import RetinueError
+from retinue.policy.rates import Buckets
 
 ADDRESSES_MAX = 4096
 GOOD_KEYS_MAX = 1024
 PRINCIPALS_MAX = 4096
-MINUTE_S = 60.0
 IPV6_HOUSEHOLD_BITS = 64  # one customer has that many addresses, and could guess from each
 
 
@@ -93,36 +93,23 @@ def _household(remote: str) -> str:
         return remote
 
 
-@dataclass(slots=True)
-class _Bucket:
-    left: float
-    at: float
-
-
-@dataclass(slots=True)
 class Rate:
-    """So many in a minute for each principal: a bucket that fills at that rate and never beyond it."""
+    """So many in a minute for each principal."""
 
-    now: Callable[[], float]
-    per_minute: int
-    what: str
-    _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict[str, _Bucket])
+    def __init__(self, now: Callable[[], float], per_minute: int, what: str) -> None:
+        self._now = now
+        self._what = what
+        self._buckets = Buckets(per_minute, PRINCIPALS_MAX)
+
+    def resize(self, per_minute: int) -> None:
+        self._buckets.per_minute = per_minute
 
     def take(self, principal: str) -> None:
-        now = self.now()
-        bucket = self._buckets.get(principal)
-        if bucket is None:
-            bucket = self._buckets[principal] = _Bucket(float(self.per_minute), now)
-            if len(self._buckets) > PRINCIPALS_MAX:
-                self._buckets.popitem(last=False)
-        refill = (now - bucket.at) * self.per_minute / MINUTE_S
-        bucket.left, bucket.at = min(float(self.per_minute), bucket.left + refill), now
-        if bucket.left < 1:
-            wait_s = (1 - bucket.left) * MINUTE_S / self.per_minute
+        wait_s = self._buckets.take(principal, self._now())
+        if wait_s:
             raise TooMany(
-                f"too many {self.what}",
-                because=f"{principal} may have {self.per_minute} in a minute",
+                f"too many {self._what}",
+                because=f"{principal} may have {self._buckets.per_minute} in a minute",
                 try_this=f"wait {max(1, round(wait_s))} seconds and ask again",
                 retry_after_s=wait_s,
             )
-        bucket.left -= 1

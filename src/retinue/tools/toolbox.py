@@ -5,6 +5,7 @@ Every mishap of a call is a result that the model reads: an unknown tool, bad ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,14 +14,15 @@ import msgspec
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.approval import ApprovalState
 from retinue.domain.decision import Decision, Verdict
-from retinue.domain.ports import Ask
+from retinue.domain.ports import Ask, Clock
 from retinue.domain.text import storable
 from retinue.domain.tool import Call, ToolResult, ToolSpec, clipped
 from retinue.policy import tools as policy
+from retinue.policy.rates import Buckets
 from retinue.tools.base import Scene, Tool, ToolFailed
-from retinue.tools.rate import CallRate
 
 RULES_REMEMBERED_MAX = 1_000
+AGENTS_REMEMBERED_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +44,15 @@ def refusal(call: Call, why: str) -> ToolResult:
 
 
 class Toolbox:
-    def __init__(self, tools: Sequence[Tool], rate: CallRate | None = None) -> None:
+    def __init__(self, tools: Sequence[Tool], *, clock: Clock | None = None, calls_per_minute: int = 0) -> None:
+        """With a clock, no agent makes more calls than that in a minute."""
         self._tools = {tool.spec.name: tool for tool in tools}
-        self._rate = rate
+        self._clock = clock
+        self._calls = Buckets(calls_per_minute, AGENTS_REMEMBERED_MAX)
         self._offered: dict[ToolRules, Sequence[ToolSpec]] = {}  # the same rules, the same tools: asked every turn
+
+    def limit_calls(self, per_minute: int) -> None:
+        self._calls.per_minute = per_minute
 
     def offered(self, agent: Agent) -> Sequence[ToolSpec]:
         offered = self._offered.get(agent.tools)
@@ -90,11 +97,13 @@ class Toolbox:
 
     async def perform(self, call: Call, scene: Scene) -> ToolResult:
         tool = self._tools[call.tool]
-        if self._rate is not None and (wait_s := self._rate.take(scene.agent.name)):
-            most = self._rate.per_minute
-            return refusal(
-                call, f"Not done: {scene.agent.name} may make {most} calls in a minute. Try again in {wait_s} s."
-            )
+        if self._clock is not None:
+            wait_s = math.ceil(self._calls.take(scene.agent.name, self._clock.now().timestamp()))
+            if wait_s:
+                most = self._calls.per_minute
+                return refusal(
+                    call, f"Not done: {scene.agent.name} may make {most} calls in a minute. Try again in {wait_s} s."
+                )
         try:
             arguments = msgspec.convert(call.arguments, tool.arguments)
             output = await tool.perform(arguments, scene)
