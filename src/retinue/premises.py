@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from retinue.domain.errors import Busy, RetinueError
+from retinue.store.disk import put_private
 
 SOCKET_PATH_LENGTH_MAX = 100  # the kernel takes 107; some leave less
 BACKLOG = 1024
@@ -139,10 +140,5 @@ def owner_token(home: Path, make: Callable[[], str]) -> str:
     """The owner's own token, made at the first start, in a file that nobody else can read."""
     path = home / "owner-token"
     if not path.exists():
-        descriptor, temporary = tempfile.mkstemp(dir=home)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(make() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
+        put_private(path, f"{make()}\n".encode())
     return path.read_text().strip()

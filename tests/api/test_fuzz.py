@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from api.rim import Rim
-from cli.house_process import HouseProcess
+from api.rim import Rim, open_rim
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import load_all_checks
@@ -39,15 +38,8 @@ load_all_checks()
 
 @pytest.fixture(scope="module")
 def rim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rim]:
-    home = tmp_path_factory.mktemp("fuzz") / "home"
-    home.mkdir()
-    (home / "retinue.toml").write_text(LIMITS)
-    process = HouseProcess(home)
-    process.open()
-    try:
-        yield Rim(process)
-    finally:
-        process.close()
+    with open_rim(tmp_path_factory.mktemp("fuzz"), LIMITS) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import select
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,6 @@ GOLDEN = Path(__file__).parent / "golden" / "conversation.json"
 WAIT_S = 60.0
 
 Event = tuple[str, dict[str, Any]]
-
-
-@pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HouseProcess]:
-    monkeypatch.setenv("RETINUE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("RETINUE_TOKEN", raising=False)
-    process = HouseProcess(tmp_path / "home")
-    process.open()
-    yield process
-    process.close()
 
 
 def follow(session: str, *, after: int, until: int) -> list[Event]:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,16 +21,6 @@ from retinue.cli.client import CliError, Stream
 
 WAIT_S = 60.0
 PIECE_S = 0.05
-
-
-@pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HouseProcess]:
-    monkeypatch.setenv("RETINUE_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("RETINUE_TOKEN", raising=False)
-    process = HouseProcess(tmp_path / "home")
-    process.open()
-    yield process
-    process.close()
 
 
 class Follower(threading.Thread):

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api.rim import Rim
-from cli.house_process import HouseProcess
+from api.rim import Rim, open_rim
 from desk.desk_house import desk_house, person
 
 from retinue.connectors.base import FailureKind
@@ -28,10 +27,7 @@ OWNER = person("owner")
 @pytest.mark.spec("H77")
 def test_each_kind_of_error_has_its_status_and_a_stable_code(tmp_path: Path) -> None:
     """Parse, request, method, parameters, unauthorized, forbidden, not found, already there, too large."""
-    process = HouseProcess(tmp_path / "home")
-    process.open()
-    try:
-        rim = Rim(process)
+    with open_rim(tmp_path) as rim:
         rim.do("agent.register", name="ada")
         guest = rim.member("gus")
         rim.do("person.role", name="gus", role="guest")
@@ -51,8 +47,6 @@ def test_each_kind_of_error_has_its_status_and_a_stable_code(tmp_path: Path) -> 
         assert said("/api/envelope/show", {"id": "abcdefab"}) == (404, "envelope.not-found")
         assert said("/api/agent/register", {"name": "ADA"}) == (409, "agent.exists")
         assert said("/api/envelope/send", {"to": "agent:ada", "text": "x" * 2_000_000}) == (413, "text.too-large")
-    finally:
-        process.close()
 
 
 @pytest.mark.spec("H77")
@@ -98,13 +92,7 @@ async def test_an_agent_that_calls_too_often_reads_when_to_try_again(tmp_path: P
 
 @pytest.mark.spec("A22")
 def test_who_sends_too_often_is_told_when_to_send_again(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "retinue.toml").write_text("[house.limits]\nenvelopes_per_minute = 2\n")
-    process = HouseProcess(home)
-    process.open()
-    try:
-        rim = Rim(process)
+    with open_rim(tmp_path, "[house.limits]\nenvelopes_per_minute = 2\n") as rim:
         zoe = rim.member("zoe")
         letter = {"to": "agent:guide", "text": "echo hello"}
         assert [rim.ask("POST", "/api/envelope/send", letter, token=zoe).status for _ in range(2)] == [200, 200]
@@ -113,17 +101,12 @@ def test_who_sends_too_often_is_told_when_to_send_again(tmp_path: Path) -> None:
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json["error"]["try"].startswith("wait ")
         assert rim.ask("POST", "/api/session/list", {}, token=zoe).status == 200  # looking is something else
-    finally:
-        process.close()
 
 
 @pytest.mark.spec("D63")
 def test_settings_change_while_the_house_works_and_what_cannot_waits_for_a_restart(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    process = HouseProcess(home)
-    process.open()
-    try:
-        rim = Rim(process)
+    with open_rim(tmp_path) as rim:
+        home = rim.process.home
         zoe = rim.member("zoe")
         assert rim.ask("POST", "/api/session/list", {}, token=zoe).status == 200
         working = rim.do("envelope.send", to="agent:guide", text="count to 30")  # reload does not wait, nor disturb
@@ -144,19 +127,12 @@ def test_settings_change_while_the_house_works_and_what_cannot_waits_for_a_resta
         assert rim.ask("POST", "/api/session/list", {}, token=zoe).status == 200
         state = rim.do("session.state", session=working["session"])
         assert state["run"] is not None or "30 Done" in str(state["records"])
-    finally:
-        process.close()
 
 
 @pytest.mark.spec("C3")
 def test_a_change_that_waits_for_a_restart_is_told_in_the_last_session_when_it_has_come(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "retinue.toml").write_text("# mine\n[house]\ndrain_s = 1.0\n")
-    process = HouseProcess(home)
-    process.open()
-    try:
-        rim = Rim(process)
+    with open_rim(tmp_path, "# mine\n[house]\ndrain_s = 1.0\n") as rim:
+        home = rim.process.home
         session = rim.do("envelope.send", to="agent:guide", text="echo hello")["session"]
         seen = rim.do("config.show")["hash"]
         stale = {"changes": {"house": {"drain_s": 2.0}}, "expected_hash": "0" * 64}
@@ -165,9 +141,9 @@ def test_a_change_that_waits_for_a_restart_is_told_in_the_last_session_when_it_h
         assert changed["waiting-for-a-restart"] == ["house.zone"]
         assert (home / "retinue.toml").read_text().startswith("# mine\n")
         for _ in range(2):  # told once, however often it is opened
-            process.kill()
-            process.open()
-        rim = Rim(process)
+            rim.process.kill()
+            rim.process.open()
+        rim = Rim(rim.process)
 
         def told() -> int:
             records = rim.do("session.history", session=session, limit=50)["records"]
@@ -178,5 +154,3 @@ def test_a_change_that_waits_for_a_restart_is_told_in_the_last_session_when_it_h
             time.sleep(0.05)
         assert told() == 1
         assert rim.do("house.status")["now"].endswith(("+01:00", "+02:00"))
-    finally:
-        process.close()

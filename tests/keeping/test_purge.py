@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy as sa
+from busy import script
 from desk.desk_house import desk_house, person
 
 from retinue.config.settings import Retention
@@ -22,12 +23,10 @@ from retinue.domain.agent import Agent, Delivery, ToolRules
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.ids import EnvelopeId, TokenId
-from retinue.domain.record import ToolResult, UserTurn
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
 from retinue.mailroom.retry import retry
-from retinue.models.base import Prompt
 from retinue.operations.keeping import TIDY_EVERY_S, TIDY_FIRST_S, purge_house, tidy_forever, would_purge
 from retinue.store import answers, approvals, dead, ledger, mail, news, purge, tokens
 from retinue.store.connection import Body, Store, Then
@@ -37,7 +36,6 @@ from retinue.store.threads import thread
 from retinue.store.why import why
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector
-from retinue.testing.scripted_model import Line, calls, says
 
 T = TypeVar("T")
 
@@ -48,22 +46,6 @@ AGENTS = (
     Agent(name="quick", model="scripted", queue=QueuePolicy(mode=QueueMode.STEER)),
 )
 TEXTS = ("hello", "use a tool", "fail", "hush", "be slow")
-
-
-def script(prompt: Prompt) -> Line:
-    match prompt.records[-1].body:
-        case ToolResult():
-            return says("that is done", cost_microusd=300)
-        case UserTurn(text=text) if "use a tool" in text:
-            return calls("append_line", text="hello")
-        case UserTurn(text=text) if "fail" in text:
-            return says("", fails="the model is out of order")
-        case UserTurn(text=text) if "be slow" in text:
-            return says("at last", after_s=600)
-        case UserTurn(text=text) if "hush" in text:
-            return says("NO_REPLY")
-        case _:
-            return says("very well", cost_microusd=700)
 
 
 @dataclass

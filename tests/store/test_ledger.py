@@ -13,23 +13,21 @@ from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy as sa
+from busy import script
 
 from retinue.domain.agent import Agent, Delivery, ToolRules
 from retinue.domain.envelope import Outcome
 from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.ports import Clock
-from retinue.domain.record import ToolResult, UserTurn
 from retinue.domain.session import Origin, OriginKind, Overflow, QueueMode, QueuePolicy
 from retinue.domain.times import to_ms
 from retinue.mailroom.retry import retry
-from retinue.models.base import Prompt
 from retinue.store import approvals, deliveries, envelopes, ledger, runs, sqlite
 from retinue.store.connection import Body, Store, Then
 from retinue.store.equations import RULES
 from retinue.testing.household import House, Household
 from retinue.testing.postgres import PostgresServer
 from retinue.testing.quiet_connector import QuietConnector
-from retinue.testing.scripted_model import Line, calls, says
 
 T = TypeVar("T")
 
@@ -71,23 +69,6 @@ class AuditedStore:
 
     async def close(self) -> None:
         await self.store.close()
-
-
-def script(prompt: Prompt) -> Line:
-    """What the model does is asked for in the mail itself."""
-    match prompt.records[-1].body:
-        case ToolResult():
-            return says("that is done", cost_microusd=300)
-        case UserTurn(text=text) if "use a tool" in text:
-            return calls("append_line", text="hello")
-        case UserTurn(text=text) if "fail" in text:
-            return says("", fails="the model is out of order")
-        case UserTurn(text=text) if "be slow" in text:
-            return says("at last", after_s=600)
-        case UserTurn(text=text) if "hush" in text:
-            return says("NO_REPLY")
-        case _:
-            return says("very well", cost_microusd=700)
 
 
 AGENTS = (

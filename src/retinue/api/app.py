@@ -75,7 +75,12 @@ class Request:
         try:
             found = parse_qs(self.scope["query_string"].decode("latin-1"), max_num_fields=QUERY_FIELDS_MAX).get(name)
         except ValueError as error:
-            raise Invalid("this query cannot be read", because=str(error), code="request.query-invalid") from error
+            raise Invalid(
+                "this query cannot be read",
+                because=str(error),
+                try_this="encode it as UTF-8, with %XX for the rest",
+                code="request.query-invalid",
+            ) from error
         return found[-1] if found else None
 
 
@@ -295,7 +300,10 @@ class App:
             and await self.desk.store.read(lambda conn: sees_session(conn, caller.principal, session))
         ):
             raise NotFound(
-                f"no session {session[:40]}", because="none that you see has this id", code="session.not-found"
+                f"no session {session[:40]}",
+                because="none that you see has this id",
+                try_this="look at `session.list`",
+                code="session.not-found",
             )
         self._begin_following(caller, request.visit)
         self.counts.streams += 1
@@ -400,7 +408,12 @@ def _is_exempt(caller: Caller, came: Visit) -> bool:
 
 def _cursor(text: str) -> int | None:
     if text and not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise Invalid(f"'{text[:40]}' is no cursor", because="a cursor is a number", code="cursor.invalid")
+        raise Invalid(
+            f"'{text[:40]}' is no cursor",
+            because="a cursor is a number",
+            try_this="take it from `hello`, or from the last news",
+            code="cursor.invalid",
+        )
     return int(text) if text else None
 
 

@@ -145,14 +145,24 @@ def _foreign_origin() -> NotAllowed:
 def _peer(scope: Mapping[str, Any]) -> str:
     client = scope.get("client")
     if client is None:
-        raise Invalid("who knocks?", because="the connection has no other end", code="request.no-peer")
+        raise Invalid(
+            "who knocks?",
+            because="the connection has no other end",
+            try_this="connect by TCP or by the unix socket",
+            code="request.no-peer",
+        )
     return _plain(str(client[0]))
 
 
 def _host(scope: Mapping[str, Any], headers: Mapping[bytes, bytes], *, trusted: bool) -> str:
     """The one Host that the request names. Two of them are nobody's honest request."""
     if sum(1 for name, _ in scope["headers"] if name == b"host") != 1:
-        raise Invalid("this request must name one Host", because="it names none, or several", code="request.host-count")
+        raise Invalid(
+            "this request must name one Host",
+            because="it names none, or several",
+            try_this="send one Host header",
+            code="request.host-count",
+        )
     forwarded = headers.get(b"x-forwarded-host", b"") if trusted else b""
     return (forwarded or headers[b"host"]).decode("latin-1").strip().lower()
 

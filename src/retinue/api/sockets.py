@@ -58,6 +58,7 @@ class MaskForm(msgspec.Struct, forbid_unknown_fields=True):
             raise Invalid(
                 "this mask is too long",
                 because=f"a list in it has {MASK_LENGTH_MAX} entries at most",
+                try_this="leave that list out, and pass over what you do not want",
                 code="live.mask-invalid",
             )
         return Mask(events=_set(self.events), news=_set(self.news), tools=_set(self.tools), phases=_set(self.phases))

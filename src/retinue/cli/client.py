@@ -110,8 +110,11 @@ def _connect(timeout_s: float) -> tuple[_socket.socket, str]:
     return link, "retinue"
 
 
-def _request(method: str, path: str, host: str, body: bytes = b"", *, key: str = "") -> bytes:
-    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {_token()}\r\nConnection: close\r\n"
+def _request(method: str, path: str, host: str, body: bytes = b"", *, key: str = "", token: str | None = None) -> bytes:
+    """As ourselves; with an empty token, as nobody."""
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+    if bearer := _token() if token is None else token:
+        head += f"Authorization: Bearer {bearer}\r\n"
     if key:
         head += f"Idempotency-Key: {_header(key)}\r\n"
     if body:
@@ -202,10 +205,15 @@ class Chunks:
 def ask(operation: str, parameters: dict[str, Any] | None = None, *, key: str = "", timeout_s: float = CALL_S) -> bytes:
     """Ask for one operation; its answer as it came. With a key, what it does is done once, however often asked."""
     body = json.dumps(parameters or {}).encode()
+    path = "/api/" + operation.replace(".", "/")
+    return _asked(lambda host: _request("POST", path, host, body, key=key), timeout_s=timeout_s)
+
+
+def _asked(request: Callable[[str], bytes], *, timeout_s: float) -> bytes:
+    """Say one request to the house, by the name it goes by there, and hear its answer."""
     link, host = _connect(timeout_s)
     try:
-        request = _request("POST", "/api/" + operation.replace(".", "/"), host, body, key=key)
-        _say(link, request)
+        _say(link, request(host))
         status, headers, heard = _head(link)
         answer = _body(link, headers, heard)
     except (OSError, ValueError) as error:
@@ -225,20 +233,7 @@ def call(operation: str, parameters: dict[str, Any] | None = None) -> dict[str, 
 def join(invitation: str) -> dict[str, Any]:
     """Hand in an invitation. Whoever does so is nobody yet, so no token goes with it."""
     body = json.dumps({"invitation": invitation}).encode()
-    link, host = _connect(CALL_S)
-    try:
-        head = f"POST /api/join HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        _say(link, head.encode("latin-1") + body)
-        status, headers, heard = _head(link)
-        answer = _body(link, headers, heard)
-    except (OSError, ValueError) as error:
-        raise HouseClosed(f"the line broke before it answered ({error})", asked=True) from None
-    finally:
-        link.close()
-    if status >= 400:
-        raise _refusal(answer)
-    return json.loads(answer)
+    return json.loads(_asked(lambda host: _request("POST", "/api/join", host, body, token=""), timeout_s=CALL_S))
 
 
 def _refusal(answer: bytes) -> Refused:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
@@ -37,8 +37,6 @@ from retinue.store.connection import NO_FAULTS, Store
 from retinue.store.house import Page, latest_ms
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 DRAIN_S = 30.0
 STORE_RETRY_S = 1.0
@@ -359,6 +357,7 @@ class EmbeddedEngine:
             if isinstance(claimed, Nothing):
                 more, following = claimed.again, None
             elif claimed.run.id in lane.ended:
+                self._in_hand.discard(claimed.run.id)
                 return True
             else:
                 ended = await self._work(lane, claimed)
@@ -476,11 +475,10 @@ class EmbeddedEngine:
         await self._clock.sleep(STORE_RETRY_S)
         self.wake(wake)
 
-    def _aside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._side.add(task)
         task.add_done_callback(self._side.discard)
-        return task
 
     def _now_ms(self) -> int:
         return to_ms(self._clock.now())

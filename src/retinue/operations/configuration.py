@@ -133,6 +133,7 @@ async def check(desk: Desk, caller: Principal, asked: Check) -> ConfigChecked:
         raise Invalid(
             "this is too long for a settings file",
             because=f"one has at most {FILE_BYTES_MAX:,} bytes",
+            try_this="put parts of it into files of their own, and `include` them",
             code="config.too-large",
         )
     examined = await asyncio.to_thread(examine, keeper.environment, text=asked.text)
@@ -166,6 +167,7 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
         raise Invalid(
             f"'{asked.take[:40]}' cannot be taken",
             because='`take` is "file", or left out',
+            try_this="leave it out to see what differs",
             code="config.take-invalid",
         )
     keeper = desk.keeper()

@@ -92,7 +92,7 @@ def _text(node: ast.expr | None) -> str:
         case ast.JoinedStr(values=values):
             return "".join(_text(value) for value in values)
         case ast.FormattedValue(value=value):
-            return _name(value).upper()
+            return _name(value).strip("_").upper()
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _text(left) + _text(right)
         case ast.IfExp(body=body):
@@ -100,7 +100,7 @@ def _text(node: ast.expr | None) -> str:
         case None:
             return ""
         case _:
-            return _name(node).upper()
+            return _name(node).strip("_").upper()
 
 
 def _name(node: ast.expr) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +11,12 @@ import msgspec
 
 from retinue.domain import address
 from retinue.domain.envelope import Draft, Kind, Trust
-from retinue.domain.errors import RetinueError
+from retinue.domain.errors import NotFound, StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Ids, Post
+from retinue.store.disk import put_private
+
+log = logging.getLogger(__name__)
 
 FILE_NAME = "waiting-for-restart.json"
 
@@ -28,17 +31,14 @@ class Waiting(msgspec.Struct):
 
 def write_down(home: Path, paths: Sequence[str], *, agent: str, session: str) -> None:
     """In a file, for it must outlive the house that the change is about. The last one to change something is told."""
-    temporary = home / f".{FILE_NAME}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(Waiting(list(paths), agent, session)))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(home / FILE_NAME)
+    put_private(home / FILE_NAME, msgspec.json.encode(Waiting(list(paths), agent, session)))
 
 
 async def tell(home: Path, post: Post, ids: Ids) -> None:
-    """Once: the envelope's key comes from the note, and the note goes when it is accepted."""
+    """Once: the envelope's key comes from the note, and the note goes when it is accepted, or when nobody waits for it.
+
+    Where the store cannot take it now, the note stays for the next start.
+    """
     file = home / FILE_NAME
     try:
         text = file.read_bytes()
@@ -58,7 +58,9 @@ async def tell(home: Path, post: Post, ids: Ids) -> None:
     )
     try:
         await post.post(draft)
-    except RetinueError:
-        return  # the session, or its agent, is no longer here; then nobody waits for it either
-    finally:
-        file.unlink(missing_ok=True)
+    except NotFound:
+        log.info("restart told to nobody", extra={"session": waiting.session})  # it, or its agent, is no longer here
+    except StoreError as error:
+        log.warning("restart not told", extra={"code": error.code})
+        return
+    file.unlink(missing_ok=True)

@@ -32,6 +32,7 @@ from sqlalchemy.pool import NullPool
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, StoreError
 from retinue.store import ledger
 from retinue.store.connection import explain
+from retinue.store.disk import sync, write_private
 from retinue.store.files import Files
 from retinue.store.opening import SCHEMA
 from retinue.store.purge import named_attachments
@@ -90,7 +91,7 @@ def copy_store(conn: sa.Connection, *, target: Path) -> set[str]:
         # All pages in one step: in several, each commit of the house would have it begin again from the first.
         raw.backup(copy)
         copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
-    _sync(target)
+    sync(target)
     return named
 
 
@@ -123,9 +124,9 @@ def copy_rest(home: Path, folder: Path, named: Iterable[str], *, made_at: str, v
             parts=tuple(parts),
             missing=tuple(missing),
         )
-        _write(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        write_private(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         for directory in {folder, *(path.parent for path in folder.rglob("*"))}:
-            _sync(directory)
+            sync(directory)
     return manifest
 
 
@@ -190,7 +191,7 @@ def new_folder(folder: Path) -> Generator[Path]:
         yield partial_
         with _telling("be made"):
             os.rename(partial_, folder)
-            _sync(folder.parent)
+            sync(folder.parent)
     finally:
         shutil.rmtree(partial_, ignore_errors=True)
 
@@ -313,10 +314,10 @@ def restore(folder: Path, *, home: Path, store: Path, now_ms: int, label: str) -
                         code="backup.unsound",
                     )
             before.mkdir(mode=0o700)
-            _write(home / UNDER_WAY, str(before).encode())
+            write_private(home / UNDER_WAY, str(before).encode())
             _exchange(staged, before, home=home, store=store)
             (home / UNDER_WAY).unlink()
-            _sync(home)
+            sync(home)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     return before
@@ -334,13 +335,13 @@ def _exchange(staged: Path, before: Path, *, home: Path, store: Path) -> None:
     for source, name in ((store, STORE), (log, f"{STORE}-wal")):
         if source.exists():
             _keep_too(source, before / name)
-    _sync(before)
+    sync(before)
     # The log goes before the store does. Beside the new store, SQLite would take the old one's log for its own.
     for leftover in (log, index):
         leftover.unlink(missing_ok=True)
-    _sync(store.parent)
+    sync(store.parent)
     os.replace(staged / STORE, store)
-    _sync(store.parent)
+    sync(store.parent)
     for name in (FILES, AGENTS, SETTINGS):
         if name == SETTINGS and not (staged / name).exists():
             continue  # settings that lie elsewhere are not in the backup, and stay as they are
@@ -348,7 +349,7 @@ def _exchange(staged: Path, before: Path, *, home: Path, store: Path) -> None:
             os.rename(home / name, before / name)
         if (staged / name).exists():
             os.rename(staged / name, home / name)
-    _sync(before)
+    sync(before)
 
 
 def _keep_too(source: Path, target: Path) -> None:
@@ -356,7 +357,7 @@ def _keep_too(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another disk, or one that knows no links
         shutil.copy2(source, target)
-        _sync(target)
+        sync(target)
 
 
 # Files
@@ -394,21 +395,6 @@ def _described(folder: Path, path: Path) -> Part:
 
 def _chunks(read: Callable[[int], bytes]) -> Iterator[bytes]:
     return iter(partial(read, CHUNK_BYTES), b"")
-
-
-def _write(path: Path, content: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as writing:
-        writing.write(content)
-        writing.flush()
-        os.fsync(writing.fileno())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

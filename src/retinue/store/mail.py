@@ -12,7 +12,7 @@ from retinue.domain.principal import HOUSE, Principal
 from retinue.store import sight
 from retinue.store import tables as t
 from retinue.store.envelopes import envelope_of
-from retinue.store.sight import Scope, me, scope_of
+from retinue.store.sight import Scope, is_under, me, scope_of, under
 
 MS_LAST = 253_402_300_799_999  # the last millisecond of the year 9999
 
@@ -33,14 +33,10 @@ class Wanted:
     older_than_seq: int = 2**62
 
 
-def _of(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    return sa.or_(column == _b("who"), sa.and_(column >= _b("who_from"), column < _b("who_to")))
-
-
 _listed = {
     (scope, side): sa.select(t.envelopes)
     .where(
-        _of(column),
+        is_under("who", column),
         t.envelopes.c.status == _b("status"),
         t.envelopes.c.accepted_ms >= _b("after"),
         t.envelopes.c.accepted_ms < _b("before"),
@@ -70,11 +66,8 @@ _read = (
 
 def listed(conn: sa.Connection, wanted: Wanted, *, limit: int, seen_by: Principal = HOUSE) -> list[Envelope]:
     """Newest first."""
-    who = str(wanted.address)
     values = {
-        "who": who,
-        "who_from": f"{who}/",
-        "who_to": f"{who}0",
+        **under("who", str(wanted.address)),
         "status": wanted.status.value,
         "after": wanted.after_ms,
         "before": wanted.before_ms,

@@ -19,6 +19,7 @@ from retinue.domain.errors import StoreError
 from retinue.domain.ports import Faults
 from retinue.store import sqlite, tables
 from retinue.store.connection import NO_FAULTS, Store, explain
+from retinue.store.disk import sync
 from retinue.store.inspection import damaged, look
 from retinue.store.migrations import HEAD
 
@@ -187,7 +188,7 @@ def _make(path: Path, schema: Schema) -> None:
         with closing(sqlite.connect(new, writable=True)) as conn:
             _upgrade_in_transaction(conn, schema)
         _put(new, path)
-        _sync_directory(path.parent)
+        sync(path.parent)
     finally:
         _remove_copy(new)
 
@@ -232,14 +233,6 @@ def _touch_private(path: Path) -> None:
 def _remove_copy(path: Path) -> None:
     for leftover in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), Path(f"{path}-journal")):
         leftover.unlink(missing_ok=True)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

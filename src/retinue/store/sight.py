@@ -42,12 +42,17 @@ def me(principal: Principal) -> dict[str, Any]:
     if scope_of(principal) is Scope.ALL:
         return {}
     address = f"{principal.address.kind}:{principal.address.name}"
-    return {
-        "me": address,
-        "me_from": f"{address}/",
-        "me_to": f"{address}{_AFTER_SLASH}",
-        "my_name": principal.address.name,
-    }
+    return {**under("me", address), "my_name": principal.address.name}
+
+
+def under(name: str, address: str) -> dict[str, str]:
+    """The parameters of `is_under`."""
+    return {name: address, f"{name}_from": f"{address}/", f"{name}_to": f"{address}{_AFTER_SLASH}"}
+
+
+def is_under(name: str, column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Whether it is the address that parameter `name` names, or one below it: an agent's session, a conversation."""
+    return sa.or_(column == _b(name), sa.and_(column >= _b(f"{name}_from"), column < _b(f"{name}_to")))
 
 
 def per_scope(build: Callable[[Scope], T]) -> dict[Scope, T]:
@@ -56,7 +61,7 @@ def per_scope(build: Callable[[Scope], T]) -> dict[Scope, T]:
 
 
 def _mine(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    return sa.or_(column == _b("me"), sa.and_(column >= _b("me_from"), column < _b("me_to")))
+    return is_under("me", column)
 
 
 def sessions(scope: Scope, table: Any = t.sessions) -> sa.ColumnElement[bool]:
