@@ -51,6 +51,7 @@ requirements: ## compile requirements/*.txt again (ARGS=--upgrade takes the newe
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) pyproject.toml -o requirements/run.txt
 	$(COMPILE) pyproject.toml --extra postgres requirements/test.in -o requirements/test.txt
+	$(COMPILE) requirements/slow.in -o requirements/slow.txt
 
 # --- the house ---
 

@@ -14,6 +14,7 @@ from retinue.config import Settings
 from retinue.config.settings import Listen
 from retinue.daemon import Parts, run
 from retinue.domain.agent import Agent
+from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.record import Record, Reply, Stop, Usage, UserTurn
 from retinue.engine.lanes import Slots
 from retinue.logs import set_up_logs
@@ -38,10 +39,11 @@ class BenchModel:
         self._wire = WireCache()
         self._decode = msgspec.json.Decoder(MockReply).decode
 
-    def reserve_microusd(self, prompt: Prompt) -> int:
-        return 0
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(ref=ModelRef("", self.name), price=None)
 
-    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         parts = [b'{"messages":[', *self._wire.of(prompt.session, prompt.records, encode), b"null]}"]
         reply = self._decode(await self._pool.request(parts))
         yield Text(reply.text)

@@ -27,6 +27,7 @@ from contracts.engine_house import (
 
 from retinue.domain.agent import ToolRules
 from retinue.domain.envelope import TEXT_BYTES_MAX, Outcome
+from retinue.domain.model import FREE, ModelFacts, ModelRef
 from retinue.domain.record import Reply, Stop, Usage
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import RESULT_CHARS_MAX, Call, ToolSpec
@@ -46,10 +47,11 @@ class Odd:
     name: str = "odd"
     asked: int = 0
 
-    def reserve_microusd(self, prompt: Prompt) -> int:
-        return 0
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(ref=ModelRef("", self.name), price=FREE)
 
-    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         self.asked += 1
         if self.asked > 1:
             yield Text("better now")

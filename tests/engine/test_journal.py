@@ -104,7 +104,7 @@ class Curious(ScriptedModel):
     look: Callable[[], list[Any]] = list
     seen: list[list[Any]] = field(default_factory=list[list[Any]])
 
-    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         self.seen.append(self.look())
         async for chunk in ScriptedModel.reply(self, prompt):
             yield chunk

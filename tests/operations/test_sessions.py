@@ -14,6 +14,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
 from retinue.domain.event import News
+from retinue.domain.model import FREE, ModelFacts, ModelRef
 from retinue.domain.ports import Clock
 from retinue.domain.principal import Principal
 from retinue.domain.tool import ToolSpec
@@ -470,10 +471,11 @@ class StallingModel:
     words: str
     name: str = "stalling"
 
-    def reserve_microusd(self, prompt: Prompt) -> int:
-        return 0
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(ref=ModelRef("", self.name), price=FREE)
 
-    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         yield Text(self.words)
         await self.clock.sleep(3600)
 

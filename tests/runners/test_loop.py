@@ -15,11 +15,12 @@ from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.approval import ApprovalState
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.model import FREE, ModelFacts, ModelFailed, ModelRef
 from retinue.domain.record import Note, Record, Reply, Stop, Usage, UserTurn, kind_of
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import LaneKind, Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.tool import Call, ToolResult, call_hash
-from retinue.models.base import Asks, Chunk, Ended, ModelFailed, Models, Prompt, Text, Thinking
+from retinue.models.base import Asks, Chunk, Ended, Models, Prompt, Text, Thinking
 from retinue.runners.base import Assignment, Finished, Parked
 from retinue.runners.loop import Answer, AskModel, Loop, PerformCalls, PerformStored, listen, next_move, plain, spent
 from retinue.testing.fake_clock import FakeClock
@@ -367,10 +368,11 @@ class Speaker:
     name: str = "speaker"
     closed: bool = False
 
-    def reserve_microusd(self, prompt: Prompt) -> int:
-        return 0
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(ref=ModelRef("", self.name), price=FREE)
 
-    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         try:
             for chunk in self.chunks:
                 yield chunk

@@ -16,7 +16,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.envelope import Trust
 from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.ids import SessionId
-from retinue.domain.record import Body, Mark, Note, Record, RecordKind, Reply, Stop, Usage, UserTurn, kind_of
+from retinue.domain.record import Body, Mark, Note, Record, RecordKind, Reply, Stop, Summary, Usage, UserTurn, kind_of
 from retinue.domain.session import Origin, OriginKind, Session
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, ToolResult
@@ -269,7 +269,7 @@ def _as_line(record: Record) -> Line:
                 isError=result.failed,
             )
             return _Result(at, result.call, _Output(message))
-        case Note(text=text):
+        case Note(text=text) | Summary(text=text):
             return _NoteLine(at, text)
 
 

@@ -46,7 +46,8 @@ class Agent:
     description: str = ""
     runner: str = "loop"
     provider: str | None = None  # None: whoever sells the model
-    model: str = "guide"
+    model: str = ""  # empty: as the house has it
+    fallbacks: tuple[str, ...] | None = None  # None: as the house has them; empty: none
     effort: str | None = None  # None: as the model would have it
     instructions: str = ""
     delivery: Delivery = Delivery.RESUME
@@ -56,7 +57,10 @@ class Agent:
     turns_max: int = TURNS_MAX
     run_seconds_max: float = RUN_SECONDS_MAX
     tokens_max: int | None = None
-    cost_microusd_max: int | None = None
+    cost_microusd_max: int | None = None  # of one run
+    tree_microusd_max: int | None = None  # of a run, and of every run that came of it
+    day_microusd_max: int | None = None
+    month_microusd_max: int | None = None
     attempts_max: int = ATTEMPTS_MAX
     replay_age_s: float | None = None  # None: pending mail is worked however old; 0: none is worked after a restart
     approval_wait_s: float = APPROVAL_WAIT_S

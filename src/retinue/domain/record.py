@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Trust
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.tool import Call, ToolResult
@@ -34,13 +35,23 @@ class UserTurn:
 
     text: str
     envelopes: tuple[EnvelopeId, ...] = ()
+    attachments: tuple[Attachment, ...] = ()  # what came with the envelopes, to be shown to a model that can see it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
+    """What a reply took. `input_tokens` are all that were read, cached or not; `output_tokens` hold those of thinking.
+
+    `estimated`: the provider did not say, so these are ours, and no total counts them.
+    """
+
     input_tokens: int = 0
     output_tokens: int = 0
     cost_microusd: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    estimated: bool = False
 
 
 NO_USAGE = Usage()
@@ -53,17 +64,54 @@ class Stop(StrEnum):
     CALLS = "calls"
     LENGTH = "length"
     CUT_OFF = "cut-off"  # by us, in the middle
+    FILTERED = "filtered"  # refused, by the model or by its provider
+    PAUSED = "paused"  # to go on, it wants its own words back
+
+
+class PieceKind(StrEnum):
+    TEXT = "text"
+    THINKING = "thinking"
+    CALL = "call"
+    SERVER = "server"  # done by the provider itself: no words and no call of ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A stretch of a reply, in the order in which it came: the next `length` characters of its text or thinking, or
+    the next so many of its calls.
+
+    `seal` is what the provider wants back with it: a signature, an encrypted thought. It means nothing to another.
+    """
+
+    kind: PieceKind
+    length: int = 0
+    seal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a model said in one turn, and what it asked for."""
+    """What a model said in one turn, and what it asked for.
+
+    `pieces` are there only where order or seals matter; without them it is thinking, text, calls. A seal is good for
+    the `provider` who made it, and for no other.
+    """
 
     text: str
     calls: tuple[Call, ...] = ()
     thinking: str = ""
     stop: Stop = Stop.END
     model: str = ""
+    usage: Usage = NO_USAGE
+    provider: str = ""
+    pieces: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a context was before `kept_from`, told in short: read first, and what it tells of is not read again."""
+
+    text: str
+    kept_from: int
     usage: Usage = NO_USAGE
 
 
@@ -78,7 +126,7 @@ class Note:
     call: str = ""
 
 
-Body = Mark | UserTurn | Reply | ToolResult | Note
+Body = Mark | UserTurn | Reply | ToolResult | Note | Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,5 +152,7 @@ def kind_of(body: Body) -> RecordKind:
             return RecordKind.TOOL
         case Note():
             return RecordKind.NOTE
+        case Summary():
+            return RecordKind.SUMMARY
         case Mark():
             return RecordKind.RESET

@@ -106,6 +106,20 @@ class QueueOverride:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mind:
+    """A session's own word on what it thinks with; None leaves the agent's.
+
+    `credential` is the one that last served, kept for its provider's cache, or the one that a person chose (`pinned`),
+    which is never exchanged for another.
+    """
+
+    model: str | None = None
+    effort: str | None = None
+    credential: str | None = None
+    pinned: bool = False
+
+
 class Wakefulness(StrEnum):
     """Stored, so that a start loads only the sessions that have something to do."""
 
@@ -123,13 +137,15 @@ class Session:
     queue: QueueOverride
     epoch: int
     record_seq: int
-    context_from: int  # seq of the last start or reset marker: the context begins there
+    context_from: int  # seq at which the context begins: a start, a reset, or what the newest summary has kept
     revision: int
     created_at: datetime
     updated_at: datetime
     snippet: str
     pinned_at: datetime | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    mind: Mind = Mind()
+    compactions: int = 0  # in this context, and forgotten with it
     deleted_at: datetime | None = None
 
 

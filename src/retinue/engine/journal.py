@@ -245,7 +245,7 @@ def write_step(
         records.add(conn, append.records)
     if opening is not None:
         runs.open_step(conn, opening, at_ms=page.at_ms)
-        _reserve(page, opening)
+        _reserve(page, work.run, opening)
         if opening.kind is StepKind.TOOL and opening.call is not None:
             page.tell(
                 NewsKind.STEP_OPENED,
@@ -258,14 +258,14 @@ def write_step(
             )
     if again is not None:
         runs.try_step_again(conn, again)
-        _reserve(page, again)
+        _reserve(page, work.run, again)
     page.close()
     return Written(append.seq, held, joined)
 
 
-def _reserve(page: Page, step: Step) -> None:
+def _reserve(page: Page, run: Run, step: Step) -> None:
     if step.reserved_microusd:
-        money.reserve(page.conn, step.run, step.turn, step.attempt, microusd=step.reserved_microusd, at_ms=page.at_ms)
+        money.reserve(page.conn, run, step.turn, step.attempt, microusd=step.reserved_microusd, at_ms=page.at_ms)
 
 
 def _join(append: Append, work: Work, zone: ZoneInfo) -> tuple[tuple[Envelope, ...], tuple[Record, ...]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sys import getsizeof
 
 from retinue.domain.ids import SessionId
-from retinue.domain.record import Mark, Note, Record, Reply, UserTurn
+from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.session import Session
 from retinue.domain.tool import ToolResult
 from retinue.runners.context import whole
@@ -91,5 +91,5 @@ def size_of(record: Record) -> int:
         case Reply(text=text, thinking=thinking, calls=calls):
             asked = sum(CALL_OVERHEAD_BYTES + getsizeof(str(call.arguments)) for call in calls)
             return RECORD_OVERHEAD_BYTES + getsizeof(text) + getsizeof(thinking) + asked
-        case ToolResult(output=text) | UserTurn(text=text) | Note(text=text) | Mark(text=text):
+        case ToolResult(output=text) | UserTurn(text=text) | Note(text=text) | Mark(text=text) | Summary(text=text):
             return RECORD_OVERHEAD_BYTES + getsizeof(text)

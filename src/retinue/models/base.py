@@ -7,18 +7,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from retinue.domain.errors import NotFound, RetinueError
+from retinue.domain.attachment import Attachment
+from retinue.domain.errors import NotFound
 from retinue.domain.ids import SessionId
-from retinue.domain.record import Record, Stop, Usage
+from retinue.domain.model import OUTPUT_TOKENS_MAX, ModelFacts
+from retinue.domain.record import PieceKind, Record, Stop, Usage
 from retinue.domain.tool import Call, ToolSpec
 
 WIRE_CACHE_BYTES_MAX = 16 * 1024 * 1024
-
-
-class ModelFailed(RetinueError):
-    """The model could not reply, in words for the person who waits."""
-
-    code = "model.failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +35,29 @@ class Asks:
 
 
 @dataclass(frozen=True, slots=True)
+class Seals:
+    """What the provider wants back with what it has just said. Where that was of another kind, or is sealed already,
+    it belongs to a new stretch without words."""
+
+    kind: PieceKind
+    seal: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
-    """Always the last chunk of a reply that came through whole."""
+    """Always the last chunk of a reply that came through whole. A cost of nothing means: work it out from the price."""
 
     stop: Stop
     usage: Usage
 
 
-Chunk = Text | Thinking | Asks | Ended
+Chunk = Text | Thinking | Asks | Seals | Ended
+
+
+class Media(Protocol):
+    """Where the bytes of an attachment are. None where they are gone."""
+
+    def read(self, attachment: Attachment) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +68,24 @@ class Prompt:
     instructions: str
     records: Sequence[Record]
     tools: Sequence[ToolSpec]
+    output_tokens_max: int = OUTPUT_TOKENS_MAX
+    effort: str | None = None
+    media: Media | None = None
 
 
 class Model(Protocol):
-    """Replies to a prompt as a stream that ends with `Ended`, or raises `ModelFailed`."""
+    """Replies to a prompt as a stream that ends with `Ended`, or raises `ModelFailed`.
+
+    `key` is the credential to ask with: empty where none is needed. It is in no error, no log and no `repr`.
+    """
 
     @property
     def name(self) -> str: ...
 
-    def reserve_microusd(self, prompt: Prompt) -> int:
-        """The most this reply can cost: reserved before it is asked for."""
-        ...
+    @property
+    def facts(self) -> ModelFacts: ...
 
-    def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]: ...
+    def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]: ...
 
 
 class Models:

@@ -13,10 +13,11 @@ from functools import reduce
 from itertools import islice, takewhile
 from typing import Any
 
+from retinue.domain.model import FREE, ModelFacts, ModelFailed, ModelRef
 from retinue.domain.ports import Clock
 from retinue.domain.record import NO_USAGE, Note, Record, RecordKind, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.base import Asks, Chunk, Ended, ModelFailed, Prompt, Text, Thinking
+from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
 
 PAUSE_S = 0.03
 COUNT_MAX = 1000
@@ -59,10 +60,11 @@ class Guide:
     pause_s: float = PAUSE_S
     name: str = "guide"
 
-    def reserve_microusd(self, prompt: Prompt) -> int:
-        return 0
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(ref=ModelRef("", self.name), price=FREE)
 
-    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         script = script_for(prompt)
         if script.after_s:
             await self.clock.sleep(script.after_s)

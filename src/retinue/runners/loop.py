@@ -15,12 +15,13 @@ from typing import Any, cast
 from retinue.domain.agent import Agent
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import short
+from retinue.domain.model import ModelFailed
 from retinue.domain.ports import Ask, Journal, Tell
-from retinue.domain.record import Note, Record, Reply, UserTurn
+from retinue.domain.record import Note, Piece, PieceKind, Record, Reply, UserTurn
 from retinue.domain.run import Run
 from retinue.domain.text import storable
 from retinue.domain.tool import Call, ToolResult
-from retinue.models.base import Asks, Chunk, Ended, Model, ModelFailed, Models, Prompt, Text, Thinking
+from retinue.models.base import Asks, Chunk, Ended, Model, Models, Prompt, Seals, Text, Thinking
 from retinue.runners.base import Assignment, Finished, Parked
 from retinue.tools.base import Scene
 from retinue.tools.toolbox import Toolbox, refusal
@@ -125,7 +126,7 @@ class Loop:
         await journal.reply(
             turn,
             partial(listen, model, prompt, journal, tell, turn),
-            reserve_microusd=model.reserve_microusd(prompt),
+            reserve_microusd=model.facts.price.call if model.facts.price else 0,
         )
 
     async def _perform(
@@ -212,6 +213,7 @@ async def _hear(name: str, chunks: AsyncIterator[Chunk], run: Run, tell: Tell, t
     text: list[str] = []
     thinking: list[str] = []
     calls: list[Call] = []
+    pieces = _Pieces()
     text_offset = thinking_offset = 0
     async for chunk in chunks:
         match chunk:
@@ -220,15 +222,20 @@ async def _hear(name: str, chunks: AsyncIterator[Chunk], run: Run, tell: Tell, t
                 tell.delta(_delta(run, turn, attempt, DeltaKind.TEXT, text_offset, words))
                 text.append(words)
                 text_offset += len(words)
+                pieces.add(PieceKind.TEXT, len(words))
             case Thinking(said):
                 words = storable(said)
                 tell.delta(_delta(run, turn, attempt, DeltaKind.THINKING, thinking_offset, words))
                 thinking.append(words)
                 thinking_offset += len(words)
+                pieces.add(PieceKind.THINKING, len(words))
             case Asks(call):
                 # Providers number calls as they please; ours are unique in the session and the same on each attempt.
                 id_ = f"{short(run.id)}-{turn}-{len(calls) + 1}"
                 calls.append(Call(id=id_, tool=storable(call.tool), arguments=plain(call.arguments)))
+                pieces.add(PieceKind.CALL, 1)
+            case Seals(kind, seal):
+                pieces.seal(kind, storable(seal))
             case Ended(stop, usage):
                 return Reply(
                     text="".join(text),
@@ -237,6 +244,7 @@ async def _hear(name: str, chunks: AsyncIterator[Chunk], run: Run, tell: Tell, t
                     stop=stop,
                     model=name,
                     usage=usage,
+                    pieces=pieces.worth_keeping(),
                 )
     raise ModelFailed(
         f"{name} broke off in the middle of its reply",
@@ -244,6 +252,38 @@ async def _hear(name: str, chunks: AsyncIterator[Chunk], run: Run, tell: Tell, t
         try_this="ask again",
         code="model.broke-off",
     )
+
+
+class _Pieces:
+    """The order in which a reply came, and what its provider wants back with each stretch of it."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[PieceKind, int, str]] = []
+
+    def add(self, kind: PieceKind, length: int) -> None:
+        if self._pieces and kind is not PieceKind.CALL:
+            last, so_far, seal = self._pieces[-1]
+            if last is kind and not seal:
+                self._pieces[-1] = (kind, so_far + length, "")
+                return
+        self._pieces.append((kind, length, ""))
+
+    def seal(self, kind: PieceKind, seal: str) -> None:
+        if self._pieces and self._pieces[-1][0] is kind and not self._pieces[-1][2]:
+            self._pieces[-1] = (kind, self._pieces[-1][1], seal)
+        else:
+            self._pieces.append((kind, 0, seal))
+
+    def worth_keeping(self) -> tuple[Piece, ...]:
+        """None where the usual order says it all."""
+        kinds = [kind for kind, _, _ in self._pieces]
+        usual = sorted(kinds, key=_USUAL_ORDER.index) == kinds and kinds.count(PieceKind.TEXT) <= 1
+        if usual and not any(seal for _, _, seal in self._pieces):
+            return ()
+        return tuple(Piece(kind=kind, length=length, seal=seal) for kind, length, seal in self._pieces)
+
+
+_USUAL_ORDER = (PieceKind.THINKING, PieceKind.TEXT, PieceKind.CALL, PieceKind.SERVER)
 
 
 def plain(value: Any) -> Any:

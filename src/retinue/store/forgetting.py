@@ -13,7 +13,7 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.envelope import Trust
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
-from retinue.domain.record import Body, Mark, Note, Reply, UserTurn
+from retinue.domain.record import Body, Mark, Note, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult
 from retinue.store import people, sight, tokens
 from retinue.store import tables as t
@@ -108,10 +108,12 @@ def _without_words(row: sa.Row[Any]) -> Body:
             return UserTurn(text=FORGOTTEN, envelopes=envelopes)
         case Reply() as reply:
             calls = tuple(replace(call, arguments={}) for call in reply.calls)
-            return replace(reply, text=FORGOTTEN, thinking="", calls=calls)
+            return replace(reply, text=FORGOTTEN, thinking="", calls=calls, pieces=())
         case ToolResult() as result:
             return replace(result, output=FORGOTTEN)
         case Note() as note:
             return replace(note, text=FORGOTTEN)
+        case Summary() as summary:
+            return replace(summary, text=FORGOTTEN)
         case Mark():
             return Mark()

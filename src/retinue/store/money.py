@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from retinue.domain.address import AddressKind
+from retinue.domain.run import Run
 from retinue.store import tables as t
+
+DAY_MS = 86_400_000
 
 _b = sa.bindparam
 _reserve = t.money.insert()
@@ -23,13 +27,32 @@ _lost = (
 )
 
 
-def reserve(conn: sa.Connection, run: str, turn: int, attempt: int, *, microusd: int, at_ms: int) -> None:
+def reserve(conn: sa.Connection, run: Run, turn: int, attempt: int, *, microusd: int, at_ms: int) -> None:
     conn.execute(
         _reserve,
         {
-            "run": run,
+            "run": run.id,
             "turn": turn,
+            "idx": 0,
             "attempt": attempt,
+            "session": run.session,
+            "root": run.id,
+            "agent": run.agent,
+            "person": run.sender.name if run.sender.kind is AddressKind.PERSON else "",
+            "provider": "",
+            "model": "",
+            "credential": "",
+            "day": at_ms // DAY_MS,
+            "input_tokens": 0,
+            "output_tokens": 0,
+            "cache_read_tokens": 0,
+            "cache_write_tokens": 0,
+            "reasoning_tokens": 0,
+            "estimated": False,
+            "failure": None,
+            "next_move": None,
+            "error": None,
+            "ended_ms": None,
             "reserved_microusd": microusd,
             "settled_microusd": 0,
             "released_microusd": 0,

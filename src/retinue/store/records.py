@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from retinue.domain.envelope import Trust
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.record import Body, Mark, Note, Record, RecordKind, Reply, UserTurn
+from retinue.domain.record import Body, Mark, Note, Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import ToolResult
 from retinue.store import tables as t
@@ -24,7 +24,7 @@ _decoders: dict[RecordKind, msgspec.json.Decoder[Any]] = {
     RecordKind.USER: msgspec.json.Decoder(UserTurn),
     RecordKind.ASSISTANT: msgspec.json.Decoder(Reply),
     RecordKind.TOOL: msgspec.json.Decoder(ToolResult),
-    RecordKind.SUMMARY: msgspec.json.Decoder(Note),
+    RecordKind.SUMMARY: msgspec.json.Decoder(Summary),
     RecordKind.NOTE: msgspec.json.Decoder(Note),
 }
 _insert = t.records.insert()

@@ -15,7 +15,7 @@ from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.record import Mark, Record, RecordKind
-from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.session import Mind, Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.times import from_ms
 from retinue.store import records, sight
 from retinue.store import tables as t
@@ -27,6 +27,8 @@ _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _queue = msgspec.json.Decoder(QueueOverride)
 _attributes = msgspec.json.Decoder(dict[str, Any])
+_mind = msgspec.json.Decoder(Mind)
+NO_MIND = "{}"
 NO_OVERRIDE = _encode(QueueOverride()).decode()
 
 _here = t.sessions.c.deleted_ms.is_(None)
@@ -59,7 +61,7 @@ _append = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(reco
 _reset = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
-    .values(record_seq=_b("seq"), context_from=_b("seq"), updated_ms=_b("now"))
+    .values(record_seq=_b("seq"), context_from=_b("seq"), compactions=0, updated_ms=_b("now"))
 )
 _set_queue = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(queue=_b("body"), updated_ms=_b("now"))
 _rename = (
@@ -68,6 +70,17 @@ _rename = (
     .values(name=_b("new_name"), folded=_b("new_folded"), updated_ms=_b("now"))
 )
 _pin = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(pinned_ms=_b("pinned"), updated_ms=_b("now"))
+_set_mind = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(mind=_b("body"))
+_compact = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(
+        context_from=_b("marker"),
+        revision=t.sessions.c.revision + 1,
+        compactions=t.sessions.c.compactions + 1,
+        updated_ms=_b("now"),
+    )
+)
 _set_attributes = (
     t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(attributes=_b("body"), updated_ms=_b("now"))
 )
@@ -163,6 +176,8 @@ def session_of(row: sa.Row[Any]) -> Session:
         snippet=row.snippet,
         pinned_at=from_ms(row.pinned_ms) if row.pinned_ms is not None else None,
         attributes=_attributes.decode(row.attributes) if row.attributes != "{}" else {},
+        mind=_mind.decode(row.mind) if row.mind != NO_MIND else Mind(),
+        compactions=row.compactions,
         deleted_at=from_ms(row.deleted_ms) if row.deleted_ms is not None else None,
     )
 
@@ -221,6 +236,8 @@ def add(
             "wakefulness": Wakefulness.SLEEPING.value,
             "queue": NO_OVERRIDE,
             "attributes": _encode(attributes).decode() if attributes else "{}",
+            "mind": NO_MIND,
+            "compactions": 0,
             "epoch": 0,
             "record_seq": 1,
             "context_from": 1,
@@ -277,6 +294,16 @@ def set_context_from(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> 
 
 def set_queue(conn: sa.Connection, id_: str, queue: QueueOverride, *, at_ms: int) -> None:
     conn.execute(_set_queue, {"the_id": id_, "body": _encode(queue).decode(), "now": at_ms})
+
+
+def set_mind(conn: sa.Connection, id_: str, mind: Mind) -> None:
+    """Not a change that anyone waits for: it does not bring the session to the top of a list."""
+    conn.execute(_set_mind, {"the_id": id_, "body": _encode(mind).decode()})
+
+
+def compact(conn: sa.Connection, id_: str, *, kept_from: int, at_ms: int) -> None:
+    """The context begins later from here on. What came before stays in the history."""
+    conn.execute(_compact, {"the_id": id_, "marker": kept_from, "now": at_ms})
 
 
 def by_name(conn: sa.Connection, agent: str, name: str) -> SessionId | None:

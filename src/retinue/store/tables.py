@@ -154,6 +154,8 @@ sessions = sa.Table(
     _ms("pinned_ms", nullable=True),
     sa.Column("folded", sa.Text),
     _ms("deleted_ms", nullable=True),
+    sa.Column("mind", sa.Text, nullable=False),
+    sa.Column("compactions", sa.Integer, nullable=False),
     sqlite_with_rowid=False,
 )
 _partial(
@@ -363,18 +365,92 @@ deliveries = sa.Table(
 )
 _partial("ix_deliveries_sending", deliveries.c.envelope, where=deliveries.c.state == word("'sending'"))
 
+# Every call of a model: what was reserved for it, what it came to, and, where it failed, what was tried next.
 money = sa.Table(
     "money",
     metadata,
     _id("run", primary_key=True),
     sa.Column("turn", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("idx", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    _id("session", nullable=False),
+    _id("root", nullable=False),
+    sa.Column("agent", sa.String(64), nullable=False),
+    sa.Column("person", sa.String(64), nullable=False),
+    sa.Column("provider", sa.String(64), nullable=False),
+    sa.Column("model", sa.String(256), nullable=False),
+    sa.Column("credential", sa.String(128), nullable=False),
+    sa.Column("day", sa.Integer, nullable=False),
     sa.Column("reserved_microusd", sa.BigInteger, nullable=False),
     sa.Column("settled_microusd", sa.BigInteger, nullable=False),
     sa.Column("released_microusd", sa.BigInteger, nullable=False),
     sa.Column("held_microusd", sa.BigInteger, nullable=False),
     sa.Column("unknown", sa.Boolean, nullable=False),
+    sa.Column("input_tokens", sa.BigInteger, nullable=False),
+    sa.Column("output_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cache_read_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cache_write_tokens", sa.BigInteger, nullable=False),
+    sa.Column("reasoning_tokens", sa.BigInteger, nullable=False),
+    sa.Column("estimated", sa.Boolean, nullable=False),
+    sa.Column("failure", sa.String(32)),
+    sa.Column("next_move", sa.String(32)),
+    sa.Column("error", sa.Text),
     _ms("at_ms"),
+    _ms("ended_ms", nullable=True),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_money_session", money.c.session, money.c.at_ms)
+sa.Index("ix_money_root", money.c.root)
+sa.Index("ix_money_day", money.c.day)
+
+# The sums of money by day, raised in the commits that reserve and settle: what a cap is compared with.
+spending = sa.Table(
+    "spending",
+    metadata,
+    sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("agent", sa.String(64), primary_key=True),
+    sa.Column("person", sa.String(64), primary_key=True),
+    sa.Column("provider", sa.String(64), primary_key=True),
+    sa.Column("model", sa.String(256), primary_key=True),
+    sa.Column("calls", sa.BigInteger, nullable=False),
+    sa.Column("settled_microusd", sa.BigInteger, nullable=False),
+    sa.Column("held_microusd", sa.BigInteger, nullable=False),
+    sa.Column("input_tokens", sa.BigInteger, nullable=False),
+    sa.Column("output_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cache_read_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cache_write_tokens", sa.BigInteger, nullable=False),
+    sa.Column("reasoning_tokens", sa.BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# Keys to providers: where each is kept, never the key itself. Those of the house have no agent.
+credentials = sa.Table(
+    "credentials",
+    metadata,
+    sa.Column("agent", sa.String(64), primary_key=True),
+    sa.Column("id", sa.String(128), primary_key=True),
+    sa.Column("provider", sa.String(64), nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("region", sa.Text),
+    sa.Column("position", sa.Integer),
+    _ms("created_ms"),
+    _ms("used_ms", nullable=True),
+    sqlite_with_rowid=False,
+)
+
+# Which credential is not to be asked for which model, and until when. An empty model means all of them.
+cooldowns = sa.Table(
+    "cooldowns",
+    metadata,
+    sa.Column("agent", sa.String(64), primary_key=True),
+    sa.Column("credential", sa.String(128), primary_key=True),
+    sa.Column("model", sa.String(256), primary_key=True),
+    sa.Column("reason", sa.String(32), nullable=False),
+    sa.Column("errors", sa.Integer, nullable=False),
+    _ms("until_ms"),
+    _ms("failed_ms"),
+    sqlite_with_rowid=False,
 )
 
 news = sa.Table(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from retinue.domain.model import FREE, WINDOW_TOKENS, Failure, ModelFacts, ModelFailed, ModelRef, Price
 from retinue.domain.ports import Clock
 from retinue.domain.record import Stop, Usage
 from retinue.domain.tool import Call
-from retinue.models.base import Asks, Chunk, Ended, ModelFailed, Prompt, Text, Thinking
+from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,10 @@ class Line:
     thinking: str = ""
     after_s: float = 0.0
     fails: str = ""
+    failure: Failure = Failure.SERVER
+    retry_after_s: float | None = None
+    usage: Usage | None = None  # None: a small one
+    stop: Stop | None = None
     cost_microusd: int = 0
 
 
@@ -40,7 +45,9 @@ class ScriptedModel:
     clock: Clock
     name: str = "scripted"
     rule: Callable[[Prompt], Line] | None = None
-    price_microusd: int = 0
+    price_microusd: int = 0  # of a call
+    window_tokens: int = WINDOW_TOKENS
+    vision: bool = False
     script: deque[Line] = field(default_factory=deque[Line])
     prompts: list[Prompt] = field(default_factory=list[Prompt])
     chunk_chars: int = 12
@@ -48,31 +55,35 @@ class ScriptedModel:
     def will_reply(self, *lines: str | Line) -> None:
         self.script.extend(says(line) if isinstance(line, str) else line for line in lines)
 
-    def reserve_microusd(self, prompt: Prompt) -> int:
-        return self.price_microusd
-
-    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
-        self.prompts.append(
-            Prompt(
-                session=prompt.session,
-                instructions=prompt.instructions,
-                records=tuple(prompt.records),
-                tools=prompt.tools,
-            )
+    @property
+    def facts(self) -> ModelFacts:
+        price = Price(call=self.price_microusd) if self.price_microusd else FREE
+        return ModelFacts(
+            ref=ModelRef("", self.name), price=price, window_tokens=self.window_tokens, vision=self.vision
         )
+
+    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
+        self.prompts.append(replace(prompt, records=tuple(prompt.records)))
         line = self._next(prompt)
         if line.after_s:
             await self.clock.sleep(line.after_s)
         if line.fails:
-            raise ModelFailed(line.fails, because="the script says so", try_this="ask again", code="model.scripted")
+            raise ModelFailed(
+                line.fails,
+                because="the script says so",
+                try_this="ask again",
+                code="model.scripted",
+                failure=line.failure,
+                retry_after_s=line.retry_after_s,
+            )
         if line.thinking:
             yield Thinking(line.thinking)
         for piece in pieces(line.text, self.chunk_chars):
             yield Text(piece)
         for i, (tool, arguments) in enumerate(line.calls):
             yield Asks(Call(id=f"c{i}", tool=tool, arguments=arguments))
-        usage = Usage(input_tokens=10, output_tokens=5, cost_microusd=line.cost_microusd)
-        yield Ended(Stop.CALLS if line.calls else Stop.END, usage)
+        usage = line.usage or Usage(input_tokens=10, output_tokens=5, cost_microusd=line.cost_microusd)
+        yield Ended(line.stop or (Stop.CALLS if line.calls else Stop.END), usage)
 
     def _next(self, prompt: Prompt) -> Line:
         if self.script:

@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.ids import SessionId
+from retinue.domain.model import ModelFacts, ModelRef, Price
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Faults, Ids
 from retinue.domain.times import to_ms
@@ -267,10 +268,11 @@ class SimulatedModel:
     def name(self) -> str:
         return MODEL
 
-    def reserve_microusd(self, prompt: Prompt) -> int:
-        return self._price_microusd
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(ref=ModelRef("", MODEL), price=Price(call=self._price_microusd))
 
-    async def reply(self, prompt: Prompt) -> AsyncIterator[Chunk]:
+    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         house = self._house
         await house.power.gate()
         line = house.world.asked(house, prompt)

@@ -1,0 +1,111 @@
+"""Models as the house knows them: what they are called, what they can take, what they cost, and how they fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from retinue.domain.errors import RetinueError
+from retinue.domain.record import Usage
+
+EFFORTS = ("none", "low", "medium", "high", "xhigh")
+WINDOW_TOKENS = 200_000
+OUTPUT_TOKENS_MAX = 8_192
+TOKENS_PRICED = 1_000_000  # prices are for so many
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRef:
+    """Who sells it, and what they call it: `anthropic/claude-opus-4-5`. A model of the house has no provider."""
+
+    provider: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.provider}/{self.model}" if self.provider else self.model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Millionths of a dollar: for a million tokens of each sort, and for a call as such."""
+
+    input: int = 0
+    output: int = 0
+    cache_read: int | None = None  # None: as any other input
+    cache_write: int | None = None
+    call: int = 0
+
+    def cost_microusd(self, usage: Usage) -> int:
+        """What a call came to, rounded up: a cap must hold."""
+        plain = max(usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens, 0)
+        total = plain * self.input
+        total += usage.cache_read_tokens * (self.input if self.cache_read is None else self.cache_read)
+        total += usage.cache_write_tokens * (self.input if self.cache_write is None else self.cache_write)
+        total += usage.output_tokens * self.output
+        return self.call - (-total // TOKENS_PRICED)
+
+    @property
+    def dearest_input(self) -> int:
+        return max(self.input, self.cache_read or 0, self.cache_write or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is known of a model. An unknown price is not a price of nothing."""
+
+    ref: ModelRef
+    window_tokens: int = WINDOW_TOKENS
+    output_tokens_max: int = OUTPUT_TOKENS_MAX
+    price: Price | None = None
+    vision: bool = False
+    tools: bool = True
+    efforts: tuple[str, ...] | None = None  # None: not known, and passed on as it is
+
+
+FREE = Price()
+
+
+class Failure(StrEnum):
+    """Why a model did not reply. What is tried next follows from it."""
+
+    AUTH = "auth"
+    PERMISSION = "permission"
+    QUOTA = "quota"  # nothing left to spend there
+    RATE_LIMIT = "rate_limit"
+    OVERLOADED = "overloaded"
+    SERVER = "server"
+    TIMEOUT = "timeout"
+    CONNECTION = "connection"
+    CONTEXT_OVERFLOW = "context_overflow"
+    TOO_LARGE = "too_large"
+    NOT_FOUND = "not_found"
+    CONTENT_FILTER = "content_filter"
+    BAD_REQUEST = "bad_request"
+    MALFORMED = "malformed"
+
+
+class ModelFailed(RetinueError):
+    """The model could not reply, in words for the person who waits.
+
+    `begun` says that some of the reply had come, or may have been made: then nobody knows what it cost.
+    """
+
+    code = "model.failed"
+
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        because: str = "",
+        try_this: str = "",
+        code: str | None = None,
+        failure: Failure = Failure.SERVER,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+        begun: bool = False,
+    ) -> None:
+        super().__init__(sentence, because=because, try_this=try_this, code=code)
+        self.failure = failure
+        self.status = status
+        self.retry_after_s = retry_after_s
+        self.begun = begun

@@ -1,0 +1,70 @@
+"""Records as every wire format needs them: what is said to a model, and its own replies stretch by stretch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from retinue.domain.record import Body, Mark, Note, PieceKind, Reply, Summary, UserTurn
+from retinue.domain.tool import Call
+
+SUMMARY_HEAD = "This conversation was longer. What came before, in short:"
+
+
+class Part(NamedTuple):
+    """A stretch of a reply. `seal` is empty unless the one who is asked made it."""
+
+    kind: PieceKind
+    text: str
+    call: Call | None
+    seal: str
+
+
+def parts(reply: Reply, *, provider: str) -> Iterator[Part]:
+    """A reply as it came. For another provider than the one who made it, seals are gone, and what was nothing but a
+    seal with them."""
+    if not reply.pieces:
+        yield from _usual(reply)
+        return
+    own = reply.provider == provider
+    text_at = thinking_at = call_at = 0
+    for piece in reply.pieces:
+        seal = piece.seal if own else ""
+        match piece.kind:
+            case PieceKind.TEXT:
+                words = reply.text[text_at : text_at + piece.length]
+                text_at += piece.length
+                if words or seal:
+                    yield Part(PieceKind.TEXT, words, None, seal)
+            case PieceKind.THINKING:
+                words = reply.thinking[thinking_at : thinking_at + piece.length]
+                thinking_at += piece.length
+                if words or seal:
+                    yield Part(PieceKind.THINKING, words, None, seal)
+            case PieceKind.CALL:
+                for call in reply.calls[call_at : call_at + piece.length]:
+                    yield Part(PieceKind.CALL, "", call, seal)
+                call_at += piece.length
+            case PieceKind.SERVER:
+                if seal:
+                    yield Part(PieceKind.SERVER, "", None, seal)
+
+
+def _usual(reply: Reply) -> Iterator[Part]:
+    if reply.thinking:
+        yield Part(PieceKind.THINKING, reply.thinking, None, "")
+    if reply.text:
+        yield Part(PieceKind.TEXT, reply.text, None, "")
+    for call in reply.calls:
+        yield Part(PieceKind.CALL, "", call, "")
+
+
+def said_to_model(body: Body) -> str | None:
+    """What a model reads as said to it; None for its own words and for the results of its calls."""
+    match body:
+        case UserTurn(text=text) | Note(text=text) | Mark(text=text):
+            return text or None
+        case Summary(text=text):
+            return f"{SUMMARY_HEAD}\n\n{text}"
+        case _:
+            return None

@@ -1,0 +1,88 @@
+"""Server-sent events, as they come: in pieces cut anywhere, with any line end, with comments in between."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from retinue.domain.model import Failure, ModelFailed
+
+EVENT_BYTES_MAX = 16 * 1024 * 1024
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class Event(NamedTuple):
+    name: bytes
+    data: bytes
+
+
+class Events:
+    """Takes bytes, gives whole events. What is not whole yet waits for more, up to a bound."""
+
+    __slots__ = ("_begun", "_data", "_name", "_rest", "_size_bytes")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._begun = False
+        self._name = b""
+        self._data: list[bytes] = []
+        self._size_bytes = 0
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        text = self._rest + chunk if self._rest else chunk
+        if not self._begun:
+            if len(text) < len(_BOM) and _BOM.startswith(text):
+                self._rest = text
+                return []
+            self._begun = True
+            text = text.removeprefix(_BOM)
+        held = b""
+        if b"\r" in text:
+            if text.endswith(b"\r"):  # half of a CRLF, perhaps
+                text, held = text[:-1], b"\r"
+            text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = text.split(b"\n")
+        self._rest = lines.pop() + held
+        found: list[Event] = []
+        for line in lines:
+            self._line(line, found)
+        if len(self._rest) + self._size_bytes > EVENT_BYTES_MAX:
+            raise _too_long()
+        return found
+
+    def end(self) -> list[Event]:
+        """What was there when the stream ended, blank line or not: some servers leave the last one out."""
+        found: list[Event] = []
+        if rest := self._rest.rstrip(b"\r"):
+            self._line(rest, found)
+        self._rest = b""
+        self._line(b"", found)
+        return found
+
+    def _line(self, line: bytes, found: list[Event]) -> None:
+        if not line:
+            if self._data:
+                data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+                found.append(Event(self._name, data))
+                self._data.clear()
+                self._size_bytes = 0
+            self._name = b""
+            return
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            value = value.removeprefix(b" ")
+            self._data.append(value)
+            self._size_bytes += len(value) + 1
+        elif field == b"event":
+            self._name = value.removeprefix(b" ")
+
+
+def _too_long() -> ModelFailed:
+    return ModelFailed(
+        "the model's provider sent something far too long",
+        because=f"one event of its stream has more than {EVENT_BYTES_MAX:,} bytes",
+        try_this="ask again",
+        code="model.malformed",
+        failure=Failure.MALFORMED,
+        begun=True,
+    )
