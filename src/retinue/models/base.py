@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -110,7 +110,8 @@ class Models:
 class WireCache:
     """Contexts as bytes, each record encoded once: the cost of a turn does not grow with the history.
 
-    Kept by session and bounded in bytes, the longest unused going first; rebuilt when evicted, never stored.
+    Kept by session and by the form of its bytes (who is asked, in which format, and whatever else shapes them), and
+    bounded in bytes, the longest unused going first; rebuilt when evicted, never stored.
     What is kept is known by the records themselves: a number may come to mean something else, when a run that could not
     be stored is taken up again.
     """
@@ -118,22 +119,34 @@ class WireCache:
     def __init__(self, bytes_max: int = WIRE_CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._size_bytes = 0
-        self._kept: OrderedDict[SessionId, _Encoded] = OrderedDict()
+        self._kept: OrderedDict[tuple[SessionId, Hashable], _Encoded] = OrderedDict()
 
     @property
     def size_bytes(self) -> int:
         return self._size_bytes
 
-    def of(self, session: SessionId, records: Sequence[Record], encode: Callable[[Record], bytes]) -> Sequence[bytes]:
-        """The records of a session's context, each as bytes. Only those that are new are encoded."""
-        kept = self._kept.pop(session, None) or _Encoded()
+    def of(
+        self,
+        session: SessionId,
+        records: Sequence[Record],
+        encode: Callable[[Record], bytes],
+        *,
+        form: Hashable = "",
+    ) -> Sequence[bytes]:
+        """The records of a session's context, each as bytes. Only those that are new are encoded.
+
+        What `encode` makes of a record may depend on those before it, and on what is in `form`; on nothing else.
+        """
+        key = (session, form)
+        kept = self._kept.pop(key, None) or _Encoded()
         self._size_bytes -= kept.size_bytes
-        if kept.records != records[: len(kept.records)]:  # the same objects as a rule, which is seen at a glance
+        # The same objects as a rule, which is seen at a glance; and a list, since no list equals a tuple.
+        if kept.records != list(records[: len(kept.records)]):
             kept = kept.only(records)
         for record in records[len(kept.records) :]:
             kept.add(record, encode(record))
         if kept.size_bytes <= self._bytes_max:
-            self._kept[session] = kept
+            self._kept[key] = kept
             self._size_bytes += kept.size_bytes
             while self._size_bytes > self._bytes_max:
                 _, evicted = self._kept.popitem(last=False)

@@ -1,0 +1,114 @@
+"""The wire formats by name, and what they share: bodies joined from bytes that were made once."""
+
+from __future__ import annotations
+
+import base64
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple, assert_never
+
+from retinue.config.minds import WireFormat
+from retinue.domain.attachment import Attachment
+from retinue.domain.model import Failure, ModelFacts, ModelFailed
+from retinue.domain.tool import ToolSpec
+from retinue.models.base import Media, WireCache
+from retinue.models.http import Wire
+
+HEADS_MAX = 64
+IMAGE_BYTES_MAX = 20 * 1024 * 1024
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+
+
+def wire_of(format_: WireFormat, cache: WireCache) -> Wire:
+    """How a format is spoken. Contexts are kept as bytes in `cache`, which all formats may share."""
+    match format_:
+        case WireFormat.OPENAI_CHAT:
+            from retinue.models.openai_chat import OpenAIChatWire
+
+            return OpenAIChatWire(cache)
+        case WireFormat.OPENAI_RESPONSES:
+            from retinue.models.openai_responses import OpenAIResponsesWire
+
+            return OpenAIResponsesWire(cache)
+        case WireFormat.ANTHROPIC:
+            from retinue.models.anthropic import AnthropicWire
+
+            return AnthropicWire(cache)
+        case WireFormat.GOOGLE:
+            from retinue.models.google import GoogleWire
+
+            return GoogleWire(cache)
+    assert_never(format_)
+
+
+class Heads:
+    """What stands before the history, as bytes: instructions and tools, encoded once for each pair of them.
+
+    Few are kept. Agents are few, and what they are told changes seldom.
+    """
+
+    def __init__(self, heads_max: int = HEADS_MAX) -> None:
+        self._heads_max = heads_max
+        self._kept: OrderedDict[tuple[Hashable, str], tuple[list[ToolSpec], bytes]] = OrderedDict()
+
+    def of(
+        self,
+        instructions: str,
+        tools: Sequence[ToolSpec],
+        encode: Callable[[], bytes],
+        *,
+        form: Hashable = "",
+    ) -> bytes:
+        key = (form, instructions)
+        offered = list(tools)
+        kept = self._kept.pop(key, None)
+        if kept is None or kept[0] != offered:
+            kept = (offered, encode())
+        self._kept[key] = kept
+        if len(self._kept) > self._heads_max:
+            self._kept.popitem(last=False)
+        return kept[1]
+
+
+class Shown(NamedTuple):
+    """An attachment as a model gets it: an image in base64, or a line of text about it."""
+
+    media_type: str
+    base64: str
+    line: str
+
+
+def shown(attachments: Sequence[Attachment], media: Media | None, facts: ModelFacts, text: str) -> Iterator[Shown]:
+    """What came with a turn whose words are `text`. A file that these name already needs no line of its own."""
+    for attachment in attachments:
+        is_image = attachment.media_type.startswith("image/")
+        if not is_image:
+            if attachment.hash not in text:
+                yield Shown("", "", f"[attached: {_named(attachment)}]")
+            continue
+        if not facts.vision:
+            yield Shown("", "", f"[attached: {_named(attachment)}; you cannot see images]")
+        elif attachment.media_type not in IMAGE_TYPES or attachment.size_bytes > IMAGE_BYTES_MAX:
+            yield Shown("", "", f"[attached: {_named(attachment)}; it cannot be shown to you]")
+        elif (data := media.read(attachment) if media is not None else None) is None:
+            yield Shown("", "", f"[attached: {_named(attachment)}; it is no longer kept]")
+        else:
+            yield Shown(attachment.media_type, base64.b64encode(data).decode(), "")
+
+
+def _named(attachment: Attachment) -> str:
+    return f"{attachment.name}, {attachment.media_type}, {attachment.size_bytes} bytes"
+
+
+def effort_of(effort: str | None, facts: ModelFacts) -> str | None:
+    """The effort to ask for. Raises where it is known that the model does not take it: before anything is sent."""
+    if effort is None or facts.efforts is None or effort in facts.efforts:
+        return effort
+    takes = ", ".join(facts.efforts) or "none at all"
+    raise ModelFailed(
+        f"{facts.ref} does not take the effort '{effort}'",
+        because=f"it takes {takes}",
+        try_this="choose one of these, or leave the effort to the model",
+        code="model.effort",
+        failure=Failure.BAD_REQUEST,
+    )

@@ -1,0 +1,371 @@
+"""Plays a provider: a real HTTP server on loopback that answers with what it is given, in small pieces cut anywhere,
+and keeps what it was asked. And listens as a run does: what a model says is collected into the shape of the recordings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Any
+
+from retinue.config.minds import WireFormat
+from retinue.domain.ids import SessionId
+from retinue.domain.model import ModelFacts, ModelFailed, ModelRef
+from retinue.domain.record import PieceKind, Record, Stop, Usage, UserTurn, kind_of
+from retinue.models.base import Asks, Ended, Model, Prompt, Seals, Text, Thinking, WireCache
+from retinue.models.http import HttpModel, Link, Target
+from retinue.models.wires import wire_of
+from retinue.testing.fake_clock import START
+
+CUTS_MAX = 60
+KEY = "sk-test-0123456789abcdef"
+SESSION = SessionId("5e55" * 8)
+
+
+class Then(StrEnum):
+    """What the server does when it has sent its body."""
+
+    END = "end"
+    HANG = "hang"
+    CUT = "cut"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    body: bytes | str = b""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    then: Then = Then.END
+    before: Then = Then.END  # HANG or CUT: not even a status comes
+    cuts: Sequence[int] | None = None  # where the body is cut; None: anywhere
+
+    @property
+    def wire(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else self.body.encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request as the server got it. The names of headers are in small letters."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    raw: bytes
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.raw)
+
+
+class Provider:
+    """The server. Its answers go out in their order; the last one again and again."""
+
+    def __init__(self, answers: Sequence[Answer], seed: int) -> None:
+        self.asked: list[Asked] = []
+        self.url = ""
+        self._answers = list(answers)
+        self._random = random.Random(seed)
+        self._busy: set[asyncio.Task[None]] = set()
+
+    @property
+    def last(self) -> Asked:
+        return self.asked[-1]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._busy.add(task)
+        try:
+            self.asked.append(await _request(reader))
+            answer = self._answers[min(len(self.asked), len(self._answers)) - 1]
+            await self._answer(answer, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the client went away, as clients do
+        finally:
+            self._busy.discard(task)
+            writer.close()
+
+    async def stop(self) -> None:
+        for task in list(self._busy):
+            task.cancel()
+        await asyncio.gather(*self._busy, return_exceptions=True)
+
+    async def _answer(self, answer: Answer, writer: asyncio.StreamWriter) -> None:
+        if answer.before is not Then.END:
+            return await _after(answer.before, writer)
+        try:
+            phrase = HTTPStatus(answer.status).phrase
+        except ValueError:
+            phrase = "Unknown"
+        lines = [f"HTTP/1.1 {answer.status} {phrase}", "transfer-encoding: chunked", "connection: close"]
+        lines += [f"{name}: {value}" for name, value in answer.headers.items()]
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n")
+        for piece in self._pieces(answer):
+            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            await writer.drain()
+            for _ in range(3):  # so that the client most often reads it by itself
+                await asyncio.sleep(0)
+        if answer.then is Then.END:
+            writer.write(b"0\r\n\r\n")
+            await writer.drain()
+        await _after(answer.then, writer)
+
+    def _pieces(self, answer: Answer) -> Iterator[bytes]:
+        body = answer.wire
+        cuts = answer.cuts
+        if cuts is None:
+            places = range(1, len(body))
+            cuts = sorted(self._random.sample(places, min(len(places), CUTS_MAX)))
+        for start, end in zip((0, *cuts), (*cuts, len(body)), strict=True):
+            if end > start:
+                yield body[start:end]
+
+
+async def _request(reader: asyncio.StreamReader) -> Asked:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.strip().split("\r\n")
+    method, path, _ = first.split(" ", 2)
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    raw = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Asked(method=method, path=path, headers=headers, raw=raw)
+
+
+async def _after(then: Then, writer: asyncio.StreamWriter) -> None:
+    match then:
+        case Then.HANG:
+            await asyncio.Event().wait()
+        case Then.CUT:
+            writer.transport.abort()
+        case Then.END:
+            pass
+
+
+@asynccontextmanager
+async def provider(*answers: Answer, seed: int = 0) -> AsyncGenerator[Provider]:
+    """A server that gives these answers, one for each request."""
+    playing = Provider(answers or (Answer(),), seed)
+    server = await asyncio.start_server(playing.serve, "127.0.0.1", 0, limit=1024 * 1024)
+    playing.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield playing
+    finally:
+        server.close()
+        await playing.stop()
+
+
+@asynccontextmanager
+async def linked() -> AsyncGenerator[Link]:
+    link = Link()
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+def facts_of(provider_name: str = "openai", model: str = "some-model", **known: Any) -> ModelFacts:
+    return ModelFacts(ref=ModelRef(provider_name, model), **known)
+
+
+def model_at(
+    link: Link, url: str, format_: WireFormat | str, *, facts: ModelFacts | None = None, **how: Any
+) -> HttpModel:
+    """A model of one format behind this address. `how` is what else a `Target` knows."""
+    wire = wire_of(WireFormat(format_), WireCache())
+    return HttpModel(link, wire, Target(facts=facts or facts_of(), url=url, **how))
+
+
+def records_of(*bodies: Any, session: SessionId = SESSION) -> list[Record]:
+    return [
+        Record(session=session, seq=seq, kind=kind_of(body), body=body, at=START)
+        for seq, body in enumerate(bodies, start=1)
+    ]
+
+
+def prompt_of(*bodies: Any, **more: Any) -> Prompt:
+    """A prompt over these bodies of records; over one plain question where there are none."""
+    records = records_of(*(bodies or (UserTurn(text="Is the bakery open today?"),)))
+    given: dict[str, Any] = {"session": SESSION, "instructions": "Be brief.", "records": records, "tools": ()}
+    return Prompt(**{**given, **more})
+
+
+async def hear(model: Model, prompt: Prompt | None = None, key: str = KEY) -> dict[str, Any]:
+    """What a model says, in the shape of the recordings' `expected`."""
+    heard = Heard()
+    try:
+        async for chunk in _closing(model.reply(prompt or prompt_of(), key=key)):
+            heard.add(chunk)
+    except ModelFailed as failed:
+        return {"error": failed.failure.value, "status": failed.status, "retry_after": failed.retry_after_s}
+    return heard.told()
+
+
+async def _closing(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    try:
+        async for chunk in chunks:
+            yield chunk
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()
+
+
+_FINISH = {
+    Stop.END: "stop",
+    Stop.CALLS: "tool_call",
+    Stop.LENGTH: "length",
+    Stop.FILTERED: "content_filter",
+    Stop.PAUSED: "pause",
+    Stop.CUT_OFF: "cut_off",
+}
+_ON = {
+    PieceKind.TEXT: "text",
+    PieceKind.THINKING: "thinking",
+    PieceKind.CALL: "tool_call",
+    PieceKind.SERVER: "server_tool_call",
+}
+
+
+class Heard:
+    """Chunks, added up. Seals are listed with the kind of block they are on; `matches` looks into them."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._thinking: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._served: list[dict[str, Any]] = []
+        self._seals: list[dict[str, str]] = []
+        self._order: list[str] = []
+        self._ended: Ended | None = None
+
+    def add(self, chunk: Any) -> None:
+        assert self._ended is None, f"{chunk!r} came after the end"
+        match chunk:
+            case Text(text):
+                assert text, "a chunk without words"
+                self._text.append(text)
+                self._kind("text")
+            case Thinking(text):
+                assert text, "a chunk without words"
+                self._thinking.append(text)
+                self._kind("thinking")
+            case Asks(call):
+                self._calls.append({"id": call.id, "name": call.tool, "arguments": call.arguments})
+                self._order.append("tool_call")
+            case Seals(kind, seal):
+                self._seal(kind, seal)
+            case Ended():
+                self._ended = chunk
+            case _:
+                raise AssertionError(f"{chunk!r} is no chunk")
+
+    def told(self) -> dict[str, Any]:
+        assert self._ended is not None, "the reply has no end"
+        return {
+            "text": "".join(self._text),
+            "thinking": "".join(self._thinking),
+            "tool_calls": self._calls,
+            "server_tool_calls": self._served,
+            "usage": _usage(self._ended.usage),
+            "cost_microusd": self._ended.usage.cost_microusd,
+            "finish": _FINISH[self._ended.stop],
+            "order": self._order,
+            "signatures": self._seals,
+        }
+
+    def _kind(self, kind: str) -> None:
+        if not self._order or self._order[-1] != kind:
+            self._order.append(kind)
+
+    def _seal(self, kind: PieceKind, seal: str) -> None:
+        assert seal, "an empty seal"
+        self._seals.append({"on": _ON[kind], "value": seal})
+        match kind:
+            case PieceKind.SERVER:
+                self._server(json.loads(seal))
+            case PieceKind.THINKING:
+                self._kind("thinking")
+            case PieceKind.TEXT | PieceKind.CALL:
+                pass
+
+    def _server(self, block: dict[str, Any]) -> None:
+        """What a provider did by itself, as the three who do such things write it down."""
+        if "codeExecutionResult" in block or str(block.get("type", "")).endswith("_result"):
+            self._order.append("server_tool_result")
+            return
+        name = "code_execution" if "executableCode" in block else block.get("name") or block["type"]
+        self._served.append({"name": name.removesuffix("_call"), "id": block.get("id")})
+        self._order.append("server_tool_call")
+
+
+def _usage(usage: Usage) -> dict[str, int] | None:
+    if usage.estimated:
+        return None
+    return {
+        "input": usage.input_tokens,
+        "output": usage.output_tokens,
+        "cache_read": usage.cache_read_tokens,
+        "cache_write": usage.cache_write_tokens,
+        "reasoning": usage.reasoning_tokens,
+    }
+
+
+def differences(heard: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """How what was heard differs from what a recording says should be; nothing where they agree."""
+    if "error" in heard or "error" in expected:
+        return [
+            _differs(name, heard.get(name), expected.get(name))
+            for name in ("error", "status", "retry_after")
+            if heard.get(name) != expected.get(name)
+        ]
+    found = [
+        _differs(name, heard[name], expected[name])
+        for name in ("text", "thinking", "finish", "order")
+        if name in expected and heard[name] != expected[name]
+    ]
+    for name in ("tool_calls", "server_tool_calls"):
+        if not _same_calls(heard[name], expected.get(name) or []):
+            found.append(_differs(name, heard[name], expected.get(name)))
+    if not _same_usage(heard["usage"], expected.get("usage")):
+        found.append(_differs("usage", heard["usage"], expected.get("usage")))
+    if missing := _missing_seals(heard["signatures"], expected.get("signatures") or []):
+        found.append(f"seals that were not kept: {missing}")
+    return found
+
+
+def _differs(name: str, heard: Any, expected: Any) -> str:
+    return f"{name}: heard {heard!r}, expected {expected!r}"
+
+
+def _same_calls(heard: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]) -> bool:
+    """An id that the wire does not give is made up."""
+    return len(heard) == len(expected) and all(
+        ours[name] == value or (name == "id" and value is None)
+        for ours, theirs in zip(heard, expected, strict=True)
+        for name, value in theirs.items()
+    )
+
+
+def _same_usage(heard: Mapping[str, int] | None, expected: Mapping[str, int] | None) -> bool:
+    if heard is None or expected is None:
+        return heard is None and expected is None
+    return all(heard[name] == count for name, count in expected.items())
+
+
+def _missing_seals(heard: Sequence[Mapping[str, str]], expected: Sequence[Mapping[str, str]]) -> list[str]:
+    """Seals must be there in their order, on their kind of block; what we keep may hold more than the bare string."""
+    rest = iter(heard)
+    missing: list[str] = []
+    for theirs in expected:
+        if not any(ours["on"] == theirs["on"] and _holds(ours["value"], theirs["value"]) for ours in rest):
+            missing.append(f"{theirs['value'][:40]} on {theirs['on']}")
+    return missing
+
+
+def _holds(seal: str, value: str) -> bool:
+    return value in seal or json.dumps(value)[1:-1] in seal

@@ -1,0 +1,54 @@
+"""What other projects recorded of real providers, read by our clients: the same words, calls, seals and failures.
+
+The recordings are not part of this repository. They are looked for beside it, or where RETINUE_FIXTURES points.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models.replay import Answer, differences, facts_of, hear, linked, model_at, provider
+
+HERE = Path(os.environ.get("RETINUE_FIXTURES") or Path(__file__).parents[3] / "shared" / "fixtures" / "providers")
+RECORDINGS = sorted(HERE.glob("*/*.json"))
+SEEDS = (1, 2, 3)
+
+Reading = Mapping[str, Any]
+
+
+def _refusal(expected: Reading) -> Reading | None:
+    """A refusal is said to the person who waits, so its words are text; the recordings keep them apart."""
+    words = expected.get("refusal")
+    if not words:
+        return None
+    return {**expected, "text": expected["text"] + words, "order": [*expected["order"], "text"]}
+
+
+# Where we read otherwise, on purpose: what each gives for an `expected` is as good, or None where it does not apply.
+OTHERWISE: tuple[Callable[[Reading], Reading | None], ...] = (_refusal,)
+
+
+def accepted(recording: Reading) -> list[Reading]:
+    said = [recording["expected"], *(recording.get("expected_alt") or [])]
+    return said + [ours for other in OTHERWISE for expected in said if (ours := other(expected)) is not None]
+
+
+@pytest.mark.skipif(not RECORDINGS, reason=f"the recordings are not here: {HERE}")
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+async def test_a_recorded_reply_is_read_as_it_was_meant(path: Path) -> None:
+    recording = json.loads(path.read_text(encoding="utf-8"))
+    response = recording["response"]
+    answer = Answer(status=response["status"], headers=response.get("headers") or {}, body=response["body"])
+    model_name = (recording["request"].get("body") or {}).get("model") or "some-model"
+    async with linked() as link:
+        for seed in SEEDS:
+            async with provider(answer, seed=seed) as server:
+                facts = facts_of(recording["provider"], model_name)
+                heard = await hear(model_at(link, server.url, recording["format"], facts=facts))
+            readings = [differences(heard, expected) for expected in accepted(recording)]
+            assert [] in readings, "\n".join(min(readings, key=len))
