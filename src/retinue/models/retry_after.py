@@ -1,0 +1,137 @@
+"""When to ask a provider again, wherever it says so: in headers, in its body, in its words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from retinue.domain.model import Failure
+from retinue.models.refusals import Said
+
+RETRY_AFTER_S_MAX = 24 * 3600.0
+_DURATION_CHARS_MAX = 40
+_WORTH_WAITING = frozenset(
+    {Failure.RATE_LIMIT, Failure.OVERLOADED, Failure.SERVER, Failure.TIMEOUT, Failure.QUOTA, Failure.CONNECTION}
+)
+
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = r"\d{1,15}(?:\.\d{1,15})?"
+_STEP = re.compile(rf"({_NUMBER})(ms|s|m|h|d)")
+_SPOKEN = re.compile(
+    r"\b(?:try again|retry|wait)\s(?:in|after|for)?\s?"
+    rf"((?:{_NUMBER}\s?(?:milliseconds?|ms|seconds?|secs?|s|minutes?|mins?|m|hours?|hrs?|h|days?|d)(?![a-z])[\s,]{{0,2}})+)",
+    re.I,
+)
+_SPOKEN_PART = re.compile(rf"({_NUMBER})\s?(ms|milli|s|m|h|d)", re.I)
+
+
+def retry_after_s(failure: Failure, headers: Mapping[str, str], said: Said) -> float | None:
+    """In how many seconds, or None where the provider does not say or waiting would change nothing."""
+    if failure not in _WORTH_WAITING:
+        return None
+    found = (
+        _milliseconds(headers.get("retry-after-ms"))
+        or _header(headers.get("retry-after"), headers.get("date"))
+        or _given(said.retry_s)
+        or spoken_s(said.message)
+    )
+    if not found and failure is Failure.RATE_LIMIT:
+        found = _reset_s(headers)
+    return min(found, RETRY_AFTER_S_MAX) if found else None
+
+
+def duration_s(text: str) -> float | None:
+    """`1.5s`, `250ms`, `6m0s`, `1h2m3s`, or a bare number of seconds."""
+    text = text.strip().lower()
+    if len(text) > _DURATION_CHARS_MAX:
+        return None
+    if (plain := _number(text)) is not None:
+        return plain
+    total, at = 0.0, 0
+    while step := _STEP.match(text, at):
+        total += float(step[1]) * _UNIT_S[step[2]]
+        at = step.end()
+    return total if at and at == len(text) else None
+
+
+def spoken_s(message: str) -> float | None:
+    """`Please try again in 1m26.4s`, `retry after 20 seconds`."""
+    found = _SPOKEN.search(message)
+    if found is None:
+        return None
+    steps = _SPOKEN_PART.findall(found[1].lower())
+    return sum(float(number) * _UNIT_S["ms" if unit == "milli" else unit] for number, unit in steps)
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _milliseconds(value: str | None) -> float | None:
+    number = _number(value.strip()) if value else None
+    return number / 1000 if number is not None else None
+
+
+def _header(value: str | None, date: str | None) -> float | None:
+    if not value:
+        return None
+    seconds = duration_s(value)
+    return seconds if seconds is not None else _until(_http_date(value), _http_date(date))
+
+
+def _given(value: float | str | None) -> float | None:
+    return duration_s(str(value)) if value is not None else None
+
+
+def _http_date(value: str | None) -> datetime | None:
+    try:
+        when = parsedate_to_datetime(value) if value else None
+    except (ValueError, IndexError, OverflowError):
+        return None
+    return when.replace(tzinfo=UTC) if when is not None and when.tzinfo is None else when
+
+
+def _until(when: datetime | None, now: datetime | None) -> float | None:
+    """By the provider's own clock: ours may be wrong, and is not asked."""
+    if when is None or now is None:
+        return None
+    return max((when - now).total_seconds(), 0.0)
+
+
+_RESET = re.compile(
+    r"(?:x-ratelimit-reset(?P<openai>-[\w-]{1,40})?|anthropic-ratelimit-(?P<anthropic>[\w-]{1,40})-reset)"
+)
+
+
+def _reset_s(headers: Mapping[str, str]) -> float | None:
+    """When what is used up will be there again: the latest of those limits of which nothing is left."""
+    now = _http_date(headers.get("date"))
+    found: list[float] = []
+    for name, value in headers.items():
+        if (limit := _RESET.fullmatch(name.lower())) is None:
+            continue
+        which = limit["anthropic"]
+        left = headers.get(
+            f"anthropic-ratelimit-{which}-remaining" if which else f"x-ratelimit-remaining{limit['openai'] or ''}"
+        )
+        if left is not None and _number(left.strip()) != 0:
+            continue
+        seconds = _until(_instant(value), now) if which or "T" in value else duration_s(value)
+        if seconds is not None and seconds <= RETRY_AFTER_S_MAX:  # more is a moment in time, in a unit nobody names
+            found.append(seconds)
+    return max(found, default=None)
+
+
+def _instant(value: str) -> datetime | None:
+    try:
+        when = datetime.fromisoformat(value.strip())
+    except ValueError:
+        return None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
