@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date
 
+from retinue.domain.errors import RetinueError
 from retinue.domain.model import ModelRef, Price
+
+MICROUSD = 1_000_000  # in a dollar
+WARN_SHARE = 0.8
+
+_FIRST_DAY = date(1970, 1, 1).toordinal()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +26,7 @@ class Caps:
     person_month_microusd: int | None = None
     house_day_microusd: int | None = None
     house_month_microusd: int | None = None
-    warn_share: float = 0.8
+    warn_share: float = WARN_SHARE
 
     @property
     def any(self) -> bool:
@@ -56,8 +63,56 @@ class CallTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """What a call may take: no more output than this was paid for. `warnings` are caps that are nearly reached."""
+    """What a call may take: no more output than this was paid for.
+
+    `warnings` are for whoever pays: the caps of which the run's last call has spent the share to be warned at.
+    """
 
     output_tokens_max: int
     reserved_microusd: int = 0
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Days:
+    """A day and its month, as the owner's calendar has them, numbered from 1970-01-01. `month_to` is the last of it."""
+
+    day: int
+    month_from: int
+    month_to: int
+
+
+def day_number(day: date) -> int:
+    return day.toordinal() - _FIRST_DAY
+
+
+def date_of(day: int) -> date:
+    """The date of a numbered day: `day_number` of it is `day` again."""
+    return date.fromordinal(day + _FIRST_DAY)
+
+
+def usd(microusd: int) -> str:
+    """An amount as people read it: in cents, with more digits where a small sum needs them."""
+    size = abs(microusd)
+    digits = 2 if size % 10_000 == 0 or size >= 100 * MICROUSD else 4 if size % 100 == 0 or size >= MICROUSD else 6
+    return f"{'-' if microusd < 0 else ''}${size / MICROUSD:,.{digits}f}"
+
+
+class BudgetSpent(RetinueError):
+    """A call was not made, because a cap does not leave enough for it."""
+
+    code = "budget.spent"
+
+
+class PriceUnknown(RetinueError):
+    """A cap is to be kept, and nobody knows what this model costs."""
+
+    code = "model.price-unknown"
+
+    def __init__(self, ref: ModelRef) -> None:
+        super().__init__(
+            f"what {ref} costs is not known",
+            because="a cap applies here, and what has no price cannot be kept below it",
+            try_this=f'set `input_usd` and `output_usd` under [models.entries."{ref}"] in retinue.toml, or 0 for both',
+        )
+        self.ref = ref

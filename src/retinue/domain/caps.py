@@ -1,0 +1,126 @@
+"""How a cap is kept: what a call may cost at most is set aside before it is made, and no more than is left.
+
+An input that cannot be longer, at the dearest price of any input, and an output no longer than we ask for: nothing is
+estimated downwards, so a cap holds whatever the call comes to. `store/money` brings the sums, within the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from retinue.domain.model import TOKENS_PRICED, Price
+from retinue.domain.money import BudgetSpent, CallTerms, Days, date_of, usd
+
+OUTPUT_TOKENS_LEAST = 1_024  # a reply that may not be so long is not worth asking for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How one cap stands: what of it is spent, and what is held for calls under way."""
+
+    what: str  # as `Caps.of_each` names it
+    cap_microusd: int
+    settled_microusd: int
+    held_microusd: int = 0
+
+    @property
+    def left_microusd(self) -> int:
+        return self.cap_microusd - self.settled_microusd - self.held_microusd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payer:
+    """Who a call is made by and for, as the refusals name them. No person: nobody's name is on it."""
+
+    agent: str
+    person: str = ""
+
+
+def bound_microusd(price: Price, *, input_tokens: int, output_tokens: int) -> int:
+    """The most that a call may cost, which reads and writes no more than this; rounded up, as its cost will be."""
+    total = input_tokens * price.dearest_input + output_tokens * price.output
+    return price.call - (-total // TOKENS_PRICED)
+
+
+def affordable(price: Price, *, input_tokens_bound: int, output_tokens_max: int, left_microusd: int) -> int:
+    """How many tokens of output are paid for, up to those asked for; 0 where not even the input is."""
+    left = (left_microusd - price.call) * TOKENS_PRICED - input_tokens_bound * price.dearest_input
+    if left < 0:
+        return 0
+    return output_tokens_max if price.output == 0 else min(output_tokens_max, left // price.output)
+
+
+def grant(terms: CallTerms, price: Price, standings: Sequence[Standing], *, payer: Payer, days: Days) -> int:
+    """How much output a call may have, so that no cap can be passed. Raises BudgetSpent where that is too little."""
+    wanted = terms.output_tokens_max
+    if not standings:
+        return wanted
+    tightest = min(standings, key=lambda standing: standing.left_microusd)
+    tokens = terms.input_tokens_bound
+    least = min(OUTPUT_TOKENS_LEAST, wanted)
+    needs = bound_microusd(price, input_tokens=tokens, output_tokens=least)
+    if needs > tightest.left_microusd:
+        raise _spent(tightest, needs, payer, days)
+    return affordable(price, input_tokens_bound=tokens, output_tokens_max=wanted, left_microusd=tightest.left_microusd)
+
+
+def warning(standing: Standing, share: float, *, last_microusd: int, payer: Payer) -> str | None:
+    """What to say if the last of what is settled took a cap over this share of it.
+
+    Sums of what is settled only rise, so that of all the calls in a day, a month or a run only one is the one.
+    """
+    bar = standing.cap_microusd * share
+    if standing.settled_microusd < bar or standing.settled_microusd - last_microusd >= bar:
+        return None
+    amounts = f"{usd(standing.settled_microusd)} of {usd(standing.cap_microusd)}"
+    spent = standing.settled_microusd / standing.cap_microusd
+    return f"{spent:.0%} of {_whose(standing.what, payer)} is spent: {amounts}"
+
+
+def free_again(what: str, days: Days) -> date | None:
+    """The day on which this cap begins anew. What caps one run never does."""
+    if what.endswith("day"):
+        return date_of(days.day + 1)
+    return date_of(days.month_to + 1) if what.endswith("month") else None
+
+
+def key_of(what: str, agent: str) -> str:
+    """What to raise for more of it: a setting, or a field of an agent."""
+    match what:
+        case "run":
+            return f"the lower of `cost_microusd_max` of agent '{agent}' and `budgets.run_usd`"
+        case "tree":
+            return f"the lower of `tree_microusd_max` of agent '{agent}' and `budgets.tree_usd`"
+        case "agent's day":
+            return f"`day_microusd_max` of agent '{agent}'"
+        case "agent's month":
+            return f"`month_microusd_max` of agent '{agent}'"
+        case _:
+            who, period = what.split("'s ")
+            return f"`budgets.{who}_{period}_usd`"
+
+
+def _whose(what: str, payer: Payer) -> str:
+    match what:
+        case "run":
+            return "the budget of this run"
+        case "tree":
+            return "the budget of this run and those that came of it"
+        case _:
+            who, period = what.split("'s ")
+            name = {"agent": f"agent '{payer.agent}'", "person": f"'{payer.person}'", "house": "the house"}[who]
+            return f"the budget of {name} for {'today' if period == 'day' else 'this month'}"
+
+
+def _spent(standing: Standing, needs_microusd: int, payer: Payer, days: Days) -> BudgetSpent:
+    held = f" and {usd(standing.held_microusd)} held for calls under way" if standing.held_microusd else ""
+    again = free_again(standing.what, days)
+    raise_it = f"raise {key_of(standing.what, payer.agent)}"
+    return BudgetSpent(
+        f"{_whose(standing.what, payer)} is spent",
+        because=f"{usd(standing.settled_microusd)} of {usd(standing.cap_microusd)} is spent{held}, "
+        f"and the next call may cost {usd(needs_microusd)}",
+        try_this=f"wait until {again}, or {raise_it}" if again else raise_it,
+    )

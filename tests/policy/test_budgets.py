@@ -1,0 +1,244 @@
+"""What a call may cost is never less than what it comes to, and a cap says who reached it and what to do."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retinue.domain.agent import Agent
+from retinue.domain.caps import Payer, Standing, free_again, grant, key_of, warning
+from retinue.domain.model import FREE, ModelRef, Price
+from retinue.domain.money import BudgetSpent, CallTerms, Caps, Days, PriceUnknown, date_of, day_number, usd
+from retinue.domain.record import Usage
+from retinue.policy.budgets import (
+    OUTPUT_TOKENS_LEAST,
+    affordable,
+    bound_microusd,
+    caps_of,
+    days,
+    input_bound,
+)
+
+CLAUDE = ModelRef("anthropic", "claude")
+BERLIN = ZoneInfo("Europe/Berlin")
+ADA = Payer(agent="ada", person="maria")
+NOVEMBER = Days(day=20_772, month_from=20_758, month_to=20_787)  # 2026-11-15
+
+tokens = st.integers(0, 2_000_000)
+prices = st.builds(
+    Price,
+    input=st.integers(0, 200_000_000),
+    output=st.integers(0, 200_000_000),
+    cache_read=st.none() | st.integers(0, 300_000_000),
+    cache_write=st.none() | st.integers(0, 300_000_000),
+    call=st.integers(0, 100_000),
+)
+
+
+@st.composite
+def usages(draw: st.DrawFn) -> Usage:
+    total = draw(tokens)
+    cached = draw(st.integers(0, total))
+    return Usage(
+        input_tokens=total,
+        output_tokens=draw(tokens),
+        cache_read_tokens=cached,
+        cache_write_tokens=draw(st.integers(0, total - cached)),
+    )
+
+
+# Bounds
+
+
+def test_two_bytes_are_a_token_until_a_reply_has_told_better() -> None:
+    assert input_bound(0) == 0
+    assert input_bound(3) == 2
+    assert input_bound(1_000, known_tokens=1_600) == 2_100
+
+
+def test_once_calibrated_an_input_may_be_a_quarter_longer_than_the_last_would_make_it() -> None:
+    assert input_bound(1_000, calibrated=0.25) == 313
+    assert input_bound(1_000, known_tokens=100, calibrated=0.25) == 438
+
+
+@pytest.mark.parametrize("nonsense", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_calibration_that_makes_no_sense_is_none(nonsense: float) -> None:
+    assert input_bound(1_000, calibrated=nonsense) == 500
+
+
+@given(price=prices, usage=usages(), spare=tokens, more=tokens)
+def test_no_call_within_its_bounds_costs_more_than_was_reserved(
+    price: Price, usage: Usage, spare: int, more: int
+) -> None:
+    bound = bound_microusd(price, input_tokens=usage.input_tokens + spare, output_tokens=usage.output_tokens + more)
+    assert price.cost_microusd(usage) <= bound
+
+
+@given(price=prices, input_tokens=tokens, wanted=tokens, left=st.integers(-(10**9), 10**12))
+def test_what_is_affordable_fits_and_one_token_more_would_not(
+    price: Price, input_tokens: int, wanted: int, left: int
+) -> None:
+    found = affordable(price, input_tokens_bound=input_tokens, output_tokens_max=wanted, left_microusd=left)
+    assert 0 <= found <= wanted
+    if bound_microusd(price, input_tokens=input_tokens, output_tokens=0) <= left:
+        assert bound_microusd(price, input_tokens=input_tokens, output_tokens=found) <= left
+    else:
+        assert found == 0
+    if 0 < found < wanted:
+        assert bound_microusd(price, input_tokens=input_tokens, output_tokens=found + 1) > left
+
+
+def test_what_is_free_is_bounded_by_nothing() -> None:
+    assert affordable(FREE, input_tokens_bound=10**6, output_tokens_max=8_192, left_microusd=0) == 8_192
+
+
+# Days
+
+
+@pytest.mark.parametrize(
+    ("moment", "day", "month"),
+    [
+        ("2026-11-30T22:59:59+00:00", date(2026, 11, 30), (date(2026, 11, 1), date(2026, 11, 30))),
+        ("2026-11-30T23:00:00+00:00", date(2026, 12, 1), (date(2026, 12, 1), date(2026, 12, 31))),
+        ("2028-02-01T00:00:00+00:00", date(2028, 2, 1), (date(2028, 2, 1), date(2028, 2, 29))),
+        ("2026-10-25T00:30:00+00:00", date(2026, 10, 25), (date(2026, 10, 1), date(2026, 10, 31))),
+    ],
+)
+def test_a_day_and_a_month_are_those_of_the_owners_wall(moment: str, day: date, month: tuple[date, date]) -> None:
+    found = days(datetime.fromisoformat(moment), BERLIN)
+    assert date_of(found.day) == day
+    assert (date_of(found.month_from), date_of(found.month_to)) == month
+
+
+def test_days_are_counted_as_the_store_has_counted_them_before() -> None:
+    assert day_number(date(1970, 1, 1)) == 0
+    moment = datetime(2026, 11, 15, 12, tzinfo=UTC)
+    assert days(moment, ZoneInfo("UTC")) == NOVEMBER
+    assert int(moment.timestamp()) // 86_400 == NOVEMBER.day
+
+
+# Caps
+
+
+def test_of_an_agents_cap_and_the_houses_the_tighter_holds() -> None:
+    ada = Agent(name="ada", cost_microusd_max=500_000, tree_microusd_max=3_000_000, day_microusd_max=7)
+    caps = caps_of(ada, run_usd=1.0, tree_usd=2.0, house_month_usd=0.1, warn_share=0.5)
+    assert caps == Caps(
+        run_microusd=500_000,
+        tree_microusd=2_000_000,
+        agent_day_microusd=7,
+        house_month_microusd=100_000,
+        warn_share=0.5,
+    )
+    assert caps.any and not caps_of(Agent(name="bo")).any
+
+
+def test_a_cap_of_nothing_is_a_cap() -> None:
+    caps = caps_of(Agent(name="ada"), house_day_usd=0)
+    assert caps.house_day_microusd == 0 and caps.any
+
+
+# Granted and refused
+
+PRICE = Price(input=3_000_000, output=15_000_000)
+
+
+def asked(*, input_tokens: int = 1_000, output_tokens: int = 8_192) -> CallTerms:
+    return CallTerms(ref=CLAUDE, price=PRICE, input_tokens_bound=input_tokens, output_tokens_max=output_tokens)
+
+
+def standing(what: str, cap: int, settled: int = 0, held: int = 0) -> Standing:
+    return Standing(what=what, cap_microusd=cap, settled_microusd=settled, held_microusd=held)
+
+
+def test_the_tightest_cap_says_how_long_a_reply_may_be() -> None:
+    wide, tight = standing("house's day", 10_000_000), standing("run", 100_000, 20_000, 20_000)
+    assert grant(asked(), PRICE, [wide, tight], payer=ADA, days=NOVEMBER) == (60_000 - 3_000) // 15
+    assert grant(asked(), PRICE, [wide], payer=ADA, days=NOVEMBER) == 8_192
+    assert grant(asked(), PRICE, [], payer=ADA, days=NOVEMBER) == 8_192
+
+
+def test_a_reply_that_would_be_too_short_is_not_asked_for() -> None:
+    needs = bound_microusd(PRICE, input_tokens=1_000, output_tokens=OUTPUT_TOKENS_LEAST)
+    enough = standing("run", needs)
+    assert grant(asked(), PRICE, [enough], payer=ADA, days=NOVEMBER) == OUTPUT_TOKENS_LEAST
+    with pytest.raises(BudgetSpent):
+        grant(asked(), PRICE, [standing("run", needs - 1)], payer=ADA, days=NOVEMBER)
+
+
+def test_a_reply_that_was_meant_to_be_short_may_be() -> None:
+    needs = bound_microusd(PRICE, input_tokens=1_000, output_tokens=100)
+    assert grant(asked(output_tokens=100), PRICE, [standing("run", needs)], payer=ADA, days=NOVEMBER) == 100
+
+
+def test_an_input_that_nothing_is_left_for_is_refused_however_short_the_reply() -> None:
+    with pytest.raises(BudgetSpent):
+        grant(asked(output_tokens=0), PRICE, [standing("run", 2_999)], payer=ADA, days=NOVEMBER)
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence", "try_this"),
+    [
+        ("run", "the budget of this run is spent", "raise the lower of `cost_microusd_max` of agent 'ada' and "),
+        ("tree", "the budget of this run and those that came of it is spent", "raise the lower of `tree_microusd_max`"),
+        ("agent's day", "the budget of agent 'ada' for today is spent", "wait until 2026-11-16, or raise `day_microus"),
+        ("agent's month", "the budget of agent 'ada' for this month is spent", "wait until 2026-12-01, or raise `mon"),
+        ("person's day", "the budget of 'maria' for today is spent", "wait until 2026-11-16, or raise `budgets.perso"),
+        ("house's month", "the budget of the house for this month is spent", "wait until 2026-12-01, or raise `budge"),
+    ],
+)
+def test_a_refusal_says_which_cap_how_much_of_it_when_it_is_free_again_and_what_to_raise(
+    what: str, sentence: str, try_this: str
+) -> None:
+    with pytest.raises(BudgetSpent) as refused:
+        grant(asked(), PRICE, [standing(what, 1_000_000, 950_000, 40_000)], payer=ADA, days=NOVEMBER)
+    assert refused.value.code == "budget.spent"
+    assert refused.value.sentence == sentence
+    assert refused.value.because == (
+        "$0.95 of $1.00 is spent and $0.04 held for calls under way, and the next call may cost $0.018360"
+    )
+    assert refused.value.try_this.startswith(try_this)
+
+
+def test_every_cap_has_a_key_to_raise_it_by() -> None:
+    keys = {what: key_of(what, "ada") for what in Caps().of_each()}
+    assert keys["house's day"] == "`budgets.house_day_usd`"
+    assert keys["person's month"] == "`budgets.person_month_usd`"
+    assert len(set(keys.values())) == len(keys)
+    assert free_again("run", NOVEMBER) is None is free_again("tree", NOVEMBER)
+
+
+def test_a_warning_comes_with_the_call_that_crosses_the_share_and_with_no_other() -> None:
+    at = [standing("agent's day", 1_000_000, settled) for settled in (790_000, 800_000, 810_000)]
+    assert [warning(each, 0.8, last_microusd=10_000, payer=ADA) for each in at] == [
+        None,
+        "80% of the budget of agent 'ada' for today is spent: $0.80 of $1.00",
+        None,
+    ]
+
+
+def test_what_costs_nobody_knows_what_says_which_keys_to_set() -> None:
+    error = PriceUnknown(CLAUDE)
+    assert error.code == "model.price-unknown"
+    assert '[models.entries."anthropic/claude"]' in error.try_this
+
+
+@pytest.mark.parametrize(
+    ("microusd", "shown"),
+    [
+        (0, "$0.00"),
+        (300, "$0.0003"),
+        (305, "$0.000305"),
+        (1_500_000, "$1.50"),
+        (1_234_567, "$1.2346"),
+        (123_456_789, "$123.46"),
+        (-5_000, "-$0.0050"),
+        (10**12, "$1,000,000.00"),
+    ],
+)
+def test_amounts_are_shown_in_cents_or_as_small_as_they_are(microusd: int, shown: str) -> None:
+    assert usd(microusd) == shown
