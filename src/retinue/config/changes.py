@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from retinue.config.faults import KeyPath, dotted
 from retinue.config.reading import rule_of
-from retinue.config.settings import Effect, Settings
+from retinue.config.rules import Effect
+from retinue.config.settings import OWN_SECTIONS, Settings
 from retinue.config.staff import Staff
 
 
@@ -22,9 +23,15 @@ class Change:
 
 def diff(old: tuple[Settings, Staff], new: tuple[Settings, Staff]) -> list[Change]:
     """Every changed path, in alphabetical order. Someone hired or let go is one path; a changed one is told by key."""
-    settings = _changed(dict(_leaves(old[0], ("house",))), dict(_leaves(new[0], ("house",))))
+    settings = _changed(dict(_settings(old[0])), dict(_settings(new[0])))
     staff = _staff_changes(_staff(old[1]), _staff(new[1]))
     return sorted([*settings, *staff])
+
+
+def _settings(settings: Settings) -> Iterator[tuple[KeyPath, tuple[object, Effect]]]:
+    """Each by the path it has in the file."""
+    for path, leaf in _leaves(settings, ()):
+        yield (path if path[0] in OWN_SECTIONS else ("house", *path)), leaf
 
 
 def _changed(old: dict[KeyPath, tuple[object, Effect]], new: dict[KeyPath, tuple[object, Effect]]) -> Iterator[Change]:
@@ -65,6 +72,9 @@ def _leaves(
             yield from _leaves(getattr(value, each.name), (*path, each.name), rule_of(each).effect)
     elif isinstance(value, Mapping):
         for key, inner in cast("Mapping[str, object]", value).items():
-            yield from _leaves(inner, (*path, key), effect)
+            for leaf in _leaves(inner, (*path, key), effect):
+                # What one of many does not set is no change, whether it is there or not.
+                if not is_dataclass(inner) or leaf[1][0] not in (None, ()):
+                    yield leaf
     else:
         yield path, (value, effect)

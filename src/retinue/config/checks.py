@@ -8,13 +8,19 @@ from urllib.parse import urlsplit
 
 from retinue.domain.address import BACKGROUND, valid_name
 from retinue.domain.errors import Invalid
+from retinue.domain.model import EFFORTS
 
 PORT_MAX = 65_535
 HOST_LENGTH_MAX = 253
+MODEL_LENGTH_MAX = 200
+ALIAS_LENGTH_MAX = 60
+DEFAULT = "default"  # said of a model or an effort: as it would be without being said
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _OPERATION = re.compile(r"[a-z][a-z0-9]*(?:[._-][a-z0-9]+)*")
+_ALIAS = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._:-]*")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 LOOPBACK_NAMES = frozenset({"localhost"})
 
 
@@ -98,6 +104,32 @@ def name(text: str) -> str | None:
     except Invalid as error:
         return f"cannot be a name: {error.because}"
     return None
+
+
+def model_reference(text: str) -> str | None:
+    """PROVIDER/MODEL, an alias, or the name of a model of the house."""
+    if not text or len(text) > MODEL_LENGTH_MAX or not text.isprintable() or re.search(r"\s", text):
+        return f"must name a model in 1 to {MODEL_LENGTH_MAX} characters without blanks"
+    provider, slash, model = text.partition("/")
+    return "must have a name before and after the /" if slash and not (provider and model) else None
+
+
+def model_alias(text: str) -> str | None:
+    if text.casefold() == DEFAULT or len(text) > ALIAS_LENGTH_MAX or not _ALIAS.fullmatch(text):
+        return "must be a short name of letters, digits, dots and hyphens, and no number"
+    return None
+
+
+def effort(text: str) -> str | None:
+    return None if text in EFFORTS else f"must be one of {', '.join(EFFORTS)}"
+
+
+def effort_or_default(text: str) -> str | None:
+    return None if text == DEFAULT else effort(text)
+
+
+def header(text: str) -> str | None:
+    return None if _HEADER.fullmatch(text) else "is not the name of a header"
 
 
 def _is_ip(text: str) -> bool:

@@ -11,15 +11,27 @@ from typing import Any, TypeVar, cast
 from retinue.config import checks
 from retinue.config.changes import Change, diff
 from retinue.config.faults import BadConfig, Fault, Faults, Place
+from retinue.config.minds_reading import read_minds
 from retinue.config.reading import rule_of, table_at, unknown_key, values
-from retinue.config.settings import Effect, Settings
+from retinue.config.rules import Effect
+from retinue.config.settings import OWN_SECTIONS, Settings
 from retinue.config.source import FILE_BYTES_MAX, FILES_MAX, Disk, Filled, Source, Table, reason
 from retinue.config.staff import RUNNERS, Staff, default_agent, read_staff
 from retinue.domain.errors import Invalid
 from retinue.domain.times import zone
 
 FILE_NAME = "retinue.toml"
-SECTIONS = ("config_version", "include", "house", "agents", "templates", "people", "bindings", "schedules")
+SECTIONS = (
+    "config_version",
+    "include",
+    "house",
+    *OWN_SECTIONS,
+    "agents",
+    "templates",
+    "people",
+    "bindings",
+    "schedules",
+)
 # Keys of other houses and older ones, and what they are called here.
 _MOVED = {
     "version": "the version of the file is `config_version`",
@@ -27,6 +39,7 @@ _MOVED = {
     "profiles": "there are no profiles; use templates",
     "home": "the home is where this file is found, so it is set by RETINUE_HOME",
 }
+_BESIDE = "it is a section of its own, beside [house]"
 
 T = TypeVar("T")
 
@@ -97,7 +110,7 @@ def examine(environment: Mapping[str, str], *, text: str | None = None, runners:
     for key in tree:
         if key not in SECTIONS:
             _unknown_section(key, faults)
-    settings = _settings(home, table_at(tree.get("house", {}), ("house",), faults), environment, faults)
+    settings = _settings(home, tree, environment, faults)
     configuration = Configuration(
         settings=settings,
         staff=read_staff(tree, faults, runners=runners),
@@ -211,15 +224,20 @@ def _unknown_section(key: str, faults: Faults) -> None:
         unknown_key(key, (), SECTIONS, faults)
 
 
-def _settings(home: Path, house: Table, environment: Mapping[str, str], faults: Faults) -> Settings:
+def _settings(home: Path, tree: Table, environment: Mapping[str, str], faults: Faults) -> Settings:
     path = ("house",)
-    house = dict(house)
+    house = dict(table_at(tree.get("house", {}), path, faults))
     if "home" in house:
         del house["home"]
         faults.add((*path, "home"), "is not a setting", because=_MOVED["home"], try_this="take it out")
+    for section in OWN_SECTIONS:
+        if section in house:
+            del house[section]
+            faults.add((*path, section), "is not a setting", because=_BESIDE, try_this=f"write it as [{section}]")
     _check_password(house.get("store"), faults)
     found: dict[str, Any] = {"store": home / "house.db", "zone": zone("UTC")}
     found |= values(Settings, house, path, faults)
+    found |= read_minds(tree, faults)
     found |= _from_variables(environment, faults)
     mirror = found.get("mirror")
     if mirror is not None and mirror.folder is not None:

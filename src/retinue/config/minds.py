@@ -3,14 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+from retinue.config import checks
+from retinue.config.rules import Effect, setting
 from retinue.config.secret import Secret
-from retinue.config.settings import Effect, setting
 
 DOLLARS_MAX = 1e9
+
+# Providers that the house knows by name; `models/providers` says where they are and how they are spoken to.
+PROVIDERS = frozenset(
+    {
+        "anthropic",
+        "cerebras",
+        "deepseek",
+        "fireworks",
+        "google",
+        "groq",
+        "lmstudio",
+        "mistral",
+        "moonshot",
+        "ollama",
+        "openai",
+        "openrouter",
+        "together",
+        "vllm",
+        "xai",
+        "zai",
+    }
+)
+PROVIDER_ALIASES: Mapping[str, str] = {
+    "claude": "anthropic",
+    "gemini": "google",
+    "google-ai": "google",
+    "grok": "xai",
+    "kimi": "moonshot",
+    "lm-studio": "lmstudio",
+    "mistralai": "mistral",
+    "moonshotai": "moonshot",
+    "open-router": "openrouter",
+    "togetherai": "together",
+    "together-ai": "together",
+    "x-ai": "xai",
+    "x.ai": "xai",
+    "z-ai": "zai",
+    "z.ai": "zai",
+}
 
 
 class WireFormat(StrEnum):
@@ -20,16 +60,39 @@ class WireFormat(StrEnum):
     GOOGLE = "google"
 
 
+class Quirk(StrEnum):
+    """What some servers do in a way of their own."""
+
+    MAX_COMPLETION_TOKENS = "max_completion_tokens"  # so the bound of a reply is called there
+    NO_STREAM_OPTIONS = "no_stream_options"  # asked for the usage of a stream, it refuses
+    REASONING_CONTENT_BACK = "reasoning_content_back"  # wants to be told again what it thought
+    NINE_CHAR_IDS = "nine_char_ids"  # ids of calls have nine letters or digits
+    ADAPTIVE = "adaptive"  # decides itself how long to think, within an effort
+    THINKING_LEVEL = "thinking-level"  # thinks by levels, not by a number of tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderSettings:
     """Someone who sells models, or a server of one's own. What is not set is as the house knows it of that name."""
 
     format: WireFormat | None = setting(None, "How it is spoken to; `openai-chat` fits most.", effect=Effect.MESSAGE)
-    url: str | None = setting(None, "Where it is reached.", effect=Effect.MESSAGE, example="http://127.0.0.1:11434/v1")
-    key: Secret | None = setting(None, "Where its key is: `env` or `file`.", effect=Effect.MESSAGE)
-    headers: Mapping[str, str] = setting(
-        cast("Mapping[str, str]", {}), "Headers that every request carries.", effect=Effect.MESSAGE
+    url: str | None = setting(
+        None,
+        "Where it is reached.",
+        effect=Effect.MESSAGE,
+        check=checks.public_url,
+        example="http://127.0.0.1:11434/v1",
     )
+    key: Secret | None = setting(None, "Where its key is: `env` or `file`.", effect=Effect.MESSAGE)
+    headers: Mapping[str, str | Secret] = setting(
+        cast("Mapping[str, str | Secret]", {}),
+        "Headers that every request carries; those that hold a secret say where it is.",
+        effect=Effect.MESSAGE,
+        check=checks.header,
+        example="x-title",
+    )
+    quirks: tuple[Quirk, ...] = setting((), "What it does its own way.", effect=Effect.MESSAGE)
+    window_tokens: int | None = setting(None, "How much its models can have in mind.", least=1)
     requests_per_minute: int | None = setting(None, "Requests to it in a minute.", least=1)
     tokens_per_minute: int | None = setting(None, "Tokens, read and written, in a minute.", least=1)
 
@@ -38,15 +101,24 @@ class ProviderSettings:
 class ModelSettings:
     """What is known of one model, and what goes with each request to it."""
 
-    alias: str | None = setting(None, "A short name for it.", effect=Effect.MESSAGE)
+    alias: str | None = setting(
+        None, "A short name for it.", effect=Effect.MESSAGE, check=checks.model_alias, example="opus"
+    )
     window_tokens: int | None = setting(None, "How much it can have in mind.", least=1)
     output_tokens_max: int | None = setting(None, "The longest reply asked for.", least=1)
     vision: bool | None = setting(None, "Whether it sees images.")
-    efforts: tuple[str, ...] | None = setting(None, "Which levels of effort it takes.")
+    tools: bool | None = setting(None, "Whether it can call tools.")
+    efforts: tuple[str, ...] | None = setting(
+        None, "Which levels of effort it takes.", check=checks.effort, example="medium"
+    )
     input_usd: float | None = setting(None, "Dollars for a million tokens read.", least=0, most=DOLLARS_MAX)
     output_usd: float | None = setting(None, "Dollars for a million tokens written.", least=0, most=DOLLARS_MAX)
-    cache_read_usd: float | None = setting(None, "Dollars for a million read from its cache.", least=0)
-    cache_write_usd: float | None = setting(None, "Dollars for a million written to its cache.", least=0)
+    cache_read_usd: float | None = setting(
+        None, "Dollars for a million read from its cache.", least=0, most=DOLLARS_MAX
+    )
+    cache_write_usd: float | None = setting(
+        None, "Dollars for a million written to its cache.", least=0, most=DOLLARS_MAX
+    )
     params: Mapping[str, Any] = setting(
         cast("Mapping[str, Any]", {}), "What goes into its requests as it stands here.", effect=Effect.MESSAGE
     )
@@ -54,25 +126,49 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
-    """Which model is asked first, and which after it."""
+    """Which model is asked first, and which after it. A text alone is the first."""
 
-    primary: str | None = setting(None, "The model to ask, as PROVIDER/MODEL or an alias.", effect=Effect.MESSAGE)
-    fallbacks: tuple[str, ...] = setting((), "Which to ask, in order, when that one fails.", effect=Effect.MESSAGE)
+    SHORT: ClassVar[str] = "primary"
+
+    primary: str | None = setting(
+        None,
+        "The model to ask, as PROVIDER/MODEL or an alias.",
+        effect=Effect.MESSAGE,
+        check=checks.model_reference,
+        example="anthropic/claude-opus-4-5",
+    )
+    fallbacks: tuple[str, ...] = setting(
+        (),
+        "Which to ask, in order, when that one fails.",
+        effect=Effect.MESSAGE,
+        check=checks.model_reference,
+        example="openai/gpt-5.2",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """Which models the staff uses where an agent does not say."""
+    """Which models the staff uses where an agent does not say, and what is known of single ones."""
 
-    default: ModelChoice = ModelChoice()
-    image: ModelChoice = ModelChoice()  # asked instead where a picture came in, and the agent's model is blind
-    utility: ModelChoice = ModelChoice()  # for summaries and other small work; not set: the agent's own
-    allow: tuple[str, ...] = setting((), "If set, no other models are asked than these.", effect=Effect.MESSAGE)
+    default: ModelChoice = setting(ModelChoice(), "What an agent thinks with that names no model of its own.")
+    image: ModelChoice = setting(ModelChoice(), "Asked first where an image came in that the agent's model cannot see.")
+    utility: ModelChoice = setting(
+        ModelChoice(), "For summaries and other small work. Not set: what the agent thinks with."
+    )
+    allow: tuple[str, ...] = setting(
+        (),
+        "If set, no other models are asked than these: references, aliases or patterns. "
+        "The default model, and those of the house itself, need no mention.",
+        effect=Effect.MESSAGE,
+        check=checks.model_reference,
+        example="anthropic/*",
+    )
     retries_max: int = setting(
         2, "How often a busy or broken provider is asked again before the next.", least=0, most=10
     )
     first_byte_s: float = setting(120.0, "How long a reply may take to begin.", least=1, most=3600)
     silence_s: float = setting(120.0, "How long a reply may pause once it has begun.", least=1, most=3600)
+    entries: Mapping[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
 
 
 class CompactionMode(StrEnum):
@@ -82,6 +178,8 @@ class CompactionMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFlush:
+    """What an agent may keep before its context is told in short."""
+
     enabled: bool = setting(True, "Whether an agent may write to its memory before its context is compacted.")
     soft_threshold_tokens: int = setting(4_000, "How long before compaction it is asked to.", least=0)
 
@@ -105,12 +203,16 @@ class PruningMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedTools:
+    """By patterns over their names. Deny wins."""
+
     allow: tuple[str, ...] = setting(("*",), "Tools whose results may be pruned.")
     deny: tuple[str, ...] = setting((), "Tools whose results never are.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftTrim:
+    """What is left of a long result."""
+
     max_chars: int = setting(4_000, "Longer results are trimmed.", least=0)
     head_chars: int = setting(1_500, "What is kept of the beginning.", least=0)
     tail_chars: int = setting(1_500, "What is kept of the end.", least=0)
@@ -118,6 +220,8 @@ class SoftTrim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardClear:
+    """What is left of a result that had to go."""
+
     enabled: bool = setting(True, "Whether results are taken out whole where trimming was not enough.")
     placeholder: str = setting("[Old tool result content cleared]", "What stands in their place.")
 

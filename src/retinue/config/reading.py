@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,8 @@ from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 from retinue.config.faults import Faults, KeyPath, dotted
-from retinue.config.settings import PLAIN, WHOLE_NUMBER_MAX, Rule
+from retinue.config.rules import PLAIN, WHOLE_NUMBER_MAX, Rule
+from retinue.config.secret import Secret
 from retinue.config.source import Table, shown
 from retinue.domain.errors import Invalid
 from retinue.domain.times import zone
@@ -112,8 +114,13 @@ def _value(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule, 
     if origin in (types.UnionType, typing.Union):
         kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
         return _value(kinds[0], value, path, faults, rule, inner)
+    if hint is Secret:
+        return value if isinstance(value, Secret) else _wrong("a secret", '{ env = "NAME" }', value, path, faults)
     if is_dataclass(hint):
         cls = cast("type[Any]", hint)
+        short = getattr(cls, "SHORT", None)
+        if short is not None and isinstance(value, str):
+            value = {short: value}
         if not isinstance(value, dict):
             table_at(value, path, faults)
             return NOTHING
@@ -121,7 +128,7 @@ def _value(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule, 
     if origin is tuple:
         return _several(typing.get_args(hint)[0], value, path, faults, rule)
     if origin is not None and issubclass(origin, Mapping):
-        return _by_name(typing.get_args(hint)[1], value, path, faults, rule)
+        return _mapping(typing.get_args(hint)[1], value, path, faults, rule)
     return _single(hint, value, path, faults, rule)
 
 
@@ -137,6 +144,49 @@ def _several(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule
     items = cast("list[object]", value)
     read = [_value(hint, item, (*path, index), faults, rule, {}) for index, item in enumerate(items)]
     return NOTHING if NOTHING in read else tuple(read)
+
+
+def _mapping(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule) -> object:
+    table = table_at(value, path, faults)
+    if hint is Any:
+        return {key: _as_it_stands(inner, (*path, key), faults) for key, inner in table.items()}
+    if not is_dataclass(hint) and typing.get_origin(hint) is None:
+        return _by_name(hint, table, path, faults, rule)
+    read: dict[str, object] = {}
+    for key, inner in table.items():
+        at = (*path, key)
+        if rule.check and (wrong := rule.check(key)):
+            faults.add(at, wrong, because=_meaning(rule), try_this=f'for example "{rule.example}"')
+        one = inner if isinstance(inner, Secret) else _value(hint, inner, at, faults, PLAIN, {})
+        if one is not NOTHING:
+            read[key] = one
+    return read
+
+
+def _as_it_stands(value: object, path: KeyPath, faults: Faults) -> object:
+    """What goes into a request unread: whatever JSON can say."""
+    match value:
+        case str():
+            return str(value)
+        case bool() | int():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case list():
+            items = cast("list[object]", value)
+            return [_as_it_stands(item, (*path, index), faults) for index, item in enumerate(items)]
+        case dict():
+            return {key: _as_it_stands(inner, (*path, key), faults) for key, inner in cast(Table, value).items()}
+        case None:  # told of when it was found
+            return None
+        case _:
+            faults.add(
+                path,
+                f"is {shown(value)}, which a request cannot say",
+                because="it is sent as JSON, and shown to whoever looks at the settings",
+                try_this="use a text, a number, true or false, a list or a table",
+            )
+            return None
 
 
 def _by_name(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule) -> object:
@@ -240,6 +290,7 @@ _FORMS = {
     "a whole number": "it is counted with; a number stands without quotes, and a whole one without a point",
     "a number": "it is counted with; a number stands without quotes",
     "a text in quotes": "only a text can be meant here, and it stands in quotes",
+    "a secret": "it says where the secret is, not what it is",
     "the name of a folder": "something is to be kept in it",
 }
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from retinue.config.reading import rule_of
-from retinue.config.settings import Settings
+from retinue.config.secret import Secret
+from retinue.config.settings import OWN_SECTIONS, Settings
 from retinue.config.source import FILES_MAX, INCLUDE_DEPTH_MAX
 from retinue.config.staff import AGENT_RULES, RUNNERS
 from retinue.domain.agent import Agent
@@ -43,6 +44,7 @@ its line. A change takes effect:
 | `RETINUE_STORE` | as `house.store`, and wins over it |
 | `RETINUE_ZONE` | as `house.zone`, and wins over it |
 | `RETINUE_LISTEN` | `HOST:PORT` or `off`, and wins over `house.listen` |
+| `ANTHROPIC_API_KEY`, `OPENAI_API_KEY`, `GOOGLE_API_KEY` … | a provider's key, found by its name |
 
 ## The file
 
@@ -51,6 +53,10 @@ its line. A change takes effect:
 | `config_version` | 2, which is also meant where it is missing; nothing else is read |
 | `include` | more files, by name or pattern, up to {INCLUDE_DEPTH_MAX} deep and {FILES_MAX} in all |
 | `[house]` | the settings below |
+| `[providers.NAME]` | who sells models, or serves them: a key, an address, limits |
+| `[models]` | which models the staff uses; `[models.entries."PROVIDER/MODEL"]` says more of one |
+| `[context]` | how much of a conversation a model is given |
+| `[budgets]` | what may be spent |
 | `[agents.NAME]`, `[templates.NAME]` | the staff, and what several of them have in common |
 | `[people.NAME]` | `role`: `owner`, `member` or `guest` |
 | `[bindings.NAME]` | `agent` and `connector`, and as far as wanted `account`, `peer`, `parent`, `guild`, `team` |
@@ -64,6 +70,8 @@ In any text, `${{NAME}}` is replaced by the environment variable, which must be 
 _AGENT_HEAD = f"""
 ## `[agents.NAME]` and `[templates.NAME]`
 
+`model` may also be `{{ primary = "PROVIDER/MODEL", fallbacks = [] }}`; what is `default` there is the house's.
+
 Beside the keys below, `extends` names one template or a list of them, `clear` lists keys that are not to be inherited,
 and `external = {{ url, secret }}` says where an agent with the runner `external` is reached. Runners are
 {", ".join(f"`{name}`" for name in sorted(RUNNERS))}. All of it takes effect by `retinue apply`.
@@ -72,24 +80,55 @@ and `external = {{ url, secret }}` says where an agent with the runner `external
 
 def settings_page() -> str:
     """The whole page, the same for the same code."""
-    lines = [_HEAD, "## `[house]`\n", *_group(Settings, "house")]
+    lines = [_HEAD, *_section(Settings, "house", leave_out=OWN_SECTIONS)]
     hints = typing.get_type_hints(Settings)
-    for each in fields(Settings):
-        if is_dataclass(hints[each.name]):
-            group = hints[each.name]
-            lines += [f"\n## `[house.{each.name}]`\n", f"{_first_line(group)}\n", *_group(group, f"house.{each.name}")]
+    for name in OWN_SECTIONS:
+        group, path = _group_of(hints[name], name)
+        lines += ["", *_section(group, path)]
     lines += [_AGENT_HEAD, "| key | type | default |", "| --- | --- | --- |", *_agent_keys()]
     return "\n".join(lines) + "\n"
 
 
-def _group(cls: type[Any], path: str) -> Iterator[str]:
+def _section(cls: type[Any], path: str, *, leave_out: Iterable[str] = ()) -> Iterator[str]:
+    """A table of what a section says, then those within it."""
     hints = typing.get_type_hints(cls)
-    yield "| setting | type | default | effect | what it says |"
-    yield "| --- | --- | --- | --- | --- |"
+    names = [each.name for each in fields(cls) if each.name not in leave_out]
+    rows = list(_rows(cls, path, leave_out=leave_out))
+    if path == "house":
+        yield f"## `[{path}]`\n"
+    elif rows:
+        yield f"## `[{path}]`\n"
+        yield f"{_first_line(cls)}\n"
+    if rows:
+        yield "| setting | type | default | effect | what it says |"
+        yield "| --- | --- | --- | --- | --- |"
+        yield from rows
+    for name in names:
+        group, inner = _group_of(hints[name], f"{path}.{name}")
+        if group is not None:
+            yield ""
+            yield from _section(group, inner)
+
+
+def _group_of(hint: Any, path: str) -> tuple[Any, str]:
+    """The group that stands under a path, with the path its keys have; None where one value stands there."""
+    if is_dataclass(hint) and not hasattr(hint, "SHORT"):
+        return hint, path
+    held = typing.get_args(hint)[-1] if isinstance(typing.get_origin(hint), type) and typing.get_args(hint) else None
+    if is_dataclass(held):
+        return held, f"{path}.{_NAMES.get(path, 'NAME')}"
+    return None, path
+
+
+_NAMES = {"models.entries": '"PROVIDER/MODEL"'}
+
+
+def _rows(cls: type[Any], path: str, *, leave_out: Iterable[str]) -> Iterator[str]:
+    hints = typing.get_type_hints(cls)
     for each in fields(cls):
-        rule = rule_of(each)
-        if rule.in_file and not is_dataclass(hints[each.name]):
-            kind = _kind(hints[each.name], rule.least, rule.most)
+        rule, hint = rule_of(each), hints[each.name]
+        if rule.in_file and each.name not in leave_out and _group_of(hint, "")[0] is None:
+            kind = _kind(hint, rule.least, rule.most)
             yield f"| `{path}.{each.name}` | {kind} | {_default(each)} | `{rule.effect}` | {rule.says} |"
 
 
@@ -108,14 +147,22 @@ def _agent_keys(cls: type[Any] = Agent, prefix: str = "") -> Iterator[str]:
 
 def _kind(hint: Any, least: float | None, most: float | None) -> str:
     bounds = f", from {least:g}" if least is not None else ""
-    bounds += f" to {int(most)}" if most is not None else ""
+    bounds += f" to {most:.12g}" if most is not None else ""
     names = [kind for kind in typing.get_args(hint) if kind is not type(None)] or [hint]
     kind = names[0]
     match typing.get_origin(hint), kind:
         case (origin, _) if origin is tuple:
-            return "list of texts"
+            return f"list of {_plural(typing.get_args(hint)[0])}"
         case (origin, _) if origin is not None and origin not in (typing.Union, type(int | str)):
             return f"table of {_kind(typing.get_args(hint)[1], None, None)}"
+        case _ if typing.get_origin(kind) is not None:
+            return _kind(kind, None, None)
+        case _ if hasattr(kind, "SHORT"):
+            return f"text, or a table of {' and '.join(f'`{each.name}`' for each in fields(kind))}"
+        case _ if kind is Secret:
+            return "`{ env }` or `{ file }`"
+        case _ if kind is Any:
+            return "whatever JSON can say"
         case _ if kind is bool:
             return "true or false"
         case _ if kind is int:
@@ -126,6 +173,10 @@ def _kind(hint: Any, least: float | None, most: float | None) -> str:
             return " ".join(f"`{each}`" for each in kind)
         case _:
             return "text"
+
+
+def _plural(hint: Any) -> str:
+    return _kind(hint, None, None) if isinstance(hint, type) and issubclass(hint, StrEnum) else "texts"
 
 
 def _default(each: Field[Any]) -> str:
@@ -139,6 +190,8 @@ def _default(each: Field[Any]) -> str:
             return "`[" + ", ".join(f'"{item}"' for item in typing.cast("tuple[object, ...]", default)) + "]`"
         case float() if default.is_integer():
             return f"`{int(default)}`"
+        case StrEnum():
+            return f'`"{default}"`'
         case int() | float():
             return f"`{default}`"
         case str():

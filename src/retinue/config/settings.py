@@ -2,60 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import cast
 from zoneinfo import ZoneInfo
 
 from retinue.config import checks
+from retinue.config.minds import Budgets, Context, Models, ProviderSettings
+from retinue.config.rules import Effect, Rule, setting
 from retinue.domain.agent import PermissionLevel
 
 DRAIN_S = 10.0
 PORT = 7717
 MIB = 1024 * 1024
 DAYS_MAX = 36_500
-WHOLE_NUMBER_MAX = 2**53 - 1
-
-T = TypeVar("T")
-
-
-class Effect(StrEnum):
-    """When a changed setting takes effect."""
-
-    MESSAGE = "message"  # with the next message
-    HOT = "hot"  # at once
-    RESTART = "restart"  # when the house is next opened
-    APPLY = "apply"  # by `retinue apply`: the store, not the file, says who is on the staff
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """What is asked of one setting beyond its type, and what is told of it."""
-
-    says: str = ""
-    effect: Effect = Effect.HOT
-    least: float | None = None
-    most: float | None = None
-    check: Callable[[str], str | None] | None = None  # of a text, or of each of several: what is wrong with it
-    example: str = ""
-    in_file: bool = True
-
-
-PLAIN = Rule()
-
-
-def setting(default: T, says: str, **rule: Any) -> T:
-    """A field of a settings group. The default is for the type checker too; the rule is read by the file's reader."""
-    made: Any
-    metadata = {"rule": Rule(says=says, **rule)}
-    if isinstance(default, dict):
-        empty = cast("dict[str, object]", default)
-        made = field(default_factory=lambda: dict(empty), metadata=metadata)
-    else:
-        made = field(default=default, metadata=metadata)
-    return cast(T, made)
 
 
 class LogLevel(StrEnum):
@@ -149,7 +111,8 @@ class SlotCounts:
 class Settings:
     """The house settings. `store` is a file in the home unless it names a PostgreSQL database.
 
-    `store` stays out of `repr`, for the address of a database may hold a password.
+    `store` stays out of `repr`, for the address of a database may hold a password. What is in `OWN_SECTIONS` stands
+    beside [house] in the file, all else in it.
     """
 
     home: Path = field(
@@ -212,3 +175,11 @@ class Settings:
     retention: Retention = Retention()
     mirror: Mirror = Mirror()
     slots: SlotCounts = SlotCounts()
+    providers: Mapping[str, ProviderSettings] = field(default_factory=dict[str, ProviderSettings])
+    models: Models = Models()
+    context: Context = Context()
+    budgets: Budgets = Budgets()
+
+
+OWN_SECTIONS = ("providers", "models", "context", "budgets")
+"""Fields of the settings that are sections of the file on their own."""

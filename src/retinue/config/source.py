@@ -24,8 +24,9 @@ _INCLUDE = "it says which other files belong to this one"
 _INCLUDE_SO = 'include = ["people.toml", "conf.d/*.toml"]'
 
 # The keys below these are names that people choose, so `[agents.token]` is an agent and no secret.
-NAMED = frozenset({"agents", "templates", "people", "bindings", "schedules"})
+NAMED = frozenset({"agents", "templates", "people", "bindings", "schedules", "providers"})
 POLICY = ("house", "permission_policy")
+ENTRIES = ("models", "entries")
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -33,6 +34,7 @@ _SECRET = re.compile(
     r"(?:.*[_-])?(?:token|password|passwd|passphrase|secret|credential|credentials|api[_-]?key|private[_-]?key)",
     re.IGNORECASE,
 )
+_SECRET_HEADER = re.compile(r".*(?:authorization|cookie|token|secret|passw|credential|key).*", re.IGNORECASE)
 _PASSWORD = re.compile(r"(://[^/@\s]*:)[^/@\s]*@")
 _LINE = re.compile(r" ?\(at line (\d+), column \d+\)")
 
@@ -221,8 +223,8 @@ class Source:
                 return value
 
     def _entry(self, key: str, value: object, path: KeyPath, file: Path) -> object:
-        is_named = len(path) == 2 and path[0] in NAMED
-        if not is_named and path[:2] != POLICY and _SECRET.fullmatch(key):
+        is_named = (len(path) == 2 and path[0] in NAMED) or (len(path) == 3 and path[:2] == ENTRIES)
+        if not is_named and path[:2] != POLICY and (_SECRET.fullmatch(key) or _is_providers_secret(value, path)):
             return self._secret(value, path, file)
         return self._filled(value, path, file)
 
@@ -272,6 +274,18 @@ class Source:
         if self._faults.count > before:
             return None
         return text if filled == text else Filled(filled, text)
+
+
+def _is_providers_secret(value: object, path: KeyPath) -> bool:
+    """Its key, and any header that could hold one: by its name, by where it says its value is, or by a variable."""
+    match path:
+        case ("providers", _, "key"):
+            return True
+        case ("providers", _, "headers", str(header)):
+            has_variable = isinstance(value, str) and "${" in value
+            return has_variable or isinstance(value, dict) or bool(_SECRET_HEADER.fullmatch(header))
+        case _:
+            return False
 
 
 def merge(base: Table, over: Table) -> Table:

@@ -15,9 +15,10 @@ from typing import Any, cast
 
 from retinue.config import checks
 from retinue.config.faults import Faults, KeyPath
+from retinue.config.minds import ModelChoice
 from retinue.config.reading import NOTHING, hints_of, nearest, table_at, unknown_key, values
+from retinue.config.rules import Rule
 from retinue.config.secret import Secret
-from retinue.config.settings import Rule
 from retinue.config.source import Table, merge, shown
 from retinue.domain.address import NAME_LENGTH_MAX
 from retinue.domain.agent import Agent
@@ -28,12 +29,30 @@ RUNNERS = frozenset({"loop", "claude", "codex", "pi", "external"})
 MAIN = "main"
 
 AGENT_RULES: Mapping[str, Rule] = {
+    "model": Rule(
+        says="The model it thinks with; `default` is the house's.",
+        check=checks.model_reference,
+        example="anthropic/claude-opus-4-5",
+    ),
+    "fallbacks": Rule(
+        says="Which models to ask, in order, when that one fails.",
+        check=checks.model_reference,
+        example="openai/gpt-5.2",
+    ),
+    "effort": Rule(
+        says="How hard the model is to think; `default` leaves it to the model.",
+        check=checks.effort_or_default,
+        example="medium",
+    ),
     "concurrency": Rule(least=1, most=1000),
     "queue.cap": Rule(least=1, most=100_000),
     "turns_max": Rule(least=1, most=100_000),
     "run_seconds_max": Rule(least=1),
     "tokens_max": Rule(least=1),
     "cost_microusd_max": Rule(least=0),
+    "tree_microusd_max": Rule(least=0),
+    "day_microusd_max": Rule(least=0),
+    "month_microusd_max": Rule(least=0),
     "attempts_max": Rule(least=1, most=1000),
     "replay_age_s": Rule(least=0),
     "approval_wait_s": Rule(least=0),
@@ -262,7 +281,7 @@ def _agents(
         if whole is None or not sound:
             continue
         external = _external(whole, entry, faults)
-        own = {key: value for key, value in whole.items() if key != "external"}
+        own = _with_mind({key: value for key, value in whole.items() if key != "external"}, entry.path, faults)
         agent = Agent(name=entry.name, **values(Agent, own, entry.path, faults, rules=AGENT_RULES))
         declared.append(DeclaredAgent(agent=agent, external=external))
     return tuple(declared)
@@ -275,6 +294,7 @@ def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str]) -> bool:
     for unknown in [key for key in own if key not in _AGENT_KEYS]:
         unknown_key(unknown, entry.path, [*_AGENT_KEYS, "extends", "clear", "external"], faults)
         del own[unknown]
+    own = _with_mind(own, entry.path, faults)
     read = values(Agent, own, entry.path, faults, rules=AGENT_RULES, leave_out=_NOT_DECLARED)
     runner = read.get("runner")
     if runner is not None and runner not in runners:
@@ -288,6 +308,28 @@ def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str]) -> bool:
     if "external" in entry.table:
         _check_external(table_at(entry.table["external"], (*entry.path, "external"), faults), entry.path, faults)
     return faults.count == before
+
+
+def _with_mind(table: Table, path: KeyPath, faults: Faults) -> Table:
+    """The keys of an agent with `model = { primary, fallbacks }` as two of them, and without what is `default`."""
+    own = {key: value for key, value in table.items() if key not in ("model", "effort") or value != checks.DEFAULT}
+    model = own.get("model")
+    if not isinstance(model, dict):
+        return own
+    if "fallbacks" in model and "fallbacks" in own:
+        faults.add(
+            (*path, "fallbacks"),
+            "is said twice",
+            because="`model` says it too",
+            try_this="say it in one of the two places",
+        )
+    del own["model"]
+    choice = values(ModelChoice, cast(Table, model), (*path, "model"), faults)
+    if choice.get("primary", checks.DEFAULT) != checks.DEFAULT:
+        own["model"] = choice["primary"]
+    if "fallbacks" in choice:
+        own["fallbacks"] = list(choice["fallbacks"])
+    return own
 
 
 _AGENT_KEYS = tuple(each.name for each in fields(Agent) if each.name not in _NOT_DECLARED)
@@ -355,7 +397,7 @@ def _cleared(entry: _Entry, faults: Faults) -> list[tuple[str, ...]]:
 
 def _is_clearable(parts: tuple[str, ...]) -> bool:
     match parts:
-        case ("external",) | ("external", "url" | "secret"):
+        case ("external",) | ("external", "url" | "secret") | ("model", "primary" | "fallbacks"):
             return True
         case (key,):
             return key in _AGENT_KEYS
