@@ -29,8 +29,24 @@ def _refusal(expected: Reading) -> Reading | None:
     return {**expected, "text": expected["text"] + words, "order": [*expected["order"], "text"]}
 
 
+def _thinking_counted_apart(expected: Reading) -> Reading | None:
+    """xAI counts the tokens of thinking beside those of the answer; they are written and paid for all the same, as the
+    price that the reply itself names shows. `output` holds all that was written."""
+    usage = expected.get("usage") or {}
+    if usage.get("reasoning", 0) <= usage.get("output", 0):
+        return None
+    return {**expected, "usage": {**usage, "output": usage["output"] + usage["reasoning"]}}
+
+
+def _space_around_tags(expected: Reading) -> Reading | None:
+    """White space next to <think> tags belongs to neither the thought nor the answer."""
+    thinking, text = expected.get("thinking") or "", expected.get("text") or ""
+    bare = {**expected, "thinking": thinking.strip(), "text": text.lstrip()}
+    return bare if bare != expected else None
+
+
 # Where we read otherwise, on purpose: what each gives for an `expected` is as good, or None where it does not apply.
-OTHERWISE: tuple[Callable[[Reading], Reading | None], ...] = (_refusal,)
+OTHERWISE: tuple[Callable[[Reading], Reading | None], ...] = (_refusal, _thinking_counted_apart, _space_around_tags)
 
 
 def accepted(recording: Reading) -> list[Reading]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,8 +27,11 @@ CONNECTIONS_MAX = 200
 KEEP_ALIVE_S = 60.0
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
+LINE_END_S = 1.0
 _RAW_BODY_BYTES_MAX = 1024 * 1024  # above, aiohttp wants something it can read in pieces
 
+_DONE = b"[DONE]"
+_BOM = b"\xef\xbb\xbf"
 _STREAM_BEGINS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
@@ -127,80 +130,145 @@ class HttpModel:
         return self._target.facts
 
     async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
-        import aiohttp
-
         target = self._target
         request = self._wire.request(prompt, target, key)
-        begun = False
+        reader = self._wire.reader(target)
+        exchange = _Exchange(self._link.session(), request, target)
         try:
-            async with asyncio.timeout(target.first_byte_s) as patience:
-                async with self._post(request) as response:
-                    if response.status >= 300:
-                        body = await response.content.read(ERROR_BYTES_MAX)
-                        raise failures.refused(target.provider, response.status, response.headers, body)
-                    reader = self._wire.reader(target)
-                    async for chunk in self._chunks(response, reader, patience):
-                        begun = True
+            piece = await exchange.begin()
+            if not is_stream(piece):
+                for chunk in reader.whole(await exchange.rest(piece)):
+                    yield chunk
+                yield reader.end()
+                return
+            events = Events()
+            while piece:
+                for name, data in events.feed(piece):
+                    for chunk in reader.read(name, data):
                         yield chunk
-        except TimeoutError as error:
-            raise failures.too_slow(target.provider, begun=begun, patience_s=self._patience_s(begun)) from error
-        except (aiohttp.ClientError, ssl.SSLError, OSError, asyncio.IncompleteReadError) as error:
-            raise failures.unreachable(target.provider, error, begun=begun) from error
-
-    def _patience_s(self, begun: bool) -> float:
-        return self._target.silence_s if begun else self._target.first_byte_s
-
-    def _post(self, request: Request) -> Any:
-        body = b"".join(request.body)
-        return self._link.session().post(
-            request.url,
-            data=body if len(body) <= _RAW_BODY_BYTES_MAX else io.BytesIO(body),
-            headers=request.headers,
-            allow_redirects=False,  # a key goes to the host it is for, and to no other
-        )
-
-    async def _chunks(
-        self, response: aiohttp.ClientResponse, reader: Reader, patience: asyncio.Timeout
-    ) -> AsyncIterator[Chunk]:
-        loop = asyncio.get_running_loop()
-        content = response.content
-        first = b""
-        while not first.strip() and not content.at_eof():
-            first += await content.readany()
-        if not first.lstrip().startswith(_STREAM_BEGINS):
-            for chunk in reader.whole(await self._rest(first, content, patience)):
-                yield chunk
-            yield reader.end()
-            return
-        events = Events()
-        size_bytes = 0
-        piece = first
-        while piece:
-            size_bytes += len(piece)
-            if size_bytes > REPLY_BYTES_MAX:
-                raise failures.too_long(self._target.provider, REPLY_BYTES_MAX)
-            patience.reschedule(loop.time() + self._target.silence_s)
-            for name, data in events.feed(piece):
+                    if data == _DONE:
+                        exchange.said_all()
+                try:
+                    piece = await exchange.more()
+                except ModelFailed:
+                    # What comes after its end is no part of a reply: not even that the line broke.
+                    ended = _ended(reader)
+                    if ended is None:
+                        raise
+                    yield ended
+                    return
+            for name, data in events.end():
                 for chunk in reader.read(name, data):
                     yield chunk
-            piece = await content.readany()
-        for name, data in events.end():
-            for chunk in reader.read(name, data):
-                yield chunk
-        yield reader.end()
+            yield reader.end()
+        finally:
+            exchange.close()
 
-    async def _rest(self, first: bytes, content: aiohttp.StreamReader, patience: asyncio.Timeout) -> bytes:
+
+class _Exchange:
+    """One request and what comes back, in pieces; every way in which that can fail, in our words.
+
+    Only our own waiting is measured, never what whoever listens does with a piece.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, request: Request, target: Target) -> None:
+        self._session = session
+        self._request = request
+        self._target = target
+        self._response: aiohttp.ClientResponse | None = None
+        self._patience_s = target.first_byte_s
+        self._size_bytes = 0
+        self._begun = False
+
+    async def begin(self) -> bytes:
+        """Ask, and wait until it can be told what comes. A refusal is raised."""
+        first = await self._patiently(self._begin())
+        self._patience_s = self._target.silence_s
+        return first
+
+    async def more(self) -> bytes:
+        """The next piece; nothing where that was all."""
+        assert self._response is not None
+        piece = await self._patiently(self._response.content.readany())
+        self._count(piece)
+        return piece
+
+    async def rest(self, first: bytes) -> bytes:
         """A body that is no stream, whole."""
-        loop = asyncio.get_running_loop()
-        parts = [first]
-        size_bytes = len(first)
-        while piece := await content.readany():
-            patience.reschedule(loop.time() + self._target.silence_s)
-            parts.append(piece)
-            size_bytes += len(piece)
-            if size_bytes > REPLY_BYTES_MAX:
-                raise failures.too_long(self._target.provider, REPLY_BYTES_MAX)
-        return b"".join(parts)
+        pieces = [first]
+        while piece := await self.more():
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def said_all(self) -> None:
+        """Nothing more will be said. A moment is left for the line to end, so that it can be used again."""
+        self._patience_s = min(self._patience_s, LINE_END_S)
+
+    def close(self) -> None:
+        if self._response is not None:
+            self._response.release()  # and closed, where something was left unread
+
+    def _count(self, piece: bytes) -> None:
+        self._size_bytes += len(piece)
+        if self._size_bytes > REPLY_BYTES_MAX:
+            raise failures.too_long(self._target.provider, REPLY_BYTES_MAX)
+
+    async def _begin(self) -> bytes:
+        body = b"".join(self._request.body)
+        response = self._response = await self._session.post(
+            self._request.url,
+            data=body if len(body) <= _RAW_BODY_BYTES_MAX else io.BytesIO(body),
+            headers=self._request.headers,
+            allow_redirects=False,  # a key goes to the host it is for, and to no other
+        )
+        if response.status >= 300:
+            refusal = await _at_most(response.content, ERROR_BYTES_MAX)
+            raise failures.refused(self._target.provider, response.status, response.headers, refusal)
+        self._begun = True
+        first = b""
+        while is_stream(first) is None and (piece := await response.content.readany()):
+            self._count(piece)
+            first += piece
+        return first
+
+    async def _patiently(self, waited: Awaitable[bytes]) -> bytes:
+        import aiohttp
+
+        provider = self._target.provider
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await waited
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise failures.unreachable(provider, error, begun=False) from error
+        except TimeoutError as error:
+            # Even where nothing came, the reply may have been made, and will be paid for.
+            raise failures.too_slow(provider, begun=True, patience_s=self._patience_s) from error
+        except (aiohttp.ClientError, ssl.SSLError, OSError, asyncio.IncompleteReadError) as error:
+            raise failures.unreachable(provider, error, begun=self._begun) from error
+
+
+def is_stream(beginning: bytes) -> bool | None:
+    """Whether a body that begins so has events in it; None where that cannot be said yet. Its type is often wrong."""
+    said = beginning.removeprefix(_BOM).lstrip()
+    if said.startswith(_STREAM_BEGINS):
+        return True
+    if _BOM.startswith(beginning) or any(field.startswith(said) for field in _STREAM_BEGINS):
+        return None
+    return False
+
+
+def _ended(reader: Reader) -> Ended | None:
+    try:
+        return reader.end()
+    except ModelFailed:
+        return None
+
+
+async def _at_most(content: aiohttp.StreamReader, bytes_max: int) -> bytes:
+    found = b""
+    while len(found) < bytes_max and (piece := await content.readany()):
+        found += piece
+    return found[:bytes_max]
 
 
 def malformed(provider: str, because: str) -> ModelFailed:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import NamedTuple, assert_never
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, assert_never, cast
+
+import msgspec
 
 from retinue.config.minds import WireFormat
 from retinue.domain.attachment import Attachment
@@ -68,6 +72,55 @@ class Heads:
         if len(self._kept) > self._heads_max:
             self._kept.popitem(last=False)
         return kept[1]
+
+
+def listed(wires: Iterable[bytes], *, first: bool) -> list[bytes]:
+    """Encoded records for the inside of a list. Each begins with a comma, or is empty; one that is `first` loses it."""
+    told = [wire for wire in wires if wire]
+    if first and told:
+        told[0] = told[0][1:]
+    return told
+
+
+def merged(ours: Mapping[str, Any], params: Mapping[str, Any], *, without: Sequence[str]) -> bytes:
+    """The plain part of a body, open at its end: ours, and over it what the house was told to send as it stands."""
+    both = {**ours, **{name: value for name, value in params.items() if name not in without}}
+    return msgspec.json.encode(both)[:-1]
+
+
+class IdRule(NamedTuple):
+    """Which ids of calls a provider takes."""
+
+    pattern: re.Pattern[str]
+    length: int  # of an id made to fit
+
+
+PLAIN_IDS = IdRule(re.compile(r"[A-Za-z0-9_-]{1,40}"), 32)
+
+
+def fitting(id_: str, rule: IdRule) -> str:
+    """The id itself where it may be said, and else one that stands for it: for a call and its result the same."""
+    if rule.pattern.fullmatch(id_):
+        return id_
+    return hashlib.sha256(id_.encode(errors="surrogatepass")).hexdigest()[: rule.length]
+
+
+UNPARSED = "_unparsed"
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call. What cannot be read is still told, under a name no tool takes: its result says why."""
+    if not text.strip():
+        return {}
+    try:
+        found = msgspec.json.decode(text.encode(errors="surrogatepass"))
+        if isinstance(found, str) and found.lstrip().startswith("{"):
+            found = msgspec.json.decode(found)  # some servers write JSON into JSON
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return {UNPARSED: text}
+    if found is None:
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {UNPARSED: text}
 
 
 class Shown(NamedTuple):

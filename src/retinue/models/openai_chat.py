@@ -1,0 +1,189 @@
+"""The wire format `openai-chat`: OpenAI's chat completions, as OpenAI and most others speak them.
+
+They differ in small ways. What is known of those ways is in `QUIRKS`, by provider; a target may name more of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, cast
+
+import msgspec
+
+from retinue.domain.record import PieceKind, Record, Reply, ToolResult, UserTurn
+from retinue.domain.tool import Call, ToolSpec
+from retinue.models.base import Media, Prompt, WireCache
+from retinue.models.http import Request, Target
+from retinue.models.openai_chat_reader import ChatReader
+from retinue.models.parts import Part, parts, said_to_model
+from retinue.models.wires import PLAIN_IDS, Heads, IdRule, effort_of, fitting, listed, merged, shown
+
+
+class Quirk(StrEnum):
+    """What a server wants otherwise than most."""
+
+    MAX_COMPLETION_TOKENS = "max-completion-tokens"  # so it calls the bound of a reply
+    NO_STREAM_OPTIONS = "no-stream-options"  # refuses to be asked for its usage
+    NINE_LETTER_IDS = "nine-letter-ids"  # ids of calls are nine letters and digits, no more and no less
+    ANSWER_AFTER_RESULTS = "answer-after-results"  # nobody may speak between the result of a call and a reply
+    REASONING_BACK = "reasoning-back"  # wants its reasoning back with the calls that came of it
+
+
+# The repairs a transcript needs before each of them takes it, and the names they have for things.
+QUIRKS: Mapping[str, frozenset[Quirk]] = {
+    "openai": frozenset({Quirk.MAX_COMPLETION_TOKENS}),
+    "azure": frozenset({Quirk.MAX_COMPLETION_TOKENS}),
+    "cerebras": frozenset({Quirk.MAX_COMPLETION_TOKENS}),
+    "groq": frozenset({Quirk.MAX_COMPLETION_TOKENS}),
+    "mistral": frozenset({Quirk.NO_STREAM_OPTIONS, Quirk.NINE_LETTER_IDS, Quirk.ANSWER_AFTER_RESULTS}),
+    "deepseek": frozenset({Quirk.REASONING_BACK}),
+    "moonshot": frozenset({Quirk.REASONING_BACK}),
+    "moonshotai": frozenset({Quirk.REASONING_BACK}),
+    "alibaba": frozenset({Quirk.REASONING_BACK}),
+    "zai": frozenset({Quirk.REASONING_BACK}),
+}
+
+NINE_LETTERS = IdRule(re.compile(r"[A-Za-z0-9]{9}"), 9)
+WENT_ON = "Done."  # said in the model's place, where a server will not have anyone speak after a result
+
+_OURS = ("messages", "tools")
+
+
+def quirks_of(target: Target) -> frozenset[str]:
+    return QUIRKS.get(target.provider, frozenset()) | target.quirks
+
+
+class OpenAIChatWire:
+    """Speaks with any server that understands chat completions."""
+
+    def __init__(self, cache: WireCache) -> None:
+        self._cache = cache
+        self._heads = Heads()
+
+    def request(self, prompt: Prompt, target: Target, key: str) -> Request:
+        quirks = quirks_of(target)
+        form = ("openai-chat", target.provider, target.facts.vision, prompt.media is not None, quirks)
+        encoder = _Encoder(target, quirks, prompt.media)
+        wires = self._cache.of(prompt.session, prompt.records, encoder.record, form=form)
+        if Quirk.ANSWER_AFTER_RESULTS in quirks:
+            wires = _answered(prompt.records, wires)
+        tools = prompt.tools if target.facts.tools else ()
+        also = cast("list[Any]", target.params.get("tools") or [])
+        head = self._heads.of(
+            prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=(form, str(also))
+        )
+        plain = merged(_plain(prompt, target, quirks), target.params, without=_OURS)
+        body = [plain, head, *listed(wires, first=not prompt.instructions), b"]}"]
+        headers = {"content-type": "application/json", "accept": "text/event-stream"}
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        return Request(f"{target.url.rstrip('/')}/chat/completions", {**headers, **target.headers}, body)
+
+    def reader(self, target: Target) -> ChatReader:
+        return ChatReader(target.provider)
+
+
+def _plain(prompt: Prompt, target: Target, quirks: frozenset[str]) -> dict[str, Any]:
+    bound = "max_completion_tokens" if Quirk.MAX_COMPLETION_TOKENS in quirks else "max_tokens"
+    plain: dict[str, Any] = {"model": target.model, "stream": True, bound: prompt.output_tokens_max}
+    if Quirk.NO_STREAM_OPTIONS not in quirks:
+        plain["stream_options"] = {"include_usage": True}
+    if (effort := effort_of(prompt.effort, target.facts)) is not None:
+        plain["reasoning_effort"] = effort
+    return plain
+
+
+def _head(instructions: str, tools: Sequence[ToolSpec], also: Sequence[Any]) -> bytes:
+    told: list[Any] = [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+        }
+        for tool in tools
+    ]
+    head = b"," + msgspec.json.encode({"tools": [*told, *also]})[1:-1] if told or also else b""
+    system = msgspec.json.encode({"role": "system", "content": instructions}) if instructions else b""
+    return head + b',"messages":[' + system
+
+
+def _answered(records: Sequence[Record], wires: Sequence[bytes]) -> Iterator[bytes]:
+    """With a word of the model between the results of its calls and whoever speaks next."""
+    after_result = False
+    for record, wire in zip(records, wires, strict=True):
+        if wire:
+            is_result = isinstance(record.body, ToolResult)
+            if after_result and not is_result and not isinstance(record.body, Reply):
+                yield b"," + msgspec.json.encode({"role": "assistant", "content": WENT_ON})
+            after_result = is_result
+        yield wire
+
+
+class _Encoder:
+    """Records as messages, for one target."""
+
+    def __init__(self, target: Target, quirks: frozenset[str], media: Media | None) -> None:
+        self._target = target
+        self._quirks = quirks
+        self._media = media
+        self._ids = NINE_LETTERS if Quirk.NINE_LETTER_IDS in quirks else PLAIN_IDS
+
+    def record(self, record: Record) -> bytes:
+        match record.body:
+            case Reply() as reply:
+                message = self._assistant(reply)
+            case ToolResult() as result:
+                id_ = fitting(result.call, self._ids)
+                message = {"role": "tool", "tool_call_id": id_, "content": result.output}
+            case UserTurn(attachments=attachments) as turn if attachments:
+                message = {"role": "user", "content": self._with_files(turn)}
+            case body:
+                said = said_to_model(body)
+                message = {"role": "user", "content": said} if said else None
+        return b"," + msgspec.json.encode(message) if message else b""
+
+    def _with_files(self, turn: UserTurn) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = [{"type": "text", "text": turn.text}] if turn.text else []
+        for file in shown(turn.attachments, self._media, self._target.facts, turn.text):
+            if file.line:
+                content.append({"type": "text", "text": file.line})
+            else:
+                url = f"data:{file.media_type};base64,{file.base64}"
+                content.append({"type": "image_url", "image_url": {"url": url}})
+        return content
+
+    def _assistant(self, reply: Reply) -> dict[str, Any] | None:
+        """None where nothing was said and nothing asked for: no server takes an empty message."""
+        if not reply.text and not reply.calls:
+            return None
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
+        if reply.calls:
+            message["tool_calls"] = [self._call(call) for call in reply.calls]
+        own = reply.provider == self._target.provider
+        if Quirk.REASONING_BACK in self._quirks and (reply.calls or (own and reply.thinking)):
+            # Calls without it are refused, also those that another made; an empty one will do.
+            message["reasoning_content"] = reply.thinking if own else ""
+        if own and (details := _details(parts(reply, provider=self._target.provider))):
+            message["reasoning_details"] = details
+        return message
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        arguments = msgspec.json.encode(call.arguments).decode()
+        return {
+            "id": fitting(call.id, self._ids),
+            "type": "function",
+            "function": {"name": call.tool, "arguments": arguments},
+        }
+
+
+def _details(pieces: Iterator[Part]) -> list[Any]:
+    """What was sealed as the details of reasoning, all of it in its order."""
+    found: list[Any] = []
+    for part in pieces:
+        if part.kind is PieceKind.THINKING and part.seal.startswith("["):
+            try:
+                found += msgspec.json.decode(part.seal, type=list[Any])
+            except msgspec.DecodeError:
+                continue  # of the same provider, in another format
+    return found

@@ -1,0 +1,323 @@
+"""Reads replies in the format `openai-chat`, as a dozen servers write them.
+
+Calls are known by being there: what a server says of why it stopped is often not so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import msgspec
+
+from retinue.domain.model import ModelFailed
+from retinue.domain.record import PieceKind, Stop, Usage
+from retinue.domain.tool import Call
+from retinue.models import failures
+from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
+from retinue.models.http import malformed
+from retinue.models.openai_usage import usage_of
+from retinue.models.think_tags import ThinkTags
+from retinue.models.wires import UNPARSED, arguments_of
+
+CALLS_MAX = 256
+
+_DONE = b"[DONE]"
+_STOPS = {
+    "length": Stop.LENGTH,
+    "max_tokens": Stop.LENGTH,
+    "model_length": Stop.LENGTH,
+    "content_filter": Stop.FILTERED,
+    "safety": Stop.FILTERED,
+    "refusal": Stop.FILTERED,
+}
+_BROKEN = frozenset({"error", "insufficient_system_resource"})
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _CallDelta(msgspec.Struct):
+    index: int | None = None
+    id: str | int | None = None
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | list[Any] | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    reasoning_details: Any = None
+    refusal: str | None = None
+    tool_calls: list[_CallDelta] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int | None = None
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    finish_reason: str | None = None
+    usage: Any = None
+    error: Any = None
+
+
+class _Groq(msgspec.Struct):
+    usage: Any = None
+    error: Any = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+    object: Any = None
+    x_groq: _Groq | None = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+class _Asked:
+    """A call on its way."""
+
+    __slots__ = ("arguments", "id", "index", "name")
+
+    def __init__(self, index: int | None) -> None:
+        self.index = index
+        self.id = ""
+        self.name = ""
+        self.arguments: list[str] = []
+
+    @property
+    def whole(self) -> bool:
+        return bool(self.arguments) and self.arguments[-1].endswith("}") and UNPARSED not in self._read()
+
+    def call(self, number: int) -> Call:
+        return Call(id=self.id or f"call_{number}", tool=self.name, arguments=self._read())
+
+    def _read(self) -> dict[str, Any]:
+        return arguments_of("".join(self.arguments))
+
+
+class ChatReader:
+    """Reads one reply."""
+
+    def __init__(self, provider: str) -> None:
+        self._provider = provider
+        self._tags = ThinkTags()
+        self._asked: list[_Asked] = []
+        self._told = 0  # of the calls
+        self._details: list[dict[str, Any]] = []
+        self._usage: Usage | None = None
+        self._reason: str | None = None
+        self._refused = False
+        self._spoke = False
+        self._over = False
+
+    def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
+        if data.strip() == _DONE:
+            self._over = True
+            return self._rest()
+        if not data.strip():
+            return ()
+        event = self._event(data)
+        if event.error is not None or event.object == "error" or name == b"error":
+            raise self._failed(event.error, data)
+        return self._chunks(event)
+
+    def whole(self, body: bytes) -> Iterable[Chunk]:
+        event = self._event(body)
+        if event.error is not None or event.object == "error":
+            raise self._failed(event.error, body)
+        if not event.choices:
+            raise malformed(self._provider, "it sent JSON without a reply in it")
+        self._over = True
+        return [*self._chunks(event), *self._rest()]
+
+    def end(self) -> Ended:
+        if not self._over and self._reason is None:
+            raise failures.broke_off(self._provider)
+        stop = _STOPS.get(self._reason or "", Stop.END)
+        if self._refused:
+            stop = Stop.FILTERED
+        elif self._asked and stop is Stop.END:
+            stop = Stop.CALLS
+        return Ended(stop, self._usage or Usage(estimated=True))
+
+    def _event(self, data: bytes) -> _Event:
+        try:
+            return _decoder.decode(data)
+        except msgspec.ValidationError as error:
+            raise self._unreadable(data) or malformed(self._provider, f"it sent what we cannot read: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise malformed(self._provider, "it sent something that is no JSON") from None
+
+    def _unreadable(self, data: bytes) -> ModelFailed | None:
+        """An error may come as anything: a list of one, say."""
+        found = msgspec.json.decode(data)
+        if isinstance(found, list) and found:
+            found = cast("list[Any]", found)[0]
+        error = cast("dict[str, Any]", found).get("error") if isinstance(found, dict) else None
+        return failures.in_stream(self._provider, error) if error else None
+
+    def _failed(self, error: Any, data: bytes) -> ModelFailed:
+        return failures.in_stream(self._provider, error if error is not None else msgspec.json.decode(data))
+
+    def _chunks(self, event: _Event) -> Iterator[Chunk]:
+        for choice in event.choices or ():
+            if choice.index:
+                continue  # we asked for one reply
+            if choice.error is not None:
+                raise failures.in_stream(self._provider, choice.error)
+            said = choice.delta
+            if said is None and not self._spoke:
+                said = choice.message  # next to deltas, some repeat in it all that was said so far
+            if said is not None:
+                yield from self._said(said)
+            self._count(choice.usage)
+            if choice.finish_reason:
+                if choice.finish_reason in _BROKEN:
+                    raise failures.in_stream(self._provider, {"message": "", "code": choice.finish_reason})
+                self._reason = choice.finish_reason
+                yield from self._rest()
+        self._count(event.usage)
+        if event.x_groq is not None:
+            if event.x_groq.error is not None:
+                raise failures.in_stream(self._provider, event.x_groq.error)
+            if self._usage is None:
+                self._count(event.x_groq.usage)
+        if not event.choices and event.usage is not None and self._spoke:
+            self._over = True  # what it took comes last, also where no reason was given
+            yield from self._rest()
+
+    def _said(self, said: _Delta) -> Iterator[Chunk]:
+        if thought := self._thought(said):
+            self._spoke = True
+            yield Thinking(thought)
+        if said.content:
+            self._spoke = True
+            if isinstance(said.content, str):
+                yield from self._words(said.content)
+            else:
+                for part in said.content:
+                    yield from self._part(part)
+        if said.refusal:
+            self._spoke = self._refused = True
+            yield Text(said.refusal)
+        if said.tool_calls:
+            self._spoke = True
+            yield from self._sealed()
+            for delta in said.tool_calls:
+                self._ask(delta)
+
+    def _thought(self, said: _Delta) -> str:
+        """In one of its three places. Where it comes in two of them, these say the same."""
+        details = self._add_details(said.reasoning_details) if said.reasoning_details else ""
+        for words in (said.reasoning_content, said.reasoning):
+            if isinstance(words, str) and words:
+                self._tags.off()
+                return words
+        return details
+
+    def _add_details(self, details: Any) -> str:
+        """Pieces of one stretch are put together, as they are wanted back; their words are thinking."""
+        words = ""
+        for detail in cast("list[Any]", details) if isinstance(details, list) else ():
+            if not isinstance(detail, dict):
+                continue
+            new = cast("dict[str, Any]", detail)
+            said = new.get("text") or new.get("summary")
+            words += said if isinstance(said, str) else ""
+            last = self._details[-1] if self._details else None
+            if last is not None and _continues(last, new):
+                for name, value in new.items():
+                    if name in ("text", "summary", "data") and isinstance(value, str):
+                        last[name] = (last.get(name) or "") + value
+                    elif value is not None:
+                        last[name] = value
+            else:
+                self._details.append(dict(new))
+        return words
+
+    def _words(self, content: str) -> Iterator[Chunk]:
+        for chunk in self._tags.feed(content):
+            if isinstance(chunk, Text):
+                yield from self._sealed()
+            yield chunk
+
+    def _part(self, part: Any) -> Iterator[Chunk]:
+        """Content in parts: words, or thoughts made of words."""
+        if not isinstance(part, dict):
+            return
+        known = cast("dict[str, Any]", part)
+        match known.get("type"):
+            case "text" if isinstance(text := known.get("text"), str) and text:
+                yield from self._words(text)
+            case "thinking":
+                thoughts = known.get("thinking")
+                for thought in cast("list[Any]", thoughts) if isinstance(thoughts, list) else [thoughts]:
+                    text = cast("dict[str, Any]", thought).get("text") if isinstance(thought, dict) else thought
+                    if isinstance(text, str) and text:
+                        self._tags.off()
+                        yield Thinking(text)
+            case _:
+                pass
+
+    def _ask(self, delta: _CallDelta) -> None:
+        function = delta.function or _Function()
+        id_ = "" if delta.id is None else str(delta.id)
+        asked = self._meant(delta.index, id_, function)
+        if asked is None:
+            if len(self._asked) >= CALLS_MAX:
+                raise malformed(self._provider, f"it asks for more than {CALLS_MAX} calls at once")
+            asked = _Asked(delta.index)
+            self._asked.append(asked)
+        asked.id = asked.id or id_
+        asked.name = asked.name or function.name or ""
+        if isinstance(function.arguments, str):
+            asked.arguments.append(function.arguments)
+        elif function.arguments:
+            asked.arguments.append(msgspec.json.encode(function.arguments).decode())
+
+    def _meant(self, index: int | None, id_: str, function: _Function) -> _Asked | None:
+        """Which call a piece belongs to; None for a new one. By its index, which not every server counts up."""
+        asked = next((one for one in reversed(self._asked) if index is None or one.index == index), None)
+        if asked is None or not function.name or not asked.name:
+            return asked  # only the first piece has a name, so without one it goes on
+        if id_ and asked.id and id_ != asked.id:
+            return None
+        # A name again, and no id to go by: another call, if there is more to say and the one before is whole.
+        return None if function.arguments and asked.whole else asked
+
+    def _sealed(self) -> Iterator[Chunk]:
+        if self._details:
+            seal = msgspec.json.encode(self._details).decode()
+            self._details = []
+            yield Seals(PieceKind.THINKING, seal)
+
+    def _rest(self) -> Iterator[Chunk]:
+        """What was held back until it was whole. May be asked for more than once."""
+        yield from self._tags.end()
+        for number, asked in enumerate(self._asked[self._told :], start=self._told + 1):
+            self._told = number
+            yield Asks(asked.call(number))
+        yield from self._sealed()
+
+    def _count(self, usage: Any) -> None:
+        found = usage_of(usage)
+        if found is not None:
+            self._usage = found
+
+
+def _continues(last: dict[str, Any], new: dict[str, Any]) -> bool:
+    return (
+        last.get("type") == new.get("type")
+        and last.get("index") == new.get("index")
+        and last.get("id")
+        in (
+            None,
+            new.get("id"),
+        )
+    )

@@ -1,0 +1,73 @@
+"""What a reply took, as servers of the two OpenAI formats say it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+from retinue.domain.record import Usage
+
+MICROUSD = 1_000_000  # in a dollar
+TICKS_IN_MICROUSD = 10_000  # of xAI, which counts in ten-billionths of a dollar
+TOKENS_MAX = 2**53  # more is a mistake
+COST_MICROUSD_MAX = 1_000_000 * MICROUSD
+
+
+def usage_of(found: Any) -> Usage | None:
+    """None where nothing is said. Anything strange in it counts as nothing: a reply does not fail for its bill."""
+    if not isinstance(found, dict):
+        return None
+    usage = cast("dict[str, Any]", found)
+    read = _count(usage, "prompt_tokens") or _count(usage, "input_tokens")
+    written = _count(usage, "completion_tokens") or _count(usage, "output_tokens")
+    if read is None and written is None:
+        return None
+    read, written = read or 0, written or 0
+    of_input = _part(usage, "prompt_tokens_details") or _part(usage, "input_tokens_details")
+    of_output = _part(usage, "completion_tokens_details") or _part(usage, "output_tokens_details")
+    cached = (
+        _count(of_input, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens") or _count(usage, "cached_tokens")
+    )
+    thought = _count(of_output, "reasoning_tokens") or 0
+    if thought and _count(usage, "total_tokens") == read + written + thought:
+        written += thought  # counted apart, as xAI does, and paid for like the rest
+    cached = min(cached or 0, read)
+    return Usage(
+        input_tokens=read,
+        output_tokens=written,
+        cost_microusd=_cost_microusd(usage),
+        cache_read_tokens=cached,
+        cache_write_tokens=min(_count(of_input, "cache_write_tokens") or 0, read - cached),
+        reasoning_tokens=thought,
+    )
+
+
+def _cost_microusd(usage: dict[str, Any]) -> int:
+    """What the server itself says it came to, rounded up; nothing where it does not say."""
+    microusd = _number(usage, "cost") * MICROUSD
+    if usage.get("is_byok") is True:  # through OpenRouter with a key of one's own: its share, and theirs
+        microusd += _number(_part(usage, "cost_details"), "upstream_inference_cost") * MICROUSD
+    if not microusd:
+        microusd = _number(usage, "cost_in_usd_ticks") / TICKS_IN_MICROUSD
+    return math.ceil(min(microusd, COST_MICROUSD_MAX) - 1e-6)  # less what only floating point has added
+
+
+def _part(usage: dict[str, Any], name: str) -> dict[str, Any]:
+    part = usage.get(name)
+    return cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+
+
+def _count(usage: dict[str, Any], name: str) -> int | None:
+    value = usage.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return min(max(value, 0), TOKENS_MAX)
+
+
+def _number(usage: dict[str, Any], name: str) -> float:
+    value = usage.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return 0.0
+    return max(float(value), 0.0)
