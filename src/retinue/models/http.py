@@ -6,6 +6,7 @@ What is said is the business of a `Wire`, one for each format. Nothing here know
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
@@ -224,9 +225,9 @@ class _Exchange:
         if response.status >= 300:
             refusal = await _at_most(response.content, ERROR_BYTES_MAX)
             raise failures.refused(self._target.provider, response.status, response.headers, refusal)
-        self._begun = True
         first = b""
         while is_stream(first) is None and (piece := await response.content.readany()):
+            self._begun = True
             self._count(piece)
             first += piece
         return first
@@ -238,11 +239,11 @@ class _Exchange:
         try:
             async with asyncio.timeout(self._patience_s):
                 return await waited
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise failures.unreachable(provider, error, begun=False) from error
+        except aiohttp.ConnectionTimeoutError as error:
+            late = OSError(errno.ETIMEDOUT, f"no connection within {CONNECT_S:g} seconds")
+            raise failures.unreachable(provider, late, begun=False) from error
         except TimeoutError as error:
-            # Even where nothing came, the reply may have been made, and will be paid for.
-            raise failures.too_slow(provider, begun=True, patience_s=self._patience_s) from error
+            raise failures.too_slow(provider, begun=self._begun, patience_s=self._patience_s) from error
         except (aiohttp.ClientError, ssl.SSLError, OSError, asyncio.IncompleteReadError) as error:
             raise failures.unreachable(provider, error, begun=self._begun) from error
 

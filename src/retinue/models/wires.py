@@ -157,6 +157,8 @@ def effort_of(effort: str | None, facts: ModelFacts) -> str | None:
     """The effort to ask for. Raises where it is known that the model does not take it: before anything is sent."""
     if effort is None or facts.efforts is None or effort in facts.efforts:
         return effort
+    if effort == "none" and not facts.efforts:
+        return None  # it does not think at all
     takes = ", ".join(facts.efforts) or "none at all"
     raise ModelFailed(
         f"{facts.ref} does not take the effort '{effort}'",

@@ -1,0 +1,188 @@
+"""The wire format `openai-responses`: OpenAI's newer one, and of those who took it over.
+
+Nothing is kept at the provider. So its thoughts come to us encrypted, and go back to it with the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, cast
+
+import msgspec
+
+from retinue.domain.model import ModelFacts
+from retinue.domain.record import PieceKind, Record, Reply, ToolResult, UserTurn
+from retinue.domain.tool import ToolSpec
+from retinue.models.base import Media, Prompt, WireCache
+from retinue.models.http import Request, Target
+from retinue.models.openai_responses_reader import ResponsesReader
+from retinue.models.parts import Part, parts, said_to_model
+from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, listed, merged, shown
+
+ENCRYPTED = "reasoning.encrypted_content"
+
+
+class Quirk(StrEnum):
+    MESSAGE_IDS = "message-ids"  # wants the model's own words back with an id and a status
+
+
+QUIRKS: Mapping[str, frozenset[Quirk]] = {
+    "openrouter": frozenset({Quirk.MESSAGE_IDS}),
+}
+
+_OURS = ("input", "tools")
+
+
+class OpenAIResponsesWire:
+    """Speaks with any server that understands responses."""
+
+    def __init__(self, cache: WireCache) -> None:
+        self._cache = cache
+        self._heads = Heads()
+
+    def request(self, prompt: Prompt, target: Target, key: str) -> Request:
+        quirks = QUIRKS.get(target.provider, frozenset[str]()) | target.quirks
+        keeps = target.params.get("store") is True
+        form = ("openai-responses", target.provider, target.facts.vision, prompt.media is not None, quirks, keeps)
+        encoder = _Encoder(target, prompt.media, with_ids=Quirk.MESSAGE_IDS in quirks, keeps=keeps)
+        wires = self._cache.of(prompt.session, prompt.records, encoder.record, form=form)
+        tools = prompt.tools if target.facts.tools else ()
+        also = cast("list[Any]", target.params.get("tools") or [])
+        head = self._heads.of(
+            prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=(form, str(also))
+        )
+        plain = merged(_plain(prompt, target), target.params, without=_OURS)
+        headers = {"content-type": "application/json", "accept": "text/event-stream"}
+        if key:
+            headers["authorization"] = f"Bearer {key}"
+        body = [plain, head, *listed(wires, first=True), b"]}"]
+        return Request(f"{target.url.rstrip('/')}/responses", {**headers, **target.headers}, body)
+
+    def reader(self, target: Target) -> ResponsesReader:
+        return ResponsesReader(target.provider)
+
+
+def _plain(prompt: Prompt, target: Target) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "model": target.model,
+        "stream": True,
+        "store": False,
+        "max_output_tokens": prompt.output_tokens_max,
+    }
+    if _thinks(target.facts) is not False:
+        plain["include"] = [ENCRYPTED]
+    effort = effort_of(prompt.effort, target.facts)
+    if effort is not None or _thinks(target.facts):
+        plain["reasoning"] = {"summary": "auto"} if effort is None else {"effort": effort, "summary": "auto"}
+    return plain
+
+
+def _thinks(facts: ModelFacts) -> bool | None:
+    """None where it is not known. A model that does not think refuses every word about it."""
+    return None if facts.efforts is None else bool(facts.efforts)
+
+
+def _head(instructions: str, tools: Sequence[ToolSpec], also: Sequence[Any]) -> bytes:
+    told: list[Any] = [
+        {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+            "strict": False,  # it is on unless told, and takes only some schemas
+        }
+        for tool in tools
+    ]
+    head: dict[str, Any] = {"instructions": instructions} if instructions else {}
+    if told or also:
+        head["tools"] = [*told, *also]
+    fields = b"," + msgspec.json.encode(head)[1:-1] if head else b""
+    return fields + b',"input":['
+
+
+class _Encoder:
+    """Records as items, for one target."""
+
+    def __init__(self, target: Target, media: Media | None, *, with_ids: bool, keeps: bool) -> None:
+        self._target = target
+        self._media = media
+        self._with_ids = with_ids
+        self._keeps = keeps
+
+    def record(self, record: Record) -> bytes:
+        match record.body:
+            case Reply() as reply:
+                items = self._items(reply, record.seq)
+            case ToolResult() as result:
+                id_ = fitting(result.call, PLAIN_IDS)
+                items = [{"type": "function_call_output", "call_id": id_, "output": result.output}]
+            case UserTurn(attachments=attachments) as turn if attachments:
+                items = [{"role": "user", "content": self._with_files(turn)}]
+            case body:
+                said = said_to_model(body)
+                items = [{"role": "user", "content": said}] if said else []
+        return b"," + msgspec.json.encode(items)[1:-1] if items else b""
+
+    def _with_files(self, turn: UserTurn) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = [{"type": "input_text", "text": turn.text}] if turn.text else []
+        for file in shown(turn.attachments, self._media, self._target.facts, turn.text):
+            if file.line:
+                content.append({"type": "input_text", "text": file.line})
+            else:
+                url = f"data:{file.media_type};base64,{file.base64}"
+                content.append({"type": "input_image", "image_url": url})
+        return content
+
+    def _items(self, reply: Reply, seq: int) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        for part in parts(reply, provider=self._target.provider):
+            items += self._item(part, f"msg_{seq}_{len(items)}")
+        while items and items[-1].get("type") == "reasoning":
+            items.pop()  # a thought that nothing came of is refused
+        return items
+
+    def _item(self, part: Part, id_: str) -> Iterator[dict[str, Any]]:
+        match part.kind:
+            case PieceKind.TEXT:
+                if part.text:
+                    yield self._message(part, id_)
+            case PieceKind.CALL:
+                assert part.call is not None
+                arguments = msgspec.json.encode(part.call.arguments).decode()
+                call_id = fitting(part.call.id, PLAIN_IDS)
+                yield {
+                    "type": "function_call",
+                    "call_id": call_id,
+                    "name": part.call.tool,
+                    "arguments": arguments,
+                }
+            case PieceKind.THINKING:
+                item = _sealed(part.seal)
+                if item.get("type") == "reasoning" and (
+                    self._keeps or "encrypted_content" in item or "content" in item
+                ):
+                    yield item
+            case PieceKind.SERVER:
+                item = _sealed(part.seal)
+                if "type" in item:
+                    yield item
+
+    def _message(self, part: Part, id_: str) -> dict[str, Any]:
+        text: dict[str, Any] = {"type": "output_text", "text": part.text, "annotations": []}
+        message: dict[str, Any] = {"type": "message", "role": "assistant", "content": [text]}
+        if self._with_ids:
+            message |= {"id": id_, "status": "completed"}
+        if phase := _sealed(part.seal).get("phase"):
+            message["phase"] = phase
+        return message
+
+
+def _sealed(seal: str) -> dict[str, Any]:
+    """What we sealed. Nothing where it was sealed in another format, before the provider was spoken to in this one."""
+    if not seal.startswith("{"):
+        return {}
+    try:
+        return msgspec.json.decode(seal, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}

@@ -1,0 +1,238 @@
+"""Reads replies in the format `openai-responses`: items that begin, grow and are done, each under its index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import msgspec
+
+from retinue.domain.model import ModelFailed
+from retinue.domain.record import PieceKind, Stop, Usage
+from retinue.domain.tool import Call
+from retinue.models import failures
+from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
+from retinue.models.http import malformed
+from retinue.models.openai_usage import usage_of
+from retinue.models.wires import arguments_of
+
+SERVER_ITEM_BYTES_MAX = 256 * 1024  # a picture that it made is not sent to it again
+
+_DONE = b"[DONE]"
+_STOPS = {"max_output_tokens": Stop.LENGTH, "content_filter": Stop.FILTERED}
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    delta: Any = None
+    item: Any = None
+    output_index: int | None = None
+    response: msgspec.Raw = msgspec.Raw()
+    error: Any = None
+
+
+class _Response(msgspec.Struct):
+    status: str | None = None
+    output: list[Any] | None = None
+    usage: Any = None
+    error: Any = None
+    incomplete_details: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+_response_decoder = msgspec.json.Decoder(_Response)
+
+
+class _Item:
+    """What is known of an item on its way."""
+
+    __slots__ = ("id", "said", "sealed", "thoughts")
+
+    def __init__(self) -> None:
+        self.id: str | None = None
+        self.said = False  # its words came piece by piece
+        self.thoughts: list[str] = []  # in the raw, which nobody is shown
+        self.sealed = False
+
+
+class ResponsesReader:
+    """Reads one reply."""
+
+    def __init__(self, provider: str) -> None:
+        self._provider = provider
+        self._items: dict[int, _Item] = {}
+        self._asked: set[str] = set()
+        self._spoke = False
+        self._refused = False
+        self._ended: Ended | None = None
+
+    def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
+        data = data.strip()
+        if not data or data == _DONE:
+            return ()
+        try:
+            event = _decoder.decode(data)
+        except msgspec.ValidationError as error:
+            raise malformed(self._provider, f"it sent what we cannot read: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise malformed(self._provider, "it sent something that is no JSON") from None
+        return self._chunks(event, name, data)
+
+    def whole(self, body: bytes) -> Iterable[Chunk]:
+        response = self._response(body)
+        if response.error is None and response.output is None:
+            raise malformed(self._provider, "it sent JSON without a reply in it")
+        return list(self._over(response))
+
+    def end(self) -> Ended:
+        if self._ended is None:
+            raise failures.broke_off(self._provider)
+        return self._ended
+
+    def _chunks(self, event: _Event, name: bytes, data: bytes) -> Iterator[Chunk]:
+        match event.type:
+            case "response.output_text.delta":
+                yield from self._words(event)
+            case "response.refusal.delta":
+                self._refused = True
+                yield from self._words(event)
+            case "response.reasoning_summary_text.delta":
+                if isinstance(event.delta, str) and event.delta:
+                    self._item(event).said = self._spoke = True
+                    yield Thinking(event.delta)
+            case "response.reasoning_text.delta":
+                if isinstance(event.delta, str):
+                    self._item(event).thoughts.append(event.delta)
+            case "response.output_item.added":
+                yield from self._thought_through(event)
+                self._item(event).id = _id(event.item)
+            case "response.output_item.done":
+                yield from self._done(event.item, self._item(event))
+            case "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled":
+                yield from self._over(self._response(event.response))
+            case _:
+                if event.type == "error" or name == b"error" or event.error is not None:
+                    raise self._failed(event.error, data)
+
+    def _words(self, event: _Event) -> Iterator[Chunk]:
+        yield from self._thought_through(event)
+        if isinstance(event.delta, str) and event.delta:
+            self._item(event).said = self._spoke = True
+            yield Text(event.delta)
+
+    def _item(self, event: _Event) -> _Item:
+        index = event.output_index if event.output_index is not None else -1
+        return self._items.setdefault(index, _Item())
+
+    def _thought_through(self, event: _Event) -> Iterator[Chunk]:
+        """Raw thoughts that are not done while the next item begins. Some servers say so only after it, and too late:
+        the thought comes first."""
+        for index, item in self._items.items():
+            if item.thoughts and not item.sealed and index != event.output_index:
+                text = {"type": "reasoning_text", "text": "".join(item.thoughts)}
+                item.sealed = True
+                yield _reasoning({"id": item.id, "content": [text]})
+
+    def _done(self, item: Any, known: _Item) -> Iterator[Chunk]:
+        if not isinstance(item, dict):
+            return
+        self._spoke = True
+        told = cast("dict[str, Any]", item)
+        match told.get("type"):
+            case "message":
+                yield from self._message(told, known)
+            case "reasoning":
+                if not known.said:
+                    yield from (Thinking(text) for text in _texts(told.get("summary")))
+                if not known.sealed or told.get("encrypted_content"):
+                    known.sealed = True
+                    yield _reasoning(told)
+            case "function_call":
+                yield from self._call(told)
+            case str():
+                seal = msgspec.json.encode(told)
+                if len(seal) <= SERVER_ITEM_BYTES_MAX:
+                    yield Seals(PieceKind.SERVER, seal.decode())
+            case _:
+                pass
+
+    def _message(self, told: dict[str, Any], known: _Item) -> Iterator[Chunk]:
+        for part in _parts(told.get("content")):
+            refusal = part.get("refusal")
+            if isinstance(refusal, str):
+                self._refused = True
+            words = refusal or part.get("text")
+            if not known.said and isinstance(words, str) and words:
+                yield Text(words)
+        if isinstance(phase := told.get("phase"), str) and phase:
+            yield Seals(PieceKind.TEXT, msgspec.json.encode({"phase": phase}).decode())
+
+    def _call(self, told: dict[str, Any]) -> Iterator[Chunk]:
+        id_, name, arguments = told.get("call_id"), told.get("name"), told.get("arguments")
+        id_ = id_ if isinstance(id_, str) and id_ else f"call_{len(self._asked) + 1}"
+        if id_ in self._asked or not isinstance(name, str):
+            return
+        self._asked.add(id_)
+        given = arguments_of(arguments) if isinstance(arguments, str) else arguments
+        yield Asks(Call(id=id_, tool=name, arguments=cast("dict[str, Any]", given) if isinstance(given, dict) else {}))
+
+    def _over(self, response: _Response) -> Iterator[Chunk]:
+        if response.error is not None:
+            raise failures.in_stream(self._provider, response.error)
+        details = response.incomplete_details
+        reason = cast("dict[str, Any]", details).get("reason") if isinstance(details, dict) else None
+        match response.status:
+            case "completed" | "incomplete" | None:
+                pass
+            case status:
+                raise failures.in_stream(self._provider, {"code": "server_error", "message": f"the reply is {status}"})
+        spoke = self._spoke
+        for item in response.output or ():
+            # As a rule all of it has come before. A call that has not must not be lost.
+            is_call = isinstance(item, dict) and cast("dict[str, Any]", item).get("type") == "function_call"
+            if is_call or not spoke:
+                yield from self._done(item, _Item())
+        stop = _STOPS.get(reason or "", Stop.END if response.status != "incomplete" else Stop.LENGTH)
+        if self._refused:
+            stop = Stop.FILTERED
+        elif self._asked and stop is Stop.END:
+            stop = Stop.CALLS
+        self._ended = Ended(stop, usage_of(response.usage) or Usage(estimated=True))
+
+    def _response(self, body: bytes | msgspec.Raw) -> _Response:
+        try:
+            return _response_decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise malformed(self._provider, f"it sent what we cannot read: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise malformed(self._provider, "it sent something that is no JSON") from None
+
+    def _failed(self, error: Any, data: bytes) -> ModelFailed:
+        return failures.in_stream(self._provider, error if error is not None else msgspec.json.decode(data))
+
+
+def _reasoning(item: dict[str, Any]) -> Seals:
+    """A thought as it is wanted back."""
+    kept: dict[str, Any] = {"type": "reasoning", "summary": item.get("summary") or []}
+    for name in ("id", "content", "encrypted_content"):
+        if value := item.get(name):
+            kept[name] = value
+    return Seals(PieceKind.THINKING, msgspec.json.encode(kept).decode())
+
+
+def _id(item: Any) -> str | None:
+    found = cast("dict[str, Any]", item).get("id") if isinstance(item, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _parts(content: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(content, list):
+        for part in cast("list[Any]", content):
+            if isinstance(part, dict):
+                yield cast("dict[str, Any]", part)
+
+
+def _texts(content: Any) -> Iterator[str]:
+    for part in _parts(content):
+        if isinstance(text := part.get("text"), str) and text:
+            yield text
