@@ -1,0 +1,257 @@
+"""The Messages API of Anthropic: contexts as content blocks, replies as a stream of blocks.
+
+A record becomes the blocks it adds to a message, and is encoded once; roles, and the marks up to which the provider
+keeps what it has read, are put around those bytes anew for each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from retinue.domain.record import PieceKind, Record, RecordKind, Reply, Stop, UserTurn
+from retinue.domain.tool import Call, ToolResult, ToolSpec
+from retinue.models.anthropic_reader import REDACTED, AnthropicReader
+from retinue.models.base import Prompt, WireCache
+from retinue.models.files import PDF, files
+from retinue.models.http import Request, Target
+from retinue.models.parts import Part, parts, said_to_model
+from retinue.models.turns import GO_ON, OPENING, Turn, turns
+from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged
+
+VERSION = "2023-06-01"
+TOKEN_BEGINS = "sk-ant-oat"  # a token of an account, and no API key: it is sent otherwise
+TOKEN_BETA = "oauth-2025-04-20"
+IMAGE_BYTES_MAX = 5 * 1024 * 1024
+
+THINKING_TOKENS: Mapping[str, int] = {"low": 2_048, "medium": 8_192, "high": 16_384, "xhigh": 32_768}
+THINKING_TOKENS_MIN = 1_024  # the provider takes no less
+ANSWER_TOKENS_MIN = 1_024  # what thinking must leave of `max_tokens`
+
+ADAPTIVE = "adaptive"  # quirk: the model decides how long it thinks, and is told only how hard to try
+
+EMPTY_RESULT = "[no output]"
+MARKED_TURNS = 2  # with the mark on the instructions, within the four that a request may have
+
+_OURS = ("messages", "system", "tools")
+_CACHED = b',"cache_control":{"type":"ephemeral"}}'
+_encode = msgspec.json.encode
+
+
+class AnthropicWire:
+    """Speaks with Anthropic, and with whoever offers its API."""
+
+    def __init__(self, cache: WireCache) -> None:
+        self._cache = cache
+        self._heads = Heads()
+
+    def request(self, prompt: Prompt, target: Target, key: str) -> Request:
+        form = ("anthropic", target.provider, target.facts.vision, prompt.media is not None)
+        wires = self._cache.of(prompt.session, prompt.records, lambda r: _blocks(r, prompt, target), form=form)
+        tools = prompt.tools if target.facts.tools else ()
+        also = cast("list[Any]", target.params.get("tools") or [])
+        head = self._heads.of(
+            prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=str(also)
+        )
+        plain = merged(_plain(prompt, target), target.params, without=_OURS)
+        body = [plain, head, b',"messages":[', *_messages(prompt.records, wires, target.provider), b"]}"]
+        return Request(f"{target.url.rstrip('/')}/messages", _headers(target, key), body)
+
+    def reader(self, target: Target) -> AnthropicReader:
+        return AnthropicReader(target.provider)
+
+
+def _headers(target: Target, key: str) -> dict[str, str]:
+    headers = {"content-type": "application/json", "anthropic-version": VERSION, **target.headers}
+    if key.startswith(TOKEN_BEGINS):
+        headers["authorization"] = f"Bearer {key}"
+        betas = headers.get("anthropic-beta")
+        headers["anthropic-beta"] = f"{betas},{TOKEN_BETA}" if betas else TOKEN_BETA
+    elif key:
+        headers["x-api-key"] = key
+    return headers
+
+
+def _plain(prompt: Prompt, target: Target) -> dict[str, Any]:
+    settings: dict[str, Any] = {"model": target.model, "max_tokens": prompt.output_tokens_max, "stream": True}
+    effort = effort_of(prompt.effort, target.facts)
+    if effort is None or effort == "none":
+        return settings
+    if ADAPTIVE in target.quirks:
+        # Newer models keep their thoughts to themselves unless they are asked for a summary.
+        settings["thinking"] = {"type": "adaptive", "display": "summarized"}
+        settings["output_config"] = {"effort": effort}
+        return settings
+    wanted = THINKING_TOKENS.get(effort, THINKING_TOKENS["high"])
+    budget = min(wanted, prompt.output_tokens_max - ANSWER_TOKENS_MIN)
+    if budget >= THINKING_TOKENS_MIN and _may_think(prompt.records, target.provider):
+        settings["thinking"] = {"type": "enabled", "budget_tokens": budget}
+    return settings
+
+
+def _may_think(records: Sequence[Record], provider: str) -> bool:
+    """Between a call and its result thinking cannot begin: the reply that made the call must have begun with it.
+
+    A reply of another provider, or of before thinking was wanted, did not. The next turn may think again.
+    """
+    last = next((record.body for record in reversed(records) if isinstance(record.body, Reply)), None)
+    if last is None or not last.calls:
+        return True
+    first = next(iter(_sendable(last, provider)), None)
+    return first is not None and first.kind is PieceKind.THINKING
+
+
+def _head(instructions: str, tools: Sequence[ToolSpec], also: Sequence[Any]) -> bytes:
+    """The instructions, and the tools after those that the house was told to offer as they stand.
+
+    A provider reads tools first, so that the mark on the instructions holds for both.
+    """
+    offered = b",".join(_encode(tool) for tool in [*also, *map(_tool, tools)])
+    system = _text(instructions) if instructions.strip() else b""
+    if system:
+        system = b',"system":[' + system[:-1] + _CACHED + b"]"
+    elif offered:
+        offered = offered[:-1] + _CACHED
+    return system + (b',"tools":[' + offered + b"]" if offered else b"")
+
+
+def _tool(tool: ToolSpec) -> dict[str, Any]:
+    schema = tool.parameters or {"type": "object", "properties": {}}
+    return {"name": tool.name, "description": tool.description, "input_schema": schema}
+
+
+# The history
+
+
+def _messages(records: Sequence[Record], wires: Sequence[bytes], provider: str) -> Iterator[bytes]:
+    """Messages whose roles alternate, with marks on the last two of the user: what was read up to there is kept, and
+    the next request finds the older one where this one put its newer."""
+    found = turns(records, _closed(records, wires, provider))
+    if not found or found[0].by_model:
+        found.insert(0, Turn(False, [_text(OPENING)]))
+    if found[-1].by_model and not _paused(records):
+        found.append(Turn(False, [_text(GO_ON)]))
+    marked = [turn for turn in found if not turn.by_model][-MARKED_TURNS:]
+    for number, turn in enumerate(found):
+        yield b"," if number else b""
+        yield _ASSISTANT_BEGINS if turn.by_model else _USER_BEGINS
+        said = b",".join(turn.wires)
+        if any(turn is last for last in marked):
+            yield said[:-1]
+            yield _CACHED
+        else:
+            yield said
+        yield b"]}"
+
+
+def _paused(records: Sequence[Record]) -> bool:
+    """The provider itself asked for its words back, to go on from there."""
+    last = records[-1].body
+    return isinstance(last, Reply) and last.stop is Stop.PAUSED
+
+
+def _closed(records: Sequence[Record], wires: Sequence[bytes], provider: str) -> Sequence[bytes]:
+    """Without what the provider had begun in a pause that it never came back from: it would wait for the end of it."""
+    left = [
+        number
+        for number, record in enumerate(records[:-1])
+        if isinstance(record.body, Reply)
+        and record.body.stop is Stop.PAUSED
+        and records[number + 1].kind is not RecordKind.ASSISTANT
+    ]
+    if not left:
+        return wires
+    closed = list(wires)
+    for number in left:
+        closed[number] = _reply(cast("Reply", records[number].body), provider, closed=True)
+    return closed
+
+
+def _blocks(record: Record, prompt: Prompt, target: Target) -> bytes:
+    """What a record adds to its message: blocks with commas between them, or nothing."""
+    match record.body:
+        case Reply() as reply:
+            return _reply(reply, target.provider)
+        case ToolResult() as result:
+            return _encode(_result(result))
+        case UserTurn() as turn if turn.attachments:
+            return b",".join(_encode(block) for block in _turn(turn, prompt, target))
+        case body:
+            text = said_to_model(body)
+            return _text(text) if text and text.strip() else b""
+
+
+def _text(text: str) -> bytes:
+    return _encode({"type": "text", "text": text})
+
+
+_USER_BEGINS = b'{"role":"user","content":['
+_ASSISTANT_BEGINS = b'{"role":"assistant","content":['
+
+
+def _result(result: ToolResult) -> dict[str, Any]:
+    content = result.output if result.output.strip() else EMPTY_RESULT
+    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": fitting(result.call, PLAIN_IDS), "content": content}
+    return {**block, "is_error": True} if result.failed else block
+
+
+def _turn(turn: UserTurn, prompt: Prompt, target: Target) -> Iterator[dict[str, Any]]:
+    """Files first, as the provider advises; then the words."""
+    lines: list[str] = [turn.text] if turn.text.strip() else []
+    for file in files(turn, prompt.media, target.facts, image_bytes_max=IMAGE_BYTES_MAX):
+        if file.line:
+            lines.append(file.line)
+            continue
+        source = {"type": "base64", "media_type": file.media_type, "data": file.base64}
+        yield {"type": "document" if file.media_type == PDF else "image", "source": source}
+    for line in lines:
+        yield {"type": "text", "text": line}
+
+
+def _reply(reply: Reply, provider: str, *, closed: bool = False) -> bytes:
+    sendable = list(_sendable(reply, provider))
+    if closed:
+        sendable = _without_open_uses(sendable)
+    return b",".join(_block(part) for part in sendable)
+
+
+def _sendable(reply: Reply, provider: str) -> Iterator[Part]:
+    """Thinking without a signature of this provider is refused, and so are words that are none."""
+    for part in parts(reply, provider=provider):
+        match part.kind:
+            case PieceKind.THINKING if not part.seal or part.seal[0] in "[{":
+                continue  # not sealed, or by the same provider in another format
+            case PieceKind.TEXT if not part.text.strip():
+                continue
+            case _:
+                yield part
+
+
+def _block(part: Part) -> bytes:
+    match part.kind:
+        case PieceKind.TEXT:
+            return _text(part.text)
+        case PieceKind.THINKING if part.seal.startswith(REDACTED):
+            return _encode({"type": "redacted_thinking", "data": part.seal.removeprefix(REDACTED)})
+        case PieceKind.THINKING:
+            return _encode({"type": "thinking", "thinking": part.text, "signature": part.seal})
+        case PieceKind.CALL:
+            call = cast("Call", part.call)
+            block = {"type": "tool_use", "id": fitting(call.id, PLAIN_IDS), "name": call.tool, "input": call.arguments}
+            return _encode(block)
+        case PieceKind.SERVER:
+            return part.seal.encode()
+
+
+def _without_open_uses(sent: Sequence[Part]) -> list[Part]:
+    blocks: list[dict[str, Any]] = [
+        msgspec.json.decode(part.seal) if part.kind is PieceKind.SERVER else {} for part in sent
+    ]
+    ended = {block.get("tool_use_id") for block in blocks}
+    return [
+        part
+        for part, block in zip(sent, blocks, strict=True)
+        if not str(block.get("type", "")).endswith("_tool_use") or block.get("id") in ended
+    ]

@@ -1,0 +1,265 @@
+"""Reads what the Messages API of Anthropic replies: a stream of content blocks, or a message in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from retinue.domain.record import PieceKind, Stop, Usage
+from retinue.domain.tool import Call
+from retinue.models import failures
+from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
+from retinue.models.http import malformed
+from retinue.models.wires import arguments_of
+
+REDACTED = "redacted:"  # before a thought that came encrypted; one that came without words has a bare signature
+
+
+_NOTHING = msgspec.Raw()
+
+
+class _Details(msgspec.Struct):
+    thinking_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    output_tokens_details: _Details | None = None
+
+
+class _Delta(msgspec.Struct):
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    partial_json: str | None = None
+    stop_reason: str | None = None
+
+
+class _Message(msgspec.Struct):
+    type: str | None = None
+    usage: _Usage | None = None
+    stop_reason: str | None = None
+    content: list[msgspec.Raw] | None = None
+    error: msgspec.Raw = _NOTHING
+
+
+class _Event(msgspec.Struct):
+    type: str
+    delta: _Delta | None = None
+    content_block: msgspec.Raw = _NOTHING
+    message: _Message | None = None
+    usage: _Usage | None = None
+
+
+class _Block(msgspec.Struct):
+    type: str
+    id: str | None = None
+    name: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    input: dict[str, Any] | None = None
+
+
+class _Kind(msgspec.Struct):
+    type: str | None = None
+
+
+_event = msgspec.json.Decoder(_Event).decode
+_block_of = msgspec.json.Decoder(_Block).decode
+_message = msgspec.json.Decoder(_Message).decode
+_kind_of = msgspec.json.Decoder(_Kind).decode
+
+_KNOWN = frozenset(
+    {
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "error",
+    }
+)
+_KNOWN_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "server_tool_use", "mcp_tool_use"})
+_STOPS = {
+    "end_turn": Stop.END,
+    "stop_sequence": Stop.END,
+    "tool_use": Stop.CALLS,
+    "max_tokens": Stop.LENGTH,
+    "model_context_window_exceeded": Stop.LENGTH,
+    "refusal": Stop.FILTERED,
+    "pause_turn": Stop.PAUSED,
+}
+
+
+class AnthropicReader:
+    """One reply, block by block. A block's call is told when the block is whole, or when the reply ends within it."""
+
+    def __init__(self, provider: str) -> None:
+        self._provider = provider
+        self._block: _Block | None = None  # one that is told as a whole: a call, ours or the provider's
+        self._raw = b""
+        self._json: list[str] = []
+        self._sealed: list[str] = []
+        self._asked = False
+        self._stop: str | None = None
+        self._ended = False
+        self._usage: _Usage | None = None
+
+    def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
+        event = self._decoded(data)
+        if event is None:
+            return ()
+        match event.type:
+            case "content_block_delta" if event.delta is not None:
+                return self._more(event.delta)
+            case "content_block_start":
+                return [*self._closed(), *self._begun(bytes(event.content_block))]
+            case "content_block_stop":
+                return self._closed()
+            case "message_start" if event.message is not None:
+                self._used(event.message.usage)
+            case "message_delta":
+                self._used(event.usage)
+                if event.delta is not None:
+                    self._stop = event.delta.stop_reason or self._stop
+                return self._closed()
+            case "message_stop":
+                self._ended = True
+            case "error":
+                raise failures.in_stream(self._provider, data)
+            case _:
+                pass  # a ping, or something newer than we are
+        return ()
+
+    def whole(self, body: bytes) -> Iterable[Chunk]:
+        try:
+            message = _message(body)
+        except msgspec.DecodeError as error:
+            raise malformed(self._provider, "its body is no message") from error
+        if bytes(message.error) not in (b"", b"null") or message.type == "error":
+            raise failures.in_stream(self._provider, body)
+        if message.content is None:
+            raise malformed(self._provider, "its body has no content")
+        for raw in message.content:
+            yield from self._begun(bytes(raw))
+            yield from self._closed()
+        self._used(message.usage)
+        self._stop = message.stop_reason
+        self._ended = True
+
+    def end(self) -> Ended:
+        if not self._ended:
+            raise failures.broke_off(self._provider)
+        stop = _STOPS.get(self._stop or "", Stop.END)
+        if self._asked and stop is Stop.END:
+            stop = Stop.CALLS
+        elif stop is Stop.CALLS and not self._asked:
+            stop = Stop.END
+        return Ended(stop, _counted(self._usage))
+
+    def _decoded(self, data: bytes) -> _Event | None:
+        try:
+            return _event(data)
+        except msgspec.DecodeError as error:
+            if data.strip() == b"[DONE]" or self._is_other(data, _KNOWN):
+                return None
+            raise malformed(self._provider, "an event of its stream cannot be read") from error
+
+    def _is_other(self, data: bytes, known: frozenset[str]) -> bool:
+        """Whether it is nothing that we wait for: what it looks like is then not our business."""
+        try:
+            return _kind_of(data).type not in known
+        except msgspec.DecodeError:
+            return False
+
+    def _begun(self, raw: bytes) -> Iterator[Chunk]:
+        try:
+            block = _block_of(raw)
+        except msgspec.DecodeError as error:
+            if self._is_other(raw, _KNOWN_BLOCKS):
+                yield Seals(PieceKind.SERVER, raw.decode())
+                return
+            raise malformed(self._provider, "a block of its reply cannot be read") from error
+        match block.type:
+            case "text":
+                yield from _words(Text, block.text)
+            case "thinking":
+                yield from _words(Thinking, block.thinking)
+                self._block = block
+                if block.signature:
+                    self._sealed.append(block.signature)
+            case "redacted_thinking":
+                yield Seals(PieceKind.THINKING, REDACTED + (block.data or ""))
+            case "tool_use" | "server_tool_use" | "mcp_tool_use":
+                self._block, self._raw = block, raw
+            case _:  # what came of the provider's own tools, and what it may think of next: it wants it back as it is
+                yield Seals(PieceKind.SERVER, raw.decode())
+
+    def _more(self, delta: _Delta) -> Iterable[Chunk]:
+        match delta.type:
+            case "text_delta":
+                return _words(Text, delta.text)
+            case "thinking_delta":
+                return _words(Thinking, delta.thinking)
+            case "input_json_delta" if delta.partial_json:
+                self._json.append(delta.partial_json)
+            case "signature_delta" if delta.signature:
+                self._sealed.append(delta.signature)
+            case _:
+                pass  # citations
+        return ()
+
+    def _closed(self) -> Sequence[Chunk]:
+        block, self._block = self._block, None
+        if block is None:
+            return ()
+        if block.type == "thinking":
+            seal = "".join(self._sealed)
+            self._sealed.clear()
+            return (Seals(PieceKind.THINKING, seal),) if seal else ()
+        said = "".join(self._json)
+        self._json.clear()
+        arguments = arguments_of(said) if said.strip() else block.input or {}
+        if block.type == "tool_use":
+            self._asked = True
+            return (Asks(Call(id=block.id or "", tool=block.name or "", arguments=arguments)),)
+        use = {**msgspec.json.decode(self._raw), "input": arguments}
+        return (Seals(PieceKind.SERVER, msgspec.json.encode(use).decode()),)
+
+    def _used(self, usage: _Usage | None) -> None:
+        """Counts are totals so far; one that is missing stays what it was."""
+        if usage is None:
+            return
+        if self._usage is None:
+            self._usage = usage
+            return
+        for name in usage.__struct_fields__:
+            if (count := getattr(usage, name)) is not None:
+                setattr(self._usage, name, count)
+
+
+def _words(chunk: type[Text] | type[Thinking], words: str | None) -> Sequence[Chunk]:
+    return (chunk(words),) if words else ()
+
+
+def _counted(usage: _Usage | None) -> Usage:
+    if usage is None:
+        return Usage(estimated=True)
+    read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+    details = usage.output_tokens_details
+    return Usage(
+        input_tokens=(usage.input_tokens or 0) + read + written,
+        output_tokens=usage.output_tokens or 0,
+        cache_read_tokens=read,
+        cache_write_tokens=written,
+        reasoning_tokens=(details.thinking_tokens if details else None) or 0,
+    )

@@ -1,0 +1,34 @@
+"""Files that come with a turn, for the formats that take more than images."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+
+from retinue.domain.attachment import Attachment
+from retinue.domain.model import ModelFacts
+from retinue.domain.record import UserTurn
+from retinue.models.base import Media
+from retinue.models.wires import Shown, shown
+
+PDF = "application/pdf"
+PDF_BYTES_MAX = 10 * 1024 * 1024
+
+
+def files(turn: UserTurn, media: Media | None, facts: ModelFacts, *, image_bytes_max: int) -> Iterator[Shown]:
+    """As `shown`, and PDFs too. What the provider would refuse is a line of text: one file must not end a session."""
+    for attachment in turn.attachments:
+        if attachment.media_type == PDF and facts.vision and attachment.size_bytes <= PDF_BYTES_MAX:
+            data = media.read(attachment) if media is not None else None
+            if data is not None:
+                yield Shown(PDF, base64.b64encode(data).decode(), "")
+                continue
+        if attachment.media_type.startswith("image/") and attachment.size_bytes > image_bytes_max:
+            yield Shown("", "", _too_large(attachment))
+        else:
+            yield from shown((attachment,), media, facts, turn.text)
+
+
+def _too_large(attachment: Attachment) -> str:
+    kind = f"{attachment.media_type}, {attachment.size_bytes} bytes"
+    return f"[attached: {attachment.name}, {kind}; it is too large to be shown to you]"

@@ -1,0 +1,181 @@
+"""The Gemini API of Google: contexts as contents of parts, replies as a stream of candidates.
+
+A record becomes the parts it adds to a content, and is encoded once; roles are put around those bytes for each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import quote
+
+import msgspec
+
+from retinue.domain.record import PieceKind, Record, Reply, UserTurn
+from retinue.domain.tool import Call, ToolResult, ToolSpec
+from retinue.models.base import Prompt, WireCache
+from retinue.models.files import files
+from retinue.models.google_reader import GoogleReader
+from retinue.models.http import Request, Target
+from retinue.models.parts import Part, parts, said_to_model
+from retinue.models.turns import GO_ON, OPENING, Turn, turns
+from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting
+
+IMAGE_BYTES_MAX = 10 * 1024 * 1024  # a request takes 20 MiB with everything in it
+
+THINKING_LEVEL = "thinking-level"  # quirk: thinking has levels, and no budget of tokens
+THINKING_TOKENS: Mapping[str, int] = {"none": 0, "low": 2_048, "medium": 8_192, "high": 16_384, "xhigh": 24_576}
+LEAST_LEVEL = "minimal"  # there is no level for no thinking at all
+ANSWER_TOKENS_MIN = 1_024  # what thinking must leave of the bound of a reply
+
+# What stands on a call that another made. Newer models refuse calls without a signature of their own, except this.
+SIGNED_BY_NOBODY = "skip_thought_signature_validator"
+
+_OURS = ("contents", "systemInstruction", "tools", "generationConfig")
+_encode = msgspec.json.encode
+
+
+class GoogleWire:
+    """Speaks with Google, by the API that needs no more than a key."""
+
+    def __init__(self, cache: WireCache) -> None:
+        self._cache = cache
+        self._heads = Heads()
+
+    def request(self, prompt: Prompt, target: Target, key: str) -> Request:
+        by_level = THINKING_LEVEL in target.quirks
+        form = ("google", target.provider, target.facts.vision, prompt.media is not None, by_level)
+        wires = self._cache.of(prompt.session, prompt.records, lambda r: _parts(r, prompt, target), form=form)
+        tools = prompt.tools if target.facts.tools else ()
+        also = cast("list[Any]", target.params.get("tools") or [])
+        head = self._heads.of(
+            prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=str(also)
+        )
+        body = [_plain(prompt, target), head, b',"contents":[', *_contents(prompt.records, wires), b"]}"]
+        name = quote(target.model if "/" in target.model else f"models/{target.model}")
+        headers = {"content-type": "application/json", **target.headers}
+        if key:
+            headers["x-goog-api-key"] = key  # never in the address, which everyone on the way writes down
+        return Request(f"{target.url.rstrip('/')}/{name}:streamGenerateContent?alt=sse", headers, body)
+
+    def reader(self, target: Target) -> GoogleReader:
+        return GoogleReader(target.provider)
+
+
+def _plain(prompt: Prompt, target: Target) -> bytes:
+    """The bounds of the reply, and what the house was told to send as it stands: open at its end."""
+    config: dict[str, Any] = {"maxOutputTokens": prompt.output_tokens_max}
+    effort = effort_of(prompt.effort, target.facts)
+    if effort is not None:
+        config["thinkingConfig"] = _thinking(effort, prompt.output_tokens_max, target)
+    config |= cast("Mapping[str, Any]", target.params.get("generationConfig") or {})
+    rest = {name: value for name, value in target.params.items() if name not in _OURS}
+    return _encode({"generationConfig": config, **rest})[:-1]
+
+
+def _thinking(effort: str, output_tokens_max: int, target: Target) -> dict[str, Any]:
+    shown = effort != "none"
+    if THINKING_LEVEL in target.quirks:
+        return {"includeThoughts": shown, "thinkingLevel": effort if shown else LEAST_LEVEL}
+    wanted = THINKING_TOKENS.get(effort, THINKING_TOKENS["high"])
+    return {"includeThoughts": shown, "thinkingBudget": max(min(wanted, output_tokens_max - ANSWER_TOKENS_MIN), 0)}
+
+
+def _head(instructions: str, tools: Sequence[ToolSpec], also: Sequence[Any]) -> bytes:
+    declared = [_declaration(tool) for tool in tools]
+    offered = [*([{"functionDeclarations": declared}] if declared else []), *also]
+    head: dict[str, Any] = {}
+    if instructions.strip():
+        head["systemInstruction"] = {"parts": [{"text": instructions}]}
+    if offered:
+        head["tools"] = offered
+    return b"," + _encode(head)[1:-1] if head else b""
+
+
+def _declaration(tool: ToolSpec) -> dict[str, Any]:
+    declared: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    if tool.parameters.get("properties"):  # one that takes nothing has no schema: an object without properties is none
+        declared["parametersJsonSchema"] = tool.parameters
+    return declared
+
+
+# The history
+
+_USER_BEGINS = b'{"role":"user","parts":['
+_MODEL_BEGINS = b'{"role":"model","parts":['
+
+
+def _contents(records: Sequence[Record], wires: Sequence[bytes]) -> Iterator[bytes]:
+    """Contents whose roles alternate."""
+    found = turns(records, wires)
+    if not found or found[0].by_model:
+        found.insert(0, Turn(False, [_text(OPENING)]))
+    if found[-1].by_model:
+        found.append(Turn(False, [_text(GO_ON)]))
+    for number, turn in enumerate(found):
+        yield b"," if number else b""
+        yield _MODEL_BEGINS if turn.by_model else _USER_BEGINS
+        yield b",".join(turn.wires)
+        yield b"]}"
+
+
+def _parts(record: Record, prompt: Prompt, target: Target) -> bytes:
+    """What a record adds to its content: parts with commas between them, or nothing."""
+    match record.body:
+        case Reply() as reply:
+            return b",".join(_reply(reply, target))
+        case ToolResult() as result:
+            return _encode(_response(result))
+        case UserTurn() as turn if turn.attachments:
+            return b",".join(_encode(part) for part in _turn(turn, prompt, target))
+        case body:
+            text = said_to_model(body)
+            return _text(text) if text else b""
+
+
+def _text(text: str) -> bytes:
+    return _encode({"text": text})
+
+
+def _response(result: ToolResult) -> dict[str, Any]:
+    response = {"error" if result.failed else "output": result.output}
+    return {"functionResponse": {"id": fitting(result.call, PLAIN_IDS), "name": result.tool, "response": response}}
+
+
+def _turn(turn: UserTurn, prompt: Prompt, target: Target) -> Iterator[dict[str, Any]]:
+    if turn.text:
+        yield {"text": turn.text}
+    for file in files(turn, prompt.media, target.facts, image_bytes_max=IMAGE_BYTES_MAX):
+        yield {"text": file.line} if file.line else {"inlineData": {"mimeType": file.media_type, "data": file.base64}}
+
+
+def _reply(reply: Reply, target: Target) -> Iterator[bytes]:
+    """Each part as it came, with its signature. Where no call has one, the first is signed by nobody."""
+    own = reply.provider == target.provider
+    sent = list(parts(reply, provider=target.provider))
+    signed = any(part.kind is PieceKind.CALL and part.seal for part in sent)
+    unsigned = not signed and (not own or THINKING_LEVEL in target.quirks)
+    for part in sent:
+        if part.kind is PieceKind.SERVER:
+            yield part.seal.encode()
+        elif part.kind is PieceKind.CALL and unsigned:
+            yield _encode({**_part(part), "thoughtSignature": SIGNED_BY_NOBODY})
+            unsigned = False
+        elif made := _part(part):
+            yield _encode(made)
+
+
+def _part(part: Part) -> dict[str, Any]:
+    """Empty where there is nothing to send back: unsigned thoughts are a summary, and tell the model nothing."""
+    seal = {"thoughtSignature": part.seal} if part.seal and part.seal[0] not in "[{" else {}
+    match part.kind:
+        case PieceKind.TEXT:
+            return {"text": part.text, **seal}
+        case PieceKind.THINKING:
+            return {"text": part.text, "thought": True, **seal} if seal else {}
+        case PieceKind.CALL:
+            call = cast("Call", part.call)
+            asked = {"id": fitting(call.id, PLAIN_IDS), "name": call.tool, "args": call.arguments}
+            return {"functionCall": asked, **seal}
+        case PieceKind.SERVER:
+            return {}
