@@ -1,0 +1,81 @@
+"""What can be done about a model that did not reply. Each verdict has a word, a wait, and a mark to write down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from retinue.domain.credential import Credential, Mark
+from retinue.domain.model import ModelFailed, ModelRef
+
+
+class Move(StrEnum):
+    """What was done about a failure; kept with the call that failed."""
+
+    AGAIN = "again"
+    NEXT_CREDENTIAL = "next-credential"
+    NEXT_MODEL = "next-model"
+    COMPACTION = "compaction"
+    GIVE_UP = "give-up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Whom to ask, with which credential, after how long a wait, and why this one."""
+
+    ref: ModelRef
+    credential: Credential | None
+    because: str
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """The same once more, after so many seconds."""
+
+    next_move: ClassVar[Move] = Move.AGAIN
+    after_s: float
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextCredential:
+    next_move: ClassVar[Move] = Move.NEXT_CREDENTIAL
+    candidate: Candidate
+    mark: Mark | None = None
+
+    @property
+    def after_s(self) -> float:
+        return self.candidate.wait_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextModel:
+    next_move: ClassVar[Move] = Move.NEXT_MODEL
+    candidate: Candidate
+    mark: Mark | None = None
+
+    @property
+    def after_s(self) -> float:
+        return self.candidate.wait_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compact:
+    """The same once more, with a shorter context."""
+
+    next_move: ClassVar[Move] = Move.COMPACTION
+    after_s: ClassVar[float] = 0.0
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    next_move: ClassVar[Move] = Move.GIVE_UP
+    after_s: ClassVar[float] = 0.0
+    error: ModelFailed
+    mark: Mark | None = None
+
+
+Verdict = Again | NextCredential | NextModel | Compact | GiveUp

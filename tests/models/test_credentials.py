@@ -1,0 +1,92 @@
+"""Where credentials come from, and whose they are. What is shown of them never holds a key."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from retinue.config.secret import Secret
+from retinue.domain.credential import Credential
+from retinue.domain.model import Failure, ModelFailed
+from retinue.models.credentials import Keyring, gather, key_of
+
+KEY = "sk-very-secret-0123"
+VARIABLES = {"acme": ("ACME_API_KEY",), "rival": ("RIVAL_API_KEY", "OTHER_RIVAL_KEY"), "nobody": ("NOBODY_KEY",)}
+USED = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def gathered(
+    *stored: Credential, environment: dict[str, str], keys: dict[str, Secret] | None = None
+) -> dict[str, Credential]:
+    found = gather(stored, variables=VARIABLES, keys=keys or {}, environment=environment)
+    return {each.id: each for each in found}
+
+
+def ring(agent: str, *credentials: Credential, environment: dict[str, str] | None = None) -> Keyring:
+    return Keyring(agent=agent, credentials=credentials, variables=VARIABLES, environment=environment or {})
+
+
+def private(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def test_keys_of_the_environment_are_found_by_their_names() -> None:
+    found = gathered(environment={"ACME_API_KEY": KEY, "OTHER_RIVAL_KEY": KEY, "NOBODY_KEY": ""})
+    assert {id_: each.source for id_, each in found.items()} == {
+        "acme:env": "env:ACME_API_KEY",
+        "rival:env-2": "env:OTHER_RIVAL_KEY",  # the second of its variables, whether or not the first is set
+    }
+
+
+def test_the_key_of_a_providers_settings_stands_in_for_its_variables() -> None:
+    found = gathered(environment={"ACME_API_KEY": KEY, "MINE": KEY}, keys={"acme": Secret(env="MINE")})
+    assert {id_: each.source for id_, each in found.items()} == {"acme:settings": "env:MINE"}
+
+
+def test_a_found_one_remembers_its_place_and_last_use_and_a_lost_one_is_not_there() -> None:
+    row = Credential(id="acme:env", provider="acme", source="env:OLD_NAME", position=3, used_at=USED)
+    added = Credential(id="acme:work", provider="acme", source="env:WORK")
+    found = gathered(row, added, environment={"ACME_API_KEY": KEY})
+    assert (found["acme:env"].source, found["acme:env"].position) == ("env:ACME_API_KEY", 3)
+    assert found["acme:env"].used_at == USED
+    assert set(gathered(row, added, environment={})) == {"acme:work"}
+
+
+@pytest.mark.spec("C106")
+def test_an_agent_has_its_own_and_the_houses_and_never_anothers() -> None:
+    house, adas, bos = (
+        Credential(id="acme:x", provider="acme", source="env:K", agent=agent) for agent in ("", "ada", "bo")
+    )
+    assert ring("ada", house, bos, adas, environment={"K": KEY}).of("acme") == (adas, house)
+    assert ring("cy", house, bos, adas, environment={"K": KEY}).of("acme") == (house,)
+
+
+def test_one_whose_key_cannot_be_read_is_left_out_with_a_because(tmp_path: Path) -> None:
+    exposed = private(tmp_path / "exposed", KEY)
+    exposed.chmod(0o644)
+    missing = Credential(id="acme:gone", provider="acme", source=f"file:{tmp_path}/gone")
+    open_to_all = Credential(id="acme:open", provider="acme", source=f"file:{exposed}")
+    good = Credential(id="acme:good", provider="acme", source=f"file:{private(tmp_path / 'good', KEY)}")
+    assert ring("ada", missing, open_to_all, good).of("acme") == (good,)
+    because = ring("ada", missing, open_to_all).none_because("acme")
+    assert "acme:gone: " in because and "acme:open: " in because and KEY not in because
+    assert ring("ada").none_because("acme") == "there is no key for it: set ACME_API_KEY"
+    assert ring("ada").none_because("unknown") == "there is no key for it"
+
+
+def test_a_key_is_read_when_it_is_needed_and_in_nothing_that_is_shown(tmp_path: Path) -> None:
+    file = private(tmp_path / "key", KEY + "\n")
+    credential = Credential(id="acme:work", provider="acme", source=f"file:{file}")
+    assert key_of(credential, {}) == KEY
+    assert KEY not in repr(credential) and KEY not in repr(ring("ada", credential, environment={"K": KEY}))
+    private(file, "another")
+    assert key_of(credential, {}) == "another"
+    file.unlink()
+    with pytest.raises(ModelFailed) as failed:
+        key_of(credential, {})
+    assert failed.value.failure is Failure.AUTH and failed.value.code == "model.key-unreadable"
+    assert failed.value.because and failed.value.try_this
