@@ -29,7 +29,7 @@ format = "openai-chat"
 url = "http://10.0.0.5:8000/v1"
 key = { file = "rack.key" }
 window_tokens = 32768
-quirks = ["no_stream_options"]
+quirks = ["no-stream-options"]
 headers = { x-title = "house", authorization = { env = "GATE" } }
 [models]
 default = { primary = "opus", fallbacks = ["rack/qwen3"] }

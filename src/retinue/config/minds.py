@@ -61,12 +61,13 @@ class WireFormat(StrEnum):
 
 
 class Quirk(StrEnum):
-    """What some servers do in a way of their own."""
+    """What some servers do in a way of their own. The wires know these by the same names."""
 
-    MAX_COMPLETION_TOKENS = "max_completion_tokens"  # so the bound of a reply is called there
-    NO_STREAM_OPTIONS = "no_stream_options"  # asked for the usage of a stream, it refuses
-    REASONING_CONTENT_BACK = "reasoning_content_back"  # wants to be told again what it thought
-    NINE_CHAR_IDS = "nine_char_ids"  # ids of calls have nine letters or digits
+    MAX_COMPLETION_TOKENS = "max-completion-tokens"  # so the bound of a reply is called there
+    NO_STREAM_OPTIONS = "no-stream-options"  # refuses to be asked for its usage
+    NINE_LETTER_IDS = "nine-letter-ids"  # ids of calls have nine letters or digits
+    ANSWER_AFTER_RESULTS = "answer-after-results"  # nobody may speak between the result of a call and a reply
+    REASONING_BACK = "reasoning-back"  # wants its reasoning back with the calls that came of it
     ADAPTIVE = "adaptive"  # decides itself how long to think, within an effort
     THINKING_LEVEL = "thinking-level"  # thinks by levels, not by a number of tokens
 

@@ -1,0 +1,258 @@
+"""Who sells which models, what they are called, and what is known of them: from the settings, the environment, and what
+the house knows by itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from retinue.config import Secret, Settings
+from retinue.config.minds import PROVIDER_ALIASES, ModelSettings, ProviderSettings, WireFormat
+from retinue.domain.errors import Invalid, NotFound
+from retinue.domain.model import EFFORTS, FREE, ModelFacts, ModelRef, Price
+from retinue.models import prices
+from retinue.models.http import Target
+from retinue.models.providers import BUILT_IN, DISCOVERED, Provider, family_of
+from retinue.models.references import DEFAULT, parse
+
+GUIDE = "guide"
+DEFAULT_PROVIDER = "anthropic"
+_UNKNOWN = Provider(url="")
+_NO_SETTINGS = ProviderSettings()
+_NO_ENTRY = ModelSettings()
+
+
+class Market:
+    """Immutable. `house` are the models that are part of it, such as the guide: they need no provider and no key.
+
+    `keyed` are providers for which a key is kept elsewhere than in the settings and the environment.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        environment: Mapping[str, str],
+        *,
+        now: Callable[[], datetime],
+        house: Sequence[ModelFacts] = (),
+        keyed: Iterable[str] = (),
+    ) -> None:
+        self._settings = settings
+        self._environment = environment
+        self._now = now
+        self._house = {facts.ref.model: facts for facts in house}
+        self._providers = {name.casefold(): each for name, each in settings.providers.items()}
+        self._keyed = frozenset(keyed)
+        self._default_provider = DEFAULT_PROVIDER
+        # Two rounds: which provider a bare name belongs to is known only once the default is found.
+        self._name_entries()
+        self.default, self.default_because = self._found_default()
+        if self.default.provider and self.default.provider != self._default_provider:
+            self._default_provider = self.default.provider
+            self._name_entries()
+
+    def _name_entries(self) -> None:
+        self._entries = {self.reference(name): entry for name, entry in self._settings.models.entries.items()}
+        self._aliases = {entry.alias.casefold(): ref for ref, entry in self._entries.items() if entry.alias is not None}
+
+    # --- names ---
+
+    def resolve(self, text: str) -> ModelRef:
+        """What a text means: an alias its model, PROVIDER/MODEL itself, a bare name a model of the house or else one of
+        the default provider."""
+        named = self._aliases.get(text.strip().casefold())
+        return named if named is not None else self.reference(text)
+
+    def reference(self, text: str) -> ModelRef:
+        """As `resolve`, without aliases."""
+        provider, model = parse(text)
+        if provider:
+            return ModelRef(self.provider_name(provider), model)
+        if model in self._house or model == GUIDE:
+            return ModelRef("", model)
+        return ModelRef(self._default_provider, model)
+
+    def provider_name(self, name: str) -> str:
+        """A provider as it is called here: one that is declared under just this name is meant before any alias."""
+        folded = name.casefold()
+        return folded if folded in self._providers else PROVIDER_ALIASES.get(folded, folded)
+
+    def alias_of(self, ref: ModelRef) -> str:
+        entry = self._entries.get(ref, _NO_ENTRY)
+        return entry.alias or ""
+
+    # --- what is known ---
+
+    def default_model_of(self, provider: str) -> str:
+        """What is meant by a provider alone; empty where nothing is."""
+        return BUILT_IN.get(provider, _UNKNOWN).default_model
+
+    def knows(self, ref: ModelRef) -> bool:
+        """Whether there is someone to ask for it. Whether they have that model, only they know."""
+        return ref.model in self._house if not ref.provider else self._is_provider(ref.provider)
+
+    def facts(self, ref: ModelRef) -> ModelFacts:
+        """As the settings have it, of the model first and then of its provider; else as the house knows it."""
+        entry = self._entries.get(ref, _NO_ENTRY)
+        if not ref.provider:
+            return self._with_entry(self._house.get(ref.model) or ModelFacts(ref=ref, price=FREE), entry)
+        family = family_of(ref.model)
+        own = self._providers.get(ref.provider, _NO_SETTINGS)
+        facts = ModelFacts(ref=ref, price=self._price(ref, entry))
+        if family is not None:
+            facts = replace(
+                facts,
+                window_tokens=family.window_tokens,
+                output_tokens_max=family.output_tokens_max,
+                vision=family.vision,
+                tools=family.tools,
+                efforts=family.efforts,
+            )
+        return self._with_entry(replace(facts, window_tokens=own.window_tokens or facts.window_tokens), entry)
+
+    def params(self, ref: ModelRef) -> Mapping[str, Any]:
+        """What goes into its requests as it stands in the settings."""
+        return self._entries.get(ref, _NO_ENTRY).params
+
+    def target(self, ref: ModelRef) -> tuple[WireFormat, Target]:
+        """Where a model is asked, and how it is spoken to."""
+        if not self.knows(ref) or not ref.provider:
+            raise self._unknown_provider(ref)
+        known = BUILT_IN.get(ref.provider, _UNKNOWN)
+        own = self._providers.get(ref.provider, _NO_SETTINGS)
+        family = family_of(ref.model)
+        models = self._settings.models
+        target = Target(
+            facts=self.facts(ref),
+            url=(own.url or known.url).rstrip("/"),
+            headers={name: self._header(value) for name, value in own.headers.items()},
+            params=self.params(ref),
+            quirks=frozenset(map(str, {*own.quirks, *(family.quirks if family else ())})),
+            first_byte_s=models.first_byte_s,
+            silence_s=models.silence_s,
+        )
+        return own.format or known.format, target
+
+    def check_effort(self, ref: ModelRef, effort: str | None) -> None:
+        """Raises where this effort is none at all, or none that this model is known to take."""
+        if effort is None or effort == DEFAULT:
+            return
+        takes = self.facts(ref).efforts
+        if effort in EFFORTS and (takes is None or effort in takes):
+            return
+        words = ", ".join(EFFORTS if effort not in EFFORTS or takes is None else takes)
+        raise Invalid(
+            f"{ref} does not take the effort '{effort[:40]}'",
+            because=f"it is one of {words}" if words else "this model has no levels of effort",
+            try_this="choose one of these, or `default`" if words else "leave it `default`",
+            code="model.effort",
+        )
+
+    # --- keys ---
+
+    @property
+    def variables(self) -> dict[str, tuple[str, ...]]:
+        """For each provider that the house knows, the environment variables that may hold its key."""
+        return {name: provider.variables for name, provider in BUILT_IN.items() if provider.variables}
+
+    @property
+    def keys(self) -> dict[str, Secret]:
+        """For each provider whose settings say where its key is, that place."""
+        return {name: each.key for name, each in self._providers.items() if each.key is not None}
+
+    def needs_key(self, provider: str) -> bool:
+        """Whether there is no use in asking without one. Elsewhere than its usual address, a provider may want none."""
+        own = self._providers.get(provider, _NO_SETTINGS)
+        if own.key is not None:
+            return True
+        has_own_way = own.url is not None or any(isinstance(value, Secret) for value in own.headers.values())
+        return bool(BUILT_IN.get(provider, _UNKNOWN).variables) and not has_own_way
+
+    def has_key(self, provider: str) -> bool:
+        """Whether one is there, or none is needed."""
+        return not self.needs_key(provider) or provider in self._keyed or not self.missing_key(provider)
+
+    def missing_key(self, provider: str) -> str:
+        """What to set so that there is a key; empty where there is one."""
+        own = self._providers.get(provider, _NO_SETTINGS).key
+        if own is not None:
+            return "" if own.file or self._environment.get(own.env or "") else f"set {own.env}"
+        variables = BUILT_IN.get(provider, _UNKNOWN).variables
+        if any(self._environment.get(name) for name in variables):
+            return ""
+        return f"set {' or '.join(variables)}" if variables else f"set `key` under [providers.{provider}]"
+
+    # --- within ---
+
+    def _found_default(self) -> tuple[ModelRef, str]:
+        primary = self._settings.models.default.primary
+        if primary is not None:
+            return self.resolve(primary), "the default of this house (`models.default`)"
+        for name in DISCOVERED:
+            if self.has_key(name):
+                return ModelRef(
+                    name, BUILT_IN[name].default_model
+                ), f"there is a key for {name}, and no `models.default`"
+        for ref in self._entries:
+            if self.knows(ref) and self.has_key(ref.provider):
+                return ref, "the first of `models.entries` that can be asked, and there is no `models.default`"
+        return ModelRef("", GUIDE), "there is no key for any provider, so the guide answers"
+
+    def _is_provider(self, name: str) -> bool:
+        return name in BUILT_IN or name in self._providers
+
+    def _with_entry(self, facts: ModelFacts, entry: ModelSettings) -> ModelFacts:
+        return replace(
+            facts,
+            window_tokens=entry.window_tokens or facts.window_tokens,
+            output_tokens_max=min(
+                entry.output_tokens_max or facts.output_tokens_max, entry.window_tokens or facts.window_tokens
+            ),
+            vision=facts.vision if entry.vision is None else entry.vision,
+            tools=facts.tools if entry.tools is None else entry.tools,
+            efforts=facts.efforts if entry.efforts is None else entry.efforts,
+            price=prices.set_price(entry) or facts.price,
+        )
+
+    def _price(self, ref: ModelRef, entry: ModelSettings) -> Price | None:
+        if (said := prices.set_price(entry)) is not None:
+            return said
+        known = BUILT_IN.get(ref.provider)
+        if known is None:
+            return None
+        if known.own:
+            return FREE if _is_near(self._providers.get(ref.provider, _NO_SETTINGS).url or known.url) else None
+        return prices.known_price(ref, self._now().date())
+
+    def _header(self, value: str | Secret) -> str:
+        return value.read(self._environment) if isinstance(value, Secret) else value
+
+    def _unknown_provider(self, ref: ModelRef) -> NotFound:
+        if not ref.provider:
+            known = ", ".join(sorted(self._house))
+            return NotFound(
+                f"there is no model '{ref.model[:64]}' here",
+                because=f"this house has {known} of its own; all others are named PROVIDER/MODEL",
+                try_this="look at `retinue models`, and choose one of these",
+                code="model.not-found",
+            )
+        return NotFound(
+            f"there is no provider '{ref.provider[:64]}' here",
+            because=f"the house knows {', '.join(sorted({*BUILT_IN, *self._providers}))}",
+            try_this=f"declare it in retinue.toml: [providers.{ref.provider[:64]}], with its `url`",
+            code="model.provider-unknown",
+        )
+
+
+def _is_near(url: str) -> bool:
+    """On this machine, or in a network of one's own."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_private
+    except ValueError:
+        return "." not in host or host.endswith((".local", ".lan", ".internal", ".home.arpa"))

@@ -1,0 +1,175 @@
+"""Who sells models, as data: where they are reached, how they are spoken to, which variable holds their key, and what
+is known of families of models. Settings say more, and are believed before this.
+
+What a server does in a way of its own is known to the wire that speaks with it, by the same names.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from retinue.config.minds import Quirk, WireFormat
+
+ASKED_TOKENS_MAX = 32_000  # of one reply, unless a model's entry says more: all that is asked for is reserved
+FAMILIES_CACHED_MAX = 512
+BRAVE_KEY = "BRAVE_API_KEY"  # no model: found for the tools that search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """Someone the house knows by name. Without variables, no key is needed: such a server is one's own."""
+
+    format: WireFormat = WireFormat.OPENAI_CHAT
+    url: str
+    variables: tuple[str, ...] = ()
+    default_model: str = ""  # what an agent gets that names this provider and no model
+    own: bool = False  # runs on one's own machine: what it does costs nothing by the token
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What models have in common whose names begin so. `efforts` of None: not known, and passed on as it is."""
+
+    fits: str
+    window_tokens: int
+    output_tokens_max: int = ASKED_TOKENS_MAX
+    vision: bool = False
+    tools: bool = True
+    efforts: tuple[str, ...] | None = None
+    quirks: frozenset[Quirk] = frozenset()
+
+
+BUILT_IN: Mapping[str, Provider] = {
+    "anthropic": Provider(
+        format=WireFormat.ANTHROPIC,
+        url="https://api.anthropic.com/v1",
+        variables=("ANTHROPIC_API_KEY",),
+        default_model="claude-opus-4-5",
+    ),
+    "openai": Provider(
+        format=WireFormat.OPENAI_RESPONSES,
+        url="https://api.openai.com/v1",
+        variables=("OPENAI_API_KEY",),
+        default_model="gpt-5.2",
+    ),
+    "google": Provider(
+        format=WireFormat.GOOGLE,
+        url="https://generativelanguage.googleapis.com/v1beta",
+        variables=("GOOGLE_API_KEY", "GEMINI_API_KEY"),
+        default_model="gemini-2.5-pro",
+    ),
+    "openrouter": Provider(url="https://openrouter.ai/api/v1", variables=("OPENROUTER_API_KEY",)),
+    "groq": Provider(
+        url="https://api.groq.com/openai/v1",
+        variables=("GROQ_API_KEY",),
+    ),
+    "deepseek": Provider(
+        url="https://api.deepseek.com/v1",
+        variables=("DEEPSEEK_API_KEY",),
+        default_model="deepseek-chat",
+    ),
+    "mistral": Provider(
+        url="https://api.mistral.ai/v1",
+        variables=("MISTRAL_API_KEY",),
+        default_model="mistral-large-latest",
+    ),
+    "together": Provider(url="https://api.together.xyz/v1", variables=("TOGETHER_API_KEY",)),
+    "fireworks": Provider(url="https://api.fireworks.ai/inference/v1", variables=("FIREWORKS_API_KEY",)),
+    "cerebras": Provider(
+        url="https://api.cerebras.ai/v1",
+        variables=("CEREBRAS_API_KEY",),
+    ),
+    "xai": Provider(url="https://api.x.ai/v1", variables=("XAI_API_KEY",), default_model="grok-4"),
+    "moonshot": Provider(
+        url="https://api.moonshot.ai/v1",
+        variables=("MOONSHOT_API_KEY",),
+    ),
+    "zai": Provider(
+        url="https://api.z.ai/api/paas/v4",
+        variables=("ZAI_API_KEY", "Z_AI_API_KEY"),
+    ),
+    "ollama": Provider(url="http://127.0.0.1:11434/v1", own=True),
+    "lmstudio": Provider(url="http://127.0.0.1:1234/v1", own=True),
+    "vllm": Provider(url="http://127.0.0.1:8000/v1", own=True),
+}
+
+# Whose key, found in the environment, says what the staff thinks with where nothing else does. In this order.
+DISCOVERED = ("anthropic", "openai", "google")
+
+# What is offered to choose from where a key is there. Others can be asked all the same.
+OFFERED: Mapping[str, tuple[str, ...]] = {
+    "anthropic": ("claude-opus-4-5", "claude-sonnet-4-5", "claude-haiku-4-5"),
+    "openai": ("gpt-5.2", "gpt-5.1", "gpt-5-mini", "gpt-5-nano"),
+    "google": ("gemini-2.5-pro", "gemini-2.5-flash", "gemini-2.5-flash-lite", "gemini-3-pro-preview"),
+    "deepseek": ("deepseek-chat", "deepseek-reasoner"),
+    "mistral": ("mistral-large-latest", "mistral-medium-latest", "mistral-small-latest"),
+    "xai": ("grok-4",),
+}
+
+_ANY = ("none", "low", "medium", "high", "xhigh")
+_ALWAYS_THINKS = ("low", "medium", "high", "xhigh")
+_LOW_TO_HIGH = ("low", "medium", "high")
+_NONE_TO_HIGH = ("none", "low", "medium", "high")
+_TAKES_NONE: tuple[str, ...] = ()
+
+_ADAPTIVE = frozenset({Quirk.ADAPTIVE})
+_BY_LEVEL = frozenset({Quirk.THINKING_LEVEL})
+
+# Window, longest reply asked for, and what it can do. The first that fits the beginning of a name counts.
+FAMILIES: tuple[Family, ...] = (
+    Family(r"claude-[a-z]+-4[.-]6", 1_000_000, vision=True, efforts=_NONE_TO_HIGH, quirks=_ADAPTIVE),
+    Family(r"claude-[a-z]+-4[.-][7-9]", 1_000_000, vision=True, efforts=_ANY, quirks=_ADAPTIVE),
+    Family(r"claude-[a-z]+-[5-9]", 1_000_000, vision=True, efforts=_ANY, quirks=_ADAPTIVE),
+    Family(r"claude-([a-z]+-4|3[.-]7)", 200_000, vision=True, efforts=_ANY),
+    Family(r"claude-3[.-]5", 200_000, 8_192, vision=True, efforts=_TAKES_NONE),
+    Family(r"claude-3", 200_000, 4_096, vision=True, efforts=_TAKES_NONE),
+    Family(r"gpt-(5\.[45](?!-mini|-nano)|5\.[6-9]|[6-9])", 1_000_000, vision=True, efforts=_ANY),
+    Family(r"gpt-5(\.\d)?-chat", 128_000, 16_384, vision=True, efforts=_TAKES_NONE),
+    Family(r"gpt-5(\.\d)?-pro", 400_000, vision=True, efforts=("medium", "high", "xhigh")),
+    Family(r"gpt-5\.[2-9]|gpt-5\.1-codex-max", 400_000, vision=True, efforts=_ANY),
+    Family(r"gpt-5\.1", 400_000, vision=True, efforts=_NONE_TO_HIGH),
+    Family(r"gpt-5", 400_000, vision=True, efforts=_LOW_TO_HIGH),
+    Family(r"o1-mini|o1-preview", 128_000, tools=False, efforts=_TAKES_NONE),
+    Family(r"o3-mini", 200_000, efforts=_LOW_TO_HIGH),
+    Family(r"o[134]", 200_000, vision=True, efforts=_LOW_TO_HIGH),
+    Family(r"gpt-4\.1", 1_000_000, vision=True, efforts=_TAKES_NONE),
+    Family(r"(chat)?gpt-4o", 128_000, 16_384, vision=True, efforts=_TAKES_NONE),
+    Family(r"gpt-4-(turbo|vision)", 128_000, 4_096, vision=True, efforts=_TAKES_NONE),
+    Family(r"gpt-4", 8_192, 4_096, efforts=_TAKES_NONE),
+    Family(r"gpt-3\.5", 16_385, 4_096, efforts=_TAKES_NONE),
+    Family(r"gpt-oss", 131_072, efforts=_LOW_TO_HIGH),
+    Family(r"gemini-3(\.\d)?-pro", 1_000_000, vision=True, efforts=_LOW_TO_HIGH, quirks=_BY_LEVEL),
+    Family(r"gemini-[3-9]", 1_000_000, vision=True, efforts=_NONE_TO_HIGH, quirks=_BY_LEVEL),
+    Family(r"gemini-2\.5-pro", 1_048_576, vision=True, efforts=_ALWAYS_THINKS),
+    Family(r"gemini-2\.5", 1_048_576, vision=True, efforts=_ANY),
+    Family(r"gemini-2", 1_048_576, 8_192, vision=True, efforts=_TAKES_NONE),
+    Family(r"gemini-1\.5-pro", 2_000_000, 8_192, vision=True, efforts=_TAKES_NONE),
+    Family(r"gemini-1\.5", 1_000_000, 8_192, vision=True, efforts=_TAKES_NONE),
+    Family(r"gemma-3", 131_072, 8_192, vision=True),
+    Family(r"grok-4(\.\d|-1)?-fast|grok-4\.[23]", 1_000_000, vision=True),
+    Family(r"grok-4", 256_000, vision=True),
+    Family(r"grok-3-mini", 131_072, efforts=("low", "high")),
+    Family(r"grok-(3|code)", 131_072),
+    Family(r"deepseek-(v4|flash)", 1_000_000),
+    Family(r"deepseek", 128_000, 8_192),
+    Family(r"(mistral-(large|medium|small)|magistral|devstral|pixtral|ministral)", 128_000, vision=True),
+    Family(r"codestral", 256_000),
+    Family(r"(meta-)?llama-?4", 1_000_000, 8_192, vision=True),
+    Family(r"(meta-)?llama-?3\.[123]", 131_072, 8_192),
+    Family(r"(meta-)?llama-?3", 8_192, 4_096),
+    Family(r"kimi-k2|qwen3-coder", 262_144),
+    Family(r"qwen-?3", 131_072, 8_192),
+    Family(r"qwen-?2\.5", 32_768, 8_192),
+    Family(r"glm-(4\.[6-9]|[5-9])", 200_000),
+    Family(r"smollm2", 8_192, 2_048),
+)
+
+
+@functools.lru_cache(maxsize=FAMILIES_CACHED_MAX)
+def family_of(model: str) -> Family | None:
+    """What is known by the name of a model, without what a reseller puts before it."""
+    name = model.rpartition("/")[2].casefold()
+    return next((family for family in FAMILIES if re.match(family.fits, name)), None)

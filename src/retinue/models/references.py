@@ -1,0 +1,58 @@
+"""How models are named: PROVIDER/MODEL, a credential after an @ where one is chosen, and patterns over such names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+from retinue.config.checks import model_reference
+from retinue.domain.errors import Invalid
+from retinue.domain.model import ModelRef
+
+DEFAULT = "default"  # said of a model or an effort: as it would be without being said
+NAMED_MAX = 8
+_CREDENTIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?::[A-Za-z0-9._@+-]+)?")
+
+
+def parse(text: str) -> tuple[str, str]:
+    """Provider and model, split at the first slash. Without one there is no provider; an empty part is refused."""
+    said = text.strip()
+    if wrong := model_reference(said):
+        raise Invalid(
+            f"'{said[:64]}' names no model",
+            because=f"it {wrong}",
+            try_this="write it as PROVIDER/MODEL, for example anthropic/claude-opus-4-5",
+            code="model.ref-invalid",
+        )
+    provider, slash, model = said.partition("/")
+    return (provider, model) if slash else ("", said)
+
+
+def split_credential(text: str) -> tuple[str, str | None]:
+    """A reference and the credential after its last @. A number there is a version, as some providers write it."""
+    model, at, credential = text.rpartition("@")
+    if not at or not model or credential.isdecimal() or not _CREDENTIAL.fullmatch(credential):
+        return text, None
+    return model, credential
+
+
+class Allowed:
+    """The list of models that may be asked: references, aliases and patterns. An empty one allows all."""
+
+    def __init__(self, listed: Sequence[str], resolve: Callable[[str], ModelRef]) -> None:
+        self._listed = listed
+        self._patterns = [text.casefold() for text in listed if is_pattern(text)]
+        self._refs = frozenset(resolve(text) for text in listed if not is_pattern(text))
+
+    def fits(self, ref: ModelRef) -> bool:
+        name = str(ref).casefold()
+        return not self._listed or ref in self._refs or any(fnmatchcase(name, each) for each in self._patterns)
+
+    def words(self) -> str:
+        more = f" and {len(self._listed) - NAMED_MAX} more" if len(self._listed) > NAMED_MAX else ""
+        return ", ".join(self._listed[:NAMED_MAX]) + more
+
+
+def is_pattern(text: str) -> bool:
+    return any(sign in text for sign in "*?[")

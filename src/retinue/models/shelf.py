@@ -1,0 +1,78 @@
+"""Models, ready to be asked: those of the house by name, all others made for where the catalog says they are."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from retinue.config.minds import WireFormat
+from retinue.domain.errors import NotFound
+from retinue.domain.model import ModelFacts, ModelRef
+from retinue.models.base import Model, WireCache
+from retinue.models.catalog import Catalog
+from retinue.models.http import HttpModel, Link, Target, Wire
+
+MODELS_KEPT_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    catalog: Catalog
+    format: WireFormat
+    target: Target
+    model: HttpModel
+
+
+class Shelf:
+    """`catalog` is asked each time, so that a changed setting counts from the next reply on."""
+
+    def __init__(
+        self, house: Sequence[Model], catalog: Callable[[], Catalog], link: Link, cache: WireCache | None = None
+    ) -> None:
+        self._house = {model.name: model for model in house}
+        self._catalog = catalog
+        self._link = link
+        self._cache = cache or WireCache()
+        self._wires: dict[WireFormat, Wire] = {}
+        self._made: OrderedDict[ModelRef, _Made] = OrderedDict()
+
+    @property
+    def house(self) -> tuple[ModelFacts, ...]:
+        """What is known of the models of the house, for a catalog."""
+        return tuple(model.facts for model in self._house.values())
+
+    def find(self, ref: ModelRef) -> Model:
+        """A model to ask. It is another one only where its target has become another."""
+        if not ref.provider:
+            return self._of_the_house(ref.model)
+        catalog = self._catalog()
+        kept = self._made.pop(ref, None)
+        if kept is None or kept.catalog is not catalog:
+            format_, target = catalog.target(ref)
+            if kept is None or (kept.format, kept.target) != (format_, target):
+                kept = _Made(catalog, format_, target, HttpModel(self._link, self._wire(format_), target))
+            else:
+                kept = _Made(catalog, format_, target, kept.model)
+        self._made[ref] = kept
+        if len(self._made) > MODELS_KEPT_MAX:
+            self._made.popitem(last=False)
+        return kept.model
+
+    def _wire(self, format_: WireFormat) -> Wire:
+        if format_ not in self._wires:
+            from retinue.models.wires import wire_of  # with what it needs: only a house that asks a provider loads it
+
+            self._wires[format_] = wire_of(format_, self._cache)
+        return self._wires[format_]
+
+    def _of_the_house(self, name: str) -> Model:
+        found = self._house.get(name)
+        if found is None:
+            raise NotFound(
+                f"there is no model '{name[:64]}' here",
+                because=f"this house has {', '.join(sorted(self._house))} of its own",
+                try_this="look at `retinue models`, and choose another one",
+                code="model.not-found",
+            )
+        return found
