@@ -1,0 +1,520 @@
+"""What providers say when they refuse, and what we make of it: a corpus of their documented errors and of what people
+reported in public, reworded to the shape and kept short."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.client_reqrep import ConnectionKey
+
+from retinue.domain.model import Failure
+from retinue.models import failures
+from retinue.models.refusals import reason, said_in
+from retinue.models.retry_after import RETRY_AFTER_S_MAX, duration_s, spoken_s
+
+
+def _openai(message: str, *, type_: str | None = "invalid_request_error", code: str | None = None) -> Any:
+    return {"error": {"message": message, "type": type_, "param": None, "code": code}}
+
+
+def _anthropic(type_: str, message: str) -> Any:
+    return {"type": "error", "error": {"type": type_, "message": message}, "request_id": "req_1"}
+
+
+def _google(code: int, status: str, message: str, *details: Any) -> Any:
+    return {"error": {"code": code, "message": message, "status": status, "details": list(details)}}
+
+
+def _openrouter(code: int, message: str, **metadata: Any) -> Any:
+    return {"error": {"code": code, "message": message, "metadata": metadata}, "user_id": "user_1"}
+
+
+# Status, body, and what it means.
+CORPUS: tuple[tuple[int, Any, str], ...] = (
+    # Keys
+    (401, _openai("Incorrect API key provided: sk-abc. Find yours in the settings.", code="invalid_api_key"), "auth"),
+    (401, _anthropic("authentication_error", "invalid x-api-key"), "auth"),
+    (401, {"detail": "Invalid API Key"}, "auth"),
+    (401, "Unauthorized", "auth"),
+    (401, _openrouter(401, "No auth credentials found"), "auth"),
+    (400, _google(400, "INVALID_ARGUMENT", "API key not valid.", {"reason": "API_KEY_INVALID"}), "auth"),
+    (400, _google(400, "INVALID_ARGUMENT", "API key expired. Please renew the API key."), "auth"),
+    (400, {"code": "Client specified an invalid argument", "error": "Incorrect API key provided: xy"}, "auth"),
+    (403, _google(403, "PERMISSION_DENIED", "Method doesn't allow unregistered callers. Please use API Key."), "auth"),
+    # Rights
+    (403, _anthropic("permission_error", "Your API key does not have permission to use this resource"), "permission"),
+    (403, _google(403, "PERMISSION_DENIED", "Generative Language API has not been used in project 402."), "permission"),
+    (403, _openai("Country not supported", code="unsupported_country_region_territory"), "permission"),
+    (403, "<html><body>Forbidden</body></html>", "permission"),
+    # Money
+    (402, _openrouter(402, "Insufficient credits. Add more at the site."), "quota"),
+    (402, _openai("Insufficient Balance", type_="unknown_error", code="invalid_request_error"), "quota"),
+    (429, _openai("You exceeded your current quota, check plan and billing.", code="insufficient_quota"), "quota"),
+    (
+        429,
+        {"error": {"code": "1113", "message": "Insufficient balance or no resource package. Please recharge."}},
+        "quota",
+    ),
+    (429, _openai("suspended, check your plan", type_="exceeded_current_quota_error"), "quota"),
+    (400, _anthropic("invalid_request_error", "Your credit balance is too low to access the API."), "quota"),
+    (400, _anthropic("invalid_request_error", "You have reached your specified API usage limits."), "quota"),
+    (403, {"code": "403", "error": "Your team doesn't have any credits yet. Purchase some."}, "quota"),
+    (403, _google(403, "PERMISSION_DENIED", "This API method requires billing to be enabled."), "quota"),
+    # Too often
+    (
+        429,
+        _anthropic("rate_limit_error", "This would exceed your limit of 20,000 input tokens per minute"),
+        "rate_limit",
+    ),
+    (429, _anthropic("rate_limit_error", "Extra usage is required for long context requests."), "rate_limit"),
+    (
+        429,
+        _openai("Rate limit reached on tokens per min (TPM)", type_="tokens", code="rate_limit_exceeded"),
+        "rate_limit",
+    ),
+    (
+        429,
+        _openai(
+            "Request too large on tokens per min (TPM): Limit 30000, Requested 40000. Tokens must be reduced.",
+            type_="tokens",
+            code="rate_limit_exceeded",
+        ),
+        "rate_limit",
+    ),
+    (429, _google(429, "RESOURCE_EXHAUSTED", "You exceeded your current quota, check your billing."), "rate_limit"),
+    (429, _google(429, "RESOURCE_EXHAUSTED", "Resource has been exhausted (e.g. check quota)."), "rate_limit"),
+    (429, {"message": "Requests rate limit exceeded"}, "rate_limit"),
+    (
+        429,
+        {"object": "error", "message": "Service tier capacity exceeded", "type": "service_tier_capacity_exceeded"},
+        "rate_limit",
+    ),
+    (429, {"statusCode": 429, "message": "Rate limit is exceeded. Try again in 26 seconds."}, "rate_limit"),
+    (429, _openrouter(429, "Rate limit exceeded: free-models-per-day. Add 10 credits to unlock more"), "rate_limit"),
+    (
+        429,
+        _openrouter(429, "Provider returned error", raw="x:free is temporarily rate-limited upstream."),
+        "rate_limit",
+    ),
+    (429, {"message": "Too many tokens, please wait before trying again."}, "rate_limit"),
+    (429, "", "rate_limit"),
+    (
+        400,
+        {"__type": "ThrottlingException", "message": "Too many tokens, please wait before trying again."},
+        "rate_limit",
+    ),
+    # Too much to do
+    (529, _anthropic("overloaded_error", "Overloaded"), "overloaded"),
+    (503, _google(503, "UNAVAILABLE", "The model is overloaded. Please try again later."), "overloaded"),
+    (503, _google(503, "UNAVAILABLE", "This model is currently experiencing high demand."), "overloaded"),
+    (503, _openai("That model is currently overloaded.", type_="server_error"), "overloaded"),
+    (503, _openai("Slow down", type_="server_error", code="slow_down"), "overloaded"),
+    (429, _openai("The engine is overloaded", type_="engine_overloaded_error"), "overloaded"),
+    # Broken there
+    (500, _anthropic("api_error", "Internal server error"), "server"),
+    (500, _google(500, "INTERNAL", "An internal error has occurred. See issue 402 and 413."), "server"),
+    (502, "<html><head><title>502 Bad Gateway</title></head></html>", "server"),
+    (503, "<html>Service Temporarily Unavailable</html>", "server"),
+    (500, b"\xff\xfe\x00garbage", "server"),
+    (520, "", "server"),
+    (504, _google(504, "DEADLINE_EXCEEDED", "The request timed out."), "timeout"),
+    (408, _openrouter(408, "Request timed out"), "timeout"),
+    (524, "<!DOCTYPE html><title>A timeout occurred</title>", "timeout"),
+    # Longer than the window
+    (
+        400,
+        _anthropic("invalid_request_error", "prompt is too long: 208310 tokens > 200000 maximum"),
+        "context_overflow",
+    ),
+    (
+        400,
+        _anthropic(
+            "invalid_request_error",
+            "input length and `max_tokens` exceed context limit: 197202 + 21333 > 200000, decrease input length",
+        ),
+        "context_overflow",
+    ),
+    (
+        400,
+        _openai("Your input exceeds the context window of this model.", code="context_length_exceeded"),
+        "context_overflow",
+    ),
+    (400, _openai("This model's maximum context length is 8192 tokens."), "context_overflow"),
+    (
+        400,
+        _google(400, "INVALID_ARGUMENT", "The input token count (9) exceeds the maximum number of tokens allowed (8)."),
+        "context_overflow",
+    ),
+    (
+        400,
+        {
+            "code": "invalid-argument",
+            "error": "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+        },
+        "context_overflow",
+    ),
+    (
+        400,
+        {
+            "error": {
+                "code": 400,
+                "message": "the request exceeds the available context size",
+                "type": "exceed_context_size_error",
+            }
+        },
+        "context_overflow",
+    ),
+    (
+        500,
+        {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}},
+        "context_overflow",
+    ),
+    (
+        400,
+        {
+            "object": "error",
+            "message": "Prompt contains 65673 tokens, too large for model with 32768 maximum context length",
+        },
+        "context_overflow",
+    ),
+    (
+        422,
+        {"error": "Input validation error: `inputs` must have less than 4096 tokens. Given: 5000"},
+        "context_overflow",
+    ),
+    (
+        400,
+        {"error": {"message": "Range of input length should be [1, 30720]", "code": "invalid_parameter_error"}},
+        "context_overflow",
+    ),
+    (400, _openai("Invalid request: Your request exceeded model token limit: 8192"), "context_overflow"),
+    (400, {"error": {"code": "1261", "message": "Prompt exceeds max length"}}, "context_overflow"),
+    (
+        413,
+        {"error": {"code": "tokens_limit_reached", "message": "Request body too large. Max size: 8000 tokens."}},
+        "context_overflow",
+    ),
+    (413, _anthropic("invalid_request_error", "Prompt is too long"), "context_overflow"),
+    (
+        400,
+        _openrouter(
+            400,
+            "Provider returned error",
+            raw='{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 9 > 8"}}',
+        ),
+        "context_overflow",
+    ),
+    # More than one request may hold
+    (413, _anthropic("request_too_large", "Request exceeds the maximum size"), "too_large"),
+    (413, "<html><title>413 Request Entity Too Large</title></html>", "too_large"),
+    (
+        413,
+        _openai(
+            "Request too large for model on tokens per minute (TPM): Limit 6000",
+            type_="tokens",
+            code="rate_limit_exceeded",
+        ),
+        "too_large",
+    ),
+    (400, _google(400, "INVALID_ARGUMENT", "Request payload size exceeds the limit: 20971520 bytes."), "too_large"),
+    # No such model
+    (404, _anthropic("not_found_error", "model: claude-nine"), "not_found"),
+    (404, _google(404, "NOT_FOUND", "models/gemini-0 is not found for API version v1beta"), "not_found"),
+    (404, {"error": "model 'qwen9' not found"}, "not_found"),
+    (404, "404 page not found", "not_found"),
+    (400, _openai("The requested model 'gpt-0' does not exist.", code="model_not_found"), "not_found"),
+    (400, _openai("Model Not Exist"), "not_found"),
+    (400, _openrouter(400, "foo/bar is not a valid model ID"), "not_found"),
+    (400, {"object": "error", "message": "Invalid model: x", "type": "invalid_model", "code": "1500"}, "not_found"),
+    (400, _openai("The model `old` has been decommissioned.", code="model_decommissioned"), "not_found"),
+    # What its filter would not have
+    (
+        400,
+        {
+            "error": {
+                "message": "The prompt triggered the content management policy.",
+                "code": "content_filter",
+                "innererror": {"code": "ResponsibleAIPolicyViolation"},
+            }
+        },
+        "content_filter",
+    ),
+    (400, _anthropic("invalid_request_error", "Output blocked by content filtering policy"), "content_filter"),
+    (400, _openai("Content Exists Risk"), "content_filter"),
+    (400, _openai("Invalid prompt: flagged as violating our usage policy.", code="invalid_prompt"), "content_filter"),
+    (
+        403,
+        _openrouter(403, "This model requires moderation; your input was flagged", reasons=["violence"]),
+        "content_filter",
+    ),
+    # Our own mistakes
+    (
+        400,
+        _anthropic("invalid_request_error", "messages.3: `tool_use` ids were found without `tool_result` blocks"),
+        "bad_request",
+    ),
+    (
+        400,
+        _openai("Invalid schema for function 'x': ['object'] is not valid", code="invalid_function_parameters"),
+        "bad_request",
+    ),
+    (400, _anthropic("invalid_request_error", "messages.0.content.1.image: image exceeds 5 MB maximum"), "bad_request"),
+    (
+        400,
+        {
+            "error": {
+                "code": "tool_use_failed",
+                "message": "Tool call validation failed",
+                "type": "invalid_request_error",
+            }
+        },
+        "bad_request",
+    ),
+    (
+        422,
+        {"detail": [{"loc": ["body", "messages"], "msg": "field required", "type": "value_error.missing"}]},
+        "bad_request",
+    ),
+    (
+        400,
+        _openai("max_tokens is too large: 402000. This model supports at most 4096 completion tokens."),
+        "bad_request",
+    ),
+    (400, "", "bad_request"),
+    # Where a reply should have been
+    (200, _anthropic("overloaded_error", "Overloaded"), "overloaded"),
+    (200, _anthropic("api_error", "Internal server error"), "server"),
+    (200, _anthropic("rate_limit_error", "Too many tokens"), "rate_limit"),
+    (200, _openrouter(502, "Provider disconnected unexpectedly"), "server"),
+    (200, _openrouter(429, "Provider returned error", raw="slow down"), "rate_limit"),
+    (200, [_google(503, "UNAVAILABLE", "The service is currently unavailable.")], "overloaded"),
+    (
+        200,
+        {"error": {"message": "invalid tool call", "type": "invalid_request_error", "code": "tool_use_failed"}},
+        "bad_request",
+    ),
+    (200, {"code": "context_length_exceeded", "message": "Your input exceeds the context window"}, "context_overflow"),
+    (200, {"error": "something broke"}, "server"),
+)
+
+
+def _raw(body: Any) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    return body.encode() if isinstance(body, str) else json.dumps(body).encode()
+
+
+@pytest.mark.spec("C39")
+@pytest.mark.parametrize(("status", "body", "meant"), CORPUS, ids=lambda value: str(value)[:60])
+def test_what_a_provider_says_is_read_as_it_was_meant(status: int, body: Any, meant: str) -> None:
+    assert reason(status, said_in(_raw(body))) == meant
+
+
+@pytest.mark.spec("C39")
+def test_words_of_a_rate_limit_are_never_an_overflow_nor_the_other_way_round() -> None:
+    for status in (200, 400, 413, 429, 500):
+        for body, meant in ((body, meant) for _, body, meant in CORPUS if meant in ("rate_limit", "context_overflow")):
+            found = reason(status, said_in(_raw(body)))
+            assert not (meant == "rate_limit" and found is Failure.CONTEXT_OVERFLOW), (status, body)
+            assert not (meant == "context_overflow" and found is Failure.RATE_LIMIT and status != 429), (status, body)
+
+
+def test_too_many_requests_are_never_an_overflow_whatever_the_words() -> None:
+    assert reason(429, said_in(b'{"message": "prompt is too long"}')) is Failure.RATE_LIMIT
+
+
+def test_every_reason_has_words_of_its_own() -> None:
+    seen: set[str] = set()
+    for failure in Failure:
+        wording = failures._wording("acme", failure, 400)  # pyright: ignore[reportPrivateUsage]
+        assert "acme" in wording.sentence
+        assert wording.because and wording.try_this
+        assert wording.code == f"model.{failure.value.replace('_', '-')}"
+        seen.add(wording.sentence)
+    assert len(seen) == len(Failure)
+
+
+def test_a_failure_names_the_provider_and_says_its_words_but_shows_no_raw_body() -> None:
+    body = _raw(_anthropic("invalid_request_error", "messages: at least one message is required"))
+    failed = failures.refused("anthropic", 400, {}, body)
+    assert failed.code == "model.bad-request"
+    assert failed.status == 400
+    assert "anthropic" in failed.sentence
+    assert failed.because == "it says: messages: at least one message is required"
+    assert "{" not in str(failed) and "req_1" not in str(failed)
+
+
+def test_a_page_meant_for_a_browser_is_not_shown() -> None:
+    failed = failures.refused("acme", 502, {}, b"<!DOCTYPE html><html><body>Bad gateway <b>cf-ray</b></body></html>")
+    assert "<" not in str(failed) and "cf-ray" not in str(failed)
+
+
+def test_a_long_story_is_cut() -> None:
+    failed = failures.refused("acme", 400, {}, _raw({"error": {"message": "no " * 2000}}))
+    assert len(failed.because) <= failures.WORDS_SHOWN_CHARS_MAX + len("it says: ")
+    assert failed.because.endswith("…")
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "sk-proj-abcdef0123456789",
+        "sk-ant-api03-AbCdEf-0123456789",
+        "AIzaSyA0123456789abcdefghijklmnopqrstuvw",
+        "gsk_0123456789abcdefghij",
+        "0123456789abcdef0123456789abcdef",
+        "xai-0123456789abcdefghij",
+    ],
+)
+def test_what_looks_like_a_key_is_masked_in_a_providers_words(secret: str) -> None:
+    for words in (f"Incorrect API key provided: {secret}.", f"bad {secret} here", f"header was Bearer {secret}"):
+        failed = failures.refused("acme", 401, {}, _raw({"error": {"message": words}}))
+        assert secret not in str(failed) and secret not in repr(failed)
+        assert failures.MASK in failed.because
+
+
+def test_a_key_without_any_shape_is_masked_where_it_is_called_one() -> None:
+    assert "hunter2" not in failures.clean("Incorrect API key provided: hunter2. Find it in the settings.")
+
+
+def test_names_of_models_and_limits_are_not_taken_for_keys() -> None:
+    words = "The model claude-sonnet-4-5-20250929 on generate_content_free_tier_requests is not gemini-2.5-flash-lite"
+    assert failures.clean(words) == words
+
+
+# When to ask again
+
+DATE = "Wed, 08 Apr 2026 14:32:30 GMT"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "seconds"),
+    [
+        ({"retry-after": "21"}, "", 21.0),
+        ({"Retry-After": "0.5"}, "", 0.5),
+        ({"retry-after": "Wed, 08 Apr 2026 14:33:00 GMT", "date": DATE}, "", 30.0),
+        ({"retry-after": "Wed, 08 Apr 2026 14:33:00 GMT"}, "", None),  # by whose clock?
+        ({"retry-after": "Wed, 08 Apr 2026 14:00:00 GMT", "date": DATE}, "", None),
+        ({"retry-after-ms": "18642", "retry-after": "19"}, "", 18.642),
+        ({"retry-after-ms": "0", "retry-after": "1"}, "", 1.0),
+        ({"retry-after": "soon"}, "", None),
+        ({"retry-after": "nan"}, "", None),
+        ({"retry-after": "-5"}, "", None),
+        ({"retry-after": "99999999999"}, "", RETRY_AFTER_S_MAX),
+        ({"x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "0"}, "", 360.0),
+        ({"x-ratelimit-reset-requests": "250ms"}, "", 0.25),
+        ({"x-ratelimit-reset-requests": "2s", "x-ratelimit-remaining-requests": "7"}, "", None),
+        ({"x-ratelimit-reset-requests": "1.5s", "x-ratelimit-reset-tokens": "9s"}, "", 9.0),
+        ({"x-ratelimit-reset": "1741305600000"}, "", None),  # a moment, in a unit nobody names
+        (
+            {
+                "anthropic-ratelimit-tokens-reset": "2026-04-08T14:32:51Z",
+                "anthropic-ratelimit-tokens-remaining": "0",
+                "date": DATE,
+            },
+            "",
+            21.0,
+        ),
+        ({}, _google(429, "RESOURCE_EXHAUSTED", "Please retry in 34.07s.", {"retryDelay": "34s"}), 34.0),
+        ({}, _google(429, "RESOURCE_EXHAUSTED", "Please retry in 34.07s."), 34.07),
+        ({}, _openai("Please try again in 20s. Visit the site.", code="rate_limit_exceeded"), 20.0),
+        ({}, _openai("Please try again in 1m26.4s.", code="rate_limit_exceeded"), 86.4),
+        ({}, _openai("Please try again in 6ms.", code="rate_limit_exceeded"), 0.006),
+        ({}, {"message": "Rate limit is exceeded. Try again in 26 seconds."}, 26.0),
+        ({}, {"message": "Please retry after 1 minute, 30 seconds."}, 90.0),
+        ({}, {"message": "Please wait 5 sheep."}, None),
+        ({}, {"message": "Try again later."}, None),
+    ],
+)
+def test_when_to_ask_again_is_found_wherever_it_is_said(headers: Any, body: Any, seconds: float | None) -> None:
+    assert failures.refused("acme", 429, headers, _raw(body)).retry_after_s == pytest.approx(seconds)
+
+
+def test_a_mistake_of_ours_is_not_to_be_asked_again() -> None:
+    headers = {"x-ratelimit-reset-requests": "2ms", "retry-after": "3"}
+    assert failures.refused("acme", 400, headers, _raw(_openai("bad image"))).retry_after_s is None
+
+
+def test_durations() -> None:
+    assert duration_s("1h2m3s") == 3723.0
+    assert duration_s("12") == 12.0
+    assert duration_s("1d") == 86400.0
+    assert duration_s("5x") is None
+    assert duration_s("") is None
+    assert duration_s("1" * 100) is None
+    assert spoken_s("wait for 2 hours") == 7200.0
+
+
+def test_hostile_bodies_are_read_all_the_same() -> None:
+    deep = "[" * 20_000 + "]" * 20_000
+    nested: Any = "x"
+    for _ in range(500):
+        nested = {"error": nested}
+    for body in (
+        deep,
+        json.dumps(nested),
+        json.dumps({"errors": [{"message": "a"}] * 20_000}),
+        json.dumps({"error": {"message": "try again in " + "1m" * 30_000}}),
+        json.dumps({"error": {"message": "rate " * 20_000}}),
+        json.dumps({"error": {"message": json.dumps({"error": json.dumps({"error": deep})})}}),
+        "\ud800".encode(errors="surrogatepass"),
+    ):
+        assert failures.refused("acme", 429, {}, _raw(body)).failure is Failure.RATE_LIMIT
+
+
+# What is no answer at all
+
+
+def test_a_provider_that_moved_is_not_followed_and_said_so() -> None:
+    location = "https://elsewhere.example/v2/messages?key=secret"
+    failed = failures.refused("acme", 308, {"location": location}, b"")
+    assert failed.code == "model.moved"
+    assert failed.failure is Failure.NOT_FOUND
+    assert "elsewhere.example" in failed.because
+    assert "secret" not in str(failed)
+
+
+def test_each_way_of_not_reaching_a_provider_has_its_own_because() -> None:
+    untrusted = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    untrusted.verify_message = "self-signed certificate"
+    key: Any = ConnectionKey("h", 1, True, True, None, None, None)
+    wrapped = aiohttp.ClientConnectorError(key, ConnectionRefusedError(111, "refused"))
+    told = {
+        name: failures.unreachable("acme", error, begun=False)
+        for name, error in {
+            "dns": aiohttp.ClientConnectorDNSError(key, socket.gaierror(-2, "Name or service not known")),
+            "refused": wrapped,
+            "certificate": aiohttp.ClientConnectorCertificateError(key, untrusted),
+            "tls": ssl.SSLError(1, "wrong version number"),
+            "reset": ConnectionResetError(104, "reset"),
+            "gone": aiohttp.ServerDisconnectedError(),
+            "no route": OSError(113, "No route to host"),
+        }.items()
+    }
+    assert {failed.failure for failed in told.values()} == {Failure.CONNECTION}
+    assert {failed.code for failed in told.values()} == {"model.connection"}
+    becauses = [failed.because for failed in told.values()]
+    assert len(set(becauses)) == len(becauses)
+    assert "self-signed" in told["certificate"].because
+    # A request that was on its way may have been answered, and paid for.
+    assert [name for name, failed in told.items() if failed.begun] == ["reset", "gone"]
+
+
+def test_silence_and_excess_are_said_as_what_they_are() -> None:
+    late = failures.too_slow("acme", begun=False, patience_s=120)
+    silent = failures.too_slow("acme", begun=True, patience_s=30)
+    assert late.sentence != silent.sentence
+    assert "120 seconds" in late.because and "30 seconds" in silent.because
+    assert late.failure is silent.failure is Failure.TIMEOUT
+    assert failures.too_long("acme", 1024).failure is Failure.MALFORMED
+    assert failures.broke_off("acme").begun
+
+
+def test_an_error_in_a_stream_is_known_to_come_after_something() -> None:
+    failed = failures.in_stream("anthropic", _anthropic("overloaded_error", "Overloaded"))
+    assert (failed.failure, failed.status, failed.begun) == (Failure.OVERLOADED, 200, True)
