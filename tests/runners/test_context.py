@@ -7,11 +7,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runners.histories import histories, paired, record, with_summary
 
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.record import Note, Record, Reply, UserTurn, kind_of
+from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn, kind_of
 from retinue.domain.tool import Call, ToolResult
-from retinue.runners.context import whole
+from retinue.runners.context import arranged, summary_of, whole
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 
@@ -127,12 +130,83 @@ def test_whatever_is_lost_every_call_has_its_result_and_the_rest_keeps_its_order
     left.append(("last", user("the newest question")))
     made = whole(history(*left))
     expected: list[str] = []
-    for record in made:
-        if isinstance(record.body, ToolResult):
-            assert record.body.call == expected.pop(0)
+    for item in made:
+        if isinstance(item.body, ToolResult):
+            assert item.body.call == expected.pop(0)
             continue
         assert expected == []
-        expected = [call.id for call in record.body.calls] if isinstance(record.body, Reply) else []
+        expected = [call.id for call in item.body.calls] if isinstance(item.body, Reply) else []
     assert expected == []
     plain = [body for _, body in left if not isinstance(body, ToolResult)]
     assert [record.body for record in made if not isinstance(record.body, ToolResult)] == plain
+
+
+# Summaries
+
+
+def test_a_summary_is_read_before_what_it_has_kept_and_in_place_of_the_rest() -> None:
+    records = [
+        record(1, user("old")),
+        record(2, Reply(text="old answer")),
+        record(3, user("kept")),
+        record(4, Reply(text="kept answer")),
+        record(5, Summary(text="in short", kept_from=3)),
+        record(6, user("new")),
+    ]
+    assert [r.seq for r in arranged(records)] == [5, 3, 4, 6]
+    assert summary_of(arranged(records)) is records[4]
+
+
+def test_of_two_summaries_only_the_newest_is_read() -> None:
+    records = [
+        record(1, user("old")),
+        record(2, user("kept twice")),
+        record(3, Summary(text="first", kept_from=2)),
+        record(4, user("new")),
+        record(5, Summary(text="second", kept_from=2)),
+    ]
+    assert [r.seq for r in arranged(records)] == [5, 2, 4]
+
+
+def test_a_reset_after_a_summary_begins_afresh() -> None:
+    records = [
+        record(1, user("old")),
+        record(2, Summary(text="in short", kept_from=1)),
+        record(3, Mark(text="carried over")),
+        record(4, user("new")),
+    ]
+    assert [r.seq for r in arranged(records)] == [3, 4]
+    assert summary_of(arranged(records)) is None
+
+
+def test_a_context_without_a_summary_is_left_as_it_is() -> None:
+    records = [record(1, Mark()), record(2, user()), record(3, Reply(text="k"))]
+    assert arranged(records) == records
+    assert arranged([]) == []
+
+
+def test_a_result_whose_call_was_told_in_short_is_left_out() -> None:
+    records = [
+        record(1, user()),
+        record(2, asks("1")),
+        record(3, Note(text="by the way")),
+        record(4, result("1")),
+        record(5, Reply(text="k")),
+        record(6, Summary(text="in short", kept_from=3)),
+    ]
+    assert [r.seq for r in whole(arranged(records))] == [6, 3, 5]
+
+
+@given(histories(), st.lists(st.floats(0, 1), max_size=3))
+def test_arranging_keeps_the_order_and_the_pairs_and_does_nothing_twice(
+    records: list[Record], cuts: list[float]
+) -> None:
+    for cut in cuts:
+        records = with_summary(records, "in short", records[int(cut * (len(records) - 1))].seq)
+    made = whole(arranged(records))
+    assert paired(made)
+    assert whole(arranged(made)) == made
+    assert [id(r) for r in arranged(arranged(records))] == [id(r) for r in arranged(records)]
+    seqs = [r.seq for r in made if not isinstance(r.body, ToolResult | Summary)]
+    assert seqs == sorted(seqs)
+    assert sum(isinstance(r.body, Summary) for r in made) == bool(cuts)

@@ -1,12 +1,42 @@
-"""The context a model is given: records made whole, so that one damaged line cannot brick a conversation."""
+"""The context a model is given: arranged behind its newest summary, and made whole, so that one damaged line cannot
+brick a conversation.
+
+Records are only ever appended. A compaction appends a summary, whose `kept_from` says which of the records before it
+are still read; everything else stays in the history, untouched and unread.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from retinue.domain.record import Record, RecordKind, Reply
+from retinue.domain.record import Mark, Record, RecordKind, Reply, Summary
 from retinue.domain.tool import ToolResult
+
+# How the house begins its note before a compaction. Nobody else's words can begin a note: mail stands in a tag, and
+# the result of a stored call behind a phrase of its own.
+FLUSH_HEAD = "[Before this conversation is compacted]"
+
+
+def arranged(records: Sequence[Record]) -> list[Record]:
+    """The newest summary first, then what it has kept, in the order given; older summaries are left out.
+
+    A mark begins afresh: nothing before the newest one is read. Told by their numbers and not by their places, so
+    that a context already arranged stays as it is, and a summary may simply be put behind one that grew.
+    """
+    mark = max((r.seq for r in records if isinstance(r.body, Mark)), default=0)
+    summary: Record | None = None
+    kept_from = mark
+    for record in records:
+        if isinstance(record.body, Summary) and record.seq >= mark and (summary is None or record.seq > summary.seq):
+            summary, kept_from = record, max(record.body.kept_from, mark)
+    kept = [r for r in records if r.seq >= kept_from and not isinstance(r.body, Summary)]
+    return kept if summary is None else [summary, *kept]
+
+
+def summary_of(records: Sequence[Record]) -> Record | None:
+    """The summary that an arranged context begins with, if it has one."""
+    return records[0] if records and isinstance(records[0].body, Summary) else None
 
 
 def whole(records: Sequence[Record]) -> list[Record]:

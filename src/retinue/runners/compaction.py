@@ -1,0 +1,284 @@
+"""Compaction: the older part of a context, told in short. What is cut off and what stays is decided here, and the
+summary is asked for; whoever calls pays for it, bounds its time and writes it down.
+
+A failed compaction leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from retinue.config.minds import CompactionMode
+from retinue.domain.errors import RetinueError
+from retinue.domain.model import OUTPUT_TOKENS_MAX
+from retinue.domain.record import Record, Reply, Stop, Summary, UserTurn
+from retinue.domain.tool import ToolResult
+from retinue.runners.base import SILENT_TOKENS
+from retinue.runners.context import summary_of
+from retinue.runners.estimate import tokens_of_text, weight_of, without_images
+from retinue.runners.pruning import RESULT_CHARS_KEPT_MIN, cut_at_line, result_chars_max
+from retinue.runners.telling import (
+    OVERSIZED_SHARE,
+    Request,
+    conversation_request,
+    entry,
+    fitted,
+    listing,
+    merge_request,
+)
+
+MARGIN = 1.2  # estimates are believed so far, and no further
+SUMMARY_SHARE_MAX = 0.15
+QUOTE_SHARE_MAX = 0.2
+LISTING_SHARE_MAX = 0.05
+OUTPUT_SHARE_MAX = 0.25
+INPUT_TOKENS_MIN = 500  # only a window far below what the guard admits leaves less
+PART_SHARE = 0.4
+PART_SHARE_MIN = 0.15
+LARGE_RECORD_SHARE = 0.1
+PARTED_RECORDS_MIN = 4
+PARTS_MAX = 8
+
+QUOTE_HEAD = "## The newest message, word for word"
+QUOTE_GOES_ON = "You are in the middle of your work on it. Go on from here, and do not begin again."
+QUOTE_ANSWERED = "It has been answered."
+
+
+class NotCompacted(RetinueError):
+    """The context could not be told in short. It is as it was."""
+
+    code = "context.not-compacted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Where a context is cut in two. `kept_from` is the number from which its records stay.
+
+    `quoted` is the newest turn, where the cut comes after it in the middle of a long run: it stays in the summary,
+    word for word.
+    """
+
+    told: tuple[Record, ...]
+    kept: tuple[Record, ...]
+    kept_from: int
+    told_tokens: int
+    kept_tokens: int
+    quoted: str = ""
+
+
+def plan_cut(
+    records: Sequence[Record],
+    *,
+    window_tokens: int,
+    keep_tokens: int,
+    records_tokens: int = 0,
+    fewest: bool = False,
+    gain_tokens_min: int = 0,
+) -> Cut | None:
+    """Keep as much of the end as fits into `keep_tokens`, or the newest turn alone (`fewest`), and tell the rest.
+
+    The newest turn always stays: as itself, or quoted where more of its own run follows it than may stay. No call is
+    parted from its result. `records_tokens` is what all of them are known to take, where that is more than they seem
+    to. None where all may stay, where less than `gain_tokens_min` would be told, or nothing but a summary.
+    """
+    cap = result_chars_max(window_tokens)
+    weights = [weight_of(record, result_chars_max=cap).tokens for record in records]
+    after = _sums_from(weights)
+    newest = max((i for i, r in enumerate(records) if isinstance(r.body, UserTurn)), default=len(records))
+    quote = _quote(records, newest, window_tokens)
+    heavier = max(records_tokens / max(after[0], 1), 1.0)
+    keep_tokens = int(keep_tokens / heavier / MARGIN)
+    if after[0] <= keep_tokens and not fewest:
+        return None
+    place = _best(
+        records,
+        after,
+        newest=newest,
+        keep_tokens=keep_tokens,
+        quote_tokens=tokens_of_text(quote),
+        fewest=fewest,
+    )
+    if place is None:
+        return None
+    told_tokens = after[0] - after[place]
+    old_tokens = weights[0] if summary_of(records) is not None else 0
+    if told_tokens - old_tokens < max(gain_tokens_min, 1):
+        return None
+    return Cut(
+        told=tuple(records[:place]),
+        kept=tuple(records[place:]),
+        kept_from=min(record.seq for record in records[place:]),
+        told_tokens=told_tokens,
+        kept_tokens=after[place],
+        quoted=quote if newest < place or newest == len(records) else "",
+    )
+
+
+def _best(
+    records: Sequence[Record],
+    after: Sequence[int],
+    *,
+    newest: int,
+    keep_tokens: int,
+    quote_tokens: int,
+    fewest: bool,
+) -> int | None:
+    places = _places(records)
+    up_to_turn = [place for place in places if place <= newest]
+    for place in up_to_turn[-1:] if fewest else up_to_turn:
+        if after[place] <= keep_tokens:
+            return place
+    within_run = [place for place in places if place > newest and isinstance(records[place].body, Reply)]
+    for place in within_run:
+        if after[place] + quote_tokens <= keep_tokens:
+            return place
+    # Nothing is small enough: then as little as may be.
+    return next(reversed(within_run or up_to_turn), None)
+
+
+def _quote(records: Sequence[Record], newest: int, window_tokens: int) -> str:
+    """The newest turn in its own words, or, where it was cut off before, as the summary has quoted it."""
+    if newest < len(records):
+        body = records[newest].body
+        assert isinstance(body, UserTurn)
+        hint = "the rest of it has been read"
+        return _bounded(body.text.strip(), int(window_tokens * QUOTE_SHARE_MAX), hint=hint)
+    summary = summary_of(records)
+    quoted = summary.body.text.partition(QUOTE_HEAD)[2] if summary and isinstance(summary.body, Summary) else ""
+    for end in (QUOTE_GOES_ON, QUOTE_ANSWERED):
+        quoted = quoted.strip().removesuffix(end)
+    return quoted.strip()
+
+
+def _places(records: Sequence[Record]) -> list[int]:
+    """Where a context may be cut: before anything but a result, and so that one number parts what is told from what
+    stays. Results stand behind their calls, so the numbers are not always in order. A summary is always told."""
+    highest: list[int] = []
+    so_far = 0
+    for record in records:
+        highest.append(so_far)
+        if not isinstance(record.body, Summary):
+            so_far = max(so_far, record.seq)
+    places: list[int] = []
+    lowest = so_far + 1
+    for place in range(len(records) - 1, 0, -1):
+        lowest = min(lowest, records[place].seq)
+        if lowest > highest[place] and not isinstance(records[place].body, ToolResult):
+            places.append(place)
+    places.reverse()
+    return places
+
+
+def _sums_from(weights: Sequence[int]) -> list[int]:
+    """The sum of all weights from each place on."""
+    sums = [0] * (len(weights) + 1)
+    for place in range(len(weights) - 1, -1, -1):
+        sums[place] = sums[place + 1] + weights[place]
+    return sums
+
+
+# The summary
+
+
+async def summarize(
+    cut: Cut,
+    ask: Callable[[Request], Awaitable[Reply]],
+    *,
+    window_tokens: int,
+    mode: CompactionMode = CompactionMode.DEFAULT,
+    focus: str = "",
+) -> str:
+    """What a cut tells, in short, as it is to be kept: shorter than what it replaces, in whatever the model said.
+
+    Every request fits into `window_tokens` of the model that `ask` asks. Raises `NotCompacted` where nothing usable
+    came of it; what `ask` raises is raised on.
+    """
+    output_tokens_max = min(OUTPUT_TOKENS_MAX, int(window_tokens * OUTPUT_SHARE_MAX))
+    budget = max(int((window_tokens - output_tokens_max) / MARGIN) - _overhead_tokens(focus), INPUT_TOKENS_MIN)
+    safeguard = mode is CompactionMode.SAFEGUARD
+    oversized = int(window_tokens * OVERSIZED_SHARE) if safeguard else None
+    entries = [text for record in cut.told if (text := entry(record, oversized_tokens=oversized))]
+    parts = _parts(entries, window_tokens) if safeguard else [entries]
+    summaries: list[str] = []
+    for number, part in enumerate(parts, start=1):
+        request = conversation_request(
+            fitted(part, budget), focus=focus, part=number, parts=len(parts), output_tokens_max=output_tokens_max
+        )
+        summaries.append(_heard(await ask(request)))
+    if len(summaries) > 1:
+        merging = merge_request(fitted(summaries, budget), focus=focus, output_tokens_max=output_tokens_max)
+        summaries = [_heard(await ask(merging))]
+    return _composed(cut, summaries[0], window_tokens=window_tokens, safeguard=safeguard)
+
+
+def _overhead_tokens(focus: str) -> int:
+    empty = conversation_request((), focus=focus, part=1, parts=PARTS_MAX, output_tokens_max=0)
+    return tokens_of_text(empty.instructions) + tokens_of_text(empty.text)
+
+
+def _parts(entries: Sequence[str], window_tokens: int) -> list[list[str]]:
+    """In parts of about the same weight, where they are too much for one request to be told well."""
+    weights = [tokens_of_text(text) for text in entries]
+    total = sum(weights)
+    if not entries:
+        return [[]]
+    share = PART_SHARE
+    average = total / len(entries) / window_tokens
+    if average > LARGE_RECORD_SHARE:  # few and large: smaller parts, so that none is filled by one of them
+        share = max(PART_SHARE_MIN, PART_SHARE - 2 * (average - LARGE_RECORD_SHARE))
+    part_tokens = window_tokens * share / MARGIN
+    if len(entries) < PARTED_RECORDS_MIN or total <= part_tokens:
+        return [list(entries)]
+    count = min(PARTS_MAX, len(entries), int(-(-total // part_tokens)))
+    parts: list[list[str]] = [[] for _ in range(count)]
+    so_far = 0
+    for text, weight in zip(entries, weights, strict=True):
+        parts[min(so_far * count // max(total, 1), count - 1)].append(text)
+        so_far += weight
+    return [part for part in parts if part]
+
+
+def _heard(reply: Reply) -> str:
+    text = reply.text.strip()
+    if reply.stop is Stop.FILTERED:
+        raise _not_compacted("the model would not sum it up")
+    if not text or text in SILENT_TOKENS:
+        raise _not_compacted("the model's summary had nothing in it")
+    return without_images(text)
+
+
+def _composed(cut: Cut, text: str, *, window_tokens: int, safeguard: bool) -> str:
+    # What the model wrote must not pass for the quote, which the next compaction looks for.
+    words = _bounded(text.replace(QUOTE_HEAD, ""), int(window_tokens * SUMMARY_SHARE_MAX), hint="it was too long")
+    listed = ""
+    if safeguard:
+        listed = _bounded(listing(cut.told), int(window_tokens * LISTING_SHARE_MAX), hint="they are too many")
+    quote = ""
+    if cut.quoted:
+        last = cut.kept[-1].body
+        answered = isinstance(last, Reply) and not last.calls
+        quote = f"{QUOTE_HEAD}\n\n{cut.quoted}\n\n{QUOTE_ANSWERED if answered else QUOTE_GOES_ON}"
+    for parts in ((words, listed, quote), (words, "", quote)):
+        whole = "\n\n".join(filter(None, parts))
+        if tokens_of_text(whole) < cut.told_tokens:
+            return whole
+    raise _not_compacted("the summary came out longer than what it would stand for")
+
+
+def _bounded(text: str, tokens_max: int, *, hint: str) -> str:
+    """The beginning of a text in about so many tokens, to the end of a line, with a note where something is missing."""
+    whole, chars, tokens = text, len(text), tokens_of_text(text)
+    while tokens > tokens_max and chars > RESULT_CHARS_KEPT_MIN:
+        chars = max(min(chars - 1, chars * tokens_max // tokens), RESULT_CHARS_KEPT_MIN)
+        text = cut_at_line(whole, chars, hint=hint)
+        tokens = tokens_of_text(text)
+    return text
+
+
+def _not_compacted(because: str) -> NotCompacted:
+    return NotCompacted(
+        "this conversation was not compacted",
+        because=because,
+        try_this="go on as before; /compact tries again, and /reset begins a fresh context",
+    )

@@ -1,0 +1,268 @@
+"""How large a context is. What a provider has counted is believed; only what came after it is estimated.
+
+Estimates: four characters of plain ASCII to a token, three bytes of UTF-8 to one for everything else (a Cyrillic
+letter is two thirds of a token, a Chinese sign a whole one). An image is a constant, whatever its bytes weigh.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from retinue.domain.attachment import Attachment
+from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
+from retinue.domain.tool import Call, ToolResult, ToolSpec
+from retinue.runners.context import FLUSH_HEAD, summary_of
+
+CHARS_PER_TOKEN = 4
+IMAGE_CHARS = 512
+IMAGE_BYTES = 16_384  # for a bound on money, at two bytes a token: images are billed by their size on the screen
+FILE_CHARS = 128  # a file that is no image is shown as a line about it
+IMAGE_SIGN = "<image>"
+BLOB_CHARS_MIN = 64
+
+# Weights are kept in twelfths of a token, so that both rates are whole numbers and no rounding adds up.
+_TWELFTHS = 12
+_ASCII_TWELFTHS = _TWELFTHS // CHARS_PER_TOKEN
+_OTHER_BYTE_TWELFTHS = _TWELFTHS // 3
+_NOT_ASCII = bytes(range(128, 256))
+
+# Data URLs, and the bare base64 of the usual formats. A long word alone is no image.
+_PNG, _JPEG, _GIF, _WEBP = "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR"
+_INLINE_IMAGE = re.compile(
+    r"data:image/[\w.+-]{1,40}(?:;[\w=.-]{1,40}){0,4};base64,[A-Za-z0-9+/_-]+={0,2}"
+    rf"|(?:{_PNG}|{_JPEG}|{_GIF}|{_WEBP})[A-Za-z0-9+/]{{{BLOB_CHARS_MIN},}}={{0,2}}"
+)
+
+
+def without_images(text: str) -> str:
+    """A text in which each inline image is `<image>`."""
+    return _INLINE_IMAGE.sub(IMAGE_SIGN, text) if _may_hold_image(text) else text
+
+
+def holds_image(text: str) -> bool:
+    return _may_hold_image(text) and _INLINE_IMAGE.search(text) is not None
+
+
+def _may_hold_image(text: str) -> bool:
+    # Most texts hold none, and this is seen many times faster than a pattern sees it. Spelled out: so is a loop's cost.
+    if len(text) <= BLOB_CHARS_MIN:
+        return False
+    return ";base64," in text or _PNG in text or _JPEG in text or _GIF in text or _WEBP in text
+
+
+class Weight(NamedTuple):
+    """What a text or a record adds to a context. `chars` are those that the emergency limit counts."""
+
+    twelfths: int = 0
+    chars: int = 0
+    size_bytes: int = 0
+
+    def plus(self, other: Weight) -> Weight:
+        return Weight(self.twelfths + other.twelfths, self.chars + other.chars, self.size_bytes + other.size_bytes)
+
+    @property
+    def tokens(self) -> int:
+        return _rounded_up(self.twelfths, _TWELFTHS)
+
+
+NOTHING = Weight()
+
+
+def weight_of_text(text: str) -> Weight:
+    images = 0
+    plain = text
+    if _may_hold_image(text):
+        plain, images = _INLINE_IMAGE.subn("", text)
+    elif text.isascii():
+        length = len(text)
+        return Weight(length * _ASCII_TWELFTHS, length, length)
+    return Weight(
+        _twelfths(plain) + images * IMAGE_CHARS * _ASCII_TWELFTHS,
+        len(plain) + images * len(IMAGE_SIGN),
+        len(text.encode(errors="surrogatepass")),
+    )
+
+
+def _twelfths(text: str) -> int:
+    if text.isascii():
+        return len(text) * _ASCII_TWELFTHS
+    encoded = text.encode(errors="surrogatepass")
+    plain = len(encoded.translate(None, _NOT_ASCII))
+    return plain * _ASCII_TWELFTHS + (len(encoded) - plain) * _OTHER_BYTE_TWELFTHS
+
+
+def tokens_of_text(text: str) -> int:
+    return weight_of_text(text).tokens
+
+
+def weight_of(record: Record, *, result_chars_max: int | None = None) -> Weight:
+    """What a record adds. A result is sent in at most `result_chars_max` characters, so no more of it is estimated."""
+    match record.body:
+        case Reply() as reply:
+            weight = weight_of_text(reply.text)
+            if reply.thinking:
+                # Sent back by some providers and left out by others; the emergency limit is about words.
+                weight = weight.plus(weight_of_text(reply.thinking)._replace(chars=0))
+            for call in reply.calls:
+                weight = weight.plus(_weight_of_call(call))
+            if reply.pieces:
+                weight = weight._replace(size_bytes=weight.size_bytes + sum(len(p.seal) for p in reply.pieces))
+            return weight
+        case ToolResult(output=output):
+            weight = weight_of_text(output)
+            if result_chars_max is not None and len(output) > result_chars_max:
+                sent = weight_of_text(output[:result_chars_max])
+                weight = weight._replace(twelfths=sent.twelfths, size_bytes=sent.size_bytes)
+            return weight
+        case UserTurn(text=text, attachments=attachments):
+            weight = weight_of_text(text)
+            for attachment in attachments:
+                weight = weight.plus(_weight_of_attachment(attachment))
+            return weight
+        case Note(text=text) | Mark(text=text) | Summary(text=text):
+            return weight_of_text(text)
+
+
+def _weight_of_call(call: Call) -> Weight:
+    return weight_of_text(call.tool + json_of(call.arguments))
+
+
+def _weight_of_attachment(attachment: Attachment) -> Weight:
+    if attachment.media_type.startswith("image/"):
+        return Weight(IMAGE_CHARS * _ASCII_TWELFTHS, len(IMAGE_SIGN), IMAGE_BYTES)
+    return Weight(FILE_CHARS * _ASCII_TWELFTHS, FILE_CHARS, FILE_CHARS)
+
+
+def weight_of_tools(tools: Sequence[ToolSpec]) -> Weight:
+    weight = NOTHING
+    for tool in tools:
+        weight = weight.plus(weight_of_text(tool.name + tool.description + json_of(tool.parameters)))
+    return weight
+
+
+def json_of(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """How large a context is, instructions and tools included, except where the name says otherwise."""
+
+    tokens: int
+    by_records: int  # tokens by characters alone, of the records alone: what the emergency limit is compared with
+    size_bytes: int
+    base_tokens: int  # of instructions and tools
+    known_tokens: int  # what a provider has counted of it; 0 where none has
+    new_bytes: int  # of the records that came after what is known
+    flushed: bool  # the agent has been asked to write down what it wants to keep, since the newest summary
+
+
+class Meter:
+    """Measures one context as it grows: each record is weighed once, whatever the number of turns.
+
+    Handed another context, or one that was compacted, it begins again.
+    """
+
+    def __init__(self) -> None:
+        self._result_chars_max: int | None = None
+        self._begin(())
+        self._head: tuple[str, Sequence[ToolSpec], Weight] = ("", (), NOTHING)
+
+    def measure(
+        self,
+        records: Sequence[Record],
+        *,
+        instructions: str = "",
+        tools: Sequence[ToolSpec] = (),
+        result_chars_max: int | None = None,
+    ) -> Measure:
+        """`records` as `arranged` leaves them; `result_chars_max` is what is sent of a result at most."""
+        if result_chars_max != self._result_chars_max or not self._goes_on(records):
+            self._result_chars_max = result_chars_max
+            self._begin(records)
+        for index in range(self._count, len(records)):
+            self._add(records[index])
+        self._count = len(records)
+        if records:
+            self._first, self._last = records[0], records[-1]
+        head = self._weight_of_head(instructions, tools)
+        return Measure(
+            tokens=self._tokens(head),
+            by_records=_rounded_up(self._chars, CHARS_PER_TOKEN),
+            size_bytes=head.size_bytes + self._bytes,
+            base_tokens=head.tokens,
+            known_tokens=self._known,
+            new_bytes=self._bytes - self._known_bytes,
+            flushed=self._flushed,
+        )
+
+    def _tokens(self, head: Weight) -> int:
+        if self._known:
+            return self._known + _rounded_up(self._twelfths - self._known_twelfths, _TWELFTHS)
+        return _rounded_up(head.twelfths + self._twelfths, _TWELFTHS)
+
+    def _goes_on(self, records: Sequence[Record]) -> bool:
+        if not self._count:
+            return False
+        count = self._count
+        return len(records) >= count and records[0] is self._first and records[count - 1] is self._last
+
+    def _begin(self, records: Sequence[Record]) -> None:
+        summary = summary_of(records)
+        # Replies that were kept from before the summary counted a context that is no more.
+        self._known_from = summary.seq if summary is not None else -1
+        self._first: Record | None = None
+        self._last: Record | None = None
+        self._count = 0
+        self._twelfths = self._chars = self._bytes = 0
+        self._known = self._known_twelfths = self._known_bytes = 0
+        self._flushed = False
+
+    def _add(self, record: Record) -> None:
+        twelfths, chars, size = weight_of(record, result_chars_max=self._result_chars_max)
+        self._twelfths += twelfths
+        self._chars += chars
+        self._bytes += size
+        body = record.body
+        if record.seq <= self._known_from:
+            return
+        if isinstance(body, Reply) and is_known(body):
+            # Tokens from a cache are among those of the input, and are counted once.
+            self._known = body.usage.input_tokens + body.usage.output_tokens
+            self._known_twelfths, self._known_bytes = self._twelfths, self._bytes
+        elif isinstance(body, Note) and body.text.startswith(FLUSH_HEAD):
+            self._flushed = True
+
+    def _weight_of_head(self, instructions: str, tools: Sequence[ToolSpec]) -> Weight:
+        said, offered, weight = self._head
+        if said != instructions or list(offered) != list(tools):
+            weight = weight_of_text(instructions).plus(weight_of_tools(tools))
+            self._head = (instructions, tuple(tools), weight)
+        return weight
+
+
+def is_known(reply: Reply) -> bool:
+    """Whether its provider has counted what it read."""
+    return reply.usage.input_tokens > 0 and not reply.usage.estimated
+
+
+def tokens_of(records: Sequence[Record], *, instructions: str = "", tools: Sequence[ToolSpec] = ()) -> int:
+    return Meter().measure(records, instructions=instructions, tools=tools).tokens
+
+
+def by_records(records: Sequence[Record]) -> int:
+    """Characters by four over the records of a context: text, calls and results, an inline image as `<image>`."""
+    return Meter().measure(records).by_records
+
+
+def size_bytes(records: Sequence[Record], *, instructions: str = "", tools: Sequence[ToolSpec] = ()) -> int:
+    """About as many bytes as are sent, for a bound on what they can cost. An image counts as `IMAGE_BYTES`."""
+    return Meter().measure(records, instructions=instructions, tools=tools).size_bytes
+
+
+def _rounded_up(value: int, by: int) -> int:
+    return -(-value // by)

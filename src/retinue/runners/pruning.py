@@ -1,0 +1,252 @@
+"""Tool results that are too long to send, or too old to send whole. Only what is sent is shortened, never what is kept.
+
+Two ways. A single result takes at most a share of the window, always. And where pruning is on, old results are trimmed
+and then cleared once the provider's cache has gone cold: while it is warm, sending the same beginning again is cheap,
+and a shorter one would cost more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from fnmatch import fnmatchcase
+
+from retinue.config.minds import PrunedTools, Pruning, PruningMode, SoftTrim
+from retinue.domain.ids import SessionId
+from retinue.domain.record import Record, Reply, Summary, UserTurn
+from retinue.domain.tool import ToolResult
+from retinue.runners.estimate import CHARS_PER_TOKEN, holds_image, json_of
+
+RESULT_SHARE_MAX = 0.3
+RESULT_SHARE_TRUNCATED = 0.02  # after an overflow that no compaction could cure
+RESULT_CHARS_CAP = 400_000
+RESULT_CHARS_KEPT_MIN = 2_000
+NEWLINE_SOUGHT_SHARE = 0.2  # how much of the end may go for the sake of a whole last line
+PRUNING_IMAGE_CHARS = (
+    8_000  # here an image weighs more than in an estimate: it is about when to act, and early is cheap
+)
+SHORTENED_CHARS_MAX = 8 * 1024 * 1024
+SHORTENED_SESSIONS_MAX = 256
+
+
+def result_chars_max(window_tokens: int, *, share: float = RESULT_SHARE_MAX) -> int:
+    """How many characters of one result are sent, at four to a token."""
+    return max(RESULT_CHARS_KEPT_MIN, min(int(window_tokens * CHARS_PER_TOKEN * share), RESULT_CHARS_CAP))
+
+
+def capped(records: Sequence[Record], chars_max: int) -> Sequence[Record]:
+    """The same records, no result longer than `chars_max`; the same list where none was."""
+    return _with(records, {i: _capped(r, chars_max) for i, r in enumerate(records) if _is_longer(r, chars_max)})
+
+
+def _is_longer(record: Record, chars_max: int) -> bool:
+    return isinstance(record.body, ToolResult) and len(record.body.output) > chars_max
+
+
+def _capped(record: Record, chars_max: int) -> Record:
+    assert isinstance(record.body, ToolResult)
+    return replace(record, body=replace(record.body, output=cut_at_line(record.body.output, chars_max)))
+
+
+def cut_at_line(text: str, chars_max: int, *, hint: str = "ask for the rest in smaller parts") -> str:
+    """The beginning of a text, to the end of a line where one is near, and a note of what is missing."""
+    if len(text) <= chars_max:
+        return text
+    note = f"\n\n[cut: this is the beginning of {len(text)} characters; {hint}]"
+    kept = max(chars_max - len(note), min(chars_max, RESULT_CHARS_KEPT_MIN))
+    least = max(int(kept * (1 - NEWLINE_SOUGHT_SHARE)), min(kept, RESULT_CHARS_KEPT_MIN))
+    line_end = text.rfind("\n", least, kept + 1)
+    return text[: line_end if line_end >= 0 else kept] + note
+
+
+def _with(records: Sequence[Record], replaced: Mapping[int, Record]) -> Sequence[Record]:
+    if not replaced:
+        return records
+    view = list(records)
+    for index, record in replaced.items():
+        view[index] = record
+    return view
+
+
+# Pruning: which results are shortened, and to what
+
+
+def pruned(records: Sequence[Record], settings: Pruning, *, window_tokens: int) -> dict[int, Record]:
+    """What to send in the place of old results, by their place. Whether it is time to is for the caller to say.
+
+    Protected are the results of the last replies, whatever stands before the first turn, and results with images.
+    """
+    found = _prunable(records, settings)
+    window_chars = window_tokens * CHARS_PER_TOKEN
+    chars = sum(map(_chars, records))
+    if not found or chars < window_chars * settings.soft_trim_ratio:
+        return {}
+    shortened: dict[int, Record] = {}
+    for index in found:
+        trimmed = _trimmed(records[index], settings.soft_trim)
+        if trimmed is not None:
+            chars -= _chars(records[index]) - _chars(trimmed)
+            shortened[index] = trimmed
+    clear_from = window_chars * settings.hard_clear_ratio
+    prunable = sum(_chars(shortened.get(index, records[index])) for index in found)
+    if chars < clear_from or not settings.hard_clear.enabled or prunable < settings.min_prunable_chars:
+        return shortened
+    for index in found:  # the oldest first
+        if chars < clear_from:
+            break
+        before = shortened.get(index, records[index])
+        cleared = _replaced_output(records[index], settings.hard_clear.placeholder)
+        if _chars(cleared) < _chars(before):
+            chars -= _chars(before) - _chars(cleared)
+            shortened[index] = cleared
+    return shortened
+
+
+def _prunable(records: Sequence[Record], settings: Pruning) -> list[int]:
+    end = len(records)
+    if settings.keep_last_assistants:
+        replies = [i for i, r in enumerate(records) if isinstance(r.body, Reply)]
+        if len(replies) < settings.keep_last_assistants:
+            return []
+        end = replies[-settings.keep_last_assistants]
+    # A summary holds the turns before it, so what follows it follows a turn.
+    first = next((i for i, r in enumerate(records) if isinstance(r.body, UserTurn | Summary)), end)
+    return [i for i in range(first, end) if _may_shorten(records[i], settings.tools)]
+
+
+def _may_shorten(record: Record, tools: PrunedTools) -> bool:
+    body = record.body
+    if not isinstance(body, ToolResult) or holds_image(body.output):
+        return False
+    return _matches(body.tool, tools.allow) and not _matches(body.tool, tools.deny)
+
+
+def _matches(tool: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(tool.casefold(), pattern.casefold()) for pattern in patterns)
+
+
+def _trimmed(record: Record, settings: SoftTrim) -> Record | None:
+    assert isinstance(record.body, ToolResult)
+    output, head, tail = record.body.output, settings.head_chars, settings.tail_chars
+    if len(output) <= settings.max_chars or len(output) <= head + tail:
+        return None
+    end = output[-tail:] if tail else ""
+    note = f"[trimmed: the first {head} and the last {tail} of {len(output)} characters are shown]"
+    trimmed = f"{output[:head]}\n...\n{end}\n\n{note}"
+    return _replaced_output(record, trimmed) if len(trimmed) < len(output) else None
+
+
+def _replaced_output(record: Record, output: str) -> Record:
+    assert isinstance(record.body, ToolResult)
+    return replace(record, body=replace(record.body, output=output))
+
+
+def _chars(record: Record) -> int:
+    match record.body:
+        case Reply() as reply:
+            asked = sum(len(call.tool) + len(json_of(call.arguments)) for call in reply.calls)
+            return len(reply.text) + len(reply.thinking) + asked
+        case ToolResult(output=output):
+            return PRUNING_IMAGE_CHARS if holds_image(output) else len(output)
+        case UserTurn(text=text, attachments=attachments):
+            images = sum(attachment.media_type.startswith("image/") for attachment in attachments)
+            return len(text) + images * PRUNING_IMAGE_CHARS
+        case body:
+            return len(body.text)
+
+
+def idle_s(records: Sequence[Record], now: datetime) -> float | None:
+    """How long ago a model was last asked here; None where none was. From the end: the last reply is near it."""
+    last = next((r for r in reversed(records) if isinstance(r.body, Reply)), None)
+    return (now - last.at).total_seconds() if last is not None else None
+
+
+# What is sent, from turn to turn
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One context: what was looked at so far, and what is sent instead of some of it."""
+
+    chars_max: int
+    count: int = 0
+    last: Record | None = None
+    capped: dict[int, Record] = field(default_factory=dict[int, Record])
+    pruned: dict[int, Record] = field(default_factory=dict[int, Record])
+
+    def goes_on(self, records: Sequence[Record], chars_max: int) -> bool:
+        known = self.count == 0 or (len(records) >= self.count and records[self.count - 1] is self.last)
+        return known and self.chars_max == chars_max
+
+    def look(self, records: Sequence[Record]) -> None:
+        for index in range(self.count, len(records)):
+            if _is_longer(records[index], self.chars_max):
+                self.capped[index] = _capped(records[index], self.chars_max)
+        self.count = len(records)
+        self.last = records[-1] if records else None
+
+    @property
+    def chars(self) -> int:
+        both = (*self.capped.values(), *self.pruned.values())
+        return sum(len(r.body.output) for r in both if isinstance(r.body, ToolResult))
+
+
+class Shortened:
+    """What is sent of each context. The same records are handed out for the same context, turn after turn, so that
+    what was encoded of them is not encoded again; and where nothing is shortened, the very list that came in.
+
+    What was pruned while the cache was cold stays pruned while it is warm again, for the cache now holds it so.
+    Bounded, the longest unused going first: what is forgotten is sent whole again.
+    """
+
+    def __init__(self, chars_max: int = SHORTENED_CHARS_MAX) -> None:
+        self._chars_max = chars_max
+        self._chars = 0
+        self._kept: OrderedDict[SessionId, _Kept] = OrderedDict()
+
+    def view(
+        self,
+        session: SessionId,
+        records: Sequence[Record],
+        settings: Pruning,
+        *,
+        window_tokens: int,
+        idle_s: float | None,
+        truncate: bool = False,
+    ) -> Sequence[Record]:
+        """The records as they are sent now, `idle_s` after the last call. `truncate`: results as short as may be."""
+        share = RESULT_SHARE_TRUNCATED if truncate else RESULT_SHARE_MAX
+        chars_max = result_chars_max(window_tokens, share=share)
+        kept = self._take(session)
+        if kept is None or not kept.goes_on(records, chars_max):
+            kept = _Kept(chars_max)
+        kept.look(records)
+        if settings.mode is PruningMode.OFF:
+            kept.pruned = {}
+        elif idle_s is not None and idle_s >= settings.ttl_s:
+            decided = pruned(_with(records, kept.capped), settings, window_tokens=window_tokens)
+            kept.pruned = {i: r if kept.pruned.get(i) != r else kept.pruned[i] for i, r in decided.items()}
+        self._keep(session, kept)
+        return _with(records, {**kept.capped, **kept.pruned})
+
+    def counts(self, session: SessionId) -> tuple[int, int]:
+        """How many results of a context were capped, and how many pruned, when it was last sent."""
+        kept = self._kept.get(session)
+        return (len(kept.capped.keys() - kept.pruned.keys()), len(kept.pruned)) if kept is not None else (0, 0)
+
+    def _take(self, session: SessionId) -> _Kept | None:
+        kept = self._kept.pop(session, None)
+        if kept is not None:
+            self._chars -= kept.chars
+        return kept
+
+    def _keep(self, session: SessionId, kept: _Kept) -> None:
+        if kept.chars > self._chars_max:
+            return
+        self._kept[session] = kept
+        self._chars += kept.chars
+        while self._chars > self._chars_max or len(self._kept) > SHORTENED_SESSIONS_MAX:
+            _, evicted = self._kept.popitem(last=False)
+            self._chars -= evicted.chars

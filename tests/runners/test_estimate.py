@@ -1,0 +1,184 @@
+"""How large a context is: what a provider has counted, and an estimate of the rest."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runners.histories import asks, histories, record, result, says, texts, told, user, with_summary
+
+from retinue.domain.attachment import Attachment
+from retinue.domain.record import Note, Piece, PieceKind, Record, Reply, Usage, UserTurn
+from retinue.domain.tool import ToolSpec
+from retinue.runners.context import FLUSH_HEAD, arranged
+from retinue.runners.estimate import (
+    IMAGE_BYTES,
+    IMAGE_CHARS,
+    Meter,
+    by_records,
+    holds_image,
+    size_bytes,
+    tokens_of,
+    tokens_of_text,
+    weight_of,
+    without_images,
+)
+
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20).decode()
+TOOL = ToolSpec(name="read", description="Read a file.", parameters={"type": "object"})
+
+
+def image(size: int) -> Attachment:
+    return Attachment(hash="h", name="cat.png", media_type="image/png", size_bytes=size)
+
+
+def test_four_plain_characters_are_a_token() -> None:
+    assert tokens_of_text("") == 0
+    assert tokens_of_text("abcd" * 100) == 100
+    assert tokens_of_text("abcde") == 2
+
+
+def test_other_scripts_weigh_more_by_their_bytes() -> None:
+    assert tokens_of_text("漢" * 300) == 300
+    assert tokens_of_text("я" * 300) == 200
+    assert tokens_of_text("abcd" * 100 + "漢" * 30) == 130
+
+
+@pytest.mark.spec("D22")
+def test_an_image_is_a_constant_whatever_it_weighs() -> None:
+    small = UserTurn(text="look", attachments=(image(10),))
+    large = UserTurn(text="look", attachments=(image(10_000_000),))
+    assert tokens_of(told(small)) == tokens_of(told(large)) == 1 + IMAGE_CHARS // 4
+
+
+@pytest.mark.spec("D22")
+@given(
+    texts(), st.integers(100, 5_000), st.sampled_from(["data:image/png;base64,", "data:image/jpeg;name=a.jpg;base64,"])
+)
+def test_an_inline_image_is_a_constant_in_the_middle_of_any_text(text: str, size: int, head: str) -> None:
+    inline = head + base64.b64encode(b"x" * size).decode()
+    assert without_images(f"{text} {inline} after") == f"{text} <image> after"
+    assert holds_image(f"{text} {inline}")
+    without = weight_of(record(1, user(f"{text}  after")))
+    weight = weight_of(record(1, user(f"{text} {inline} after")))
+    assert weight.twelfths - without.twelfths == IMAGE_CHARS * 3
+    assert weight.chars - without.chars == len("<image>")
+
+
+def test_bare_base64_of_an_image_is_one_and_a_long_word_is_not() -> None:
+    assert without_images(f'{{"data":"{PNG}"}}') == '{"data":"<image>"}'
+    assert not holds_image("x" * 100_000)
+    assert not holds_image("the folder /9j/ is empty")
+    assert tokens_of_text("x" * 100_000) == 25_000
+
+
+def test_what_a_provider_counted_is_believed_and_only_the_rest_is_estimated() -> None:
+    records = told(user("long " * 1000), says("counted", tokens=5_000), user("abcd" * 10))
+    assert tokens_of(records, instructions="x" * 40_000) == 5_010
+
+
+def test_cached_tokens_are_counted_once() -> None:
+    usage = Usage(input_tokens=5_000, output_tokens=100, cache_read_tokens=4_900, cache_write_tokens=50)
+    assert tokens_of(told(user(), Reply(text="k", usage=usage))) == 5_100
+
+
+def test_the_newest_count_is_the_one_that_is_believed() -> None:
+    records = told(user(), says("a", tokens=9_000), user(), says("b", tokens=500), user("abcd"))
+    assert tokens_of(records) == 501
+
+
+def test_a_count_that_is_only_our_own_estimate_is_not_believed() -> None:
+    records = told(user("abcd" * 10), says("abcd" * 10, tokens=9_000, estimated=True))
+    assert tokens_of(records) == 20
+
+
+def test_a_count_from_before_the_newest_summary_is_not_believed() -> None:
+    """It counted the context as it was: believed, it would have every compaction followed by another."""
+    records = told(user("x" * 400), says("x" * 400, tokens=150_000), user("y" * 400))
+    records = arranged(with_summary(records, "z" * 400, kept_from=2))
+    assert tokens_of(records, instructions="i" * 40) == 310
+    records.append(record(5, says("new", tokens=700)))
+    assert tokens_of(records, instructions="i" * 40) == 700
+
+
+def test_without_a_count_instructions_and_tools_are_estimated_too() -> None:
+    records = told(user("abcd" * 10))
+    plain = tokens_of(records)
+    assert tokens_of(records, instructions="abcd" * 5) == plain + 5
+    assert tokens_of(records, tools=[TOOL]) > plain
+
+
+@pytest.mark.spec("D81")
+def test_the_emergency_limit_counts_characters_of_records_and_nothing_else() -> None:
+    records = told(
+        user("a" * 400),
+        replace(asks("1", tool="read", arguments={"path": "b"}), thinking="c" * 4_000),
+        result("1", "漢" * 400),
+        says("d" * 400, tokens=90_000),
+    )
+    called = len('read{"path":"b"}')
+    assert by_records(records) == -(-(400 + called + 400 + 400) // 4)
+
+
+@pytest.mark.spec("D81", "D22")
+def test_the_emergency_limit_counts_an_inline_image_as_the_word_for_it() -> None:
+    assert by_records(told(user("data:image/png;base64," + "A" * 800_000))) == 2
+    assert by_records(told(user(PNG))) == 2
+    assert by_records(told(UserTurn(text="", attachments=(image(10_000_000),)))) == 2
+
+
+def test_the_bound_on_money_counts_every_byte_of_text_and_a_bound_for_an_image() -> None:
+    assert size_bytes(told(user("漢" * 100))) == 300
+    assert size_bytes(told(user(PNG))) == len(PNG)
+    assert size_bytes(told(UserTurn(text="", attachments=(image(10_000_000),)))) == IMAGE_BYTES
+    sealed = Reply(text="", pieces=(Piece(kind=PieceKind.THINKING, seal="x" * 900),))
+    assert size_bytes(told(sealed), instructions="i" * 10) == 910
+
+
+def test_of_a_result_no_more_is_estimated_than_is_sent() -> None:
+    long = record(1, result("1", "x" * 100_000))
+    assert weight_of(long, result_chars_max=4_000).tokens == 1_000
+    assert weight_of(long, result_chars_max=4_000).chars == 100_000
+
+
+def test_a_flush_is_seen_until_the_next_summary() -> None:
+    flush = Note(text=f"{FLUSH_HEAD} write")
+    records = told(user(), flush, says("k"), user())
+    assert Meter().measure(records).flushed
+    assert not Meter().measure(told(user(f"{FLUSH_HEAD} says a sender"))).flushed
+    assert not Meter().measure(arranged(with_summary(records, "s", kept_from=1))).flushed
+
+
+@given(histories(), st.data())
+def test_a_meter_that_grew_with_a_context_measures_what_a_new_one_does(
+    records: list[Record], data: st.DataObject
+) -> None:
+    meter = Meter()
+    grown: list[Record] = []
+    for item in records:
+        grown.append(item)
+        if data.draw(st.booleans()):
+            assert meter.measure(grown, instructions="i") == Meter().measure(grown, instructions="i")
+    cut = arranged(with_summary(records, "in short", records[len(records) // 2].seq))
+    assert meter.measure(cut, tools=[TOOL]) == Meter().measure(cut, tools=[TOOL])
+    assert meter.measure(records, result_chars_max=2_000) == Meter().measure(records, result_chars_max=2_000)
+
+
+def test_what_was_weighed_is_not_weighed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed: list[int] = []
+
+    def counting(item: Record, *, result_chars_max: int | None = None) -> object:
+        weighed.append(item.seq)
+        return weight_of(item, result_chars_max=result_chars_max)
+
+    monkeypatch.setattr("retinue.runners.estimate.weight_of", counting)
+    meter = Meter()
+    records = told(*[user() for _ in range(50)])
+    meter.measure(records)
+    weighed.clear()
+    records.append(record(51, user()))
+    meter.measure(records)
+    assert weighed == [51]

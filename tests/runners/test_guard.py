@@ -1,0 +1,40 @@
+"""The guard before a model with a small window."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from retinue.domain.model import ModelFacts, ModelRef
+from retinue.runners.guard import WindowGuard, WindowTooSmall, require_window, window_warning
+
+
+def facts(window_tokens: int) -> ModelFacts:
+    return ModelFacts(ref=ModelRef("acme", "tiny"), window_tokens=window_tokens)
+
+
+@pytest.mark.spec("C41")
+def test_a_model_with_a_window_under_16000_is_not_asked_and_the_error_says_what_to_set() -> None:
+    with pytest.raises(WindowTooSmall) as refused:
+        require_window(facts(15_999))
+    assert "15,999" in refused.value.sentence and "16,000" in refused.value.because
+    assert "window_tokens" in refused.value.try_this and "acme/tiny" in refused.value.try_this
+    require_window(facts(16_000))
+    assert "not asked" in window_warning(facts(15_999))
+
+
+@pytest.mark.spec("C41")
+def test_a_window_under_32000_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    guard = WindowGuard()
+    with caplog.at_level(logging.WARNING):
+        guard.admit(facts(31_999))
+        guard.admit(facts(31_999))
+    assert [r.message for r in caplog.records] == ["model window small"]
+    assert "31,999" in window_warning(facts(31_999))
+
+
+@pytest.mark.spec("C41")
+def test_of_a_window_from_32000_on_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    WindowGuard().admit(facts(32_000))
+    assert not caplog.records and window_warning(facts(32_000)) == ""
