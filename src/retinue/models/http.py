@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -177,20 +176,34 @@ class _Exchange:
         self._request = request
         self._target = target
         self._response: aiohttp.ClientResponse | None = None
-        self._patience_s = target.first_byte_s
+        self._silence: _Silence | None = None
         self._size_bytes = 0
-        self._begun = False
 
     async def begin(self) -> bytes:
         """Ask, and wait until it can be told what comes. A refusal is raised."""
-        first = await self._patiently(self._begin())
-        self._patience_s = self._target.silence_s
+        try:
+            async with asyncio.timeout(self._target.first_byte_s):
+                first = await self._begin()
+        except Exception as error:
+            if told := self._told(error, self._target.first_byte_s):
+                raise told from error
+            raise
+        assert self._response is not None
+        self._silence = _Silence(self._response.content, self._target.silence_s)
         return first
 
     async def more(self) -> bytes:
         """The next piece; nothing where that was all."""
         assert self._response is not None
-        piece = await self._patiently(self._response.content.readany())
+        assert self._silence is not None
+        self._silence.listens()
+        try:
+            piece = await self._response.content.readany()
+        except Exception as error:
+            if told := self._told(error, self._silence.patience_s):
+                raise told from error
+            raise
+        self._silence.heard()
         self._count(piece)
         return piece
 
@@ -203,16 +216,18 @@ class _Exchange:
 
     def said_all(self) -> None:
         """Nothing more will be said. A moment is left for the line to end, so that it can be used again."""
-        self._patience_s = min(self._patience_s, LINE_END_S)
+        assert self._silence is not None
+        self._silence.at_most(LINE_END_S)
 
     def close(self) -> None:
-        if self._response is not None:
-            self._response.release()  # and closed, where something was left unread
-
-    def _count(self, piece: bytes) -> None:
-        self._size_bytes += len(piece)
-        if self._size_bytes > REPLY_BYTES_MAX:
-            raise failures.too_long(self._target.provider, REPLY_BYTES_MAX)
+        if self._silence is not None:
+            self._silence.over()
+        if self._response is None:
+            return
+        if self._response.content.at_eof():
+            self._response.release()
+        else:
+            self._response.close()  # a reply that nobody hears out is not made any longer
 
     async def _begin(self) -> bytes:
         body = b"".join(self._request.body)
@@ -227,25 +242,67 @@ class _Exchange:
             raise failures.refused(self._target.provider, response.status, response.headers, refusal)
         first = b""
         while is_stream(first) is None and (piece := await response.content.readany()):
-            self._begun = True
             self._count(piece)
             first += piece
         return first
 
-    async def _patiently(self, waited: Awaitable[bytes]) -> bytes:
+    def _count(self, piece: bytes) -> None:
+        self._size_bytes += len(piece)
+        if self._size_bytes > REPLY_BYTES_MAX:
+            raise failures.too_long(self._target.provider, REPLY_BYTES_MAX)
+
+    def _told(self, error: Exception, patience_s: float) -> ModelFailed | None:
+        """None for what has nothing to do with the line."""
         import aiohttp
 
-        provider = self._target.provider
-        try:
-            async with asyncio.timeout(self._patience_s):
-                return await waited
-        except aiohttp.ConnectionTimeoutError as error:
-            late = OSError(errno.ETIMEDOUT, f"no connection within {CONNECT_S:g} seconds")
-            raise failures.unreachable(provider, late, begun=False) from error
-        except TimeoutError as error:
-            raise failures.too_slow(provider, begun=self._begun, patience_s=self._patience_s) from error
-        except (aiohttp.ClientError, ssl.SSLError, OSError, asyncio.IncompleteReadError) as error:
-            raise failures.unreachable(provider, error, begun=self._begun) from error
+        provider, begun = self._target.provider, self._size_bytes > 0
+        match error:
+            case aiohttp.ConnectionTimeoutError():
+                late = OSError(errno.ETIMEDOUT, f"no connection within {CONNECT_S:g} seconds")
+                return failures.unreachable(provider, late, begun=False)
+            case TimeoutError():
+                return failures.too_slow(provider, begun=begun, patience_s=patience_s)
+            case aiohttp.ClientError() | OSError() | asyncio.IncompleteReadError():
+                return failures.unreachable(provider, error, begun=begun)
+            case _:
+                return None
+
+
+class _Silence:
+    """How long nothing has come while we listened. One timer for a whole stream: a timeout around each piece would cost
+    as much as reading it."""
+
+    __slots__ = ("_content", "_loop", "_since", "_timer", "patience_s")
+
+    def __init__(self, content: aiohttp.StreamReader, patience_s: float) -> None:
+        self._content = content
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self.patience_s = patience_s
+        self._timer = self._loop.call_later(patience_s, self._look)
+
+    def listens(self) -> None:
+        self._since = self._loop.time()
+
+    def heard(self) -> None:
+        self._since = None
+
+    def at_most(self, patience_s: float) -> None:
+        if patience_s < self.patience_s:
+            self.patience_s = patience_s
+            self._timer.cancel()
+            self._timer = self._loop.call_later(patience_s, self._look)
+
+    def over(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        ends = (now if self._since is None else self._since) + self.patience_s
+        if ends <= now:
+            self._content.set_exception(TimeoutError())
+        else:
+            self._timer = self._loop.call_at(ends, self._look)
 
 
 def is_stream(beginning: bytes) -> bool | None:

@@ -125,6 +125,8 @@ class ChatReader:
         event = self._event(data)
         if event.error is not None or event.object == "error" or name == b"error":
             raise self._failed(event.error, data)
+        if self._tags.passed and not self._details and (words := _only_words(event)):
+            return (Text(words),)  # as almost every event is, and soon read
         return self._chunks(event)
 
     def whole(self, body: bytes) -> Iterable[Chunk]:
@@ -309,6 +311,18 @@ class ChatReader:
         found = usage_of(usage)
         if found is not None:
             self._usage = found
+
+
+def _only_words(event: _Event) -> str | None:
+    if event.choices is None or len(event.choices) != 1 or event.usage is not None or event.x_groq is not None:
+        return None
+    choice = event.choices[0]
+    said = choice.delta
+    if choice.index or said is None or choice.finish_reason or choice.usage is not None or choice.error is not None:
+        return None
+    if said.tool_calls or said.reasoning_content or said.reasoning or said.reasoning_details or said.refusal:
+        return None
+    return said.content if isinstance(said.content, str) else None
 
 
 def _continues(last: dict[str, Any], new: dict[str, Any]) -> bool:

@@ -31,13 +31,18 @@ class ThinkTags:
         self._where = _Where.START
         self._held: str = ""
 
+    @property
+    def passed(self) -> bool:
+        """Whether all that comes is text."""
+        return self._where is _Where.TEXT
+
     def off(self) -> None:
         """This server has another place for thoughts."""
         if self._where is _Where.START:
             self._where = _Where.TEXT
 
     def feed(self, words: str) -> Iterator[Text | Thinking]:
-        if self._where is not _Where.TEXT or self._held:
+        if self._held:
             words, self._held = self._held + words, ""
         if self._where is _Where.START:
             stripped = words.lstrip()
