@@ -64,7 +64,8 @@ class AnthropicWire:
 
 
 def _headers(target: Target, key: str) -> dict[str, str]:
-    headers = {"content-type": "application/json", "anthropic-version": VERSION, **target.headers}
+    plain = {"content-type": "application/json", "accept": "text/event-stream", "anthropic-version": VERSION}
+    headers = {**plain, **target.headers}
     if key.startswith(TOKEN_BEGINS):
         headers["authorization"] = f"Bearer {key}"
         betas = headers.get("anthropic-beta")

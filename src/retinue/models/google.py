@@ -53,7 +53,7 @@ class GoogleWire:
         )
         body = [_plain(prompt, target), head, b',"contents":[', *_contents(prompt.records, wires), b"]}"]
         name = quote(target.model if "/" in target.model else f"models/{target.model}")
-        headers = {"content-type": "application/json", **target.headers}
+        headers = {"content-type": "application/json", "accept": "text/event-stream", **target.headers}
         if key:
             headers["x-goog-api-key"] = key  # never in the address, which everyone on the way writes down
         return Request(f"{target.url.rstrip('/')}/{name}:streamGenerateContent?alt=sse", headers, body)
