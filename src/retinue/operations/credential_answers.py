@@ -1,0 +1,105 @@
+"""What the house says about credentials: where a key is and how it fared, never what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from retinue.domain.credential import Credential, CredentialKind
+from retinue.domain.errors import RetinueError
+from retinue.domain.model import Failure
+from retinue.domain.times import show
+from retinue.models.credentials import secret_of
+from retinue.operations.base import Desk
+from retinue.policy.cooldowns import States
+
+
+class FailureShown(msgspec.Struct, frozen=True, rename="kebab"):
+    """An empty model means: all of them."""
+
+    model: str
+    reason: Failure
+    errors: int
+    failed_at: str
+    cooling_until: str | None
+
+
+class State(StrEnum):
+    READY = "ready"
+    COOLING = "cooling-down"
+    UNREADABLE = "unreadable"
+
+
+class CredentialShown(msgspec.Struct, frozen=True, rename="kebab"):
+    """Where its key is, never what it is. An agent of null means: it is the house's."""
+
+    id: str
+    provider: str
+    agent: str | None
+    kind: CredentialKind
+    where: str
+    state: State
+    because: str
+    region: str | None
+    position: int | None
+    used_at: str | None
+    failures: list[FailureShown]
+
+
+class CredentialsListed(msgspec.Struct, frozen=True):
+    """For each provider and owner in the order in which they are asked."""
+
+    credentials: list[CredentialShown]
+
+
+class CredentialRemoved(msgspec.Struct, frozen=True, rename="kebab"):
+    id: str
+    agent: str | None
+    removed: bool
+
+
+def environment_of(desk: Desk) -> Mapping[str, str]:
+    return desk.config.environment if desk.config is not None else {}
+
+
+def shown(desk: Desk, credential: Credential, states: States, now: datetime) -> CredentialShown:
+    failures = [
+        FailureShown(
+            each.model,
+            reason=each.failure,
+            errors=each.errors,
+            failed_at=show(each.failed_at, desk.zone),
+            cooling_until=show(each.until, desk.zone) if each.until > now else None,
+        )
+        for each in states.of(credential)
+    ]
+    state, because = _state(desk, credential, failures)
+    return CredentialShown(
+        credential.id,
+        provider=credential.provider,
+        agent=credential.agent or None,
+        kind=credential.kind,
+        where=credential.source,
+        state=state,
+        because=because,
+        region=credential.region,
+        position=credential.position,
+        used_at=show(credential.used_at, desk.zone) if credential.used_at else None,
+        failures=failures,
+    )
+
+
+def _state(desk: Desk, credential: Credential, failures: list[FailureShown]) -> tuple[State, str]:
+    try:
+        secret_of(credential).read(environment_of(desk))
+    except RetinueError as error:
+        return State.UNREADABLE, f"{error.sentence}: {error.because}"
+    cooling = [
+        f"{each.reason} until {each.cooling_until}" + (f" for {each.model}" if each.model else "")
+        for each in failures
+        if each.cooling_until
+    ]
+    return (State.COOLING, "; ".join(cooling)) if cooling else (State.READY, "")
