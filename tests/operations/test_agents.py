@@ -161,7 +161,7 @@ async def test_another_provider_clears_model_and_effort_unless_they_are_given(
     given = await house.ask(OWNER, "agent.set", name="ada", model="small", **switch)
     assert (given["model"], given["effort"]) == ("small", None)
     back = await house.ask(OWNER, "agent.set", name="ada", provider="corp", runner="loop", effort="low")
-    assert (back["model"], back["effort"]) == ("guide", "low")
+    assert (back["model"], back["effort"]) == ("", "low")
 
 
 @pytest.mark.spec("H63")
@@ -171,7 +171,7 @@ async def test_default_clears_model_or_effort(house: DeskHouse) -> None:
     no_effort = await house.ask(OWNER, "agent.set", name="ada", effort="default")
     assert (no_effort["model"], no_effort["effort"]) == ("big", None)
     plain = await house.ask(OWNER, "agent.set", name="ada", model="default")
-    assert plain["model"] == "guide"
+    assert plain["model"] == ""
 
 
 @pytest.mark.spec("H59")

@@ -38,7 +38,7 @@ def lines_of(operation: str, form: Form) -> list[str]:
 def table_of(operation: str, form: Form, width: int) -> list[str]:
     """For someone at a terminal: lists as tables, everything else as ever."""
     found = [(key, rows) for key, value in form.items() if (rows := _rows(value))]
-    if len(found) != 1 or operation in ("envelope.thread", "house.status"):
+    if len(found) != 1 or operation in ("envelope.thread", "house.status", "model.show"):
         return lines_of(operation, form)
     [(listed, rows)] = found
     columns = COLUMNS.get(operation)
@@ -179,10 +179,23 @@ def queue_lines(form: Form) -> list[str]:
     return pairs(form, ("session",)) + pairs(own, ("mode", "cap", "overflow"))
 
 
+def models_lines(form: Form) -> list[str]:
+    """Who would be asked now, one under the other, in the order in which they are tried."""
+    shown = [pair("default", f"{form['default']} ({form['default-because']})")]
+    for agent in form["agents"]:
+        lines = pairs(agent | {"effort": agent["effort"] or "default"}, ("agent", "session", "effort", "refused"))
+        for number, link in enumerate(agent["chain"], start=1):
+            lines += pair(str(number), f"{link['model']} ({link['because']})")
+            lines += indented(pairs(link, ("window-tokens", "price", "missing")))
+        shown.append(lines + [line for now in agent.get("now", ()) for line in pair("now", now)])
+    return blocks(shown)
+
+
 COLUMNS: dict[str, tuple[str, ...]] = {
     "envelope.list": ENVELOPE_COLUMNS,
     "envelope.dead": ENVELOPE_COLUMNS,
     "inbox.list": ENVELOPE_COLUMNS,
+    "model.list": ("number", "model", "alias", "window-tokens", "price", "vision", "default", "missing"),
     "session.list": ("sessionId", "agentId", "name", "updatedAt", "lastSnippet", "origin"),
 }
 LINES: dict[str, Callable[[Form], list[str]]] = {
@@ -196,4 +209,5 @@ LINES: dict[str, Callable[[Form], list[str]]] = {
     "house.status": status_lines,
     "session.stop": stop_lines,
     "session.queue": queue_lines,
+    "model.show": models_lines,
 }

@@ -98,6 +98,13 @@ _ALL: dict[str, Short] = {
         (),
         (("allow", False),),
     ),
+    "models": (
+        "model.show",
+        "Show which models would be asked now, and why.",
+        "retinue models\nretinue models ada\nretinue models --session 5e6f7a8b",
+        (),
+        (),
+    ),
     "config": ("config.show", "Show the settings as they are.", "retinue config", (), ()),
     "apply": (
         "config.apply",
@@ -151,6 +158,7 @@ NOUNS: dict[str, str] = {
     "envelope": "mail, one by one or in lists",
     "house": "the house itself",
     "inbox": "what waits for you",
+    "model": "what the staff thinks with",
     "person": "who is at home here",
     "session": "conversations of agents",
     "token": "what signs someone in",

@@ -71,7 +71,8 @@ class Catalog(Market):
         keyed: Iterable[str] = (),
     ) -> None:
         super().__init__(settings, environment, now=now, house=house, keyed=keyed)
-        self._allowed = Allowed(settings.models.allow, self.resolve)
+        self.allow = settings.models.allow
+        self._allowed = Allowed(self.allow, self.resolve)
 
     # --- which may be asked, and in which order ---
 
@@ -110,7 +111,7 @@ class Catalog(Market):
         if first.ref != own.ref and self._is_usable(own.ref):
             links.append(replace(own, because=f"{own.because}, asked last: another was chosen"))
         models = self._settings.models
-        if images and not self.facts(first.ref).vision:
+        if images and not self._facts(first.ref).vision:
             links = [*self._choice(models.image, "sees images, which the next cannot"), *links]
         if role is Role.UTILITY:
             links = [*self._choice(models.utility, "for small work"), *links]

@@ -98,13 +98,16 @@ class Market:
 
     def facts(self, ref: ModelRef) -> ModelFacts:
         """As the settings have it, of the model first and then of its provider; else as the house knows it."""
+        facts = self._facts(ref)
+        return facts if facts.price is not None else replace(facts, price=self._known_price(ref))
+
+    def _facts(self, ref: ModelRef) -> ModelFacts:
+        """All but a price that nobody has set: that may take a while to find."""
         entry = self._entries.get(ref, _NO_ENTRY)
         if not ref.provider:
             return self._with_entry(self._house.get(ref.model) or ModelFacts(ref=ref, price=FREE), entry)
-        family = family_of(ref.model)
-        own = self._providers.get(ref.provider, _NO_SETTINGS)
-        facts = ModelFacts(ref=ref, price=self._price(ref, entry))
-        if family is not None:
+        facts = ModelFacts(ref=ref)
+        if (family := family_of(ref.model)) is not None:
             facts = replace(
                 facts,
                 window_tokens=family.window_tokens,
@@ -113,6 +116,7 @@ class Market:
                 tools=family.tools,
                 efforts=family.efforts,
             )
+        own = self._providers.get(ref.provider, _NO_SETTINGS)
         return self._with_entry(replace(facts, window_tokens=own.window_tokens or facts.window_tokens), entry)
 
     def params(self, ref: ModelRef) -> Mapping[str, Any]:
@@ -142,7 +146,7 @@ class Market:
         """Raises where this effort is none at all, or none that this model is known to take."""
         if effort is None or effort == DEFAULT:
             return
-        takes = self.facts(ref).efforts
+        takes = self._facts(ref).efforts
         if effort in EFFORTS and (takes is None or effort in takes):
             return
         words = ", ".join(EFFORTS if effort not in EFFORTS or takes is None else takes)
@@ -219,11 +223,9 @@ class Market:
             price=prices.set_price(entry) or facts.price,
         )
 
-    def _price(self, ref: ModelRef, entry: ModelSettings) -> Price | None:
-        if (said := prices.set_price(entry)) is not None:
-            return said
+    def _known_price(self, ref: ModelRef) -> Price | None:
         known = BUILT_IN.get(ref.provider)
-        if known is None:
+        if known is None:  # its name may be like another's, its prices need not be
             return None
         if known.own:
             return FREE if _is_near(self._providers.get(ref.provider, _NO_SETTINGS).url or known.url) else None

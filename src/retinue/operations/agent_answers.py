@@ -50,6 +50,7 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     runner: str
     provider: str | UnsetType | None = UNSET
     model: str
+    fallbacks: list[str] | UnsetType | None = UNSET
     effort: str | UnsetType | None = UNSET
     instructions: str | UnsetType = UNSET
     delivery: Delivery | UnsetType = UNSET
@@ -60,6 +61,9 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     run_seconds_max: float | UnsetType = UNSET
     tokens_max: int | UnsetType | None = UNSET
     cost_microusd_max: int | UnsetType | None = UNSET
+    tree_microusd_max: int | UnsetType | None = UNSET
+    day_microusd_max: int | UnsetType | None = UNSET
+    month_microusd_max: int | UnsetType | None = UNSET
     attempts_max: int | UnsetType = UNSET
     replay_age_s: float | UnsetType | None = UNSET
     approval_wait_s: float | UnsetType = UNSET
@@ -74,6 +78,7 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     runner: str
     provider: str | None
     model: str
+    fallbacks: list[str] | None
     effort: str | None
     instructions: str
     delivery: Delivery
@@ -84,6 +89,9 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     run_seconds_max: float
     tokens_max: int | None
     cost_microusd_max: int | None
+    tree_microusd_max: int | None
+    day_microusd_max: int | None
+    month_microusd_max: int | None
     attempts_max: int
     replay_age_s: float | None
     approval_wait_s: float
@@ -150,6 +158,7 @@ def listed_form(agent: Agent) -> AgentListed:
 def full_form(agent: Agent, form: type[Form], /, **more: Any) -> Form:
     """All that the agent is, and what this answer says beside it."""
     told: dict[str, Any] = {each.name: getattr(agent, each.name) for each in fields(agent)}
+    told["fallbacks"] = None if agent.fallbacks is None else list(agent.fallbacks)
     told["queue"] = AgentQueue(agent.queue.mode, agent.queue.cap, agent.queue.overflow)
     told["tools"] = AgentTools(list(agent.tools.allow), list(agent.tools.ask), list(agent.tools.deny))
     return form(**told, **more)

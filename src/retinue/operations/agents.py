@@ -10,8 +10,9 @@ from typing import Any, cast
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.changes import FIELDS, OWN_BUSINESS, changed, differences
+from retinue.agents.changes import DEFAULT, FIELDS, OWN_BUSINESS, changed, differences
 from retinue.agents.home import ensure_home, home_of, remove_home
+from retinue.config.checks import effort_or_default, model_reference
 from retinue.config.staff import AGENT_RULES, RUNNERS
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
@@ -50,14 +51,25 @@ RULES_MAX = 200
 VERSIONS_LISTED_MAX = 50
 
 
+class ModelGiven(msgspec.Struct, forbid_unknown_fields=True):
+    """A model and those to ask after it, in one."""
+
+    primary: str | None = None
+    fallbacks: list[str] | None = None
+
+
 class Fields(msgspec.Struct, forbid_unknown_fields=True):
-    """What an agent is. Left out: as it is, or as a new one has it. `default` for model or effort clears it."""
+    """What an agent is. Left out: as it is, or as a new one has it. `default` for model or effort clears it.
+
+    Without a model of its own, an agent has the house's; without `fallbacks`, the house's. An empty list means none.
+    """
 
     name: str
     description: str | None = None
     runner: str | None = None
     provider: str | None = None
-    model: str | None = None
+    model: str | ModelGiven | None = None
+    fallbacks: list[str] | None = None
     effort: str | None = None
     instructions: str | None = None
     delivery: Delivery | None = None
@@ -72,6 +84,9 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True):
     run_seconds_max: float | None = None
     tokens_max: int | None = None
     cost_microusd_max: int | None = None
+    tree_microusd_max: int | None = None
+    day_microusd_max: int | None = None
+    month_microusd_max: int | None = None
     attempts_max: int | None = None
     replay_age_s: float | None = None
     approval_wait_s: float | None = None
@@ -131,7 +146,7 @@ async def show_agent(desk: Desk, caller: Principal, asked: Named) -> AgentShown:
     """All there is to know; to guests, what the list tells. An agent may ask about itself alone."""
 
     def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:
-        agent = _find(conn, caller, asked.name)
+        agent = find_agent(conn, caller, asked.name)
         return agent, agents.at_work(conn, agent.name)
 
     agent, working = await desk.store.scan(body)
@@ -158,6 +173,7 @@ async def register(desk: Desk, caller: Principal, asked: Register) -> AgentRegis
             code="agent.name-reserved",
         )
     made = changed(Agent(name=name), _given(asked))
+    _check_effort(desk, made)
     now = desk.clock.now()
     token, secret, token_hash = new_token(desk, address.agent(name), TokenKind.TOKEN, label="registered", now=now)
 
@@ -182,9 +198,11 @@ async def change(desk: Desk, caller: Principal, asked: Set) -> AgentChanged:
     given = _given(asked)
 
     def look(conn: sa.Connection) -> tuple[Agent, Agent]:
-        agent = _find(conn, caller, asked.name, to_change=True)
+        agent = find_agent(conn, caller, asked.name, to_change=True)
         new = changed(agent, given, clear=asked.clear)
         _may_become(caller, agent, new)
+        if given.keys() & {"model", "provider", "effort"}:
+            _check_effort(desk, new)
         return agent, new
 
     def body(conn: sa.Connection) -> tuple[Agent, Agent]:
@@ -208,7 +226,7 @@ async def list_versions(desk: Desk, caller: Principal, asked: Versions) -> Agent
     limit = max(1, min(asked.limit, VERSIONS_LISTED_MAX))
 
     def body(conn: sa.Connection) -> list[AgentVersion]:
-        agent = _find(conn, caller, asked.name, to_change=True)
+        agent = find_agent(conn, caller, asked.name, to_change=True)
         before = {} if asked.before is None else {"before": asked.before}
         # One more than is shown: to say what changed in the last, and whether there is another.
         return list(agents.versions(conn, agent.name, limit=limit + 1, **before))
@@ -223,7 +241,7 @@ async def list_versions(desk: Desk, caller: Principal, asked: Versions) -> Agent
 
 async def diff(desk: Desk, caller: Principal, asked: Diff) -> AgentsCompared:
     def body(conn: sa.Connection) -> tuple[Agent, Agent]:
-        agent = _find(conn, caller, asked.name, to_change=True)
+        agent = find_agent(conn, caller, asked.name, to_change=True)
         new = agent if asked.new is None else _version(conn, agent, asked.new).agent
         return _version(conn, agent, asked.old).agent, new
 
@@ -237,7 +255,7 @@ async def restore(desk: Desk, caller: Principal, asked: Restore) -> AgentRestore
 
     def body(conn: sa.Connection) -> Agent:
         page = Page(conn, to_ms(desk.clock.now()))
-        agent = _find(conn, caller, asked.name, to_change=True)
+        agent = find_agent(conn, caller, asked.name, to_change=True)
         old = replace(_version(conn, agent, asked.version).agent, name=agent.name, version=agent.version)
         _may_become(caller, agent, old)
         kept = _put(page, old, caller)
@@ -253,7 +271,7 @@ async def delete(desk: Desk, caller: Principal, asked: Delete) -> AgentDeleted:
 
     def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:
         page = Page(conn, to_ms(desk.clock.now()))
-        agent = _find(conn, caller, asked.name, to_change=True)
+        agent = find_agent(conn, caller, asked.name, to_change=True)
         agents.remove(conn, agent.name, at_ms=page.at_ms)
         tokens.revoke_all(conn, str(address.agent(agent.name)), at_ms=page.at_ms)
         page.tell(NewsKind.AGENT_CHANGED, agent=agent.name, deleted=True, by=str(caller.address))
@@ -278,7 +296,7 @@ async def delete(desk: Desk, caller: Principal, asked: Delete) -> AgentDeleted:
 # --- what the handlers have in common ---
 
 
-def _find(conn: sa.Connection, caller: Principal, name: str, *, to_change: bool = False) -> Agent:
+def find_agent(conn: sa.Connection, caller: Principal, name: str, *, to_change: bool = False) -> Agent:
     """Someone of the staff. For an agent there is only itself; a boss among them may change the others."""
     agent = agents.find(conn, name)
     outranks = to_change and caller.level is PermissionLevel.BOSS
@@ -349,7 +367,7 @@ def _given(asked: Fields) -> dict[str, Any]:
     """What was said of an agent's fields, as it is kept. Everything has a bound."""
     given: dict[str, Any] = {}
     for name in FIELDS:
-        value = getattr(asked, name)
+        value = _said(asked, name)
         if isinstance(value, list):
             rules = cast(list[str], value)
             _check_rules(name, rules)
@@ -365,7 +383,33 @@ def _given(asked: Fields) -> dict[str, Any]:
     for name in ("runner", "provider", "model", "effort"):
         if given.get(name) == "":
             raise _unfit(name, "it is empty; `default` and `clear` are there to take it back")
+    for model in (*([given["model"]] if "model" in given else ()), *given.get("fallbacks", ())):
+        if wrong := model_reference(model):
+            raise _unfit("model" if model == given.get("model") else "fallbacks", f"it {wrong}")
+    if wrong := effort_or_default(given.get("effort", DEFAULT)):
+        raise _unfit("effort", f"it {wrong}, or {DEFAULT}")
     return given
+
+
+def _said(asked: Fields, name: str) -> Any:
+    """What was said of one field. A model and its fallbacks can be said in one."""
+    model = asked.model
+    if not isinstance(model, ModelGiven) or name not in ("model", "fallbacks"):
+        return getattr(asked, name)
+    if name == "model":
+        return model.primary
+    if model.fallbacks is not None and asked.fallbacks is not None:
+        raise _unfit("fallbacks", "it is said twice, and `model` says it too")
+    return asked.fallbacks if model.fallbacks is None else model.fallbacks
+
+
+def _check_effort(desk: Desk, agent: Agent) -> None:
+    """A level that the agent's model is known not to take is said at once, and not at its next run."""
+    if desk.catalog is None or agent.effort is None or agent.runner != "loop":
+        return
+    catalog = desk.catalog()
+    if agent.provider is None or agent.model or catalog.default_model_of(catalog.provider_name(agent.provider)):
+        catalog.check_effort(catalog.own_model(agent), agent.effort)
 
 
 def _check_words(name: str, words: str) -> None:

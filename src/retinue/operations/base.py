@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,15 +12,18 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from retinue.domain.agent import PermissionLevel
+from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.envelope import KEY_LENGTH_MAX
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
+from retinue.domain.model import ModelRef
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.principal import Principal
+from retinue.domain.session import Mind
 from retinue.domain.text import is_storable
 from retinue.domain.times import to_ms
 from retinue.engine.engine import Engine
 from retinue.engine.live import Live
+from retinue.models.catalog import Catalog
 from retinue.operations.keeper import Keeper
 from retinue.policy import permissions
 from retinue.store import answers
@@ -30,6 +33,8 @@ from retinue.store.files import Files
 NUMBER_MAX = 2**63  # what every store can keep
 
 _encode = msgspec.json.Encoder().encode
+
+WhyNow = Callable[[Agent, Mind, Sequence[ModelRef]], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,8 @@ class Desk:
     config: Keeper | None = None  # None in a house that was furnished by hand
     models: frozenset[str] | None = None  # what agents can be run with here; None where that is not known
     runners: frozenset[str] | None = None
+    catalog: Callable[[], Catalog] | None = None  # as it is now; None in a house whose models were put there by hand
+    why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
 
     def keeper(self) -> Keeper:

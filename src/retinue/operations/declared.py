@@ -69,6 +69,8 @@ _HELP: Mapping[str, str] = {
     "house.purge.dry_run": "only count what would go",
     "house.purge.unread": "also mail that its reader has not marked as read",
     "inbox.list.ack": "mark what is shown as read",
+    "model.show.agent": "an agent by name; left out, everyone",
+    "model.show.session": "a session, for what was chosen in it",
     "person.forget.confirm": "the name once more: what is forgotten cannot be brought back",
     "person.invite.role": "what they may do here",
     "person.role.role": "what they may do from now on",
@@ -98,6 +100,7 @@ _HELP: Mapping[str, str] = {
     "created_after": "only what was accepted after this time",
     "created_before": "only what was accepted before this time",
     "cursor": "where the last page ended",
+    "day_microusd_max": "what its runs may cost in a day, in millionths of a dollar",
     "deliver_at": "not before: +2h30m, or 2026-01-28T20:30",
     "delivery": "what a crash does to a run",
     "description": "what it is for, in a sentence",
@@ -105,6 +108,7 @@ _HELP: Mapping[str, str] = {
     "dry_run": "only say what would be done",
     "effort": "how hard the model is to think",
     "expires_at": "not after: +2h30m, or 2026-01-28T20:30",
+    "fallbacks": "a model to ask when the one before it fails",
     "id": "8 or more digits of an id",
     "instructions": "what it is told",
     "keep_home": "leave its home on disk",
@@ -112,7 +116,8 @@ _HELP: Mapping[str, str] = {
     "label": "what it is for, in your words",
     "limit": "how many",
     "message": "the words",
-    "model": "which model replies",
+    "model": "which model replies: PROVIDER/MODEL, an alias, or default",
+    "month_microusd_max": "what its runs may cost in a month, in millionths of a dollar",
     "name": "its name",
     "news_days": "news that is so many days old",
     "permission_level": "what it may ask of the house",
@@ -137,6 +142,7 @@ _HELP: Mapping[str, str] = {
     "tools_allow": "tools it may use",
     "tools_ask": "tools it asks a person for",
     "tools_deny": "tools it may not use",
+    "tree_microusd_max": "what a run and all that comes of it may cost, in millionths of a dollar",
     "turns_max": "how many turns a run may take",
     "verify": "look at the result once more, byte by byte",
     "version": "the number of a version",
@@ -214,6 +220,8 @@ def _of_several(types: Sequence[inspect.Type]) -> tuple[Kind, tuple[str, ...], b
     if len(shapes) == 1:
         return shapes[0]
     kinds = {kind for kind, _, _ in shapes}
+    if len(types) == 2 and {type(each) for each in types} == {inspect.StrType, inspect.StructType}:
+        return Kind.TEXT, (), False  # the text is the short way to say the object
     return (Kind.DECIMAL, (), False) if kinds == {Kind.NUMBER, Kind.DECIMAL} else (Kind.JSON, (), False)
 
 
