@@ -310,7 +310,7 @@ class Session:
     st.floats(0.02, 1.2),
     st.lists(st.sampled_from(["", "fails", "in short", "NO_REPLY", "over-long " * 9_000, "漢" * 9_000]), min_size=1),
     st.sampled_from(CompactionMode),
-    st.sampled_from([5_000, 200_000]),
+    st.sampled_from([12_000, 200_000]),
 )
 async def test_whatever_the_model_answers_a_context_ends_in_bounds_or_afresh(
     records: list[Record], window: int, really: float, answers: list[str], mode: CompactionMode, limit: int

@@ -249,11 +249,11 @@ def _heard(reply: Reply) -> str:
 
 
 def _composed(cut: Cut, text: str, *, window_tokens: int, safeguard: bool) -> str:
-    # What the model wrote must not pass for the quote, which the next compaction looks for.
-    words = _bounded(text.replace(QUOTE_HEAD, ""), int(window_tokens * SUMMARY_SHARE_MAX), hint="it was too long")
+    words = _bounded(_unquoted(text), int(window_tokens * SUMMARY_SHARE_MAX), hint="it was too long")
     listed = ""
     if safeguard:
-        listed = _bounded(listing(cut.told), int(window_tokens * LISTING_SHARE_MAX), hint="they are too many")
+        listed = _unquoted(listing(cut.told))
+        listed = _bounded(listed, int(window_tokens * LISTING_SHARE_MAX), hint="they are too many")
     quote = ""
     if cut.quoted:
         last = cut.kept[-1].body
@@ -264,6 +264,11 @@ def _composed(cut: Cut, text: str, *, window_tokens: int, safeguard: bool) -> st
         if tokens_of_text(whole) < cut.told_tokens:
             return whole
     raise _not_compacted("the summary came out longer than what it would stand for")
+
+
+def _unquoted(text: str) -> str:
+    """Nothing that a model or a tool wrote may pass for the quote, which the next compaction looks for."""
+    return text.replace(QUOTE_HEAD, "(a heading)")
 
 
 def _bounded(text: str, tokens_max: int, *, hint: str) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
-from retinue.domain.tool import ToolResult
+from retinue.domain.tool import Call, ToolResult
+from retinue.runners.context import summary_of
 from retinue.runners.estimate import json_of, tokens_of_text, weight_of, without_images
 
 RESULT_SHOWN_CHARS_MAX = 2_000
@@ -201,18 +201,25 @@ def _cut(text: str, chars_max: int) -> str:
 # What is listed beside the summary: facts that no model has to remember
 
 
+FILES_READ = "## Files read"
+FILES_CHANGED = "## Files changed"
+
+
 def listing(records: Sequence[Record]) -> str:
-    """The failures among what is told, and the files that were read and changed. Empty where there are none."""
+    """The failures among what is told, and the files that were read and changed, those that the summary before it has
+    listed among them. Empty where there are none."""
     calls = {call.id: call for r in records if isinstance(r.body, Reply) for call in r.body.calls}
     results = [r.body for r in records if isinstance(r.body, ToolResult)]
     failures = [_failure(result) for result in results if result.failed]
     done = [calls[result.call] for result in results if not result.failed and result.call in calls]
-    changed = _paths(call.arguments for call in done if call.tool in WRITING_TOOLS)
-    read = [path for path in _paths(c.arguments for c in done if c.tool in READING_TOOLS) if path not in changed]
+    before = summary.body.text if (summary := summary_of(records)) and isinstance(summary.body, Summary) else ""
+    changed = _once([*_listed(before, FILES_CHANGED), *(_path(c) for c in done if c.tool in WRITING_TOOLS)])
+    read = _once([*_listed(before, FILES_READ), *(_path(c) for c in done if c.tool in READING_TOOLS)])
+    only_read = [path for path in read if path not in changed]
     parts = (
         _list("## Tool failures", failures[-FAILURES_MAX:], len(failures)),
-        _list("## Files read", read[-FILES_MAX:], len(read)),
-        _list("## Files changed", changed[-FILES_MAX:], len(changed)),
+        _list(FILES_READ, only_read[-FILES_MAX:], len(only_read)),
+        _list(FILES_CHANGED, changed[-FILES_MAX:], len(changed)),
     )
     return "\n\n".join(filter(None, parts))
 
@@ -222,19 +229,27 @@ def _failure(result: ToolResult) -> str:
     return f"{result.tool}: {words}"[:FAILURE_CHARS_MAX]
 
 
-def _paths(arguments: Iterable[dict[str, Any]]) -> list[str]:
+def _path(call: Call) -> str:
+    path = next((given for key in PATH_ARGUMENTS if isinstance(given := call.arguments.get(key), str)), "")
+    return " ".join(path.split())[:FILE_PATH_CHARS_MAX]
+
+
+def _once(paths: Iterable[str]) -> list[str]:
     """Each path once, in the order of its last use."""
     found: dict[str, None] = {}
-    for given in arguments:
-        path = next((given[key] for key in PATH_ARGUMENTS if isinstance(given.get(key), str)), "")
-        if path := " ".join(path.split())[:FILE_PATH_CHARS_MAX]:
-            found.pop(path, None)
-            found[path] = None
+    for path in filter(None, paths):
+        found.pop(path, None)
+        found[path] = None
     return list(found)
+
+
+def _listed(text: str, heading: str) -> list[str]:
+    section = text.partition(f"{heading}\n")[2].partition("\n\n")[0]
+    return [line[2 : 2 + FILE_PATH_CHARS_MAX] for line in section.splitlines() if line.startswith("- ")]
 
 
 def _list(heading: str, lines: Sequence[str], total: int) -> str:
     if not lines:
         return ""
-    more = [f"- (and {total - len(lines)} before them)"] if total > len(lines) else []
+    more = [f"({total - len(lines)} before these)"] if total > len(lines) else []
     return "\n".join((heading, *more, *(f"- {line}" for line in lines)))
