@@ -16,11 +16,10 @@ from retinue.models.credentials import secret_of
 from retinue.operations.base import Desk
 from retinue.policy.cooldowns import States
 
+ALL_MODELS = "*"
+
 
 class FailureShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """An empty model means: all of them."""
-
-    model: str
     reason: Failure
     errors: int
     failed_at: str
@@ -34,7 +33,10 @@ class State(StrEnum):
 
 
 class CredentialShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """Where its key is, never what it is. An agent of null means: it is the house's."""
+    """Where its key is, never what it is. An agent of null means: it is the house's.
+
+    Failures are told by model; those for which no model is to blame stand under `*`.
+    """
 
     id: str
     provider: str
@@ -46,7 +48,7 @@ class CredentialShown(msgspec.Struct, frozen=True, rename="kebab"):
     region: str | None
     position: int | None
     used_at: str | None
-    failures: list[FailureShown]
+    failures: dict[str, FailureShown]
 
 
 class CredentialsListed(msgspec.Struct, frozen=True):
@@ -66,16 +68,15 @@ def environment_of(desk: Desk) -> Mapping[str, str]:
 
 
 def shown(desk: Desk, credential: Credential, states: States, now: datetime) -> CredentialShown:
-    failures = [
-        FailureShown(
-            each.model,
+    failures = {
+        each.model or ALL_MODELS: FailureShown(
             reason=each.failure,
             errors=each.errors,
             failed_at=show(each.failed_at, desk.zone),
             cooling_until=show(each.until, desk.zone) if each.until > now else None,
         )
         for each in states.of(credential)
-    ]
+    }
     state, because = _state(desk, credential, failures)
     return CredentialShown(
         credential.id,
@@ -92,14 +93,14 @@ def shown(desk: Desk, credential: Credential, states: States, now: datetime) -> 
     )
 
 
-def _state(desk: Desk, credential: Credential, failures: list[FailureShown]) -> tuple[State, str]:
+def _state(desk: Desk, credential: Credential, failures: Mapping[str, FailureShown]) -> tuple[State, str]:
     try:
         secret_of(credential).read(environment_of(desk))
     except RetinueError as error:
         return State.UNREADABLE, f"{error.sentence}: {error.because}"
     cooling = [
-        f"{each.reason} until {each.cooling_until}" + (f" for {each.model}" if each.model else "")
-        for each in failures
+        f"{each.reason} until {each.cooling_until}" + (f" for {model}" if model != ALL_MODELS else "")
+        for model, each in failures.items()
         if each.cooling_until
     ]
     return (State.COOLING, "; ".join(cooling)) if cooling else (State.READY, "")

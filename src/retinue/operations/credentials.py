@@ -95,7 +95,7 @@ async def listed(desk: Desk, caller: Principal, asked: Which) -> CredentialsList
     provider = provider_name(desk, asked.provider)
 
     def body(conn: sa.Connection) -> tuple[str, list[Credential], States]:
-        return _whose(conn, asked.agent), *_look(desk, conn, now)
+        return _whose(conn, asked.agent, gone_too=True), _all(desk, conn), _states(conn, now)
 
     agent, found, states = await desk.store.scan(body)
     mine = [
@@ -236,10 +236,6 @@ async def clear(desk: Desk, caller: Principal, asked: Used) -> CredentialShown:
 # What there is
 
 
-def _look(desk: Desk, conn: sa.Connection, now: datetime) -> tuple[list[Credential], States]:
-    return _all(desk, conn), _states(conn, now)
-
-
 def _states(conn: sa.Connection, now: datetime) -> States:
     return States(credentials.states(conn, now_ms=to_ms(now)))
 
@@ -255,23 +251,25 @@ def _all(desk: Desk, conn: sa.Connection) -> list[Credential]:
     )
 
 
-def _whose(conn: sa.Connection, name: str) -> str:
-    """An agent as it is spelled here; nobody means the house."""
+def _whose(conn: sa.Connection, name: str, *, gone_too: bool = False) -> str:
+    """An agent as it is spelled here; no name means the house. What one who was let go has left is still its own."""
     if not name:
         return ""
-    agent = agents.find(conn, name)
-    if agent is None:
-        raise NotFound(
-            f"there is no agent '{name[:80]}' in this house",
-            because="nobody of that name was registered",
-            try_this="look at `retinue agent list`",
-            code="agent.not-found",
-        )
-    return agent.name
+    if (agent := agents.find(conn, name)) is not None:
+        return agent.name
+    owners = {each.agent.casefold(): each.agent for each in credentials.everyone(conn)} if gone_too else {}
+    if (owner := owners.get(name.casefold())) is not None:
+        return owner
+    raise NotFound(
+        f"there is no agent '{name[:80]}' in this house",
+        because="nobody of that name is registered",
+        try_this="look at `retinue agent list`",
+        code="agent.not-found",
+    )
 
 
 def _find(conn: sa.Connection, *, desk: Desk, id_: str, whose: str) -> Credential:
-    agent = _whose(conn, whose)
+    agent = _whose(conn, whose, gone_too=True)
     provider, _, name = id_.partition(":")
     named = f"{provider_name(desk, provider)}:{name.casefold()}"
     for credential in _all(desk, conn):
