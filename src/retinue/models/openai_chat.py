@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 from typing import Any, cast
 
 import msgspec
 
+from retinue.config.minds import Quirk
 from retinue.domain.record import PieceKind, Record, Reply, ToolResult, UserTurn
 from retinue.domain.tool import Call, ToolSpec
 from retinue.models.base import Media, Prompt, WireCache
@@ -20,18 +20,7 @@ from retinue.models.openai_chat_reader import ChatReader
 from retinue.models.parts import Part, parts, said_to_model
 from retinue.models.wires import PLAIN_IDS, Heads, IdRule, effort_of, fitting, listed, merged, shown
 
-
-class Quirk(StrEnum):
-    """What a server wants otherwise than most."""
-
-    MAX_COMPLETION_TOKENS = "max-completion-tokens"  # so it calls the bound of a reply
-    NO_STREAM_OPTIONS = "no-stream-options"  # refuses to be asked for its usage
-    NINE_LETTER_IDS = "nine-letter-ids"  # ids of calls are nine letters and digits, no more and no less
-    ANSWER_AFTER_RESULTS = "answer-after-results"  # nobody may speak between the result of a call and a reply
-    REASONING_BACK = "reasoning-back"  # wants its reasoning back with the calls that came of it
-
-
-# The repairs a transcript needs before each of them takes it, and the names they have for things.
+# What each of them has other names for, and the repairs a transcript needs before it is taken there.
 QUIRKS: Mapping[str, frozenset[Quirk]] = {
     "openai": frozenset({Quirk.MAX_COMPLETION_TOKENS}),
     "azure": frozenset({Quirk.MAX_COMPLETION_TOKENS}),
@@ -40,7 +29,6 @@ QUIRKS: Mapping[str, frozenset[Quirk]] = {
     "mistral": frozenset({Quirk.NO_STREAM_OPTIONS, Quirk.NINE_LETTER_IDS, Quirk.ANSWER_AFTER_RESULTS}),
     "deepseek": frozenset({Quirk.REASONING_BACK}),
     "moonshot": frozenset({Quirk.REASONING_BACK}),
-    "moonshotai": frozenset({Quirk.REASONING_BACK}),
     "alibaba": frozenset({Quirk.REASONING_BACK}),
     "zai": frozenset({Quirk.REASONING_BACK}),
 }

@@ -6,7 +6,6 @@ Nothing is kept at the provider. So its thoughts come to us encrypted, and go ba
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 from typing import Any, cast
 
 import msgspec
@@ -23,12 +22,10 @@ from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, listed, m
 ENCRYPTED = "reasoning.encrypted_content"
 
 
-class Quirk(StrEnum):
-    MESSAGE_IDS = "message-ids"  # wants the model's own words back with an id and a status
+MESSAGE_IDS = "message-ids"  # quirk: the model's own words are wanted back with an id and a status
 
-
-QUIRKS: Mapping[str, frozenset[Quirk]] = {
-    "openrouter": frozenset({Quirk.MESSAGE_IDS}),
+QUIRKS: Mapping[str, frozenset[str]] = {
+    "openrouter": frozenset({MESSAGE_IDS}),
 }
 
 _OURS = ("input", "tools")
@@ -45,7 +42,7 @@ class OpenAIResponsesWire:
         quirks = QUIRKS.get(target.provider, frozenset[str]()) | target.quirks
         keeps = target.params.get("store") is True
         form = ("openai-responses", target.provider, target.facts.vision, prompt.media is not None, quirks, keeps)
-        encoder = _Encoder(target, prompt.media, with_ids=Quirk.MESSAGE_IDS in quirks, keeps=keeps)
+        encoder = _Encoder(target, prompt.media, with_ids=MESSAGE_IDS in quirks, keeps=keeps)
         wires = self._cache.of(prompt.session, prompt.records, encoder.record, form=form)
         tools = prompt.tools if target.facts.tools else ()
         also = cast("list[Any]", target.params.get("tools") or [])

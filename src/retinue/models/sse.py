@@ -19,17 +19,24 @@ class Event(NamedTuple):
 class Events:
     """Takes bytes, gives whole events. What is not whole yet waits for more, up to a bound."""
 
-    __slots__ = ("_begun", "_data", "_name", "_rest", "_size_bytes")
+    __slots__ = ("_begun", "_data", "_name", "_pending", "_pending_bytes", "_rest", "_size_bytes")
 
     def __init__(self) -> None:
         self._rest = b""
+        self._pending: list[bytes] = []  # of a line without end so far: joined once, however many pieces it has
+        self._pending_bytes = 0
         self._begun = False
         self._name = b""
         self._data: list[bytes] = []
         self._size_bytes = 0
 
     def feed(self, chunk: bytes) -> list[Event]:
-        text = self._rest + chunk if self._rest else chunk
+        if self._rest and not self._rest.endswith(b"\r") and b"\n" not in chunk and b"\r" not in chunk:
+            self._pending.append(chunk)
+            self._pending_bytes += len(chunk)
+            self._check_size()
+            return []
+        text = self._joined() + chunk
         if not self._begun:
             if len(text) < len(_BOM) and _BOM.startswith(text):
                 self._rest = text
@@ -46,18 +53,29 @@ class Events:
         found: list[Event] = []
         for line in lines:
             self._line(line, found)
-        if len(self._rest) + self._size_bytes > EVENT_BYTES_MAX:
-            raise _too_long()
+        self._check_size()
         return found
 
     def end(self) -> list[Event]:
         """What was there when the stream ended, blank line or not: some servers leave the last one out."""
         found: list[Event] = []
-        if rest := self._rest.rstrip(b"\r"):
+        if rest := self._joined().rstrip(b"\r"):
             self._line(rest, found)
         self._rest = b""
         self._line(b"", found)
         return found
+
+    def _joined(self) -> bytes:
+        if not self._pending:
+            return self._rest
+        rest = b"".join((self._rest, *self._pending))
+        self._pending.clear()
+        self._pending_bytes = 0
+        return rest
+
+    def _check_size(self) -> None:
+        if len(self._rest) + self._pending_bytes + self._size_bytes > EVENT_BYTES_MAX:
+            raise _too_long()
 
     def _line(self, line: bytes, found: list[Event]) -> None:
         if not line:
