@@ -18,7 +18,7 @@ from retinue.models.base import Prompt, WireCache
 from retinue.models.files import PDF, files
 from retinue.models.http import Request, Target
 from retinue.models.parts import Part, parts, said_to_model
-from retinue.models.turns import GO_ON, OPENING, Turn, turns
+from retinue.models.turns import GO_ON, OPENING, Sides, turns
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged
 
 VERSION = "2023-06-01"
@@ -126,30 +126,19 @@ def _tool(tool: ToolSpec) -> dict[str, Any]:
 # The history
 
 
-def _messages(records: Sequence[Record], wires: Sequence[bytes], provider: str) -> Iterator[bytes]:
+def _messages(records: Sequence[Record], wires: Sequence[bytes], provider: str) -> list[bytes]:
     """Messages whose roles alternate, with marks on the last two of the user: what was read up to there is kept, and
     the next request finds the older one where this one put its newer."""
-    found = turns(records, _closed(records, wires, provider))
-    if not found or found[0].by_model:
-        found.insert(0, Turn(False, [_text(OPENING)]))
-    if found[-1].by_model and not _paused(records):
-        found.append(Turn(False, [_text(GO_ON)]))
-    marked = [turn for turn in found if not turn.by_model][-MARKED_TURNS:]
-    for number, turn in enumerate(found):
-        yield b"," if number else b""
-        yield _ASSISTANT_BEGINS if turn.by_model else _USER_BEGINS
-        said = b",".join(turn.wires)
-        if any(turn is last for last in marked):
-            yield said[:-1]
-            yield _CACHED
-        else:
-            yield said
-        yield b"]}"
+    closed = _closed(records, wires, provider)
+    out, ends = turns(records, closed, _SIDES, may_end_with_model=_paused(records))
+    for at in ends[-MARKED_TURNS:]:
+        out[at] = out[at][:-1] + _CACHED
+    return out
 
 
 def _paused(records: Sequence[Record]) -> bool:
     """The provider itself asked for its words back, to go on from there."""
-    last = records[-1].body
+    last = records[-1].body if records else None
     return isinstance(last, Reply) and last.stop is Stop.PAUSED
 
 
@@ -188,8 +177,12 @@ def _text(text: str) -> bytes:
     return _encode({"type": "text", "text": text})
 
 
-_USER_BEGINS = b'{"role":"user","content":['
-_ASSISTANT_BEGINS = b'{"role":"assistant","content":['
+_SIDES = Sides(
+    user=b'{"role":"user","content":[',
+    model=b'{"role":"assistant","content":[',
+    opening=_text(OPENING),
+    go_on=_text(GO_ON),
+)
 
 
 def _result(result: ToolResult) -> dict[str, Any]:

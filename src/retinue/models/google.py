@@ -18,7 +18,7 @@ from retinue.models.files import files
 from retinue.models.google_reader import GoogleReader
 from retinue.models.http import Request, Target
 from retinue.models.parts import Part, parts, said_to_model
-from retinue.models.turns import GO_ON, OPENING, Turn, turns
+from retinue.models.turns import GO_ON, OPENING, Sides, turns
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting
 
 IMAGE_BYTES_MAX = 10 * 1024 * 1024  # a request takes 20 MiB with everything in it
@@ -51,7 +51,7 @@ class GoogleWire:
         head = self._heads.of(
             prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=str(also)
         )
-        body = [_plain(prompt, target), head, b',"contents":[', *_contents(prompt.records, wires), b"]}"]
+        body = [_plain(prompt, target), head, b',"contents":[', *turns(prompt.records, wires, _SIDES)[0], b"]}"]
         name = quote(target.model if "/" in target.model else f"models/{target.model}")
         headers = {"content-type": "application/json", "accept": "text/event-stream", **target.headers}
         if key:
@@ -101,23 +101,6 @@ def _declaration(tool: ToolSpec) -> dict[str, Any]:
 
 # The history
 
-_USER_BEGINS = b'{"role":"user","parts":['
-_MODEL_BEGINS = b'{"role":"model","parts":['
-
-
-def _contents(records: Sequence[Record], wires: Sequence[bytes]) -> Iterator[bytes]:
-    """Contents whose roles alternate."""
-    found = turns(records, wires)
-    if not found or found[0].by_model:
-        found.insert(0, Turn(False, [_text(OPENING)]))
-    if found[-1].by_model:
-        found.append(Turn(False, [_text(GO_ON)]))
-    for number, turn in enumerate(found):
-        yield b"," if number else b""
-        yield _MODEL_BEGINS if turn.by_model else _USER_BEGINS
-        yield b",".join(turn.wires)
-        yield b"]}"
-
 
 def _parts(record: Record, prompt: Prompt, target: Target) -> bytes:
     """What a record adds to its content: parts with commas between them, or nothing."""
@@ -135,6 +118,14 @@ def _parts(record: Record, prompt: Prompt, target: Target) -> bytes:
 
 def _text(text: str) -> bytes:
     return _encode({"text": text})
+
+
+_SIDES = Sides(
+    user=b'{"role":"user","parts":[',
+    model=b'{"role":"model","parts":[',
+    opening=_text(OPENING),
+    go_on=_text(GO_ON),
+)
 
 
 def _response(result: ToolResult) -> dict[str, Any]:
