@@ -43,6 +43,15 @@ $(VENV)/.installed: $(VENV)/.requirements pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# On top of the others, for the targets that ask for it: the oracle and the rivals of the model clients, and a local model.
+$(VENV)/.slow: requirements/slow.txt $(VENV)/.installed
+ifdef UV
+	uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r $<
+else
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+endif
+	@touch $@
+
 COMPILE = $(or $(UV),build/uv/bin/uv) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make requirements" $(ARGS)
 
@@ -63,13 +72,13 @@ run: setup ## open the house in the foreground
 test: setup ## every test but the slow ones
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-slow: setup ## the slow tests, with all 200 seeds
+test-slow: $(VENV)/.slow ## the slow tests, with all 200 seeds
 	@RETINUE_SEEDS=200 $(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
 
 crash: setup ## kill a real house again and again, and count what it lost
 	@$(BIN)/python -m retinue.testing.crash $(ARGS)
 
-bench: setup ## measure, and hold each figure against its limit
+bench: $(VENV)/.slow ## measure, and hold each figure against its limit
 	@$(BIN)/python -m compileall -q src benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
 
