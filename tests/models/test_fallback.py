@@ -381,13 +381,13 @@ def test_any_story_ends_and_a_fresh_candidate_always_comes_before_one_that_cools
     mind = data.draw(st.sampled_from([Mind(), Mind(credential="acme:b"), Mind(credential="acme:b", pinned=True)]))
     retries_max = data.draw(st.integers(0, 3))
     going = made(*refs, credentials=held, states=states, mind=mind, retries_max=retries_max)
-    now, calls, error = NOW, 0, None
+    now, calls, error, cooled = NOW, 0, None, True
     tried, done_with = set[tuple[ModelRef, Credential | None]](), set[ModelRef]()
     while (candidate := going.current) is not None and error is None:
         calls += 1
         assert calls <= (len(ALL) + 2) * len(refs) * 2 * (retries_max + 1) + COMPACTIONS_MAX
         assert 0 <= candidate.wait_s <= WAIT_MAX_S
-        if candidate.wait_s:  # then there was nobody left who could have been asked at once
+        if candidate.wait_s and cooled:  # then there was nobody left who could have been asked at once
             for ref in refs:
                 own = [each for each in held if each.provider == ref.provider and _may(mind, each)]
                 fresh = [each for each in own if states.holding(each, ref.model, now) is None]
@@ -408,12 +408,13 @@ def test_any_story_ends_and_a_fresh_candidate_always_comes_before_one_that_cools
         if isinstance(verdict, Again):
             assert 0 < verdict.after_s <= WAIT_MAX_S and going.current is not None
             assert (going.current.ref, going.current.credential) == (candidate.ref, candidate.credential)
-            if not going.current.wait_s:
-                now += timedelta(seconds=verdict.after_s)
         elif not isinstance(verdict, Compact) and failed.failure not in BLAME:
             done_with.add(candidate.ref)
         if isinstance(verdict, GiveUp):
             error = verdict.error
+        else:
+            assert going.current is not None and going.current.wait_s == verdict.after_s
+        cooled = verdict.mark is not None or not isinstance(verdict, Again)
     error = error or going.error(now)
     assert error.because and error.sentence
     if len(set(refs)) > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from random import Random
 from typing import NamedTuple
@@ -127,7 +128,7 @@ class Plan:
 
     @property
     def current(self) -> Candidate | None:
-        """Whom to ask now; None where nobody can be, and `error` says why."""
+        """Whom to ask next, after its `wait_s`; None where nobody can be, and `error` says why."""
         return self._current
 
     def after(
@@ -144,9 +145,11 @@ class Plan:
         asked_at, self._decided_at = asked_at or self._decided_at, now
         if reason in (Failure.CONTEXT_OVERFLOW, Failure.TOO_LARGE) and self._compactions < COMPACTIONS_MAX:
             self._compactions += 1
+            self._current = replace(candidate, wait_s=0.0)
             return Compact()
         if (may_repeat or not failure.begun) and (after_s := self._again_after_s(candidate, failure)) is not None:
             self._retries[place] += 1
+            self._current = replace(candidate, wait_s=after_s)
             return Again(after_s=after_s)
         mark = self._mark(candidate, failure, now=now, asked_at=asked_at)
         if mark is not None:

@@ -90,6 +90,8 @@ class States:
 
     def holding(self, credential: Credential, model: str, now: datetime) -> Cooling | None:
         """What keeps this credential from being asked for this model now; of two, the one that lasts longer."""
+        if not self._of:  # as a rule
+            return None
         found = [self._of.get((*credential.key, whom)) for whom in ("", model)]
         held = [each for each in found if each is not None and each.until > now]
         return max(held, key=lambda each: each.until, default=None)
