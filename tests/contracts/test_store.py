@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from store.tills import run_of
 from stores import INLINE, POSTGRES, SQLITE, Place, count, counted, place_of, settle_in
 
 from retinue.domain import address
@@ -17,6 +18,8 @@ from retinue.domain.envelope import Draft, Kind
 from retinue.domain.errors import Stale, StoreError
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, SessionId
+from retinue.domain.model import ModelRef, Price
+from retinue.domain.money import CallTerms, Days
 from retinue.domain.record import Note, Record, RecordKind
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride, Wakefulness
 from retinue.domain.times import from_ms
@@ -472,7 +475,10 @@ async def test_any_text_number_and_flag_comes_back_as_it_went_in(place: Place) -
             draft = _draft(ids.new(), text, key=f"{n}{text}")
             envelopes.add(conn, draft, seq=n, at_ms=MS_MAX - n, session=SESSION, recipient="agent:ada")
         sessions.set_queue(conn, SESSION, QueueOverride(mode=QueueMode.STEER, cap=0), at_ms=7)
-        money.reserve(conn, "b" * 32, 0, 1, microusd=2**40, at_ms=1)
+        dear = CallTerms(ref=ModelRef("", "dear"), price=Price(call=2**40))
+        days = Days(day=1, month_from=1, month_to=31)
+        run = run_of("b", agent="ada")
+        money.reserve(conn, run, turn=0, index=0, attempt=1, terms=dear, days=days, root=run.id, at_ms=1)
 
     async with place.open() as store:
         await store.write(keep, point="test")

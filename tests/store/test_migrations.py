@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from retinue.domain.errors import StoreError
-from retinue.store import sqlite
+from retinue.store import ledger, sqlite
 from retinue.store import tables as t
 from retinue.store.migrations import HEAD
 from retinue.store.opening import (
@@ -40,7 +41,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "9999"
-down_revision = "0002"
+down_revision = "0003"
 
 
 def upgrade() -> None:
@@ -358,15 +359,17 @@ async def test_on_postgresql_a_migration_that_fails_leaves_nothing_behind(
 # What each step makes of what it finds
 
 
-def as_of_0001(directory: Path) -> Schema:
-    """What the first version knew."""
-    scripts = directory / "first"
-    shutil.copytree(SCHEMA.scripts, scripts, ignore=shutil.ignore_patterns("__pycache__", "0002*"))
-    return Schema(head="0001", known=frozenset({"0001"}), scripts=scripts)
+def as_of(head: str, directory: Path) -> Schema:
+    """What an earlier version knew."""
+    known = frozenset(revision for revision in KNOWN_REVISIONS if revision <= head)
+    scripts = directory / head
+    later = [f"{revision}*" for revision in KNOWN_REVISIONS - known]
+    shutil.copytree(SCHEMA.scripts, scripts, ignore=shutil.ignore_patterns("__pycache__", *later))
+    return Schema(head=head, known=known, scripts=scripts)
 
 
 def test_the_desk_keeps_tokens_agents_and_sessions_of_a_store_from_before(path: Path, tmp_path: Path) -> None:
-    prepare_sqlite(path, schema=as_of_0001(tmp_path))
+    prepare_sqlite(path, schema=as_of("0001", tmp_path))
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("INSERT INTO people VALUES ('owner', 'owner', 'owner', ?, 5)", ("ab" * 32,))
         raw.execute("INSERT INTO people VALUES ('Maria', 'maria', 'member', NULL, 6)")
@@ -395,3 +398,71 @@ def test_the_desk_keeps_tokens_agents_and_sessions_of_a_store_from_before(path: 
         ]
         assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
         assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@contextmanager
+def as_it_was(
+    kind: str, head: str, request: pytest.FixtureRequest, path: Path, tmp_path: Path
+) -> Iterator[tuple[sa.Engine, Callable[[], None]]]:
+    """A store of an earlier version, and what brings it to this one."""
+    if kind == "sqlite":
+        prepare_sqlite(path, schema=as_of(head, tmp_path))
+        engine, move = sa.create_engine(f"sqlite:///{path}"), partial(prepare_sqlite, path)
+    else:
+        url = sa.make_url(request.getfixturevalue("postgres_url"))
+        prepare_postgres(url, as_of(head, tmp_path))
+        engine, move = sa.create_engine(url), partial(prepare_postgres, url)
+    yield engine, move
+    engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_the_minds_keep_money_and_sessions_of_a_store_from_before_and_sum_it_up(
+    kind: str, request: pytest.FixtureRequest, path: Path, tmp_path: Path
+) -> None:
+    day_ms = 86_400_000
+    reserved = "(run, turn, attempt, reserved_microusd, settled_microusd, released_microusd, held_microusd, unknown, "
+    run, session, gone = "a" * 32, "c" * 32, "b" * 32
+    with as_it_was(kind, "0002", request, path, tmp_path) as (engine, move):
+        with engine.begin() as conn:
+            for statement in (
+                "INSERT INTO agents (name, folded, version, body, source, created_ms) VALUES"
+                " ('ada', 'ada', 1, '{}', 'test', 1)",
+                "INSERT INTO sessions (id, agent, origin_kind, origin_key, name, wakefulness, queue, attributes, epoch,"
+                " record_seq, context_from, revision, snippet, created_ms, updated_ms) VALUES"
+                f" ('{session}', 'ada', 'web', 'person:maria', 'garden', 'active', '{{}}', '{{}}', 3, 9, 4, 2, 'hi', 8,"
+                " 9)",
+                "INSERT INTO runs (id, session, agent, lane, epoch, status, sender, envelopes, first_seq, attempt,"
+                f" started_ms) VALUES ('{run}', '{session}', 'ada', 'main', 3, 'running', 'person:maria', '[]', 5, 1,"
+                " 7)",
+                "INSERT INTO steps (run, turn, idx, hash, kind, state, attempt, opened_ms) VALUES"
+                f" ('{run}', 1, 0, 'scripted', 'model', 'open', 1, 7)",
+                f"INSERT INTO money {reserved}at_ms) VALUES ('{run}', 0, 1, 1000, 300, 700, 0, false, {2 * day_ms})",
+                f"INSERT INTO money {reserved}at_ms) VALUES ('{run}', 1, 1, 1000, 0, 0, 1000, false, {2 * day_ms + 5})",
+                f"INSERT INTO money {reserved}at_ms) VALUES ('{gone}', 0, 1, 1000, 1000, 0, 0, true, {3 * day_ms})",
+            ):
+                conn.execute(sa.text(statement))
+
+        move()
+
+        with engine.connect() as conn:
+            assert stored_revision(conn) == HEAD
+            kept = conn.execute(
+                sa.text(
+                    "SELECT run, turn, idx, attempt, session, root, agent, reserved_microusd, settled_microusd,"
+                    " released_microusd, held_microusd, unknown, day FROM money ORDER BY run, turn"
+                )
+            ).all()
+            assert [tuple(row) for row in kept] == [
+                (run, 0, 0, 1, session, run, "ada", 1000, 300, 700, 0, False, 2),
+                (run, 1, 0, 1, session, run, "ada", 1000, 0, 0, 1000, False, 2),
+                (gone, 0, 0, 1, "", gone, "", 1000, 1000, 0, 0, True, 3),
+            ]
+            sums = "SELECT day, agent, calls, settled_microusd, held_microusd FROM spending ORDER BY day"
+            assert [tuple(row) for row in conn.execute(sa.text(sums))] == [
+                (2, "ada", 2, 300, 1000),
+                (3, "", 1, 1000, 0),
+            ]
+            [row] = conn.execute(sa.text("SELECT name, epoch, context_from, mind, compactions FROM sessions")).all()
+            assert tuple(row) == ("garden", 3, 4, "{}", 0)
+            assert "money" not in ledger.check(conn, now_ms=4 * day_ms).broken

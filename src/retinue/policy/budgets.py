@@ -13,7 +13,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.caps import OUTPUT_TOKENS_LEAST, affordable, bound_microusd
 from retinue.domain.money import MICROUSD, WARN_SHARE, Caps, Days, day_number
 
-__all__ = ["OUTPUT_TOKENS_LEAST", "affordable", "bound_microusd", "caps_of", "days", "input_bound", "microusd"]
+__all__ = ["OUTPUT_TOKENS_LEAST", "affordable", "bound_microusd", "caps_of", "days", "input_bound"]
 
 BYTES_PER_TOKEN_LEAST = 2  # of what is sent, while no reply has told us better
 CALIBRATED_MARGIN = 1.25  # over what an input of this size would come to by the last one
@@ -55,17 +55,17 @@ def caps_of(
         tree_microusd=_tighter(agent.tree_microusd_max, tree_usd),
         agent_day_microusd=agent.day_microusd_max,
         agent_month_microusd=agent.month_microusd_max,
-        person_day_microusd=microusd(person_day_usd),
-        person_month_microusd=microusd(person_month_usd),
-        house_day_microusd=microusd(house_day_usd),
-        house_month_microusd=microusd(house_month_usd),
+        person_day_microusd=_microusd(person_day_usd),
+        person_month_microusd=_microusd(person_month_usd),
+        house_day_microusd=_microusd(house_day_usd),
+        house_month_microusd=_microusd(house_month_usd),
         warn_share=warn_share,
     )
 
 
-def microusd(dollars: float | None) -> int | None:
+def _microusd(dollars: float | None) -> int | None:
     return None if dollars is None else round(dollars * MICROUSD)
 
 
 def _tighter(own: int | None, house_usd: float | None) -> int | None:
-    return min((cap for cap in (own, microusd(house_usd)) if cap is not None), default=None)
+    return min((cap for cap in (own, _microusd(house_usd)) if cap is not None), default=None)

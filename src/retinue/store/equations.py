@@ -16,8 +16,10 @@ import sqlalchemy as sa
 from sqlalchemy.sql.selectable import GenerativeSelect
 
 from retinue.domain.ids import short
+from retinue.domain.model import ModelRef
+from retinue.domain.money import date_of
 from retinue.domain.times import from_ms
-from retinue.store import records
+from retinue.store import money, records
 from retinue.store import tables as t
 from retinue.store.envelopes import MS_PER_DAY
 
@@ -204,7 +206,7 @@ def _not_held(conn: sa.Connection) -> Iterator[Finding]:
 _open_step = sa.exists().where(
     t.steps.c.run == _m.c.run,
     t.steps.c.turn == _m.c.turn,
-    t.steps.c.idx == 0,
+    t.steps.c.idx == _m.c.idx,
     t.steps.c.attempt == _m.c.attempt,
     t.steps.c.state == t.word("'open'"),
 )
@@ -214,6 +216,34 @@ _unbalanced = sa.select(*_wrong(_m.c.run, "what was reserved is not the sum of s
 _held_for_nothing = sa.select(*_wrong(_m.c.run, "money is held for a step that is not open")).where(
     _m.c.held_microusd != 0, ~_open_step
 )
+
+# The sums of a day move with its calls: what the two have under one key must come to nothing.
+
+_told = sa.case((_m.c.estimated == sa.false(), 1), else_=0)
+_of_calls: dict[str, sa.ColumnElement[int]] = {
+    "calls": sa.func.count(),
+    **{name: sa.func.sum(_m.c[name]) for name in ("settled_microusd", "held_microusd")},
+    **{name: sa.func.sum(_m.c[name] * _told) for name in money.TOKEN_SORTS},
+}
+_summed = sa.union_all(
+    sa.select(*(t.spending.c[name] for name in money.KEY), *(t.spending.c[name] for name in _of_calls)),
+    sa.select(
+        *(_m.c[name] for name in money.KEY), *((-expression).label(name) for name, expression in _of_calls.items())
+    ).group_by(*(_m.c[name] for name in money.KEY)),
+).subquery()
+_missummed_keys = (
+    sa.select(_summed.c.day, _summed.c.agent, _summed.c.provider, _summed.c.model)
+    .group_by(*(_summed.c[name] for name in money.KEY))
+    .having(sa.or_(*(sa.func.sum(_summed.c[name]) != 0 for name in _of_calls)))
+)
+
+
+def _missummed(conn: sa.Connection) -> Iterator[Finding]:
+    for row in conn.execute(_missummed_keys):
+        model = ModelRef(row.provider, row.model)
+        said = f"what {row.agent} spent on {model} is not what its calls came to"
+        yield Finding(f"{date_of(row.day)}", said)
+
 
 # done
 
@@ -348,8 +378,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "money",
-        "what was reserved is settled, released or held, and held only while its step is open",
-        (_unbalanced, _held_for_nothing),
+        "what was reserved is settled, released or held, held only while its step is open, and summed up by day",
+        (_unbalanced, _held_for_nothing, _missummed),
     ),
     Rule("done", "what is done was settled at some time, and is in no open run", (_half_done,)),
     Rule("awake", "no session sleeps while its run is running or mail is due", (_asleep_at_work, _asleep_with_mail)),

@@ -15,7 +15,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.domain.record import Body, Mark, Note, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult
-from retinue.store import people, sight, tokens
+from retinue.store import people, sight, spending, tokens
 from retinue.store import tables as t
 from retinue.store.house import Page
 from retinue.store.records import read_body
@@ -82,6 +82,7 @@ def forget(conn: sa.Connection, *, person: str, now_ms: int) -> Forgotten:
     envelopes = conn.execute(_blank_mail, _as(person)).rowcount
     records = sum(_blank(conn, session, page.at_ms) for session in sessions)
     tokens.revoke_all(conn, str(address.person(person)), at_ms=page.at_ms)
+    spending.forget_person(conn, person)
     people.forget(conn, person, at_ms=page.at_ms)
     page.close()
     return Forgotten(len(sessions), envelopes, records)

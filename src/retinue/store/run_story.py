@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from retinue.domain.approval import ApprovalState
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import derived, short
+from retinue.domain.model import ModelRef
 from retinue.domain.record import Record, Reply
 from retinue.domain.run import Run, RunStatus, StepKind, StepState
 from retinue.domain.times import to_ms
@@ -38,10 +39,24 @@ _told = (
     .limit(NEWS_READ_MAX)
 )
 _asked = sa.select(t.approvals).where(t.approvals.c.run == _b("run")).order_by(t.approvals.c.asked_ms, t.approvals.c.id)
+_unpriced = sa.and_(t.money.c.unknown == sa.true(), t.money.c.reserved_microusd == 0, t.money.c.failure.is_(None))
 _spent = sa.select(
     sa.func.coalesce(sa.func.sum(t.money.c.settled_microusd), 0).label("settled"),
     sa.func.coalesce(sa.func.max(sa.case((t.money.c.unknown == sa.true(), 1), else_=0)), 0).label("unknown"),
+    sa.func.coalesce(sa.func.max(sa.case((_unpriced, 1), else_=0)), 0).label("unpriced"),
 ).where(t.money.c.run == _b("run"))
+_failed = (
+    sa.select(t.money)
+    .where(t.money.c.run == _b("run"), t.money.c.failure.is_not(None))
+    .order_by(t.money.c.at_ms, t.money.c.turn, t.money.c.idx, t.money.c.attempt)
+)
+_NEXT = {
+    "again": "it was asked again",
+    "next-credential": "it was asked with the next key",
+    "next-model": "the next model was asked",
+    "compaction": "the context was made shorter",
+    "give-up": "nothing else was left to try",
+}
 
 
 def story(conn: sa.Connection, run: Run) -> list[Fact]:
@@ -70,7 +85,9 @@ def _end(conn: sa.Connection, run: Run, *, turns: int) -> Fact:
     took = span(to_ms(run.ended_at) - to_ms(run.started_at))
     spent = conn.execute(_spent, {"run": run.id}).one()
     cost = f", for ${int(spent.settled) / 1e6:.6f}" if spent.settled else ""
-    if spent.unknown:
+    if spent.unpriced:
+        cost = f"{cost} and what is not known" if cost else ", at a cost that is not known"
+    elif spent.unknown:
         cost += " at most"
     why = f": {quoted(run.error)}" if run.error else ""
     word = "was cancelled" if run.status is RunStatus.CANCELLED else str(run.status)
@@ -110,22 +127,26 @@ def _turns(conn: sa.Connection, run: Run, own: list[Record]) -> list[Fact]:
     """The records in their order, each with the step that left it; then whatever left no record that can be read."""
     steps = {(step.turn, step.idx, step.hash): step for step in conn.execute(_steps, {"run": run.id})}
     asked = {row.id: row for row in conn.execute(_asked, {"run": run.id})}
+    failed = conn.execute(_failed, {"run": run.id}).all()
     if not steps and run.ended_at is not None and any(isinstance(record.body, Reply) for record in own):
         # Every reply had a step. Without them nothing can be said about when, or about what was not made.
         facts = [fact(to_ms(run.ended_at), "Its steps were purged since; what was said is in its session's history.")]
+        facts = [*map(_failure, failed), *facts]
         return [*facts, *(each for row in asked.values() for each in approval_facts(conn, row))]
     by_seq = {step.record_seq: key for key, step in steps.items() if step.record_seq is not None}
     facts: list[Fact] = []
     for record in own:
         step = steps.pop(by_seq[record.seq], None) if record.seq in by_seq else None
         if step is not None:
+            facts += [_failure(row) for row in failed if (row.turn, row.idx) == (step.turn, step.idx)]
+            failed = [row for row in failed if (row.turn, row.idx) != (step.turn, step.idx)]
             facts.append(_closed(step, record))
         elif isinstance(record.body, ToolResult):
             facts.append(_unmade(record, record.body))
         if step is not None and step.kind == StepKind.MODEL:
             for row in [row for row in asked.values() if row.turn == step.turn]:
                 facts += approval_facts(conn, asked.pop(row.id))
-    facts += [_unrecorded(step) for step in steps.values()]
+    facts += [*map(_failure, failed), *(_unrecorded(step) for step in steps.values())]
     return [*facts, *(each for row in asked.values() for each in approval_facts(conn, row))]
 
 
@@ -143,6 +164,15 @@ def _unrecorded(step: sa.Row[Any]) -> Fact:
         return fact(step.opened_ms, f"{_named(step)} {verb}.")
     verb = "was broken off after" if step.state == StepState.INTERRUPTED else "ended, unreadably, in"
     return fact(step.closed_ms, f"{_named(step)} {verb} {span(step.closed_ms - step.opened_ms)}.")
+
+
+def _failure(call: sa.Row[Any]) -> Fact:
+    """A call of a model that came to nothing, in whose words, and what was done about it."""
+    words = f"{call.failure}: {quoted(call.error)}" if call.error else call.failure
+    next_ = f"; {_NEXT.get(call.next_move, call.next_move)}" if call.next_move else ""
+    turn = f"Turn {call.turn + 1}" if call.turn >= 0 else "Late"
+    ended_ms = call.at_ms if call.ended_ms is None else call.ended_ms
+    return fact(ended_ms, f"{turn}: {ModelRef(call.provider, call.model)} failed ({words}){next_}.")
 
 
 def _named(step: sa.Row[Any]) -> str:

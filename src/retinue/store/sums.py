@@ -34,11 +34,13 @@ _open = (
         .group_by(t.envelopes.c.status),
     )
 )
+_excess = t.money.c.settled_microusd - t.money.c.reserved_microusd
 _money = sa.select(
     *(
         sa.func.coalesce(sa.func.sum(t.money.c[f"{name}_microusd"]), 0).label(name)
         for name in ("reserved", "settled", "released", "held")
-    )
+    ),
+    sa.func.coalesce(sa.func.sum(sa.case((_excess > 0, _excess), else_=0)), 0).label("excess"),
 )
 
 
@@ -46,8 +48,9 @@ _money = sa.select(
 class Money:
     reserved_microusd: int
     settled_microusd: int
-    released_microusd: int
+    released_microusd: int  # less what calls took beyond what was reserved for them
     held_microusd: int
+    excess_microusd: int  # so much they took beyond it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +82,11 @@ class Sums:
         if self.purged:
             lines.append(f"purged {self.purged:,}")
         money = self.money
-        if money.reserved_microusd:
+        if money.reserved_microusd or money.settled_microusd:
             lines.append(
                 f"reserved {_usd(money.reserved_microusd)}: {_usd(money.settled_microusd)} settled, "
                 f"{_usd(money.released_microusd)} released, {_usd(money.held_microusd)} held"
+                + (f"; {_usd(money.excess_microusd)} was spent beyond it" if money.excess_microusd else "")
             )
         return lines
 
@@ -100,6 +104,7 @@ class Sums:
             "settled-microusd": self.money.settled_microusd,
             "released-microusd": self.money.released_microusd,
             "held-microusd": self.money.held_microusd,
+            "excess-microusd": self.money.excess_microusd,
         }
 
 
@@ -118,6 +123,7 @@ def take(conn: sa.Connection) -> Sums:
             settled_microusd=int(money.settled),
             released_microusd=int(money.released),
             held_microusd=int(money.held),
+            excess_microusd=int(money.excess),
         ),
     )
 

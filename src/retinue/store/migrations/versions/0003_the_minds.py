@@ -18,7 +18,9 @@ def upgrade() -> None:
     with op.batch_alter_table("sessions", table_kwargs={"sqlite_with_rowid": False}) as sessions:
         sessions.alter_column("mind", server_default=None)
         sessions.alter_column("compactions", server_default=None)
-    op.rename_table("money", "money_before")
+    # Copied, not renamed: on PostgreSQL the constraints of a renamed table keep their names, which the new one needs.
+    op.execute("CREATE TABLE money_before AS SELECT * FROM money")
+    op.drop_table("money")
     _create_money()
     # What is not known of the calls made so far is empty. Their runs may have been purged since.
     op.execute(
@@ -66,8 +68,6 @@ def upgrade() -> None:
 
 
 def _create_money() -> None:
-    if op.get_bind().dialect.name == "postgresql":  # there, a constraint keeps its name when its table gets another
-        op.execute("ALTER INDEX pk_money RENAME TO pk_money_before")
     op.create_table(
         "money",
         sa.Column("run", sa.String(length=32), nullable=False),

@@ -1,0 +1,110 @@
+"""Calls of models for tests of money: runs, prices and days, and each step of a call in a commit of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.model import ModelRef, Price
+from retinue.domain.money import NO_CAPS, CallTerms, Caps, Days, Granted
+from retinue.domain.record import Usage
+from retinue.domain.run import Run, RunStatus
+from retinue.domain.session import LaneKind
+from retinue.domain.times import from_ms
+from retinue.store import money
+from retinue.store.connection import Store
+from retinue.store.equations import RULES, Finding
+from retinue.store.house import Page
+
+T = TypeVar("T")
+
+CLAUDE = ModelRef("anthropic", "claude")
+PRICE = Price(input=3_000_000, output=15_000_000)  # 3 and 15 millionths a token
+TODAY = Days(day=20_772, month_from=20_758, month_to=20_787)
+TOMORROW = Days(day=20_773, month_from=20_758, month_to=20_787)
+AT_MS = 1_794_700_000_000
+
+_, (_unbalanced, _, _missummed) = next((rule.name, rule.wrong) for rule in RULES if rule.name == "money")
+
+
+def run_of(name: str, *, agent: str = "ada", sender: str = "person:maria") -> Run:
+    return Run(
+        id=RunId(name.rjust(32, "0")),
+        session=SessionId("5" * 32),
+        agent=agent,
+        lane=LaneKind.MAIN,
+        epoch=1,
+        status=RunStatus.RUNNING,
+        sender=address.parse(sender),
+        envelopes=(),
+        first_seq=1,
+        attempt=1,
+        started_at=from_ms(AT_MS),
+    )
+
+
+def terms(
+    *,
+    price: Price | None = PRICE,
+    input_tokens: int = 1_000,
+    output_tokens: int = 2_000,
+    caps: Caps = NO_CAPS,
+    ref: ModelRef = CLAUDE,
+) -> CallTerms:
+    return CallTerms(ref=ref, price=price, input_tokens_bound=input_tokens, output_tokens_max=output_tokens, caps=caps)
+
+
+@dataclass
+class Till:
+    """A store, and what is done with money in it."""
+
+    store: Store
+    days: Days = TODAY
+
+    async def write(self, body: Callable[[sa.Connection], T]) -> T:
+        def with_page(conn: sa.Connection) -> T:
+            page = Page(conn, AT_MS)
+            done = body(conn)
+            page.close()
+            return done
+
+        return await self.store.write(with_page, point="test")
+
+    async def reserve(self, run: Run, asked: CallTerms, *, turn: int = 0, attempt: int = 1, root: str = "") -> Granted:
+        return await self.write(partial(money.reserve, run=run, terms=asked, **self._where(run, turn, attempt, root)))
+
+    async def settle(
+        self, run: Run, asked: CallTerms, usage: Usage, *, turn: int = 0, attempt: int = 1, root: str = ""
+    ) -> int:
+        where = self._where(run, turn, attempt, root)
+        return await self.write(partial(money.settle, run=run, terms=asked, usage=usage, **where))
+
+    async def fail(
+        self, run: Run, asked: CallTerms, *, unknown: bool, turn: int = 0, attempt: int = 1, error: str = "it is busy"
+    ) -> None:
+        said = {"failure": "overloaded", "next_move": "again", "error": error, "unknown": unknown}
+        where = self._where(run, turn, attempt, "")
+        await self.write(partial(money.fail, run=run, terms=asked, **said, **where))
+
+    def _where(self, run: Run, turn: int, attempt: int, root: str) -> dict[str, Any]:
+        key = {"turn": turn, "index": 0, "attempt": attempt}
+        return key | {"days": self.days, "root": root or run.id, "at_ms": AT_MS}
+
+    async def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return await self.store.scan(lambda conn: [tuple(row) for row in conn.execute(sa.text(sql))])
+
+    async def wrong(self) -> list[Finding]:
+        return await self.store.scan(wrong)
+
+
+def wrong(conn: sa.Connection) -> list[Finding]:
+    """What does not fit in the books of money."""
+    assert isinstance(_unbalanced, sa.Select) and callable(_missummed)
+    found = [Finding(row.id, row.because) for row in conn.execute(_unbalanced)]
+    return [*found, *_missummed(conn)]
