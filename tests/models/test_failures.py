@@ -252,6 +252,7 @@ CORPUS: tuple[tuple[int, Any, str], ...] = (
         _openrouter(403, "This model requires moderation; your input was flagged", reasons=["violence"]),
         "content_filter",
     ),
+    (400, _google(400, "FAILED_PRECONDITION", "User location is not supported for the API use."), "permission"),
     # Our own mistakes
     (
         400,
@@ -354,6 +355,18 @@ def test_a_page_meant_for_a_browser_is_not_shown() -> None:
     assert "<" not in str(failed) and "cf-ray" not in str(failed)
 
 
+def test_a_body_quoted_within_words_is_read_and_not_shown() -> None:
+    quoted = 'upstream said no: {"error": {"type": "rate_limit_error", "message": "Slower, please."}}'
+    failed = failures.refused("proxy", 400, {}, _raw({"error": {"message": quoted}}))
+    assert failed.failure is Failure.RATE_LIMIT
+    assert "{" not in failed.because
+
+
+def test_a_body_that_was_cut_is_not_shown() -> None:
+    failed = failures.refused("acme", 500, {}, b'{"error": {"message": "' + b"x" * 100)
+    assert "{" not in str(failed)
+
+
 def test_a_long_story_is_cut() -> None:
     failed = failures.refused("acme", 400, {}, _raw({"error": {"message": "no " * 2000}}))
     assert len(failed.because) <= failures.WORDS_SHOWN_CHARS_MAX + len("it says: ")
@@ -383,7 +396,7 @@ def test_a_key_without_any_shape_is_masked_where_it_is_called_one() -> None:
 
 
 def test_names_of_models_and_limits_are_not_taken_for_keys() -> None:
-    words = "The model claude-sonnet-4-5-20250929 on generate_content_free_tier_requests is not gemini-2.5-flash-lite"
+    words = "The model claude-sonnet-4-5-20250929 on generate_content_free_tier_requests is skipping gemini-2.5"
     assert failures.clean(words) == words
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from retinue.config.minds import Quirk
 from retinue.domain.record import PieceKind, Record, RecordKind, Reply, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.anthropic_reader import REDACTED, AnthropicReader
@@ -24,13 +25,11 @@ from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged
 VERSION = "2023-06-01"
 TOKEN_BEGINS = "sk-ant-oat"  # a token of an account, and no API key: it is sent otherwise
 TOKEN_BETA = "oauth-2025-04-20"
-IMAGE_BYTES_MAX = 5 * 1024 * 1024
+IMAGE_BYTES_MAX = 5 * 1024 * 1024 * 3 // 4  # 5 MiB of base64
 
 THINKING_TOKENS: Mapping[str, int] = {"low": 2_048, "medium": 8_192, "high": 16_384, "xhigh": 32_768}
 THINKING_TOKENS_MIN = 1_024  # the provider takes no less
 ANSWER_TOKENS_MIN = 1_024  # what thinking must leave of `max_tokens`
-
-ADAPTIVE = "adaptive"  # quirk: the model decides how long it thinks, and is told only how hard to try
 
 EMPTY_RESULT = "[no output]"
 MARKED_TURNS = 2  # with the mark on the instructions, within the four that a request may have
@@ -80,7 +79,7 @@ def _plain(prompt: Prompt, target: Target) -> dict[str, Any]:
     effort = effort_of(prompt.effort, target.facts)
     if effort is None or effort == "none":
         return settings
-    if ADAPTIVE in target.quirks:
+    if Quirk.ADAPTIVE in target.quirks:
         # Newer models keep their thoughts to themselves unless they are asked for a summary.
         settings["thinking"] = {"type": "adaptive", "display": "summarized"}
         settings["output_config"] = {"effort": effort}

@@ -275,7 +275,9 @@ def _key_variable(provider: str) -> str:
 
 # What looks like a key: a known beginning, what follows "key:" or "Bearer", a long run of letters and digits.
 _SECRETS = (
-    re.compile(r"\b(?:sk|pk|rk|xai|gsk|csk|hf|AIza|ya29|eyJ|ghp|gho|nvapi|pplx|r8|tgp|fw)[-_.]?[\w.*+/=-]{6,}"),
+    re.compile(
+        r"\b(?:(?:sk|pk|rk|xai|gsk|csk|hf|ghp|gho|nvapi|pplx|r8|tgp|fw)[-_]|AIza|ya29\.|eyJ)[\w.*+/=-]{6,}",
+    ),
     re.compile(r"(?i)\b((?:api[ _-]?key|bearer|token|secret|password)(?: provided)?\s?[:=]\s?[\"'`]?)[^\s\"'`,;]{4,}"),
     re.compile(r"(?i)\b(bearer )[^\s\"'`,;]{8,}"),
     re.compile(r"\b(?!req_)(?=[A-Za-z_]{0,80}\d)(?=[0-9_]{0,80}[A-Za-z])[A-Za-z0-9_]{24,}\b"),

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from retinue.config.minds import Quirk
 from retinue.domain.record import PieceKind, Record, Reply, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.base import Prompt, WireCache
@@ -23,7 +24,6 @@ from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting
 
 IMAGE_BYTES_MAX = 10 * 1024 * 1024  # a request takes 20 MiB with everything in it
 
-THINKING_LEVEL = "thinking-level"  # quirk: thinking has levels, and no budget of tokens
 THINKING_TOKENS: Mapping[str, int] = {"none": 0, "low": 2_048, "medium": 8_192, "high": 16_384, "xhigh": 24_576}
 LEAST_LEVEL = "minimal"  # there is no level for no thinking at all
 ANSWER_TOKENS_MIN = 1_024  # what thinking must leave of the bound of a reply
@@ -43,7 +43,7 @@ class GoogleWire:
         self._heads = Heads()
 
     def request(self, prompt: Prompt, target: Target, key: str) -> Request:
-        by_level = THINKING_LEVEL in target.quirks
+        by_level = Quirk.THINKING_LEVEL in target.quirks
         form = ("google", target.provider, target.facts.vision, prompt.media is not None, by_level)
         wires = self._cache.of(prompt.session, prompt.records, lambda r: _parts(r, prompt, target), form=form)
         tools = prompt.tools if target.facts.tools else ()
@@ -75,7 +75,7 @@ def _plain(prompt: Prompt, target: Target) -> bytes:
 
 def _thinking(effort: str, output_tokens_max: int, target: Target) -> dict[str, Any]:
     shown = effort != "none"
-    if THINKING_LEVEL in target.quirks:
+    if Quirk.THINKING_LEVEL in target.quirks:
         return {"includeThoughts": shown, "thinkingLevel": effort if shown else LEAST_LEVEL}
     wanted = THINKING_TOKENS.get(effort, THINKING_TOKENS["high"])
     return {"includeThoughts": shown, "thinkingBudget": max(min(wanted, output_tokens_max - ANSWER_TOKENS_MIN), 0)}
@@ -145,7 +145,7 @@ def _reply(reply: Reply, target: Target) -> Iterator[bytes]:
     own = reply.provider == target.provider
     sent = list(parts(reply, provider=target.provider))
     signed = any(part.kind is PieceKind.CALL and part.seal for part in sent)
-    unsigned = not signed and (not own or THINKING_LEVEL in target.quirks)
+    unsigned = not signed and (not own or Quirk.THINKING_LEVEL in target.quirks)
     for part in sent:
         if part.kind is PieceKind.SERVER:
             yield part.seal.encode()

@@ -107,13 +107,17 @@ class _Walk:
                 pass
 
     def _words(self, words: str, depth: int) -> None:
-        inner = _decoded(words) if words.lstrip()[:1] in ("{", "[") else words
-        if not isinstance(inner, str):
+        """Words may hold the body of another: whoever passes an error on likes to quote it whole."""
+        words = words.strip()
+        at = words.find("{")
+        inner = _decoded(words[at:]) if at >= 0 and depth < DEPTH_MAX else ""
+        if isinstance(inner, dict | list):
             self.into(inner, depth + 1)
-        elif words.strip():
+            words = words[:at].rstrip(" -:[\n")
+        if words and words[0] not in "{[":  # what is left of a body that was cut is nothing to show
             # The first that says something is taken: what follows are repetitions, or whoever passed it on.
-            worth = 0 if words.strip().lower() in _SAYS_NOTHING else 1
-            self.messages.append((worth, words.strip()))
+            worth = 0 if words.lower() in _SAYS_NOTHING else 1
+            self.messages.append((worth, words))
 
 
 _HTML = re.compile(r"\s*<(?:!doctype|html|head|\?xml)", re.I)
@@ -209,6 +213,7 @@ _PHRASES: Mapping[Failure, tuple[str, ...]] = {
         Failure.NOT_FOUND: "model & does not exist | model & not found | model not exist | not a valid model"
         " | unknown model | invalid model | no such model | model & decommissioned"
         " | model & is not available | model & not supported when using",
+        Failure.PERMISSION: "location is not supported | not available in your country | not available in your region",
         Failure.CONTENT_FILTER: "content management policy | content policy | content filter | usage polic"
         " | content exists risk | inappropriate content | input was flagged | prompt was flagged"
         " | safety system | blocked by & safety",
@@ -278,6 +283,7 @@ def _server(typed: Failure | None, spoken: _Spoken) -> Failure:
 _OF_REQUESTS = (
     Failure.AUTH,
     Failure.QUOTA,
+    Failure.PERMISSION,
     Failure.CONTEXT_OVERFLOW,
     Failure.NOT_FOUND,
     Failure.CONTENT_FILTER,
