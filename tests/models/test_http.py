@@ -1,0 +1,272 @@
+"""The rim of models over HTTP: whatever a server does, there is a reply or a reason in our words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+from models.replay import KEY, Answer, Then, facts_of, hear, linked, model_at, prompt_of, provider
+
+from retinue.domain.model import Failure, ModelFailed
+from retinue.domain.record import UserTurn
+from retinue.models import http
+from retinue.models.base import Chunk, Ended, Text
+from retinue.models.http import HttpModel, Link, Request, is_stream
+
+CHAT = "openai-chat"
+
+
+def said(*words: str, finish: str | None = "stop", done: bool = True) -> str:
+    """A stream with these words in it."""
+    events = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in words]
+    if finish:
+        events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + ("data: [DONE]\n\n" if done else "")
+
+
+HELLO = said("Hel", "lo.")
+
+
+@pytest.fixture
+async def link() -> AsyncIterator[Link]:
+    async with linked() as link:
+        yield link
+
+
+async def failure_of(model: HttpModel, key: str = KEY) -> ModelFailed:
+    with pytest.raises(ModelFailed) as failed:
+        await collect(model, key=key)
+    return failed.value
+
+
+async def collect(model: HttpModel, *, key: str = KEY) -> list[Chunk]:
+    return [chunk async for chunk in model.reply(prompt_of(), key=key)]
+
+
+async def test_a_reply_comes_word_by_word_as_the_server_sends_it(link: Link) -> None:
+    first = said("Hel", finish=None, done=False)
+    async with provider(Answer(body=first, then=Then.HANG)) as server:
+        chunks = model_at(link, server.url, CHAT).reply(prompt_of(), key=KEY)
+        assert await anext(chunks) == Text("Hel")  # though the server never says more
+        assert isinstance(chunks, AsyncGenerator)
+        await chunks.aclose()
+
+
+async def test_a_server_that_says_nothing_is_given_up(link: Link) -> None:
+    async with provider(Answer(before=Then.HANG)) as server:
+        failed = await failure_of(model_at(link, server.url, CHAT, first_byte_s=0.05))
+    assert failed.failure is Failure.TIMEOUT
+    assert "0.05 seconds" in failed.because
+
+
+async def test_a_server_that_answers_200_and_says_nothing_is_given_up(link: Link) -> None:
+    async with provider(Answer(body="", then=Then.HANG)) as server:
+        failed = await failure_of(model_at(link, server.url, CHAT, first_byte_s=0.05))
+    assert failed.failure is Failure.TIMEOUT
+
+
+async def test_a_server_that_falls_silent_is_given_up_and_what_came_was_told(link: Link) -> None:
+    async with provider(Answer(body=said("Hel", finish=None, done=False), then=Then.HANG)) as server:
+        model = model_at(link, server.url, CHAT, silence_s=0.05)
+        chunks = model.reply(prompt_of(), key=KEY)
+        assert await anext(chunks) == Text("Hel")
+        with pytest.raises(ModelFailed) as failed:
+            await anext(chunks)
+    assert failed.value.failure is Failure.TIMEOUT
+    assert failed.value.begun
+    assert "silent" in failed.value.sentence
+
+
+async def test_a_listener_who_takes_his_time_is_not_the_server_falling_silent(link: Link) -> None:
+    body = said("Hel", "lo.")
+    async with provider(Answer(body=body, cuts=[body.index("\n\n") + 2])) as server:
+        model = model_at(link, server.url, CHAT, silence_s=0.2)
+        heard: list[Chunk] = []
+        async for chunk in model.reply(prompt_of(), key=KEY):
+            await asyncio.sleep(0.5)
+            heard.append(chunk)
+    assert heard[:2] == [Text("Hel"), Text("lo.")]
+    assert isinstance(heard[-1], Ended)
+
+
+async def test_a_stream_that_was_ended_is_over_though_the_line_stays_open(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "LINE_END_S", 0.02)
+    async with provider(Answer(body=HELLO, then=Then.HANG)) as server:
+        heard = await hear(model_at(link, server.url, CHAT, silence_s=3600))
+    assert heard["text"] == "Hello."
+
+
+async def test_a_stream_that_was_ended_is_over_though_the_line_is_cut(link: Link) -> None:
+    for body in (HELLO, said("Hello.", done=False)):
+        async with provider(Answer(body=body, then=Then.CUT)) as server:
+            assert (await hear(model_at(link, server.url, CHAT)))["text"] == "Hello."
+
+
+async def test_a_line_cut_in_the_middle_is_a_broken_connection(link: Link) -> None:
+    async with provider(Answer(body=said("Hel", finish=None, done=False), then=Then.CUT)) as server:
+        failed = await failure_of(model_at(link, server.url, CHAT))
+    assert failed.failure is Failure.CONNECTION
+    assert failed.begun
+
+
+async def test_a_line_cut_before_any_answer_is_a_broken_connection(link: Link) -> None:
+    async with provider(Answer(before=Then.CUT)) as server:
+        failed = await failure_of(model_at(link, server.url, CHAT))
+    assert failed.failure is Failure.CONNECTION
+
+
+async def test_nobody_there_is_no_reply_begun(link: Link) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        failed = await failure_of(model_at(link, f"http://127.0.0.1:{taken.getsockname()[1]}", CHAT))
+    assert failed.failure is Failure.CONNECTION
+    assert not failed.begun
+    assert "nobody listens" in failed.because
+
+
+@pytest.mark.parametrize("type_", ["application/json", "text/plain", "text/html; charset=utf-8", ""])
+async def test_a_stream_is_known_by_its_beginning_whatever_its_type_says(link: Link, type_: str) -> None:
+    headers = {"content-type": type_} if type_ else {}
+    async with provider(Answer(body=HELLO, headers=headers)) as server:
+        assert (await hear(model_at(link, server.url, CHAT)))["text"] == "Hello."
+
+
+async def test_a_whole_body_is_read_though_it_is_called_a_stream(link: Link) -> None:
+    reply = {"choices": [{"message": {"content": "Hello."}, "finish_reason": "stop"}]}
+    answer = Answer(body="\n " + json.dumps(reply), headers={"content-type": "text/event-stream"})
+    async with provider(answer) as server:
+        assert (await hear(model_at(link, server.url, CHAT)))["text"] == "Hello."
+
+
+@pytest.mark.parametrize("body", ["<html><body>welcome</body></html>", "data: <html>\n\n", "\x00\x01", "[]", "{}", "7"])
+async def test_garbage_with_a_200_is_no_reply(link: Link, body: str) -> None:
+    for format_ in ("openai-chat", "openai-responses"):
+        async with provider(Answer(body=body)) as server:
+            failed = await failure_of(model_at(link, server.url, format_))
+        assert failed.failure is Failure.MALFORMED, format_
+        assert body not in str(failed.sentence + failed.because)
+
+
+async def test_nothing_at_all_with_a_200_is_no_reply(link: Link) -> None:
+    for format_ in ("openai-chat", "openai-responses"):
+        async with provider(Answer(body="")) as server:
+            assert (await failure_of(model_at(link, server.url, format_))).failure is Failure.MALFORMED
+
+
+async def test_a_redirect_is_refused_and_the_key_stays_where_it_belongs(link: Link) -> None:
+    async with provider(Answer(body=HELLO)) as elsewhere:
+        moved = Answer(status=307, headers={"location": f"{elsewhere.url}/v1/chat/completions"})
+        async with provider(moved) as server:
+            failed = await failure_of(model_at(link, server.url, CHAT))
+        assert elsewhere.asked == []
+        assert len(server.asked) == 1
+    assert failed.status == 307
+    assert "moved" in failed.sentence
+
+
+async def test_a_reply_without_end_is_stopped(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "REPLY_BYTES_MAX", 2_000)
+    for body in (said(*["word "] * 200), "{" + " " * 5_000 + "}", "\n" * 5_000):
+        async with provider(Answer(body=body, then=Then.HANG)) as server:
+            failed = await failure_of(model_at(link, server.url, CHAT))
+        assert failed.failure is Failure.MALFORMED
+        assert "2,000 bytes" in failed.because
+
+
+async def test_of_a_refusal_only_so_much_is_read(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ERROR_BYTES_MAX", 1_000)
+    async with provider(Answer(status=500, body="x" * 100_000, then=Then.HANG)) as server:
+        failed = await failure_of(model_at(link, server.url, CHAT))
+    assert (failed.failure, failed.status) == (Failure.SERVER, 500)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(status=401, body=json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}"}})),
+        Answer(status=500, body=f"panic: authorization=Bearer {KEY}"),
+        Answer(body=f"data: {json.dumps({'error': {'message': f'bad key {KEY}'}})}\n\n"),
+        Answer(body=f"data: {KEY}\n\n"),
+        Answer(status=307, headers={"location": f"http://127.0.0.1/?key={KEY}"}),
+        Answer(before=Then.CUT),
+    ],
+)
+async def test_the_key_is_in_no_error(link: Link, answer: Answer) -> None:
+    for format_ in ("openai-chat", "openai-responses"):
+        async with provider(answer) as server:
+            failed = await failure_of(model_at(link, server.url, format_))
+        assert server.last.headers["authorization"] == f"Bearer {KEY}"
+        words = [failed.sentence, failed.because, failed.try_this, str(failed), repr(failed)]
+        assert not any(KEY in word for word in words)
+
+
+async def test_the_key_is_in_no_repr_of_a_request_and_in_no_url(link: Link) -> None:
+    model = model_at(link, "http://127.0.0.1:1", CHAT)
+    request: Request = model._wire.request(prompt_of(), model._target, KEY)  # pyright: ignore[reportPrivateUsage]
+    assert KEY in str(dict(request.headers))
+    assert KEY not in repr(request)
+    assert KEY not in request.url
+
+
+async def test_without_a_key_no_key_is_sent(link: Link) -> None:
+    async with provider(Answer(body=HELLO)) as server:
+        await hear(model_at(link, server.url, CHAT), key="")
+    assert "authorization" not in server.last.headers
+
+
+async def test_headers_of_the_settings_go_with_every_request_and_win(link: Link) -> None:
+    async with provider(Answer(body=HELLO)) as server:
+        await hear(model_at(link, server.url, CHAT, headers={"x-team": "kitchen", "accept": "*/*"}))
+    assert server.last.headers["x-team"] == "kitchen"
+    assert server.last.headers["accept"] == "*/*"
+    assert "cookie" not in server.last.headers
+
+
+async def test_a_body_larger_than_a_megabyte_goes_out_whole(link: Link) -> None:
+    text = "0123456789" * 200_000
+    async with provider(Answer(body=HELLO)) as server:
+        await hear(model_at(link, server.url, CHAT), prompt_of(UserTurn(text=text)))
+    assert server.last.body["messages"][-1]["content"] == text
+
+
+async def test_a_listener_who_leaves_closes_the_line(link: Link) -> None:
+    async with provider(
+        Answer(body=said("Hel", finish=None, done=False), then=Then.HANG), Answer(body=HELLO)
+    ) as server:
+        model = model_at(link, server.url, CHAT)
+        chunks = model.reply(prompt_of(), key=KEY)
+        await anext(chunks)
+        assert isinstance(chunks, AsyncGenerator)
+        await chunks.aclose()
+        assert (await hear(model))["text"] == "Hello."
+        assert len(link.session().connector._conns) == 0  # type: ignore[union-attr]  # pyright: ignore
+
+
+async def test_a_cancelled_listener_is_cancelled_and_nothing_else(link: Link) -> None:
+    async with provider(Answer(before=Then.HANG)) as server:
+        task = asyncio.create_task(collect(model_at(link, server.url, CHAT)))
+        while not server.asked:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+def test_what_a_body_is_is_said_as_soon_as_it_can_be() -> None:
+    undecided: list[Any] = [b"", b" \n", b"d", b"dat", b"\n\neve", b"\xef", b"\xef\xbb\xbf"]
+    assert [is_stream(begin) for begin in undecided] == [None] * len(undecided)
+    streams = [b"data:", b": OK", b"\r\n\r\nevent: x", b"\xef\xbb\xbfid: 1", b"retry: 3"]
+    assert all(is_stream(begin) is True for begin in streams)
+    assert not any(is_stream(begin) for begin in (b"{", b"<html>", b"dates", b"[", b"\xef{"))
+
+
+async def test_a_model_is_known_by_its_name_and_facts(link: Link) -> None:
+    facts = facts_of("acme", "small-1")
+    model = model_at(link, "http://127.0.0.1:1", CHAT, facts=facts)
+    assert (model.name, model.facts) == ("acme/small-1", facts)
