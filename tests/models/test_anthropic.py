@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -380,6 +381,12 @@ def test_a_paused_reply_goes_back_as_the_last_word_and_its_rest_joins_it() -> No
     )
     body = body_of(UserTurn(text="Search."), paused(ended=False), rest, UserTurn(text="Thanks."))
     assert roles_and_blocks(body)[1] == ("assistant", ["text", "server_tool_use", "web_search_tool_result", "text"])
+
+
+@pytest.mark.spec("C46")
+def test_a_pause_of_another_is_answered_by_the_user() -> None:
+    body = body_of(UserTurn(text="Search."), replace(paused(ended=False), provider="elsewhere"))
+    assert roles_and_blocks(body)[1:] == [("assistant", ["text"]), ("user", ["text"])]
 
 
 @pytest.mark.spec("C46")

@@ -129,16 +129,16 @@ def _messages(records: Sequence[Record], wires: Sequence[bytes], provider: str) 
     """Messages whose roles alternate, with marks on the last two of the user: what was read up to there is kept, and
     the next request finds the older one where this one put its newer."""
     closed = _closed(records, wires, provider)
-    out, ends = turns(records, closed, _SIDES, may_end_with_model=_paused(records))
+    out, ends = turns(records, closed, _SIDES, may_end_with_model=_paused(records, provider))
     for at in ends[-MARKED_TURNS:]:
         out[at] = out[at][:-1] + _CACHED
     return out
 
 
-def _paused(records: Sequence[Record]) -> bool:
+def _paused(records: Sequence[Record], provider: str) -> bool:
     """The provider itself asked for its words back, to go on from there."""
     last = records[-1].body if records else None
-    return isinstance(last, Reply) and last.stop is Stop.PAUSED
+    return isinstance(last, Reply) and last.stop is Stop.PAUSED and last.provider == provider
 
 
 def _closed(records: Sequence[Record], wires: Sequence[bytes], provider: str) -> Sequence[bytes]:
