@@ -434,15 +434,21 @@ async def test_smollm2_dies_with_a_killed_house(while_loading: bool) -> None:
 @pytest.mark.slow
 @needs_the_extra
 async def test_a_cancelled_reply_frees_smollm2_for_the_next() -> None:
-    async with real() as model:
+    async with real(ignore_eos=True) as model:  # so that it says as much as it may
         await hear(model, short())
-        long = saying("Write a very long story about a house and all who live in it.")
-        async with aclosing(model.reply(long)) as chunks:
+        pid = known(model.pid)
+        before = worked(pid)
+        await hear(model, saying("Write a story.", output_tokens_max=100))
+        for_a_hundred_tokens = worked(pid) - before
+
+        before = worked(pid)
+        async with aclosing(model.reply(saying("Write a long story.", output_tokens_max=1000))) as chunks:
             await until_text(chunks)
-        heard = await hear(model, short())  # would come after a thousand tokens, were the first one still made
+        heard = await hear(model, short())
 
         assert heard["text"]
-        assert heard["thinking"] == ""
+        assert model.pid == pid
+        assert worked(pid) - before < 5 * for_a_hundred_tokens  # and not the work of a thousand
 
 
 @pytest.mark.slow
@@ -568,10 +574,10 @@ async def local(
 
 
 @asynccontextmanager
-async def real(gguf: Path | None = None) -> AsyncGenerator[Local, None]:
+async def real(gguf: Path | None = None, **params: Any) -> AsyncGenerator[Local, None]:
     async with linked() as link:
         model = Local(
-            Weights(gguf=gguf, params={"temperature": 0}),
+            Weights(gguf=gguf, params={"temperature": 0, **params}),
             clock=RealClock(),
             ids=RandomIds(),
             link=link,
@@ -646,6 +652,12 @@ async def known_soon(look: Callable[[], T | None]) -> T:
     while (found := look()) is None:
         await asyncio.sleep(0.01)
     return found
+
+
+def worked(pid: int) -> int:
+    """How much of a processor a process has used, in ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def alive(pid: int) -> bool:
