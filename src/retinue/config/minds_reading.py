@@ -30,7 +30,7 @@ def read_minds(tree: Table, faults: Faults) -> dict[str, Any]:
     return found
 
 
-def known_provider(name: str, providers: Mapping[str, ProviderSettings]) -> str:
+def _known_provider(name: str, providers: Mapping[str, ProviderSettings]) -> str:
     """A provider in the spelling it has here: as declared, else as the house knows it."""
     folded = name.casefold()
     declared = {each.casefold(): each for each in providers}
@@ -102,7 +102,7 @@ def _check_references(models: Models, providers: Mapping[str, ProviderSettings],
             not slash
             or not provider
             or _GLOBS & set(provider)
-            or known_provider(provider, providers).casefold() in known
+            or _known_provider(provider, providers).casefold() in known
         ):
             continue
         near = nearest(provider, known)
