@@ -66,10 +66,11 @@ class Till:
 
     store: Store
     days: Days = TODAY
+    at_ms: int = AT_MS
 
     async def write(self, body: Callable[[sa.Connection], T]) -> T:
         def with_page(conn: sa.Connection) -> T:
-            page = Page(conn, AT_MS)
+            page = Page(conn, self.at_ms)
             done = body(conn)
             page.close()
             return done
@@ -94,7 +95,7 @@ class Till:
 
     def _where(self, run: Run, turn: int, attempt: int, root: str) -> dict[str, Any]:
         key = {"turn": turn, "index": 0, "attempt": attempt}
-        return key | {"days": self.days, "root": root or run.id, "at_ms": AT_MS}
+        return key | {"days": self.days, "root": root or run.id, "at_ms": self.at_ms}
 
     async def rows(self, sql: str) -> list[tuple[Any, ...]]:
         return await self.store.scan(lambda conn: [tuple(row) for row in conn.execute(sa.text(sql))])

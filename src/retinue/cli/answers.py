@@ -37,6 +37,8 @@ def lines_of(operation: str, form: Form) -> list[str]:
 
 def table_of(operation: str, form: Form, width: int) -> list[str]:
     """For someone at a terminal: lists as tables, everything else as ever."""
+    if (drawn := DRAWN.get(operation)) is not None:
+        return drawn(form, width)
     found = [(key, rows) for key, value in form.items() if (rows := _rows(value))]
     if len(found) != 1 or operation in ("envelope.thread", "house.status", "model.show"):
         return lines_of(operation, form)
@@ -191,6 +193,34 @@ def models_lines(form: Form) -> list[str]:
     return blocks(shown)
 
 
+def usage_lines(form: Form) -> list[str]:
+    from retinue.cli.usage import plain
+
+    return plain(form)
+
+
+def usage_chart(form: Form, width: int) -> list[str]:
+    from retinue.cli.usage import chart
+
+    return chart(form, width)
+
+
+def budget_lines(form: Form) -> list[str]:
+    from retinue.cli.usage import plain_budgets
+
+    return plain_budgets(form)
+
+
+def budget_gauges(form: Form, width: int) -> list[str]:
+    from retinue.cli.usage import gauges
+
+    return gauges(form, width)
+
+
+DRAWN: dict[str, Callable[[Form, int], list[str]]] = {
+    "usage.show": usage_chart,
+    "usage.budgets": budget_gauges,
+}
 COLUMNS: dict[str, tuple[str, ...]] = {
     "envelope.list": ENVELOPE_COLUMNS,
     "envelope.dead": ENVELOPE_COLUMNS,
@@ -210,4 +240,6 @@ LINES: dict[str, Callable[[Form], list[str]]] = {
     "session.stop": stop_lines,
     "session.queue": queue_lines,
     "model.show": models_lines,
+    "usage.show": usage_lines,
+    "usage.budgets": budget_lines,
 }

@@ -105,6 +105,14 @@ _ALL: dict[str, Short] = {
         (),
         (),
     ),
+    "usage": (
+        "usage.show",
+        "Show what was used and what it cost, day by day or by what you like.",
+        "retinue usage\nretinue usage --by model --from 2026-11-01\nretinue usage --by day --agent clerk\n"
+        "retinue usage budgets",
+        (),
+        (),
+    ),
     "config": ("config.show", "Show the settings as they are.", "retinue config", (), ()),
     "apply": (
         "config.apply",
@@ -162,4 +170,5 @@ NOUNS: dict[str, str] = {
     "person": "who is at home here",
     "session": "conversations of agents",
     "token": "what signs someone in",
+    "usage": "what was used, what it cost, and what may be spent",
 }

@@ -6,21 +6,39 @@ from retinue.domain.agent import PermissionLevel
 from retinue.operations import (
     agents,
     configuration,
+    credentials,
     doctor,
     envelopes,
     exports,
     house,
     keeping,
     mail,
+    models,
     people,
     sessions,
     tokens,
+    usage,
 )
 from retinue.operations.base import Operation
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
-    for module in (envelopes, mail, sessions, exports, agents, people, tokens, configuration, house, keeping, doctor)
+    for module in (
+        envelopes,
+        mail,
+        sessions,
+        exports,
+        agents,
+        models,
+        credentials,
+        people,
+        tokens,
+        configuration,
+        house,
+        keeping,
+        usage,
+        doctor,
+    )
     for operation in module.OPERATIONS
 }
 

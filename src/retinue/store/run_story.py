@@ -39,7 +39,8 @@ _told = (
     .limit(NEWS_READ_MAX)
 )
 _asked = sa.select(t.approvals).where(t.approvals.c.run == _b("run")).order_by(t.approvals.c.asked_ms, t.approvals.c.id)
-_unpriced = sa.and_(t.money.c.unknown == sa.true(), t.money.c.reserved_microusd == 0, t.money.c.failure.is_(None))
+# What nobody has a price for is unknown, too, and has no amount at all.
+_unpriced = sa.and_(t.money.c.unknown == sa.true(), t.money.c.settled_microusd == 0)
 _spent = sa.select(
     sa.func.coalesce(sa.func.sum(t.money.c.settled_microusd), 0).label("settled"),
     sa.func.coalesce(sa.func.max(sa.case((t.money.c.unknown == sa.true(), 1), else_=0)), 0).label("unknown"),
