@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from models.replay import Answer, facts_of, hear, linked, model_at, provider
+from models.replay import Answer, Then, facts_of, hear, linked, model_at, provider
 
 FORMAT = "openai-chat"
 DONE = "data: [DONE]\n\n"
@@ -155,6 +155,7 @@ async def test_calls_are_known_by_being_there_whatever_the_reason_says() -> None
     assert (await read(*pieces, delta("length")))["finish"] == "length"
 
 
+WITH_CALL = delta(tool_calls=[call("{}", id_="c1", name="weather")])
 WHOLE = [("c1", "weather", {"city": "Bern"}), ("c2", "weather", {"city": "Rome"})]
 BERN, ROME = '{"city": "Bern"}', '{"city": "Rome"}'
 
@@ -264,8 +265,19 @@ async def test_calls_have_a_bound() -> None:
 
 async def test_a_stream_that_stops_in_the_middle_broke_off() -> None:
     assert (await read(delta(content="Six"), done=False))["error"] == "connection"
-    assert (await read(delta(tool_calls=[call("{}", id_="c1", name="weather")]), done=False))["error"] == "connection"
     assert (await read(delta(reasoning="Hmm"), done=False))["error"] == "connection"
+    half = delta(tool_calls=[call("{", index=1, id_="c2", name="weather")])
+    assert (await read(WITH_CALL, half, done=False))["error"] == "connection"
+
+
+async def test_calls_that_are_whole_need_no_end() -> None:
+    heard = await read(delta(content="Let me see."), WITH_CALL, done=False)
+    assert (heard["text"], len(heard["tool_calls"]), heard["finish"]) == ("Let me see.", 1, "tool_call")
+
+
+async def test_calls_that_look_whole_are_none_where_the_line_was_cut() -> None:
+    async with linked() as link, provider(Answer(body=stream(WITH_CALL, done=False), then=Then.CUT)) as server:
+        assert (await hear(model_at(link, server.url, FORMAT)))["error"] == "connection"
 
 
 async def test_one_end_is_enough() -> None:
@@ -287,6 +299,11 @@ async def test_one_end_is_enough() -> None:
 async def test_what_it_took_is_said_in_more_than_one_place(last: Any) -> None:
     heard = await read(delta(content="Six."), last)
     assert heard["usage"] == {"input": 3, "output": 2, "cache_read": 0, "cache_write": 0, "reasoning": 0}
+
+
+async def test_nothing_taken_is_said_as_nothing() -> None:
+    heard = await read(delta(content="Six."), {**delta("stop"), "usage": {"prompt_tokens": 0, "completion_tokens": 0}})
+    assert heard["usage"] == {"input": 0, "output": 0, "cache_read": 0, "cache_write": 0, "reasoning": 0}
 
 
 @pytest.mark.parametrize("usage", [None, {}, [], "free", {"prompt_tokens": None}, {"prompt_tokens": "many"}])

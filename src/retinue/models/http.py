@@ -10,7 +10,7 @@ import errno
 import io
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.models import failures
@@ -27,7 +27,7 @@ CONNECTIONS_MAX = 200
 KEEP_ALIVE_S = 60.0
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
-LINE_END_S = 1.0
+LINE_END_S = 0.2
 _RAW_BODY_BYTES_MAX = 1024 * 1024  # above, aiohttp wants something it can read in pieces
 
 _DONE = b"[DONE]"
@@ -81,6 +81,15 @@ class Reader(Protocol):
         ...
 
 
+@runtime_checkable
+class HoldsBack(Protocol):
+    """A reader of a format whose servers do not always say that they have ended."""
+
+    def rest(self) -> Iterable[Chunk]:
+        """The stream is over, and the line was not cut: what was held back, if that is whole. Asked before `end`."""
+        ...
+
+
 class Wire(Protocol):
     """One wire format: how a prompt is said, and how a reply is read."""
 
@@ -103,7 +112,7 @@ class Link:
                 connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("User-Agent",),
+                headers={"User-Agent": "retinue"},  # some turn away who does not say a name
                 auto_decompress=True,
             )
         return self._session
@@ -159,6 +168,9 @@ class HttpModel:
                     return
             for name, data in events.end():
                 for chunk in reader.read(name, data):
+                    yield chunk
+            if isinstance(reader, HoldsBack):
+                for chunk in reader.rest():
                     yield chunk
             yield reader.end()
         finally:

@@ -119,7 +119,7 @@ class ChatReader:
     def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
         if data.strip() == _DONE:
             self._over = True
-            return self._rest()
+            return self._held()
         if not data.strip():
             return ()
         event = self._event(data)
@@ -136,7 +136,14 @@ class ChatReader:
         if not event.choices:
             raise malformed(self._provider, "it sent JSON without a reply in it")
         self._over = True
-        return [*self._chunks(event), *self._rest()]
+        return [*self._chunks(event), *self._held()]
+
+    def rest(self) -> Iterable[Chunk]:
+        """Calls that are whole are a reply, though the server gives no reason for having stopped."""
+        if self._over or self._reason is not None or not all(asked.whole for asked in self._asked):
+            return ()
+        self._over = bool(self._asked)
+        return self._held()
 
     def end(self) -> Ended:
         if not self._over and self._reason is None:
@@ -183,7 +190,7 @@ class ChatReader:
                 if choice.finish_reason in _BROKEN:
                     raise failures.in_stream(self._provider, {"message": "", "code": choice.finish_reason})
                 self._reason = choice.finish_reason
-                yield from self._rest()
+                yield from self._held()
         self._count(event.usage)
         if event.x_groq is not None:
             if event.x_groq.error is not None:
@@ -192,7 +199,7 @@ class ChatReader:
                 self._count(event.x_groq.usage)
         if not event.choices and event.usage is not None and self._spoke:
             self._over = True  # what it took comes last, also where no reason was given
-            yield from self._rest()
+            yield from self._held()
 
     def _said(self, said: _Delta) -> Iterator[Chunk]:
         if thought := self._thought(said):
@@ -299,7 +306,7 @@ class ChatReader:
             self._details = []
             yield Seals(PieceKind.THINKING, seal)
 
-    def _rest(self) -> Iterator[Chunk]:
+    def _held(self) -> Iterator[Chunk]:
         """What was held back until it was whole. May be asked for more than once."""
         yield from self._tags.end()
         for number, asked in enumerate(self._asked[self._told :], start=self._told + 1):

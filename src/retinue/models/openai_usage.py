@@ -18,20 +18,18 @@ def usage_of(found: Any) -> Usage | None:
     if not isinstance(found, dict):
         return None
     usage = cast("dict[str, Any]", found)
-    read = _count(usage, "prompt_tokens") or _count(usage, "input_tokens")
-    written = _count(usage, "completion_tokens") or _count(usage, "output_tokens")
+    read = _count(usage, "prompt_tokens", "input_tokens")
+    written = _count(usage, "completion_tokens", "output_tokens")
     if read is None and written is None:
         return None
     read, written = read or 0, written or 0
     of_input = _part(usage, "prompt_tokens_details") or _part(usage, "input_tokens_details")
     of_output = _part(usage, "completion_tokens_details") or _part(usage, "output_tokens_details")
-    cached = (
-        _count(of_input, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens") or _count(usage, "cached_tokens")
-    )
+    cached = _count(of_input, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens", "cached_tokens") or 0
     thought = _count(of_output, "reasoning_tokens") or 0
     if thought and _count(usage, "total_tokens") == read + written + thought:
         written += thought  # counted apart, as xAI does, and paid for like the rest
-    cached = min(cached or 0, read)
+    cached = min(cached, read)
     return Usage(
         input_tokens=read,
         output_tokens=written,
@@ -57,13 +55,15 @@ def _part(usage: dict[str, Any], name: str) -> dict[str, Any]:
     return cast("dict[str, Any]", part) if isinstance(part, dict) else {}
 
 
-def _count(usage: dict[str, Any], name: str) -> int | None:
-    value = usage.get(name)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return min(max(value, 0), TOKENS_MAX)
+def _count(usage: dict[str, Any], *names: str) -> int | None:
+    """Under the first of these names that says a number."""
+    for name in names:
+        value = usage.get(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return min(max(value, 0), TOKENS_MAX)
+    return None
 
 
 def _number(usage: dict[str, Any], name: str) -> float:
