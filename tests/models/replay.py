@@ -298,7 +298,7 @@ class Heard:
         if "codeExecutionResult" in block or str(block.get("type", "")).endswith("_result"):
             self._order.append("server_tool_result")
             return
-        name = "code_execution" if "executableCode" in block else block.get("name") or block["type"]
+        name = "code_execution" if "executableCode" in block else str(block.get("name") or block.get("type"))
         self._served.append({"name": name.removesuffix("_call"), "id": block.get("id")})
         self._order.append("server_tool_call")
 

@@ -186,6 +186,14 @@ async def test_of_a_refusal_only_so_much_is_read(link: Link, monkeypatch: pytest
     assert (failed.failure, failed.status) == (Failure.SERVER, 500)
 
 
+async def test_a_refusal_that_breaks_off_is_still_that_refusal(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "REFUSAL_S", 0.05)
+    for then in (Then.CUT, Then.HANG):
+        async with provider(Answer(status=429, headers={"retry-after": "7"}, body='{"err', then=then)) as server:
+            failed = await failure_of(model_at(link, server.url, CHAT))
+        assert (failed.failure, failed.retry_after_s) == (Failure.RATE_LIMIT, 7.0)
+
+
 @pytest.mark.parametrize(
     "answer",
     [

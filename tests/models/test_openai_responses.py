@@ -195,10 +195,17 @@ async def test_what_the_provider_does_itself_is_sealed_as_it_came() -> None:
     assert json.loads(heard["signatures"][0]["value"]) == search
 
 
-async def test_what_is_too_long_to_send_again_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_what_is_too_long_to_send_again_only_that_is_kept_that_it_was_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(openai_responses_reader, "SERVER_ITEM_BYTES_MAX", 100)
     picture = {"type": "image_generation_call", "id": "ig_1", "result": "x" * 200}
-    assert (await read(done(picture), *words("There.", index=1), completed()))["signatures"] == []
+    heard = await read(done(picture), *words("There.", index=1), completed())
+    assert heard["server_tool_calls"] == [{"name": "image_generation", "id": "ig_1"}]
+    (seal,) = heard["signatures"]
+    assert "xxx" not in seal["value"]
+    pieces = (Piece(kind=PieceKind.SERVER, seal=seal["value"]), Piece(kind=PieceKind.TEXT, length=6))
+    assert items_of(Reply(text="There.", provider="acme", pieces=pieces)) == [said("There.")]
 
 
 async def test_the_phase_of_a_message_is_sealed_to_it() -> None:

@@ -27,6 +27,7 @@ CONNECTIONS_MAX = 200
 KEEP_ALIVE_S = 60.0
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
+REFUSAL_S = 10.0
 LINE_END_S = 0.2
 _RAW_BODY_BYTES_MAX = 1024 * 1024  # above, aiohttp wants something it can read in pieces
 
@@ -250,7 +251,7 @@ class _Exchange:
             allow_redirects=False,  # a key goes to the host it is for, and to no other
         )
         if response.status >= 300:
-            refusal = await _at_most(response.content, ERROR_BYTES_MAX)
+            refusal = await _refusal(response)
             raise failures.refused(self._target.provider, response.status, response.headers, refusal)
         first = b""
         while is_stream(first) is None and (piece := await response.content.readany()):
@@ -334,11 +335,18 @@ def _ended(reader: Reader) -> Ended | None:
         return None
 
 
-async def _at_most(content: aiohttp.StreamReader, bytes_max: int) -> bytes:
-    found = b""
-    while len(found) < bytes_max and (piece := await content.readany()):
-        found += piece
-    return found[:bytes_max]
+async def _refusal(response: aiohttp.ClientResponse) -> bytes:
+    """What is said with a refusal, or the beginning of it: the status alone says enough to go on."""
+    import aiohttp
+
+    said = b""
+    try:
+        async with asyncio.timeout(REFUSAL_S):
+            while len(said) < ERROR_BYTES_MAX and (piece := await response.content.readany()):
+                said += piece
+    except (TimeoutError, aiohttp.ClientError, OSError):
+        pass
+    return said[:ERROR_BYTES_MAX]
 
 
 def malformed(provider: str, because: str) -> ModelFailed:

@@ -123,7 +123,7 @@ class ChatReader:
         if not data.strip():
             return ()
         event = self._event(data)
-        if event.error is not None or event.object == "error" or name == b"error":
+        if event.error or event.object == "error" or name == b"error":
             raise self._failed(event.error, data)
         if self._tags.passed and not self._details and (words := _only_words(event)):
             return (Text(words),)  # as almost every event is, and soon read
@@ -131,7 +131,7 @@ class ChatReader:
 
     def whole(self, body: bytes) -> Iterable[Chunk]:
         event = self._event(body)
-        if event.error is not None or event.object == "error":
+        if event.error or event.object == "error":
             raise self._failed(event.error, body)
         if not event.choices:
             raise malformed(self._provider, "it sent JSON without a reply in it")
@@ -172,13 +172,13 @@ class ChatReader:
         return failures.in_stream(self._provider, error) if error else None
 
     def _failed(self, error: Any, data: bytes) -> ModelFailed:
-        return failures.in_stream(self._provider, error if error is not None else msgspec.json.decode(data))
+        return failures.in_stream(self._provider, error or msgspec.json.decode(data))
 
     def _chunks(self, event: _Event) -> Iterator[Chunk]:
         for choice in event.choices or ():
             if choice.index:
                 continue  # we asked for one reply
-            if choice.error is not None:
+            if choice.error:
                 raise failures.in_stream(self._provider, choice.error)
             said = choice.delta
             if said is None and not self._spoke:
@@ -193,7 +193,7 @@ class ChatReader:
                 yield from self._held()
         self._count(event.usage)
         if event.x_groq is not None:
-            if event.x_groq.error is not None:
+            if event.x_groq.error:
                 raise failures.in_stream(self._provider, event.x_groq.error)
             if self._usage is None:
                 self._count(event.x_groq.usage)
@@ -224,11 +224,12 @@ class ChatReader:
     def _thought(self, said: _Delta) -> str:
         """In one of its three places. Where it comes in two of them, these say the same."""
         details = self._add_details(said.reasoning_details) if said.reasoning_details else ""
-        for words in (said.reasoning_content, said.reasoning):
-            if isinstance(words, str) and words:
-                self._tags.off()
-                return words
-        return details
+        words = next(
+            (words for words in (said.reasoning_content, said.reasoning) if words and isinstance(words, str)), details
+        )
+        if words:
+            self._tags.off()
+        return words
 
     def _add_details(self, details: Any) -> str:
         """Pieces of one stretch are put together, as they are wanted back; their words are thinking."""
@@ -325,7 +326,7 @@ def _only_words(event: _Event) -> str | None:
         return None
     choice = event.choices[0]
     said = choice.delta
-    if choice.index or said is None or choice.finish_reason or choice.usage is not None or choice.error is not None:
+    if choice.index or said is None or choice.finish_reason or choice.usage is not None or choice.error:
         return None
     if said.tool_calls or said.reasoning_content or said.reasoning or said.reasoning_details or said.refusal:
         return None

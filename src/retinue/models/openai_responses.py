@@ -15,7 +15,7 @@ from retinue.domain.record import PieceKind, Record, Reply, ToolResult, UserTurn
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Media, Prompt, WireCache
 from retinue.models.http import Request, Target
-from retinue.models.openai_responses_reader import ResponsesReader
+from retinue.models.openai_responses_reader import LEFT_OUT, ResponsesReader
 from retinue.models.parts import Part, parts, said_to_model
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, listed, merged, shown
 
@@ -162,7 +162,7 @@ class _Encoder:
                     yield item
             case PieceKind.SERVER:
                 item = _sealed(part.seal)
-                if "type" in item:
+                if "type" in item and LEFT_OUT not in item:
                     yield item
 
     def _message(self, part: Part, id_: str) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from retinue.models.wires import arguments_of
 
 SERVER_ITEM_BYTES_MAX = 256 * 1024  # a picture that it made is not sent to it again
 
+LEFT_OUT = "_left_out"  # marks an item of which only this is kept: that it was there
+
 _DONE = b"[DONE]"
 _STOPS = {"max_output_tokens": Stop.LENGTH, "content_filter": Stop.FILTERED}
 
@@ -80,7 +82,7 @@ class ResponsesReader:
 
     def whole(self, body: bytes) -> Iterable[Chunk]:
         response = self._response(body)
-        if response.error is None and response.output is None:
+        if not response.error and response.output is None:
             raise malformed(self._provider, "it sent JSON without a reply in it")
         return list(self._over(response))
 
@@ -111,7 +113,7 @@ class ResponsesReader:
             case "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled":
                 yield from self._over(self._response(event.response))
             case _:
-                if event.type == "error" or name == b"error" or event.error is not None:
+                if event.type == "error" or name == b"error" or event.error:
                     raise self._failed(event.error, data)
 
     def _words(self, event: _Event) -> Iterator[Chunk]:
@@ -151,8 +153,9 @@ class ResponsesReader:
                 yield from self._call(told)
             case str():
                 seal = msgspec.json.encode(told)
-                if len(seal) <= SERVER_ITEM_BYTES_MAX:
-                    yield Seals(PieceKind.SERVER, seal.decode())
+                if len(seal) > SERVER_ITEM_BYTES_MAX:
+                    seal = msgspec.json.encode({"type": told["type"], "id": _id(told), LEFT_OUT: True})
+                yield Seals(PieceKind.SERVER, seal.decode())
             case _:
                 pass
 
@@ -177,7 +180,7 @@ class ResponsesReader:
         yield Asks(Call(id=id_, tool=name, arguments=cast("dict[str, Any]", given) if isinstance(given, dict) else {}))
 
     def _over(self, response: _Response) -> Iterator[Chunk]:
-        if response.error is not None:
+        if response.error:
             raise failures.in_stream(self._provider, response.error)
         details = response.incomplete_details
         reason = cast("dict[str, Any]", details).get("reason") if isinstance(details, dict) else None
@@ -208,7 +211,7 @@ class ResponsesReader:
             raise malformed(self._provider, "it sent something that is no JSON") from None
 
     def _failed(self, error: Any, data: bytes) -> ModelFailed:
-        return failures.in_stream(self._provider, error if error is not None else msgspec.json.decode(data))
+        return failures.in_stream(self._provider, error or msgspec.json.decode(data))
 
 
 def _reasoning(item: dict[str, Any]) -> Seals:
