@@ -34,14 +34,14 @@ T = TypeVar("T")
 RUNS = {SQLITE: 400, POSTGRES: 200}
 AGENTS, PEOPLE, TREES = ("ada", "bo", "cy"), ("maria", "noor"), 20
 CAPS = Caps(
-    run_microusd=120_000,
-    tree_microusd=600_000,
-    agent_day_microusd=2_500_000,
-    agent_month_microusd=2_600_000,
-    person_day_microusd=3_000_000,
-    person_month_microusd=3_100_000,
-    house_day_microusd=5_000_000,
-    house_month_microusd=5_500_000,
+    run_microusd=200_000,
+    tree_microusd=1_200_000,
+    agent_day_microusd=4_500_000,
+    agent_month_microusd=4_600_000,
+    person_day_microusd=5_500_000,
+    person_month_microusd=5_600_000,
+    house_day_microusd=10_000_000,
+    house_month_microusd=10_100_000,
 )
 PRICES = (
     (ModelRef("anthropic", "claude"), Price(input=3_000_000, output=15_000_000, cache_write=3_750_000)),
@@ -185,7 +185,7 @@ async def test_hundreds_of_runs_at_once_never_spend_more_than_any_cap(
     cap = CAPS.house_day_microusd
     assert cap is not None
     assert cap * 0.9 < settled <= cap, "the cap was reached, or this shows nothing"
-    assert crowd.refused > 20 and crowd.lowered > 5 and crowd.made > 100
+    assert crowd.refused > 20 and crowd.lowered > 5 and crowd.made > 100, "both happened, and often"
 
 
 async def test_what_calls_take_beyond_their_bound_is_recorded_and_nothing_is_given_after_it(

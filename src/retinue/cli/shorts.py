@@ -108,8 +108,7 @@ _ALL: dict[str, Short] = {
     "usage": (
         "usage.show",
         "Show what was used and what it cost, day by day or by what you like.",
-        "retinue usage\nretinue usage --by model --from 2026-11-01\nretinue usage --by day --agent clerk\n"
-        "retinue usage budgets",
+        "retinue usage\nretinue usage --by model --from 2026-11-01\nretinue usage --agent clerk",
         (),
         (),
     ),

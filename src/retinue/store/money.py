@@ -99,8 +99,9 @@ def reserve(
 ) -> Granted:
     """Set aside what a call may cost, with as much output as the tightest cap affords.
 
-    Raises BudgetSpent where that is too little, and PriceUnknown where there is a cap to keep and no price. What costs
-    nothing has nothing set aside; what costs something has, also without a cap: a crash must be accounted for.
+    Raises BudgetSpent where that is too little, and PriceUnknown where there is a cap to keep and no price; nothing is
+    written before, so that a larger commit may go on without the call. What costs nothing has nothing set aside; what
+    costs something has, also without a cap: a crash must be accounted for.
     """
     price = terms.price
     if price is None:
