@@ -181,7 +181,9 @@ async def test_hundreds_of_runs_at_once_never_spend_more_than_any_cap(
         assert crowd.over == [] == await store.scan(over)
         assert await store.scan(wrong) == []
         [(settled, held)] = await crowd.till.rows("SELECT sum(settled_microusd), sum(held_microusd) FROM spending")
+        [(beyond,)] = await crowd.till.rows("SELECT count(*) FROM money WHERE released_microusd < 0")
     assert held == 0
+    assert beyond == 0, "no call within its bounds took more than was held for it"
     cap = CAPS.house_day_microusd
     assert cap is not None
     assert cap * 0.9 < settled <= cap, "the cap was reached, or this shows nothing"

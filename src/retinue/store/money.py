@@ -62,11 +62,12 @@ _begin = _s.insert()
 # What caps are compared with
 
 
-def _sum(column: sa.ColumnElement[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+def sum_of(column: sa.ColumnElement[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    """Of the rows for which this holds; 0 where there are none."""
     return sa.func.coalesce(sa.func.sum(sa.case((sa.and_(*where), column), else_=0) if where else column), 0)
 
 
-_sums = (_sum(_m.c.settled_microusd).label("settled"), _sum(_m.c.held_microusd).label("held"))
+_sums = (sum_of(_m.c.settled_microusd).label("settled"), sum_of(_m.c.held_microusd).label("held"))
 _of_run = sa.select(*_sums).where(_m.c.run == _b("run"))
 _of_tree = sa.select(*_sums).where(_m.c.root == _b("root"))
 _WHO: dict[str, tuple[sa.ColumnElement[bool], ...]] = {
@@ -77,7 +78,7 @@ _WHO: dict[str, tuple[sa.ColumnElement[bool], ...]] = {
 _WHEN: dict[str, tuple[sa.ColumnElement[bool], ...]] = {"day": (_s.c.day == _b("the_day"),), "month": ()}
 _of_days = sa.select(
     *(
-        _sum(_s.c[f"{kind}_microusd"], *who, *when).label(f"{name}_{period}_{kind}")
+        sum_of(_s.c[f"{kind}_microusd"], *who, *when).label(f"{name}_{period}_{kind}")
         for name, who in _WHO.items()
         for period, when in _WHEN.items()
         for kind in ("settled", "held")

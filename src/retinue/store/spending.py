@@ -16,7 +16,7 @@ from retinue.domain.model import ModelRef
 from retinue.domain.money import Days, date_of
 from retinue.domain.principal import Principal
 from retinue.store import tables as t
-from retinue.store.money import KEY, SUMMED, TOKEN_SORTS, add
+from retinue.store.money import KEY, SUMMED, TOKEN_SORTS, add, sum_of
 from retinue.store.sight import Scope, me, per_scope, scope_of
 
 _b = sa.bindparam
@@ -73,22 +73,18 @@ class Usages:
     left_out: int
 
 
-def _count(*where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
-    return sa.func.coalesce(sa.func.sum(sa.case((sa.and_(*where), 1), else_=0)), 0)
-
-
-def _sum(column: sa.ColumnElement[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
-    return sa.func.coalesce(sa.func.sum(sa.case((sa.and_(*where), column), else_=0) if where else column), 0)
+def _count(where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    return sum_of(sa.literal_column("1", sa.Integer), where)
 
 
 _COLUMNS: tuple[sa.Label[int], ...] = (
     sa.func.count().label("calls"),
     _count(_m.c.failure.is_not(None)).label("failed_calls"),
     _count(_m.c.unknown == sa.true()).label("unknown_calls"),
-    *(_sum(_m.c[name], _m.c.estimated == sa.false()).label(name) for name in TOKEN_SORTS),
-    _sum(_m.c.settled_microusd).label("cost_microusd"),
-    _sum(_m.c.settled_microusd, _m.c.unknown == sa.true()).label("unknown_microusd"),
-    _sum(_m.c.held_microusd).label("held_microusd"),
+    *(sum_of(_m.c[name], _m.c.estimated == sa.false()).label(name) for name in TOKEN_SORTS),
+    sum_of(_m.c.settled_microusd).label("cost_microusd"),
+    sum_of(_m.c.settled_microusd, _m.c.unknown == sa.true()).label("unknown_microusd"),
+    sum_of(_m.c.held_microusd).label("held_microusd"),
 )
 _NUMBERS = tuple(column.name for column in _COLUMNS)
 _GROUPS: dict[By, tuple[sa.Column[Any], ...]] = {
@@ -195,10 +191,10 @@ _of_month = (
     sa.select(
         _s.c.agent,
         _s.c.person,
-        _sum(_s.c.settled_microusd, _today).label("day_settled"),
-        _sum(_s.c.held_microusd, _today).label("day_held"),
-        _sum(_s.c.settled_microusd).label("month_settled"),
-        _sum(_s.c.held_microusd).label("month_held"),
+        sum_of(_s.c.settled_microusd, _today).label("day_settled"),
+        sum_of(_s.c.held_microusd, _today).label("day_held"),
+        sum_of(_s.c.settled_microusd).label("month_settled"),
+        sum_of(_s.c.held_microusd).label("month_held"),
     )
     .where(_s.c.day >= _b("month_from"), _s.c.day <= _b("month_to"))
     .group_by(_s.c.agent, _s.c.person)
