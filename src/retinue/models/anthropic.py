@@ -37,6 +37,7 @@ MARKED_TURNS = 2  # with the mark on the instructions, within the four that a re
 _OURS = ("messages", "system", "tools")
 _CACHED = b',"cache_control":{"type":"ephemeral"}}'
 _encode = msgspec.json.encode
+_ASSISTANT, _PAUSED = RecordKind.ASSISTANT, Stop.PAUSED  # looked up once: these are asked for every record
 
 
 class AnthropicWire:
@@ -146,9 +147,9 @@ def _closed(records: Sequence[Record], wires: Sequence[bytes], provider: str) ->
     left = [
         number
         for number, record in enumerate(records[:-1])
-        if isinstance(record.body, Reply)
-        and record.body.stop is Stop.PAUSED
-        and records[number + 1].kind is not RecordKind.ASSISTANT
+        if record.kind is _ASSISTANT
+        and cast("Reply", record.body).stop is _PAUSED
+        and records[number + 1].kind is not _ASSISTANT
     ]
     if not left:
         return wires

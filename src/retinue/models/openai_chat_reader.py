@@ -117,11 +117,13 @@ class ChatReader:
         self._over = False
 
     def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
-        if data.strip() == _DONE:
-            self._over = True
-            return self._held()
-        if not data.strip():
-            return ()
+        if not data.startswith(b"{"):
+            said = data.strip()
+            if said == _DONE:
+                self._over = True
+                return self._held()
+            if not said:
+                return ()
         event = self._event(data)
         if event.error or event.object == "error" or name == b"error":
             raise self._failed(event.error, data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from retinue.domain.model import Failure, ModelFailed
 
@@ -11,9 +11,8 @@ EVENT_BYTES_MAX = 16 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 
 
-class Event(NamedTuple):
-    name: bytes
-    data: bytes
+Event = tuple[bytes, bytes]
+"""Its name, which is empty more often than not, and its data."""
 
 
 class Events:
@@ -50,20 +49,15 @@ class Events:
             text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         lines = text.split(b"\n")
         self._rest = lines.pop() + held
-        found: list[Event] = []
-        for line in lines:
-            self._line(line, found)
+        found = self._read(lines)
         self._check_size()
         return found
 
     def end(self) -> list[Event]:
         """What was there when the stream ended, blank line or not: some servers leave the last one out."""
-        found: list[Event] = []
-        if rest := self._joined().rstrip(b"\r"):
-            self._line(rest, found)
+        lines = [rest] if (rest := self._joined().rstrip(b"\r")) else []
         self._rest = b""
-        self._line(b"", found)
-        return found
+        return self._read([*lines, b""])
 
     def _joined(self) -> bytes:
         if not self._pending:
@@ -77,22 +71,31 @@ class Events:
         if len(self._rest) + self._pending_bytes + self._size_bytes > EVENT_BYTES_MAX:
             raise _too_long()
 
-    def _line(self, line: bytes, found: list[Event]) -> None:
-        if not line:
-            if self._data:
-                data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
-                found.append(Event(self._name, data))
-                self._data.clear()
-                self._size_bytes = 0
-            self._name = b""
-            return
-        field, _, value = line.partition(b":")
-        if field == b"data":
-            value = value.removeprefix(b" ")
-            self._data.append(value)
-            self._size_bytes += len(value) + 1
-        elif field == b"event":
-            self._name = value.removeprefix(b" ")
+    def _read(self, lines: Sequence[bytes]) -> list[Event]:
+        """Whole lines into events. Run over for every word that a model says, so it is one loop."""
+        found: list[Event] = []
+        data, size_bytes = self._data, self._size_bytes
+        for line in lines:
+            if line[:6] == b"data: ":
+                data.append(line[6:])
+                size_bytes += len(line)
+            elif not line:
+                if data:
+                    found.append((self._name, data[0] if len(data) == 1 else b"\n".join(data)))
+                    data.clear()
+                    size_bytes = 0
+                self._name = b""
+            elif line[:7] == b"event: ":
+                self._name = line[7:]
+            else:
+                field, _, value = line.partition(b":")
+                if field == b"data":  # without a space after it, or without anything
+                    data.append(value)
+                    size_bytes += len(line)
+                elif field == b"event":
+                    self._name = value
+        self._size_bytes = size_bytes
+        return found
 
 
 def _too_long() -> ModelFailed:

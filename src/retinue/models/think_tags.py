@@ -19,6 +19,9 @@ class _Where(Enum):
     TEXT = auto()
 
 
+_TEXT = _Where.TEXT  # looked up once: this is asked at every event
+
+
 class ThinkTags:
     """Takes words as they come, tells thoughts from text. A tag anywhere else than at the start is text as any other.
 
@@ -34,7 +37,7 @@ class ThinkTags:
     @property
     def passed(self) -> bool:
         """Whether all that comes is text."""
-        return self._where is _Where.TEXT
+        return self._where is _TEXT
 
     def off(self) -> None:
         """This server has another place for thoughts."""
