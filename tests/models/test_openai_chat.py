@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from models.replay import KEY, SESSION, facts_of, linked, model_at, prompt_of, provider
+from models.replay import KEY, facts_of, linked, model_at, prompt_of, provider
 
 from retinue.config.minds import Quirk
 from retinue.domain.attachment import Attachment
@@ -325,12 +325,13 @@ def test_a_record_is_encoded_once_for_each_form() -> None:
     wire.request(first, sees, KEY)
     wire.request(first, sees, KEY)
     assert album.read_count == 3
-    b = b"".join(wire.request(first, blind, KEY).body)
-    assert b"cannot see images" in b  # what was made for another is not used
+    unshown = b"".join(wire.request(first, blind, KEY).body)
+    assert b"cannot see images" in unshown  # what was made for another is not used
     longer = prompt_of(*turns, turns[0], media=album)
     wire.request(longer, sees, KEY)
     assert album.read_count == 4
-    assert first.session == SESSION
+    unseen = b"".join(wire.request(prompt_of(*turns), sees, KEY).body)
+    assert b"no longer kept" in unseen  # nor what was made when it could be looked at
 
 
 class CountingAlbum(Album):

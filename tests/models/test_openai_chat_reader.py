@@ -227,6 +227,18 @@ async def test_parallel_calls_are_told_apart(pieces: list[list[Any]]) -> None:
     assert heard["finish"] == "tool_call"
 
 
+async def test_another_id_is_another_call_though_nothing_was_given_to_the_one_before() -> None:
+    heard = await read(
+        delta(tool_calls=[call("", id_="c1", name="clock")]),
+        delta(tool_calls=[call(ROME, id_="c2", name="weather")]),
+        delta("tool_calls"),
+    )
+    assert [(made["name"], made["arguments"]) for made in heard["tool_calls"]] == [
+        ("clock", {}),
+        ("weather", {"city": "Rome"}),
+    ]
+
+
 @pytest.mark.parametrize("same", ["", "same"])
 async def test_whole_calls_without_an_id_to_tell_them_apart_are_told_apart(same: str) -> None:
     heard = await read(

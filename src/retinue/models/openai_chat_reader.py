@@ -18,7 +18,7 @@ from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
 from retinue.models.http import malformed
 from retinue.models.openai_usage import usage_of
 from retinue.models.think_tags import ThinkTags
-from retinue.models.wires import UNPARSED, arguments_of
+from retinue.models.wires import UNPARSED, anything, arguments_of
 
 CALLS_MAX = 256
 
@@ -115,12 +115,13 @@ class ChatReader:
         self._refused = False
         self._spoke = False
         self._over = False
+        self.done = False
 
     def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
         if not data.startswith(b"{"):
             said = data.strip()
             if said == _DONE:
-                self._over = True
+                self._over = self.done = True
                 return self._held()
             if not said:
                 return ()
@@ -162,19 +163,19 @@ class ChatReader:
             return _decoder.decode(data)
         except msgspec.ValidationError as error:
             raise self._unreadable(data) or malformed(self._provider, f"it sent what we cannot read: {error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise malformed(self._provider, "it sent something that is no JSON") from None
 
     def _unreadable(self, data: bytes) -> ModelFailed | None:
         """An error may come as anything: a list of one, say."""
-        found = msgspec.json.decode(data)
+        found = anything(data)
         if isinstance(found, list) and found:
             found = cast("list[Any]", found)[0]
         error = cast("dict[str, Any]", found).get("error") if isinstance(found, dict) else None
         return failures.in_stream(self._provider, error) if error else None
 
     def _failed(self, error: Any, data: bytes) -> ModelFailed:
-        return failures.in_stream(self._provider, error or msgspec.json.decode(data))
+        return failures.in_stream(self._provider, error or anything(data))
 
     def _chunks(self, event: _Event) -> Iterator[Chunk]:
         for choice in event.choices or ():

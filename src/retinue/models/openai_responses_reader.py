@@ -14,7 +14,7 @@ from retinue.models import failures
 from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
 from retinue.models.http import malformed
 from retinue.models.openai_usage import usage_of
-from retinue.models.wires import arguments_of
+from retinue.models.wires import anything, arguments_of
 
 SERVER_ITEM_BYTES_MAX = 256 * 1024  # a picture that it made is not sent to it again
 
@@ -68,6 +68,10 @@ class ResponsesReader:
         self._refused = False
         self._ended: Ended | None = None
 
+    @property
+    def done(self) -> bool:
+        return self._ended is not None
+
     def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
         data = data.strip()
         if not data or data == _DONE:
@@ -76,7 +80,7 @@ class ResponsesReader:
             event = _decoder.decode(data)
         except msgspec.ValidationError as error:
             raise malformed(self._provider, f"it sent what we cannot read: {error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise malformed(self._provider, "it sent something that is no JSON") from None
         return self._chunks(event, name, data)
 
@@ -195,7 +199,9 @@ class ResponsesReader:
             is_call = isinstance(item, dict) and cast("dict[str, Any]", item).get("type") == "function_call"
             if is_call or not spoke:
                 yield from self._done(item, _Item())
-        stop = _STOPS.get(reason or "", Stop.END if response.status != "incomplete" else Stop.LENGTH)
+        stop = _STOPS.get(
+            reason if isinstance(reason, str) else "", Stop.END if response.status != "incomplete" else Stop.LENGTH
+        )
         if self._refused:
             stop = Stop.FILTERED
         elif self._asked and stop is Stop.END:
@@ -207,11 +213,11 @@ class ResponsesReader:
             return _response_decoder.decode(body)
         except msgspec.ValidationError as error:
             raise malformed(self._provider, f"it sent what we cannot read: {error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise malformed(self._provider, "it sent something that is no JSON") from None
 
     def _failed(self, error: Any, data: bytes) -> ModelFailed:
-        return failures.in_stream(self._provider, error or msgspec.json.decode(data))
+        return failures.in_stream(self._provider, error or anything(data))
 
 
 def _reasoning(item: dict[str, Any]) -> Seals:

@@ -105,6 +105,14 @@ def fitting(id_: str, rule: IdRule) -> str:
     return hashlib.sha256(id_.encode(errors="surrogatepass")).hexdigest()[: rule.length]
 
 
+def anything(data: bytes) -> Any:
+    """Some JSON, whatever it says; None where it is none."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
 UNPARSED = "_unparsed"
 
 
