@@ -11,10 +11,11 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import msgspec
 import sqlalchemy as sa
@@ -45,8 +46,9 @@ from retinue.engine.live import Live
 from retinue.logs import set_level, set_up_logs
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
-from retinue.models.base import Model, Models
+from retinue.models.base import Model
 from retinue.models.guide import Guide
+from retinue.models.minds import Minds
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.operations.keeper import Keeper
@@ -54,9 +56,12 @@ from retinue.operations.keeping import tidy_forever
 from retinue.operations.restarts import tell
 from retinue.operations.tools import tools_of
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
-from retinue.real import RandomIds, RealClock, faults_from, new_token
+from retinue.real import RandomIds, RealClock, faults_from, new_chance, new_token
+from retinue.runners.asking import Asker
 from retinue.runners.base import Runner
+from retinue.runners.choices import HouseChoices
 from retinue.runners.loop import Loop
+from retinue.runners.media import FileMedia
 from retinue.runners.mirrored import Mirrored
 from retinue.store import agents, people, tokens
 from retinue.store.connection import Store
@@ -94,6 +99,7 @@ class Parts:
     clock: Clock
     ids: Ids
     faults: Faults
+    chance: Random = field(default_factory=new_chance)
     models: Sequence[Model] = ()
     tools: Sequence[Tool] = ()
     staff: Sequence[Agent] = FIRST_STAFF
@@ -123,8 +129,21 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             ensure_home(settings.home, agent.name)
         live = Live()
         store.on_commit(live.committed)
-        known = (Guide(clock), *parts.models)
-        models = Models(known)
+        keeper = Keeper(parts.configuration, os.environ) if parts.configuration is not None else None
+
+        def current() -> Settings:
+            return keeper.current.settings if keeper is not None else settings
+
+        files = Files(settings.home / "files")
+        minds = Minds(
+            store,
+            clock,
+            (Guide(clock), *parts.models),
+            settings=current,
+            environment=os.environ,
+            chance=parts.chance,
+            zone=settings.zone,
+        )
         own = (SessionStatus(store, clock, str(settings.zone)), Read(), *parts.tools)
         toolbox = Toolbox(
             [*own, *tools_of(OPERATIONS.values(), lambda: desk)],
@@ -132,7 +151,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             calls_per_minute=settings.limits.calls_per_minute,
         )
         outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
-        loop: Runner = Loop(models, toolbox)
+        asker = Asker(minds, clock, settings.zone, media=FileMedia(files))
+        loop: Runner = Loop(asker, toolbox)
         mirror = Mirror(store, settings.mirror.folder or settings.home / "mirror") if settings.mirror.enabled else None
         engine = EmbeddedEngine(
             store,
@@ -144,6 +164,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             zone=settings.zone,
             slots=parts.slots or _slots(settings),
             deliver=outbox.wake,
+            choices=HouseChoices(minds, toolbox, clock, asker.shortened),
             faults=parts.faults,
         )
         outbox.on_wake(engine.wake)
@@ -154,7 +175,6 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             toolbox.limit_calls(now.limits.calls_per_minute)
             engine.slots_changed(parts.slots or _slots(now))
 
-        keeper = Keeper(parts.configuration, os.environ) if parts.configuration is not None else None
         if keeper is not None:
             keeper.on_change(take_up)
         desk = Desk(
@@ -165,13 +185,14 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             clock=clock,
             ids=ids,
             home=settings.home,
-            files=Files(settings.home / "files"),
+            files=files,
             zone=settings.zone,
             version=__version__,
             secrets=new_token,
             policy=policy,
+            catalog=lambda: minds.catalog,
+            why_now=minds.why_now,
             config=keeper,
-            models=frozenset(model.name for model in known),
             runners=frozenset({"loop"}),
         )
         if mirror is not None:
@@ -179,9 +200,6 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         await outbox.start()
         await engine.start()
         await tell(settings.home, desk.post, ids)
-
-        def current() -> Settings:
-            return keeper.current.settings if keeper is not None else settings
 
         tidying = asyncio.create_task(tidy_forever(desk, lambda: current().retention))
         try:
@@ -194,6 +212,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await outbox.stop(drain_s=drain_s)
             if mirror is not None:
                 await mirror.stop()
+            await minds.close()
     finally:
         await store.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import secrets
 import signal
 import sys
@@ -34,6 +35,11 @@ class RandomIds:
 def new_token() -> str:
     """256 bits that nobody can guess."""
     return secrets.token_urlsafe(32)
+
+
+def new_chance() -> random.Random:
+    """Dice for what need not be secret: how long to wait before asking again."""
+    return random.Random(secrets.randbits(64))
 
 
 class CrashPoint:

@@ -18,6 +18,9 @@ class CommandName(StrEnum):
     ABORT = "abort"
     WHOAMI = "whoami"
     CONTEXT = "context"
+    COMPACT = "compact"
+    MODEL = "model"
+    THINK = "think"
     ALLOW = "allow"
     DENY = "deny"
 
@@ -31,6 +34,9 @@ SUMMARIES = {
     CommandName.ABORT: ("/abort", "the same as /stop"),
     CommandName.WHOAMI: ("/whoami", "who you are here"),
     CommandName.CONTEXT: ("/context", "how much the agent has in mind"),
+    CommandName.COMPACT: ("/compact [WORDS]", "tell the context in short, minding WORDS, and go on from there"),
+    CommandName.MODEL: ("/model [NAME]", "which models there are, or think with another one"),
+    CommandName.THINK: ("/think [LEVEL]", "how much effort goes into replies"),
     CommandName.ALLOW: ("/allow ID", "let the agent do what it asked for"),
     CommandName.DENY: ("/deny ID", "do not let it"),
 }

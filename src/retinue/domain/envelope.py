@@ -9,6 +9,7 @@ from enum import StrEnum
 from retinue.domain.address import Address
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.run import RunRequest
 from retinue.domain.session import Origin
 
 TEXT_BYTES_MAX = 262_144
@@ -64,6 +65,7 @@ class Context:
     platform_id: str = ""
     approval: str = ""  # which approval a decision decides, or a question asks
     verdict: str = ""  # "allow" or "deny", on a decision
+    request: RunRequest | None = None
 
 
 NO_CONTEXT = Context()

@@ -15,6 +15,7 @@ class NewsKind(StrEnum):
     ENVELOPE_SETTLED = "envelope.settled"
     SESSION_STARTED = "session.started"
     SESSION_RESET = "session.reset"
+    SESSION_COMPACTED = "session.compacted"
     SESSION_CHANGED = "session.changed"
     SESSION_DELETED = "session.deleted"
     AGENT_CHANGED = "agent.changed"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from retinue.domain.errors import RetinueError
-from retinue.domain.model import ModelRef, Price
+from retinue.domain.model import FREE, ModelRef, Price
 
 MICROUSD = 1_000_000  # in a dollar
 WARN_SHARE = 0.8
@@ -59,6 +59,11 @@ class CallTerms:
     input_tokens_bound: int = 0
     output_tokens_max: int = 0
     caps: Caps = NO_CAPS
+
+    @property
+    def costs(self) -> bool:
+        """Whether something is reserved for it."""
+        return self.price is not None and self.price != FREE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

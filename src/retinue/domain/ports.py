@@ -9,7 +9,9 @@ from typing import Protocol
 from retinue.domain.approval import ApprovalState
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.event import Delta
-from retinue.domain.record import Record, Reply
+from retinue.domain.model import ModelFailed
+from retinue.domain.money import CallTerms, Granted
+from retinue.domain.record import Note, Record, Reply, Summary
 from retinue.domain.run import Run
 from retinue.domain.tool import Call, ToolResult
 
@@ -60,6 +62,10 @@ class Tell(Protocol):
     def delta(self, delta: Delta) -> None: ...
 
 
+Asking = Callable[[int, Granted], Awaitable[Reply]]
+"""Asks a model: handed the attempt, and what it was granted."""
+
+
 class Journal(Protocol):
     """Where a run's steps are kept, to resume from. A step is written before it is taken."""
 
@@ -76,8 +82,30 @@ class Journal(Protocol):
         """This run's records so far."""
         ...
 
-    async def reply(self, turn: int, ask: Callable[[int], Awaitable[Reply]], *, reserve_microusd: int = 0) -> Reply:
-        """Write the intent to ask the model, ask it (handing it the attempt), and keep what it said."""
+    async def reply(self, turn: int, ask: Asking, *, terms: CallTerms) -> Reply:
+        """Write the intent to ask the model, reserve what it may cost, ask it, and keep what it said.
+
+        Where that fails, the step stays open: say so with `failed`, and ask again, or another.
+        """
+        ...
+
+    async def summarize(self, turn: int, ask: Asking, *, terms: CallTerms, notice: str = "") -> Reply:
+        """The same for a summary of the context, or a part of one. What it said is kept by `compact`, if at all.
+
+        `notice` is told to whoever waits, where someone does, before the model is asked.
+        """
+        ...
+
+    def failed(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
+        """Keep why the model that was asked last did not reply, and what is tried next."""
+        ...
+
+    async def compact(self, summary: Summary) -> None:
+        """Have the context begin with this summary, and go on with what it has kept."""
+        ...
+
+    async def note(self, note: Note) -> None:
+        """Put words of the house before the model, as part of this run."""
         ...
 
     def begun(self, turn: int, index: int) -> bool:

@@ -43,6 +43,27 @@ class Run:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What a sender asks of the run over its envelope, beyond an answer. What is left out is as the agent has it."""
+
+    model: str | None = None  # a reference, or what `provider` calls it
+    provider: str | None = None
+    lane: LaneKind | None = None
+    workspace: str | None = None
+    extra_system_prompt: str = ""
+    compact: str | None = None  # nothing but to compact the context, minding these words
+
+    @property
+    def reference(self) -> str | None:
+        if self.model and self.provider and not self.model.startswith(f"{self.provider}/"):
+            return f"{self.provider}/{self.model}"
+        return self.model
+
+
+NO_REQUEST = RunRequest()
+
+
 class StepKind(StrEnum):
     MODEL = "model"
     TOOL = "tool"
@@ -60,10 +81,9 @@ class Step:
 
     run: RunId
     turn: int
-    index: int  # 0 is the model's reply, 1.. are the calls it asked for
+    index: int  # 0 is the model's reply, 1.. are the calls it asked for, -1.. are summaries that were needed first
     kind: StepKind
     hash: str
     attempt: int = 1
     state: StepState = StepState.OPEN
     call: Call | None = None
-    reserved_microusd: int = 0

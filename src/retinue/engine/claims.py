@@ -15,7 +15,7 @@ from retinue.domain.event import NewsKind
 from retinue.domain.ids import RunId
 from retinue.domain.record import UserTurn
 from retinue.domain.run import Run, RunStatus, Step, StepKind, StepState
-from retinue.domain.session import BATCH_MAX, SNIPPET_LENGTH_MAX, QueueMode, Session, Wakefulness, lane_kind
+from retinue.domain.session import BATCH_MAX, SNIPPET_LENGTH_MAX, LaneKind, QueueMode, Session, Wakefulness, lane_kind
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.engine.custody import Append, Nothing, Work
@@ -149,7 +149,7 @@ def _start_run(
         id=run_id,
         session=session.id,
         agent=agent.name,
-        lane=lane_kind(session.origin.kind),
+        lane=_lane(session, batch[0]),
         epoch=session.epoch + 1,
         status=RunStatus.RUNNING,
         sender=sender,
@@ -160,7 +160,7 @@ def _start_run(
     )
     append.run = run
     text = turn_input.render(batch, now=now, zone=terms.zone)
-    turn = append.add(UserTurn(text=text, envelopes=run.envelopes))
+    turn = append.add(UserTurn(text=text, envelopes=run.envelopes, attachments=turn_input.shown(batch)))
     sessions.guard(
         conn,
         session.id,
@@ -197,6 +197,11 @@ def _start_run(
         fresh=tuple(append.records),
         wakes=wakes,
     )
+
+
+def _lane(session: Session, first: Envelope) -> LaneKind:
+    asked = first.context.request.lane if first.context.request else None
+    return asked or lane_kind(session.origin.kind)
 
 
 def first_step(run: Run, agent: Agent) -> Step:

@@ -6,7 +6,7 @@ They take the road of all mail: kept, counted, settled, answered by an envelope.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
@@ -19,16 +19,17 @@ from retinue.domain.envelope import Draft, Kind, Outcome, Receipt, Trust
 from retinue.domain.errors import RetinueError
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, RunId, derived, short
-from retinue.domain.record import Record, Reply
+from retinue.domain.run import RunRequest
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show
+from retinue.engine import choosing
+from retinue.engine.choosing import Choices
 from retinue.engine.endings import NOTHING_CANCELLED, NOTHING_SAID, Cancelled, Said, cancel_in, decide_in
 from retinue.mailroom.inbox import Wake, enter, keep_command, purged_before, seen_before
 from retinue.mailroom.routing import OWNER, answer_address
 from retinue.store import approvals, envelopes, purge, records, runs
 from retinue.store.house import Page
 
-RECORDS_LOOKED_AT_MAX = 200
 ENTITLED = frozenset({Trust.OWNER, Trust.PERSON})
 
 
@@ -55,6 +56,7 @@ def carry_out(
     command: Command,
     now_ms: int,
     zone: ZoneInfo,
+    choices: Choices,
     said: Mapping[RunId, Said] = NOTHING_SAID,
 ) -> Commanded:
     seen = envelopes.by_key(conn, draft.source, draft.key)
@@ -74,7 +76,7 @@ def carry_out(
     answer = EnvelopeId(derived(draft.id, "answer")) if to is not None else None
     because = f"the house answered /{command.word}"
     _settle(page, draft, session, Outcome.ANSWERED, because, answer=answer)  # first: it is none of what waits
-    done = _do(page, draft, command, session, agent, zone, said)
+    done = _do(page, draft, command, session, agent, zone, choices, said)
     wakes = list(done.wakes)
     if to is not None and answer is not None:
         wakes += enter(
@@ -121,6 +123,7 @@ def _do(
     session: Session,
     agent: Agent,
     zone: ZoneInfo,
+    choices: Choices,
     said: Mapping[RunId, Said],
 ) -> _Done:
     by = str(draft.sender)
@@ -132,7 +135,13 @@ def _do(
         case CommandName.STATUS:
             return _Done(_status(page, session, agent, zone))
         case CommandName.CONTEXT:
-            return _Done(_context(page, session))
+            return _Done(_context(page, session, agent, choices))
+        case CommandName.COMPACT:
+            return _compact(page, draft, command, session, agent)
+        case CommandName.MODEL:
+            return _Done(choosing.model(page, command.rest, session, agent, choices))
+        case CommandName.THINK:
+            return _Done(choosing.think(page, command.rest, session, agent, choices))
         case CommandName.WHOAMI:
             return _Done(f"You are {draft.sender}, and {agent.name} hears you as {_standing(draft.trust)}.")
         case CommandName.STOP | CommandName.ABORT:
@@ -164,6 +173,24 @@ def _new(page: Page, draft: Draft, command: Command, session: Session, agent: Ag
         )
         done.wakes += enter(page, mail).wakes
     return done
+
+
+def _compact(page: Page, draft: Draft, command: Command, session: Session, agent: Agent) -> _Done:
+    """A summary needs a model, so a run makes it, in its turn; this answer only says that it will."""
+    mail = Draft(
+        id=EnvelopeId(derived(draft.id, "compact")),
+        sender=draft.sender,
+        recipient=address.agent(agent.name, session.id),
+        text="Compact this conversation.",
+        source="command",
+        key=f"{draft.id}/compact",
+        kind=Kind.SYSTEM,
+        context=replace(draft.context, request=RunRequest(compact=command.rest)),
+        trust=draft.trust,
+    )
+    return _Done(
+        "I will tell this conversation in short, and say when it is done.", wakes=list(enter(page, mail).wakes)
+    )
 
 
 def _decide(page: Page, draft: Draft, command: Command, session: Session) -> _Done:
@@ -200,31 +227,23 @@ def _status(page: Page, session: Session, agent: Agent, zone: ZoneInfo) -> str:
     lines = {
         "now": show(from_ms(page.at_ms), zone),
         "agent": agent.name,
-        "model": agent.model,
+        "model": session.mind.model or agent.model or "as the house has it",
         "session": short(session.id),
         "run": f"{short(run.id)} {run.status} since {show(run.started_at, zone)}" if run else "none",
         "waiting-envelopes": envelopes.count_due(page.conn, session.id, page.at_ms),
         "queue-mode": session.queue.over(agent.queue).mode,
         "records": session.record_seq,
+        "compactions": session.compactions,
     }
     return "\n".join(f"{key}: {value}" for key, value in lines.items())
 
 
-def _context(page: Page, session: Session) -> str:
-    first = max(session.context_from, session.record_seq - RECORDS_LOOKED_AT_MAX + 1)
-    found, damaged = records.read(page.conn, session.id, first=first, last=session.record_seq)
+def _context(page: Page, session: Session, agent: Agent, choices: Choices) -> str:
+    found, damaged = records.read(page.conn, session.id, first=session.context_from, last=session.record_seq)
     lines = {
         "session": short(session.id),
-        "records-in-context": session.record_seq - session.context_from + 1,
-        "tokens-of-the-last-reply": _tokens(found) or "unknown",
+        "records-kept": session.record_seq,
         "damaged-records": len(damaged),
         "contexts-begun": session.revision + 1,
     }
-    return "\n".join(f"{key}: {value}" for key, value in lines.items())
-
-
-def _tokens(found: list[Record]) -> int:
-    for record in reversed(found):
-        if isinstance(record.body, Reply):
-            return record.body.usage.input_tokens + record.body.usage.output_tokens
-    return 0
+    return "\n".join([*choices.report(agent, session, found), *(f"{key}: {value}" for key, value in lines.items())])

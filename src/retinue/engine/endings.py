@@ -30,7 +30,7 @@ from retinue.domain.text import clipped_bytes, storable
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import ToolResult, call_hash
 from retinue.engine.custody import Append, Work
-from retinue.engine.writing import Closing, write_closings
+from retinue.engine.writing import Unwritten, warnings_of, write_closings
 from retinue.mailroom.inbox import ClockWake, LaneWake, Wake, enter, notify, settle_and_tell
 from retinue.mailroom.routing import OWNER, answer_address
 from retinue.runners.base import Finished, Parked
@@ -56,12 +56,13 @@ NOTHING_SAID: Mapping[RunId, Said] = {}
 
 
 def finish(
-    page: Page, work: Work, closings: Sequence[Closing], finished: Finished, *, wakefulness: Wakefulness
+    page: Page, work: Work, closings: Sequence[Unwritten], finished: Finished, *, wakefulness: Wakefulness
 ) -> tuple[Wake, ...]:
     """The answer, the outcomes, the last records, the run's end. The caller may go on to claim in the same commit."""
     conn = page.conn
     append = Append(work.session, page, work.run)
     write_closings(append, closings)
+    finished = replace(finished, remarks=(*finished.remarks, *warnings_of(append, closings)))
     owed = [e for e in work.envelopes if answerable(e.kind)]
     unowed = [e.id for e in work.envelopes if not answerable(e.kind)]
     answer = _answer(work, owed, finished) if owed else None
@@ -74,8 +75,13 @@ def finish(
         at_ms=page.at_ms,
         snippet=answer.text[:SNIPPET_LENGTH_MAX] if answer else None,
     )
+    if finished.reset:
+        append.add(Mark(), kind=RecordKind.RESET)
     if append.records:
         records.add(conn, append.records)
+    if finished.reset:
+        sessions.set_context_from(conn, work.session.id, append.seq, at_ms=page.at_ms)
+        page.tell(NewsKind.SESSION_RESET, session=work.session.id, run=work.run.id, record_seq=append.seq)
     wakes: tuple[Wake, ...] = ()
     if owed:
         if answer is not None:
@@ -120,7 +126,7 @@ def _answer(work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft |
         id=EnvelopeId(derived(work.run.id, "answer")),
         sender=address.agent(work.agent.name, work.session.id),
         recipient=to,
-        text=clipped_bytes(finished.text, TEXT_BYTES_MAX) or NO_WORDS,
+        text=clipped_bytes(finished.answer, TEXT_BYTES_MAX) or NO_WORDS,
         source="run",
         key=f"{work.run.id}/answer",
         kind=Kind.ANSWER,
@@ -131,7 +137,7 @@ def _answer(work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft |
 
 
 def fail(
-    conn: sa.Connection, *, work: Work, closings: Sequence[Closing], now_ms: int, error: str, text: str
+    conn: sa.Connection, *, work: Work, closings: Sequence[Unwritten], now_ms: int, error: str, text: str
 ) -> tuple[Wake, ...]:
     """A run that broke: what it held is dead but kept, and the person reads why in plain words."""
     page = Page(conn, now_ms)
@@ -150,7 +156,7 @@ def fail(
     return wakes
 
 
-def _write_last_words(page: Page, work: Work, closings: Sequence[Closing]) -> Session:
+def _write_last_words(page: Page, work: Work, closings: Sequence[Unwritten]) -> Session:
     """Prove that the session is still ours, and keep what had come back but was not yet written."""
     append = Append(work.session, page, work.run)
     write_closings(append, closings)
@@ -255,7 +261,7 @@ def interrupted(call: str, tool: str) -> ToolResult:
 
 
 def park(
-    conn: sa.Connection, *, work: Work, closings: Sequence[Closing], parked: Parked, now_ms: int
+    conn: sa.Connection, *, work: Work, closings: Sequence[Unwritten], parked: Parked, now_ms: int
 ) -> tuple[bool, tuple[Wake, ...]]:
     """Put the question to a person and let go of everything else. Says whether mail already waits for the lane."""
     page = Page(conn, now_ms)

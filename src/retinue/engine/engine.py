@@ -22,6 +22,7 @@ from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.session import LaneKind, OriginKind, QueueMode, Session, lane_kind
 from retinue.domain.times import to_ms
+from retinue.engine.choosing import Choices, NoChoices
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
 from retinue.engine.commands import Commanded, carry_out
 from retinue.engine.custody import Nothing, Work
@@ -146,15 +147,17 @@ class EmbeddedEngine:
         slots: Slots | None = None,
         ready_max: int = READY_MAX,
         deliver: Callable[[str], None] = lambda _channel: None,
+        choices: Choices | None = None,
         faults: Faults = NO_FAULTS,
     ) -> None:
         self._store = store
         self._clock = clock
         self._ids = ids
         self._deliver = deliver
+        self._choices = choices or NoChoices()
         self.terms = Terms(zone=zone, opened_ms=to_ms(clock.now()))
         self._live = live
-        self._watch = Watch(store, clock, runners, live, self.terms, homes, faults)
+        self._watch = Watch(store, clock, runners, live, self.terms, homes, faults, self.wake)
         self._concurrency: dict[str, int] = {}
         self._ready = Ready(slots or Slots(), lambda agent: self._concurrency.get(agent, 1), ready_max=ready_max)
         self._lanes: dict[SessionId, _Lane] = {}
@@ -272,7 +275,13 @@ class EmbeddedEngine:
 
     async def command(self, draft: Draft, command: Command) -> Receipt:
         body = partial(
-            carry_out, draft=draft, command=command, now_ms=self._now_ms(), zone=self.terms.zone, said=self._said()
+            carry_out,
+            draft=draft,
+            command=command,
+            now_ms=self._now_ms(),
+            zone=self.terms.zone,
+            choices=self._choices,
+            said=self._said(),
         )
 
         def done(commanded: Commanded | None) -> None:

@@ -16,8 +16,10 @@ from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.envelope import Envelope, Kind, Trust
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import short
-from retinue.domain.ports import Clock, Faults
-from retinue.domain.record import Note, Record, Reply, UserTurn, kind_of
+from retinue.domain.model import ModelFailed
+from retinue.domain.money import CallTerms, Granted
+from retinue.domain.ports import Asking, Clock, Faults
+from retinue.domain.record import Note, Record, Reply, Summary, UserTurn, kind_of
 from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.session import BATCH_MAX, QueueMode, Wakefulness
 from retinue.domain.times import from_ms, to_ms
@@ -25,11 +27,18 @@ from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.engine.custody import Append, Work
 from retinue.engine.endings import interrupted
 from retinue.engine.lanes import voice
-from retinue.engine.writing import Closing, write_closings
+from retinue.engine.writing import Closing, Failing, Leaving, Paid, Summed, Unwritten, write_closings
+from retinue.mailroom.inbox import Wake, notify
+from retinue.mailroom.routing import answer_address
+from retinue.policy.budgets import days
 from retinue.runners import turn_input
+from retinue.runners.base import is_silent
+from retinue.runners.context import arranged
 from retinue.store import envelopes, money, records, runs, sessions
 from retinue.store.connection import Store
 from retinue.store.house import Page
+
+SUMMARIES_MAX = 100  # of one worker over one run
 
 
 class RunJournal:
@@ -40,22 +49,28 @@ class RunJournal:
         work: Work,
         context: list[Record],
         *,
+        own: Sequence[Record] | None = None,
         store: Store,
         clock: Clock,
         zone: ZoneInfo,
         faults: Faults,
         has_mail: Callable[[], bool],
+        wake: Callable[[Wake], None],
     ) -> None:
         self.work = work
         self._records = context
-        self._own = _own_records(context, work.run)
+        self._own = _own_records(context, work.run) if own is None else list(own)
         self._store = store
         self._clock = clock
         self._zone = zone
         self._faults = faults
         self._has_mail = has_mail
+        self._wake = wake
         self._resumed = not work.fresh  # then nobody has told us what came in meanwhile
-        self._closings: list[Closing] = []
+        self._closings: list[Unwritten] = []
+        self._asked: _Asked | None = None  # the model that is being asked, until it replied or failed
+        self._summaries = 0
+        self._left_out = False  # a silent reply: kept, and not read again
         self._unnumbered = 0  # records in memory that the next commit will number
         self._open = {(step.turn, step.index): step for step in work.open_steps}
         # A step that was open when we took the run was opened by someone else, unless the claim itself opened it.
@@ -74,34 +89,79 @@ class RunJournal:
         return self._own
 
     @property
-    def closings(self) -> Sequence[Closing]:
+    def closings(self) -> Sequence[Unwritten]:
         """What the run's last commit still has to write."""
-        return self._closings
+        # A summary that was begun before a crash, and that nobody needs any more.
+        left = [Leaving(step) for (_, index), step in self._open.items() if index < 0]
+        return [*self._closings, *left] if left else self._closings
 
-    async def reply(self, turn: int, ask: Callable[[int], Awaitable[Reply]], *, reserve_microusd: int = 0) -> Reply:
-        step = self._open.pop((turn, 0), None)
-        if step is None:
-            step = Step(
-                run=self.run.id,
-                turn=turn,
-                index=0,
-                kind=StepKind.MODEL,
-                hash=self.work.agent.model[:32],
-                reserved_microusd=reserve_microusd,
-            )
-            await self._commit(opening=step, join=turn > 0)
-        elif (turn, 0) in self._inherited:
-            self._inherited.discard((turn, 0))
-            step = replace(step, attempt=step.attempt + 1, reserved_microusd=reserve_microusd)
-            await self._commit(again=step)
-        elif reserve_microusd:
-            step = replace(step, reserved_microusd=reserve_microusd)
-            await self._commit(again=step)
+    @property
+    def is_whole(self) -> bool:
+        """Whether the context in memory is what the store will have once the last commit is made."""
+        newest = max((record.seq for record in (self._records[:1] + self._records[-1:])), default=0)
+        return newest == self.work.session.record_seq + self._unnumbered and not self._left_out
+
+    async def reply(self, turn: int, ask: Asking, *, terms: CallTerms) -> Reply:
+        step, granted = await self._ask_for(turn, 0, terms)
         self._faults.reach("model.before")
-        reply = await ask(step.attempt)
+        reply = await ask(step.attempt, granted)
         self._faults.reach("model.after")
-        self._close(step, reply)
+        self._asked = None
+        self._open.pop((turn, 0), None)
+        self._remember(Closing(reply, _closed(step), self._paid(terms)))
         return reply
+
+    async def summarize(self, turn: int, ask: Asking, *, terms: CallTerms, notice: str = "") -> Reply:
+        self._summaries += 1
+        # Whoever takes the run up has a higher epoch, and so no number that was used before.
+        index = -(self.run.epoch * SUMMARIES_MAX + self._summaries)
+        step, granted = await self._ask_for(turn, index, terms, notice=notice)
+        self._faults.reach("model.before")
+        reply = await ask(step.attempt, granted)
+        self._faults.reach("model.after")
+        self._asked = None
+        self._open.pop((turn, step.index), None)
+        self._closings.append(Summed(_closed(step), self._paid(terms), reply.usage))
+        return reply
+
+    async def compact(self, summary: Summary) -> None:
+        self._remember(Closing(summary, None))
+        await self._commit(kept_from=summary.kept_from)
+        self._records[:] = arranged(self._records)
+
+    async def note(self, note: Note) -> None:
+        self._remember(Closing(note, None))
+
+    def failed(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return  # it was refused before it was asked: by a budget, say
+        self._closings.append(Failing(asked.step, self._paid(asked.terms), error, next_move))
+        if asked.step.index < 0:  # the next one has a step of its own
+            self._open.pop((asked.step.turn, asked.step.index), None)
+            self._closings.append(Leaving(asked.step))
+        else:
+            self._inherited.add((asked.step.turn, asked.step.index))
+
+    async def _ask_for(self, turn: int, index: int, terms: CallTerms, *, notice: str = "") -> tuple[Step, Granted]:
+        """The intent, with its reservation, in one commit: none is needed where the claim has written it already."""
+        step = self._open.get((turn, index))
+        granted = Granted(output_tokens_max=terms.output_tokens_max)
+        if step is None:
+            step = Step(run=self.run.id, turn=turn, index=index, kind=StepKind.MODEL, hash=str(terms.ref)[:32])
+            granted = await self._commit(opening=step, join=turn > 0 and index == 0, terms=terms, notice=notice)
+        elif (turn, index) in self._inherited:
+            step = replace(step, attempt=step.attempt + 1)
+            granted = await self._commit(again=step, terms=terms)
+            self._inherited.discard((turn, index))
+        elif terms.costs or terms.caps.any:
+            granted = await self._commit(again=step, terms=terms)
+        self._open[turn, index] = step
+        self._asked = _Asked(step, terms)
+        return step, granted
+
+    def _paid(self, terms: CallTerms) -> Paid:
+        return Paid(terms=terms, days=days(self._clock.now(), self._zone))
 
     def begun(self, turn: int, index: int) -> bool:
         return (turn, index) in self._open
@@ -141,9 +201,8 @@ class RunJournal:
     async def keep_note(self, result: ToolResult) -> None:
         self._remember(Closing(_kept(result, stored=True), None))
 
-    def _close(self, step: Step, body: Reply | ToolResult | Note) -> None:
-        closed = step if step.state is StepState.INTERRUPTED else replace(step, state=StepState.CLOSED)
-        self._remember(Closing(body, closed))
+    def _close(self, step: Step, body: ToolResult | Note) -> None:
+        self._remember(Closing(body, _closed(step)))
 
     def _remember(self, closing: Closing) -> None:
         """Into the context now, into the store with the next commit, under the same number."""
@@ -157,10 +216,22 @@ class RunJournal:
             at=self._clock.now(),
             run=self.run.id,
         )
-        self._records.append(record)
         self._own.append(record)
+        if is_silent(closing.body):
+            self._left_out = True
+        else:
+            self._records.append(record)
 
-    async def _commit(self, *, opening: Step | None = None, again: Step | None = None, join: bool = False) -> None:
+    async def _commit(
+        self,
+        *,
+        opening: Step | None = None,
+        again: Step | None = None,
+        join: bool = False,
+        terms: CallTerms | None = None,
+        kept_from: int | None = None,
+        notice: str = "",
+    ) -> Granted:
         body = partial(
             write_step,
             work=self.work,
@@ -170,18 +241,29 @@ class RunJournal:
             join=join and (self._has_mail() or self._resumed),
             now_ms=to_ms(self._clock.now()),
             zone=self._zone,
+            paid=self._paid(terms) if terms is not None else None,
+            kept_from=kept_from,
+            notice=notice,
         )
         written = await self._store.write(body, point="step")
         self._closings.clear()
         self._unnumbered = 0
         self.work = replace(
             self.work,
-            session=replace(self.work.session, record_seq=written.record_seq),
+            session=replace(
+                self.work.session,
+                record_seq=written.record_seq,
+                context_from=self.work.session.context_from if kept_from is None else kept_from,
+                compactions=self.work.session.compactions + (kept_from is not None),
+            ),
             run=replace(self.work.run, envelopes=tuple(e.id for e in written.envelopes)),
             envelopes=written.envelopes,
         )
         self._records.extend(written.joined)
         self._own.extend(written.joined)
+        for wake in written.wakes:
+            self._wake(wake)
+        return written.granted
 
 
 def _own_records(context: Sequence[Record], run: Run) -> list[Record]:
@@ -212,18 +294,35 @@ class Written:
     record_seq: int
     envelopes: tuple[Envelope, ...]
     joined: tuple[Record, ...]
+    granted: Granted
+    wakes: tuple[Wake, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A model that was asked: the step that was written for it, and on what terms."""
+
+    step: Step
+    terms: CallTerms
+
+
+def _closed(step: Step) -> Step:
+    return step if step.state is StepState.INTERRUPTED else replace(step, state=StepState.CLOSED)
 
 
 def write_step(
     conn: sa.Connection,
     *,
     work: Work,
-    closings: Sequence[Closing],
+    closings: Sequence[Unwritten],
     opening: Step | None,
     again: Step | None,
     join: bool,
     now_ms: int,
     zone: ZoneInfo,
+    paid: Paid | None,
+    kept_from: int | None,
+    notice: str,
 ) -> Written:
     """The step commit: results so far, the next intent, and whoever joins in, or nothing at all."""
     page = Page(conn, now_ms)
@@ -243,9 +342,13 @@ def write_step(
     )
     if append.records:
         records.add(conn, append.records)
+    if kept_from is not None:
+        _compact(append, kept_from)
+    granted = Granted(output_tokens_max=0)
     if opening is not None:
         runs.open_step(conn, opening, at_ms=page.at_ms)
-        _reserve(page, work.run, opening)
+        if paid is not None:
+            granted = _reserve(page, work.run, opening, paid)
         if opening.kind is StepKind.TOOL and opening.call is not None:
             page.tell(
                 NewsKind.STEP_OPENED,
@@ -258,14 +361,53 @@ def write_step(
             )
     if again is not None:
         runs.try_step_again(conn, again)
-        _reserve(page, work.run, again)
+        if paid is not None:
+            granted = _reserve(page, work.run, again, paid)
+    wakes = _notify(page, work, notice) if notice and opening is not None else ()
     page.close()
-    return Written(append.seq, held, joined)
+    return Written(append.seq, held, joined, granted, wakes)
 
 
-def _reserve(page: Page, run: Run, step: Step) -> None:
-    if step.reserved_microusd:
-        money.reserve(page.conn, run, step.turn, step.attempt, microusd=step.reserved_microusd, at_ms=page.at_ms)
+def _notify(page: Page, work: Work, notice: str) -> tuple[Wake, ...]:
+    """For a person who waits; nobody else is helped by it. Once in a run, however often it happens."""
+    to = answer_address(work.run.sender, origin=work.session.origin)
+    if to is None or not work.session.origin.kind.foreground or not work.envelopes:
+        return ()
+    about = work.envelopes[-1]
+    purpose = f"notice {work.run.id}"
+    if envelopes.by_key(page.conn, "house", f"{about.id}/{purpose}") is not None:
+        return ()
+    return notify(page, to, about.id, about.kind, purpose, notice, session=work.session)
+
+
+def _reserve(page: Page, run: Run, step: Step, paid: Paid) -> Granted:
+    terms = paid.terms
+    if not terms.costs and not terms.caps.any:
+        return Granted(output_tokens_max=terms.output_tokens_max)
+    return money.reserve(
+        page.conn,
+        run,
+        turn=step.turn,
+        index=step.index,
+        attempt=step.attempt,
+        terms=terms,
+        days=paid.days,
+        root=run.id,
+        at_ms=page.at_ms,
+    )
+
+
+def _compact(append: Append, kept_from: int) -> None:
+    page, session = append.page, append.session
+    sessions.compact(page.conn, session.id, kept_from=kept_from, at_ms=page.at_ms)
+    page.tell(
+        NewsKind.SESSION_COMPACTED,
+        session=session.id,
+        run=append.run.id if append.run else None,
+        record_seq=append.seq,
+        kept_from=kept_from,
+        compactions=session.compactions + 1,
+    )
 
 
 def _join(append: Append, work: Work, zone: ZoneInfo) -> tuple[tuple[Envelope, ...], tuple[Record, ...]]:
@@ -278,7 +420,7 @@ def _join(append: Append, work: Work, zone: ZoneInfo) -> tuple[tuple[Envelope, .
     if not mine:
         return work.envelopes, ()
     text = turn_input.render(mine, now=from_ms(page.at_ms), zone=zone)
-    record = append.add(UserTurn(text=text, envelopes=tuple(e.id for e in mine)))
+    record = append.add(UserTurn(text=text, envelopes=tuple(e.id for e in mine), attachments=turn_input.shown(mine)))
     page.tell(
         NewsKind.RUN_JOINED,
         session=work.session.id,

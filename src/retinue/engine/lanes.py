@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from retinue.domain.envelope import Envelope, Kind, answerable
 from retinue.domain.ids import SessionId
+from retinue.domain.run import RunRequest
 from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
 from retinue.mailroom.inbox import LaneWake
 
@@ -43,10 +44,10 @@ class Batch:
     work: tuple[Envelope, ...]
 
 
-def voice(envelope: Envelope) -> tuple[str, str, str, bool]:
-    """Who speaks, and whether an answer is owed: a change of either ends a batch."""
+def voice(envelope: Envelope) -> tuple[str, str, str, bool, RunRequest | None]:
+    """Who speaks, whether an answer is owed, and what is asked of the run: a change of any ends a batch."""
     context = envelope.context
-    return str(envelope.sender), context.sender_name, context.username, answerable(envelope.kind)
+    return str(envelope.sender), context.sender_name, context.username, answerable(envelope.kind), context.request
 
 
 def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:

@@ -14,6 +14,8 @@ import sqlalchemy as sa
 from retinue.domain.errors import RetinueError, Stale, StoreError
 from retinue.domain.ids import RunId
 from retinue.domain.ports import Clock, Faults
+from retinue.domain.record import Record
+from retinue.domain.run import NO_REQUEST
 from retinue.domain.session import Wakefulness
 from retinue.domain.times import to_ms
 from retinue.engine.claims import Terms, claim_next
@@ -22,10 +24,10 @@ from retinue.engine.endings import fail, finish, park
 from retinue.engine.journal import Answers, RunJournal
 from retinue.engine.live import Live
 from retinue.engine.transcripts import Transcripts
-from retinue.engine.writing import Closing
+from retinue.engine.writing import Unwritten
 from retinue.mailroom.inbox import Wake
 from retinue.runners.base import Assignment, Finished, Parked, Runner
-from retinue.store import agents, envelopes, sessions
+from retinue.store import agents, envelopes, records, sessions
 from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
 
@@ -53,6 +55,7 @@ class Watch:
         terms: Terms,
         homes: Callable[[str], Path],
         faults: Faults,
+        wake: Callable[[Wake], None],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -61,6 +64,7 @@ class Watch:
         self._terms = terms
         self._homes = homes
         self._faults = faults
+        self._wake = wake
         self.transcripts = Transcripts(store)
 
     async def over(
@@ -71,19 +75,29 @@ class Watch:
         journal = RunJournal(
             work,
             transcript.records,
+            own=await self._own(work),
             store=self._store,
             clock=self._clock,
             zone=self._terms.zone,
             faults=self._faults,
             has_mail=has_mail,
+            wake=self._wake,
         )
         try:
             ended = await self._work(journal, next_run=next_run, contended=contended)
         finally:
             self._live.ended(work.run.id)
-        if transcript.records and transcript.records[-1].seq == journal.work.session.record_seq + len(journal.closings):
-            self.transcripts.give_back(transcript)
+        if journal.is_whole:
+            self.transcripts.give_back(transcript, context_from=journal.work.session.context_from)
         return ended
+
+    async def _own(self, work: Work) -> list[Record] | None:
+        """A run's own records where they are no longer all in its context: it was compacted, and then cut off."""
+        if work.fresh or work.run.first_seq >= work.session.context_from:
+            return None
+        session, first, last = work.session.id, work.run.first_seq, work.session.record_seq
+        found, _ = await self._store.scan(lambda conn: records.read(conn, session, first=first, last=last))
+        return [record for record in found if record.run == work.run.id]
 
     async def _work(self, journal: RunJournal, *, next_run: RunId, contended: Callable[[], bool]) -> Ended:
         try:
@@ -124,7 +138,11 @@ class Watch:
                 code="runner.not-found",
             )
         assignment = Assignment(
-            agent=work.agent, session=work.session, home=self._homes(work.agent.name), stored=work.stored
+            agent=work.agent,
+            session=work.session,
+            home=self._homes(work.agent.name),
+            stored=work.stored,
+            request=next((e.context.request for e in work.envelopes if e.context.request), NO_REQUEST),
         )
         limit_s = work.agent.run_seconds_max
         limit = asyncio.timeout(None)
@@ -188,7 +206,7 @@ def _finish_and_claim(
     conn: sa.Connection,
     *,
     work: Work,
-    closings: tuple[Closing, ...],
+    closings: tuple[Unwritten, ...],
     finished: Finished,
     now_ms: int,
     next_run: RunId | None,

@@ -12,7 +12,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.session import Session
 from retinue.domain.tool import ToolResult
-from retinue.runners.context import whole
+from retinue.runners.context import as_read
 from retinue.store import records
 from retinue.store.connection import Store
 
@@ -56,7 +56,7 @@ class Transcripts:
         if kept is not None:
             self._size_bytes -= kept.size_bytes
             if kept.context_from == session.context_from and kept.records:
-                have = kept.records[-1].seq
+                have = max(kept.records[0].seq, kept.records[-1].seq)  # a summary stands first, and may be the newest
                 if fresh and fresh[0].seq == have + 1:
                     kept.records.extend(fresh)
                     have = kept.records[-1].seq
@@ -64,8 +64,12 @@ class Transcripts:
                     return kept
         return Transcript(session.id, session.context_from, await self._load(session))
 
-    def give_back(self, transcript: Transcript) -> None:
+    def give_back(self, transcript: Transcript, *, context_from: int | None = None) -> None:
         """Keep a context for the next run, and let the longest unused ones go to make room."""
+        if (
+            context_from is not None and transcript.context_from != context_from
+        ):  # it was compacted: what was counted is not what is there
+            transcript.context_from, transcript.counted, transcript.size_bytes = context_from, 0, 0
         transcript.count()
         if transcript.size_bytes > self._bytes_max or transcript.session in self._kept:
             return
@@ -82,7 +86,7 @@ class Transcripts:
         for damaged in damage:
             fields = {"session": damaged.session, "seq": damaged.seq, "because": damaged.because}
             log.warning("record damaged, left out", extra=fields)
-        return whole(found)
+        return as_read(found)
 
 
 def size_of(record: Record) -> int:

@@ -6,43 +6,149 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retinue.domain.event import NewsKind
-from retinue.domain.record import Note, Reply
-from retinue.domain.run import Step, StepKind, StepState
+from retinue.domain.model import ModelFailed
+from retinue.domain.money import CallTerms, Days
+from retinue.domain.record import NO_USAGE, Note, Reply, Summary, Usage
+from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.tool import ToolResult
 from retinue.engine.custody import Append
 from retinue.store import money, runs
+
+ERROR_LENGTH_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paid:
+    """On what terms a model was asked, and when, for the books."""
+
+    terms: CallTerms
+    days: Days
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
     """What came back and is not written yet. `step` is None for a result that took no act."""
 
-    body: Reply | ToolResult | Note
+    body: Reply | ToolResult | Note | Summary
     step: Step | None
+    paid: Paid | None = None
 
 
-def write_closings(append: Append, closings: Sequence[Closing]) -> None:
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A model that was asked for a summary, and replied. What it said is kept with the compaction, if there is one."""
+
+    step: Step
+    paid: Paid
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A model that was asked and did not reply. Its step stays open for whoever is asked next."""
+
+    step: Step
+    paid: Paid
+    error: ModelFailed
+    next_move: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A step that was begun and is not gone on with: what it was for is no longer needed."""
+
+    step: Step
+
+
+Unwritten = Closing | Summed | Failing | Leaving
+
+
+def write_closings(append: Append, unwritten: Sequence[Unwritten]) -> None:
+    for each in unwritten:
+        match each:
+            case Closing():
+                _close(append, each)
+            case Summed(step, paid, usage):
+                runs.close_step(append.page.conn, step, record_seq=None, at_ms=append.page.at_ms)
+                _settle(append, step, paid, usage)
+            case Failing():
+                _fail(append, each)
+            case Leaving(step):
+                runs.leave_step(append.page.conn, step, at_ms=append.page.at_ms)
+
+
+def _close(append: Append, closing: Closing) -> None:
     page = append.page
-    for closing in closings:
-        record = append.add(closing.body)
-        step = closing.step
-        if step is None:
-            continue
-        runs.close_step(page.conn, step, record_seq=record.seq, at_ms=page.at_ms)
-        if step.kind is StepKind.MODEL and step.reserved_microusd and isinstance(closing.body, Reply):
-            money.settle(page.conn, step.run, step.turn, step.attempt, microusd=closing.body.usage.cost_microusd)
-        if step.kind is StepKind.TOOL or _asks(closing.body):
-            page.tell(
-                NewsKind.STEP_CLOSED,
-                session=append.session.id,
-                run=step.run,
-                record_seq=record.seq,
-                turn=step.turn,
-                index=step.index,
-                interrupted=step.state is StepState.INTERRUPTED,
-            )
+    record = append.add(closing.body)
+    step = closing.step
+    if step is None:
+        return
+    runs.close_step(page.conn, step, record_seq=record.seq, at_ms=page.at_ms)
+    if closing.paid is not None and isinstance(closing.body, Reply):
+        _settle(append, step, closing.paid, closing.body.usage)
+    if step.kind is StepKind.TOOL or _asks(closing.body):
+        page.tell(
+            NewsKind.STEP_CLOSED,
+            session=append.session.id,
+            run=step.run,
+            record_seq=record.seq,
+            turn=step.turn,
+            index=step.index,
+            interrupted=step.state is StepState.INTERRUPTED,
+        )
 
 
-def _asks(body: Reply | ToolResult | Note) -> bool:
+def _settle(append: Append, step: Step, paid: Paid, usage: Usage) -> None:
+    if usage == NO_USAGE and not paid.terms.costs:
+        return  # nothing was read, written or reserved, as far as anyone knows: no line in the books
+    run = _run_of(append)
+    money.settle(
+        append.page.conn,
+        run,
+        turn=step.turn,
+        index=step.index,
+        attempt=step.attempt,
+        terms=paid.terms,
+        usage=usage,
+        days=paid.days,
+        root=run.id,
+        at_ms=append.page.at_ms,
+    )
+
+
+def _fail(append: Append, failing: Failing) -> None:
+    run, step, error = _run_of(append), failing.step, failing.error
+    money.fail(
+        append.page.conn,
+        run,
+        turn=step.turn,
+        index=step.index,
+        attempt=step.attempt,
+        terms=failing.paid.terms,
+        failure=error.failure.value,
+        next_move=failing.next_move,
+        error=f"{error.code}: {error.sentence}"[:ERROR_LENGTH_MAX],
+        unknown=error.begun,
+        days=failing.paid.days,
+        root=run.id,
+        at_ms=append.page.at_ms,
+    )
+
+
+def warnings_of(append: Append, unwritten: Sequence[Unwritten]) -> tuple[str, ...]:
+    """Which caps the run's last call has brought near their end. Calls before it were told with the next one."""
+    paid = next((each.paid for each in reversed(unwritten) if isinstance(each, Closing) and each.paid), None)
+    if paid is None or not paid.terms.caps.any:
+        return ()
+    run = _run_of(append)
+    return money.crossed(append.page.conn, run, terms=paid.terms, days=paid.days, root=run.id)
+
+
+def _run_of(append: Append) -> Run:
+    assert append.run is not None  # only runs take steps
+    return append.run
+
+
+def _asks(body: Reply | ToolResult | Note | Summary) -> bool:
     """A reply that asks for calls is news of its own; a last reply is told with the run's end."""
     return isinstance(body, Reply) and bool(body.calls)

@@ -137,7 +137,7 @@ class Inbox:
             if command is not None:
                 return await self._command(draft, command)
             draft = replace(draft, text=unescaped(draft.text))
-        seat = self._seat(draft.recipient.name, lane_kind(_origin(draft).kind)) if _may_begin(draft) else None
+        seat = self._seat(draft.recipient.name, _lane(draft, _origin(draft))) if _may_begin(draft) else None
         if seat is None:
             return await self._post(draft, None)
         try:
@@ -166,6 +166,11 @@ class Inbox:
 
 def _origin(draft: Draft) -> Origin:
     return draft.origin or origin_of(draft.sender)
+
+
+def _lane(draft: Draft, origin: Origin) -> LaneKind:
+    asked = draft.context.request.lane if draft.context.request else None
+    return asked or lane_kind(origin.kind)
 
 
 def _may_command(draft: Draft) -> bool:
@@ -506,7 +511,8 @@ def _to_agent(page: Page, draft: Draft, *, strict: bool, seat: Seat | None) -> E
         snippet=draft.text[:SNIPPET_LENGTH_MAX] if not draft.silent else session.snippet,
         at_ms=page.at_ms,
     )
-    wake = _wakes(page, draft, LaneWake(session.id, agent.name, lane_kind(session.origin.kind), loud=not draft.silent))
+    lane = _lane(draft, session.origin)
+    wake = _wakes(page, draft, LaneWake(session.id, agent.name, lane, loud=not draft.silent))
     refused, wakes = _keep_within_cap(page, draft, agent, session)
     if refused:
         return Entered(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.errors import NotFound
 from retinue.domain.ids import SessionId
 from retinue.domain.model import OUTPUT_TOKENS_MAX, ModelFacts
 from retinue.domain.record import PieceKind, Record, Stop, Usage
@@ -86,25 +85,6 @@ class Model(Protocol):
     def facts(self) -> ModelFacts: ...
 
     def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]: ...
-
-
-class Models:
-    """Which models this house can ask, by name."""
-
-    def __init__(self, models: Sequence[Model]) -> None:
-        self._models = {model.name: model for model in models}
-
-    def find(self, name: str) -> Model:
-        found = self._models.get(name)
-        if found is None:
-            known = ", ".join(sorted(self._models))
-            raise NotFound(
-                f"there is no model '{name}' here",
-                because=f"this house knows {known}",
-                try_this="give the agent one of these",
-                code="model.not-found",
-            )
-        return found
 
 
 class WireCache:

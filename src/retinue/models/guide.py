@@ -13,7 +13,7 @@ from functools import reduce
 from itertools import islice, takewhile
 from typing import Any
 
-from retinue.domain.model import FREE, ModelFacts, ModelFailed, ModelRef
+from retinue.domain.model import FREE, Failure, ModelFacts, ModelFailed, ModelRef
 from retinue.domain.ports import Clock
 from retinue.domain.record import NO_USAGE, Note, Record, RecordKind, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
@@ -80,6 +80,7 @@ class Guide:
                 because="`fail` shows what becomes of your envelope when a model fails",
                 try_this="say something else: the conversation goes on",
                 code="model.asked-to-fail",
+                failure=Failure.BAD_REQUEST,  # asking again would not help
             )
         for number, call in enumerate(script.calls, start=1):
             yield Asks(replace(call, id=f"call-{number}"))

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from retinue.domain.agent import Agent
 from retinue.domain.ports import Ask, Journal, Tell
+from retinue.domain.record import Body, Reply
+from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import Session
 from retinue.domain.tool import Call
 
@@ -22,18 +24,34 @@ class Assignment:
     session: Session
     home: Path
     stored: tuple[Call, ...] = ()
+    request: RunRequest = NO_REQUEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The end of a run that came to an answer. A silent one is recorded and not sent."""
+    """The end of a run that came to an answer. A silent one is recorded and not sent.
+
+    `remarks` are the house's own words on how it came about: who answered instead of whom, what is nearly spent. They
+    go with an answer, and only with one. `reset`: what the context was is set aside; the next run begins afresh.
+    """
 
     text: str
     context_length: int | None = None
+    remarks: tuple[str, ...] = ()
+    reset: bool = False
 
     @property
     def silent(self) -> bool:
         return self.text.strip() in SILENT_TOKENS
+
+    @property
+    def answer(self) -> str:
+        return "\n\n".join((self.text, *(f"[{remark}]" for remark in self.remarks))).strip()
+
+
+def is_silent(body: Body) -> bool:
+    """A last reply that says nothing on purpose: kept, and neither sent nor read again."""
+    return isinstance(body, Reply) and not body.calls and body.text.strip() in SILENT_TOKENS
 
 
 class Parked(Exception):

@@ -12,10 +12,16 @@ from dataclasses import replace
 
 from retinue.domain.record import Mark, Record, RecordKind, Reply, Summary
 from retinue.domain.tool import ToolResult
+from retinue.runners.base import is_silent
 
 # How the house begins its note before a compaction. Nobody else's words can begin a note: mail stands in a tag, and
 # the result of a stored call behind a phrase of its own.
 FLUSH_HEAD = "[Before this conversation is compacted]"
+
+
+def as_read(records: Sequence[Record]) -> list[Record]:
+    """What a model is given of the records of a context, as they are stored."""
+    return whole(arranged([record for record in records if not is_silent(record.body)]))
 
 
 def arranged(records: Sequence[Record]) -> list[Record]:

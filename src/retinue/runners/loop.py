@@ -6,25 +6,21 @@ its records end; there is no other state to restore.
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
 
 from retinue.domain.agent import Agent
-from retinue.domain.event import Delta, DeltaKind
-from retinue.domain.ids import short
-from retinue.domain.model import ModelFailed
+from retinue.domain.money import BudgetSpent
 from retinue.domain.ports import Ask, Journal, Tell
-from retinue.domain.record import Note, Piece, PieceKind, Record, Reply, UserTurn
-from retinue.domain.run import Run
-from retinue.domain.text import storable
-from retinue.domain.tool import Call, ToolResult
-from retinue.models.base import Asks, Chunk, Ended, Model, Models, Prompt, Seals, Text, Thinking
+from retinue.domain.record import Note, Record, Reply, Stop, UserTurn
+from retinue.domain.tool import Call, ToolResult, call_hash
+from retinue.runners.asking import Asker, Case
 from retinue.runners.base import Assignment, Finished, Parked
 from retinue.tools.base import Scene
 from retinue.tools.toolbox import Toolbox, refusal
+
+REPEATS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ def next_move(own: Sequence[Record], stored: Sequence[Call]) -> Move:
     open_calls = [(i, call) for i, call in enumerate(reply.calls, start=1) if call.id not in closed]
     if open_calls:
         return PerformCalls(turn, tuple(call for _, call in open_calls), tuple(i for i, _ in open_calls))
-    return AskModel(turn + 1) if reply.calls else Answer(reply)
+    return AskModel(turn + 1) if reply.calls or reply.stop is Stop.PAUSED else Answer(reply)
 
 
 def spent(agent: Agent, own: Sequence[Record]) -> str:
@@ -92,42 +88,63 @@ def spent(agent: Agent, own: Sequence[Record]) -> str:
     cost = sum(reply.usage.cost_microusd for reply in replies)
     if agent.cost_microusd_max is not None and cost >= agent.cost_microusd_max:
         return f"I stopped after spending ${cost / 1e6:.4f}, which is this agent's limit (cost_microusd_max)"
+    if _repeats(own):
+        return f"I stopped because I made the same calls {REPEATS_MAX} times, and nothing came of it that was new"
     return ""
 
 
+def _repeats(own: Sequence[Record]) -> bool:
+    """Whether the last turns asked for the same and got the same. One that is waiting for something to change does
+    not look the same: what it reads changes in the end, or it says something in between."""
+    results = {record.body.call: record.body for record in own if isinstance(record.body, ToolResult)}
+    seen: set[tuple[object, ...]] = set()
+    turns = [record.body for record in own if isinstance(record.body, Reply | UserTurn)][-REPEATS_MAX:]
+    for turn in turns:
+        if isinstance(turn, UserTurn) or not turn.calls:
+            return False
+        came = (results.get(call.id) for call in turn.calls)
+        outcomes = tuple((result.output, result.failed) if result else None for result in came)
+        seen.add((turn.text, tuple(call_hash(call) for call in turn.calls), outcomes))
+    return len(turns) == REPEATS_MAX and len(seen) == 1
+
+
 class Loop:
-    def __init__(self, models: Models, toolbox: Toolbox) -> None:
-        self._models = models
+    def __init__(self, asker: Asker, toolbox: Toolbox) -> None:
+        self._asker = asker
         self._toolbox = toolbox
 
     async def work(self, assignment: Assignment, journal: Journal, ask: Ask, tell: Tell) -> Finished:
-        agent = assignment.agent
-        model = self._models.find(agent.model)
+        case = Case(assignment, journal, tell, tools=self._toolbox.offered(assignment.agent))
+        if assignment.request.compact is not None:
+            return await self._asker.compact_only(case, assignment.request.compact)
+        try:
+            return await self._take_turns(case, ask)
+        except BudgetSpent as spent_up:
+            if not any(isinstance(record.body, Reply) for record in journal.own):
+                raise
+            # What was done so far is not thrown away with what could not be done.
+            return _cut_off(journal.own, f"I had to stop: {_in_words(spent_up)}", remarks=case.remarks)
+
+    async def _take_turns(self, case: Case, ask: Ask) -> Finished:
+        assignment, journal = case.assignment, case.journal
         while True:
             match next_move(journal.own, assignment.stored):
                 case Answer(reply):
-                    return Finished(text=reply.text, context_length=_context_length(reply))
+                    return Finished(
+                        text=reply.text,
+                        context_length=_context_length(reply),
+                        remarks=(*case.remarks, *_remarks(reply)),
+                    )
                 case AskModel(turn):
-                    if bound := spent(agent, journal.own):
-                        return _cut_off(journal.own, bound)
-                    await self._ask(model, assignment, journal, tell, turn)
+                    if bound := spent(assignment.agent, journal.own):
+                        return _cut_off(journal.own, bound, remarks=case.remarks)
+                    ended = await self._asker.ask(case, turn)
+                    if ended is not None:
+                        return ended
                 case PerformCalls(turn, calls, indexes):
                     await self._perform(assignment, journal, ask, turn, dict(zip(indexes, calls, strict=True)))
                 case PerformStored(calls, indexes):
                     await self._perform_stored(assignment, journal, ask, dict(zip(indexes, calls, strict=True)))
-
-    async def _ask(self, model: Model, assignment: Assignment, journal: Journal, tell: Tell, turn: int) -> None:
-        prompt = Prompt(
-            session=assignment.session.id,
-            instructions=assignment.agent.instructions,
-            records=journal.records,
-            tools=self._toolbox.offered(assignment.agent),
-        )
-        await journal.reply(
-            turn,
-            partial(listen, model, prompt, journal, tell, turn),
-            reserve_microusd=model.facts.price.call if model.facts.price else 0,
-        )
 
     async def _perform(
         self, assignment: Assignment, journal: Journal, ask: Ask, turn: int, calls: dict[int, Call]
@@ -199,118 +216,20 @@ class Loop:
         )
 
 
-async def listen(model: Model, prompt: Prompt, journal: Journal, tell: Tell, turn: int, attempt: int) -> Reply:
-    """Hear a model out, telling whoever watches as it goes."""
-    chunks = model.reply(prompt)
-    try:
-        return await _hear(model.name, chunks, journal.run, tell, turn, attempt)
-    finally:
-        if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()  # now: a connection should not stay open until someone collects it
-
-
-async def _hear(name: str, chunks: AsyncIterator[Chunk], run: Run, tell: Tell, turn: int, attempt: int) -> Reply:
-    text: list[str] = []
-    thinking: list[str] = []
-    calls: list[Call] = []
-    pieces = _Pieces()
-    text_offset = thinking_offset = 0
-    async for chunk in chunks:
-        match chunk:
-            case Text(said):
-                words = storable(said)
-                tell.delta(_delta(run, turn, attempt, DeltaKind.TEXT, text_offset, words))
-                text.append(words)
-                text_offset += len(words)
-                pieces.add(PieceKind.TEXT, len(words))
-            case Thinking(said):
-                words = storable(said)
-                tell.delta(_delta(run, turn, attempt, DeltaKind.THINKING, thinking_offset, words))
-                thinking.append(words)
-                thinking_offset += len(words)
-                pieces.add(PieceKind.THINKING, len(words))
-            case Asks(call):
-                # Providers number calls as they please; ours are unique in the session and the same on each attempt.
-                id_ = f"{short(run.id)}-{turn}-{len(calls) + 1}"
-                calls.append(Call(id=id_, tool=storable(call.tool), arguments=plain(call.arguments)))
-                pieces.add(PieceKind.CALL, 1)
-            case Seals(kind, seal):
-                pieces.seal(kind, storable(seal))
-            case Ended(stop, usage):
-                return Reply(
-                    text="".join(text),
-                    calls=tuple(calls),
-                    thinking="".join(thinking),
-                    stop=stop,
-                    model=name,
-                    usage=usage,
-                    pieces=pieces.worth_keeping(),
-                )
-    raise ModelFailed(
-        f"{name} broke off in the middle of its reply",
-        because="its stream ended without an end",
-        try_this="ask again",
-        code="model.broke-off",
-    )
-
-
-class _Pieces:
-    """The order in which a reply came, and what its provider wants back with each stretch of it."""
-
-    def __init__(self) -> None:
-        self._pieces: list[tuple[PieceKind, int, str]] = []
-
-    def add(self, kind: PieceKind, length: int) -> None:
-        if self._pieces and kind is not PieceKind.CALL:
-            last, so_far, seal = self._pieces[-1]
-            if last is kind and not seal:
-                self._pieces[-1] = (kind, so_far + length, "")
-                return
-        self._pieces.append((kind, length, ""))
-
-    def seal(self, kind: PieceKind, seal: str) -> None:
-        if self._pieces and self._pieces[-1][0] is kind and not self._pieces[-1][2]:
-            self._pieces[-1] = (kind, self._pieces[-1][1], seal)
-        else:
-            self._pieces.append((kind, 0, seal))
-
-    def worth_keeping(self) -> tuple[Piece, ...]:
-        """None where the usual order says it all."""
-        kinds = [kind for kind, _, _ in self._pieces]
-        usual = sorted(kinds, key=_USUAL_ORDER.index) == kinds and kinds.count(PieceKind.TEXT) <= 1
-        if usual and not any(seal for _, _, seal in self._pieces):
-            return ()
-        return tuple(Piece(kind=kind, length=length, seal=seal) for kind, length, seal in self._pieces)
-
-
-_USUAL_ORDER = (PieceKind.THINKING, PieceKind.TEXT, PieceKind.CALL, PieceKind.SERVER)
-
-
-def plain(value: Any) -> Any:
-    """Arguments as the store gives them back, so that a call read again is the call that was made, and was allowed."""
-    match value:
-        case str():
-            return storable(value)
-        case dict():
-            return {storable(str(key)): plain(part) for key, part in cast("dict[Any, Any]", value).items()}
-        case list() | tuple():
-            return [plain(part) for part in cast("Sequence[Any]", value)]
-        case float() if not math.isfinite(value):
-            return None  # JSON has no word for it
-        case _:
-            return value
-
-
-def _delta(run: Run, turn: int, attempt: int, kind: DeltaKind, offset: int, text: str) -> Delta:
-    return Delta(session=run.session, run=run.id, turn=turn, attempt=attempt, kind=kind, offset=offset, text=text)
-
-
 def _context_length(reply: Reply) -> int | None:
     total = reply.usage.input_tokens + reply.usage.output_tokens
     return total or None
 
 
-def _cut_off(own: Sequence[Record], bound: str) -> Finished:
+def _cut_off(own: Sequence[Record], bound: str, *, remarks: Sequence[str] = ()) -> Finished:
     """A bound that cuts off real calls is told to the person, after whatever was said last."""
     said = next((record.body.text for record in reversed(own) if isinstance(record.body, Reply)), "")
-    return Finished(text=f"{said}\n\n[{bound}.]".strip())
+    return Finished(text=f"{said}\n\n[{bound}.]".strip(), remarks=tuple(remarks))
+
+
+def _remarks(reply: Reply) -> tuple[str, ...]:
+    return ("cut off here: the reply had reached its greatest length",) if reply.stop is Stop.LENGTH else ()
+
+
+def _in_words(error: BudgetSpent) -> str:
+    return f"{error.sentence} ({error.because})" if error.because else error.sentence

@@ -101,6 +101,11 @@ def render(envelopes: Sequence[Envelope], *, now: datetime, zone: ZoneInfo) -> s
     return "\n".join((*head, *blocks, ""))
 
 
+def shown(envelopes: Sequence[Envelope]) -> tuple[Attachment, ...]:
+    """What came with the envelopes, each once, for a model that can look at it."""
+    return tuple({each.hash: each for envelope in envelopes for each in envelope.attachments}.values())
+
+
 def render_note(envelope: Envelope) -> str:
     """Silent mail, as it is written down for the next turn: with its origin, and no turn of its own."""
     return _with_origin(envelope, _guarded(envelope.text, sender=envelope.sender))

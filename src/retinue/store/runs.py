@@ -72,6 +72,7 @@ _step_again = (
     )
     .values(attempt=_b("new_attempt"))
 )
+_step_leave = _step_close.values(state="interrupted", record_seq=None)
 _step_abandon = (
     t.steps.update()
     .where(t.steps.c.run == _b("the_run"), t.steps.c.state == t.word("'open'"))
@@ -220,7 +221,7 @@ def open_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
     )
 
 
-def close_step(conn: sa.Connection, step: Step, *, record_seq: int, at_ms: int) -> None:
+def close_step(conn: sa.Connection, step: Step, *, record_seq: int | None, at_ms: int) -> None:
     conn.execute(
         _step_close,
         {
@@ -240,6 +241,11 @@ def try_step_again(conn: sa.Connection, step: Step) -> None:
         _step_again,
         {"the_run": step.run, "the_turn": step.turn, "the_idx": step.index, "new_attempt": step.attempt},
     )
+
+
+def leave_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
+    """Begun, and not gone on with."""
+    conn.execute(_step_leave, {"the_run": step.run, "the_turn": step.turn, "the_idx": step.index, "now": at_ms})
 
 
 def abandon_steps(conn: sa.Connection, run: str, *, at_ms: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 import sqlalchemy as sa
 
 from retinue.agents.home import ensure_home
+from retinue.config import Settings
 from retinue.connectors.base import Connector
 from retinue.domain import address
 from retinue.domain.agent import Agent
@@ -31,14 +32,14 @@ from retinue.engine.live import Live
 from retinue.mailroom.doorway import Doorway
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Bounds, Outbox
-from retinue.models.base import Model, Models
-from retinue.runners.loop import Loop
+from retinue.models.base import Model
 from retinue.store import agents, envelopes, people, records, sessions
 from retinue.store.connection import NO_FAULTS, Store
 from retinue.store.opening import open_store
 from retinue.store.tables import envelopes as envelope_table
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.scripted_model import ScriptedModel
+from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLine
 from retinue.tools.base import Tool
 from retinue.tools.files import Read
@@ -203,7 +204,10 @@ class Household:
     sending: Bounds = field(default_factory=Bounds)
     engine: Callable[..., EmbeddedEngine] = EmbeddedEngine
     through: Callable[[Store], Store] = lambda store: store  # what the house reaches its store through
+    settings: Settings | None = None
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
     model: ScriptedModel = field(init=False)
+    thinking: Thinking = field(init=False)
 
     def __post_init__(self) -> None:
         self.model = ScriptedModel(self.clock)
@@ -224,6 +228,7 @@ class Household:
             await house.doorway.stop()
             await house.engine.stop(drain_s=0 if house.crashed else drain_s)
             await house.outbox.stop(drain_s=0 if house.crashed else drain_s)
+            await self.thinking.minds.close()
             await store.close()
 
     async def furnish(self, store: Store) -> House:
@@ -234,16 +239,26 @@ class Household:
         clock: Clock = self.clock
         toolbox = Toolbox([SessionStatus(store, clock), Read(), AppendLine(self.witness), *self.tools])
         outbox = Outbox(store, clock, self.connectors, bounds=self.sending, faults=self.faults)
+        thinking = self.thinking = Thinking(
+            store,
+            clock,
+            [self.model, *self.models],
+            toolbox,
+            self.zone,
+            settings=self.settings,
+            environment=self.environment,
+        )
         engine = self.engine(
             store,
             clock,
             self.ids,
-            {"loop": Loop(Models([self.model, *self.models]), toolbox)},
+            {"loop": thinking.loop},
             live=live,
             homes=partial(ensure_home, self.root),
             zone=self.zone,
             slots=self.slots,
             deliver=outbox.wake,
+            choices=thinking.choices,
             faults=self.faults,
         )
         outbox.on_wake(engine.wake)

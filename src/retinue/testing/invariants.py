@@ -20,7 +20,7 @@ from retinue.domain.session import LaneKind, OriginKind, lane_kind
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt
-from retinue.runners.context import whole
+from retinue.runners.context import as_read
 from retinue.store import ledger, records, sessions
 from retinue.testing.simulated_house import WITNESSED, Disk, SimulatedHouse
 from retinue.tools.base import Scene
@@ -280,7 +280,7 @@ class Judge:
         assert session is not None
         stored, _ = records.read(self.disk.conn, prompt.session, first=session.context_from, last=session.record_seq)
         # Both made whole: in memory, results stand in the order in which they came.
-        expected, given = [_gist(r) for r in whole(stored)], [_gist(r) for r in whole(prompt.records)]
+        expected, given = [_gist(r) for r in as_read(stored)], [_gist(r) for r in as_read(prompt.records)]
         if expected != given:
             pairs = zip(expected, given, strict=False)
             differs = next((f"has {g} for {e}" for e, g in pairs if e != g), f"has {len(given)} for {len(expected)}")

@@ -23,7 +23,7 @@ class Line:
     thinking: str = ""
     after_s: float = 0.0
     fails: str = ""
-    failure: Failure = Failure.SERVER
+    failure: Failure = Failure.BAD_REQUEST  # one that nobody asks again about
     retry_after_s: float | None = None
     usage: Usage | None = None  # None: a small one
     stop: Stop | None = None

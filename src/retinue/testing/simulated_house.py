@@ -34,12 +34,12 @@ from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
 from retinue.mailroom.inbox import Inbox
-from retinue.models.base import Chunk, Ended, Models, Prompt
-from retinue.runners.loop import Loop
+from retinue.models.base import Chunk, Ended, Prompt
 from retinue.store import agents, people
 from retinue.store.connection import Body, Listeners, Then, explain, follow_up
 from retinue.store.sqlite import InlineStore
 from retinue.testing.scripted_model import Line, ScriptedModel
+from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLineArguments
 from retinue.testing.virtual_time import VirtualClock
 from retinue.tools.base import Scene, Tool, schema_of
@@ -398,11 +398,12 @@ class SimulatedHouse:
         tools: list[Tool] = [WitnessTool(self, name, chance) for name in WITNESSED]
         toolbox = Toolbox([SessionStatus(self.store, self.clock), PassOn(self), *tools])
         model = SimulatedModel(self, price_microusd=furniture.price_microusd)
+        thinking = Thinking(self.store, self.clock, [model], toolbox, furniture.zone, seed=number)
         self.engine = WatchedEngine(
             self.store,
             self.clock,
             furniture.ids,
-            {"loop": Loop(Models([model]), toolbox)},
+            {"loop": thinking.loop},
             live=live,
             homes=lambda _name: NOWHERE,
             zone=furniture.zone,

@@ -1,0 +1,239 @@
+"""Whom an agent can ask, in which order, with which key and at what price; and how each of them fared.
+
+The rim around the catalog, the credentials and the plan: reads what they need, and writes down what came of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from random import Random
+from zoneinfo import ZoneInfo
+
+import sqlalchemy as sa
+
+from retinue.config import Settings
+from retinue.domain.agent import Agent
+from retinue.domain.credential import Credential, Mark
+from retinue.domain.errors import RetinueError
+from retinue.domain.model import ModelRef
+from retinue.domain.money import Caps
+from retinue.domain.ports import Clock
+from retinue.domain.session import Mind, Session
+from retinue.domain.times import to_ms
+from retinue.models.base import Model
+from retinue.models.catalog import Catalog, Role
+from retinue.models.credentials import Keyring, gather, key_of, let_go, served
+from retinue.models.fallback import Plan, plan, why_now
+from retinue.models.http import Link
+from retinue.models.limits import Booked, Limits
+from retinue.models.shelf import Shelf
+from retinue.models.verdicts import Candidate
+from retinue.policy.budgets import caps_of
+from retinue.policy.cooldowns import States, cooled
+from retinue.store import credentials, sessions
+from retinue.store.connection import Store
+
+log = logging.getLogger(__name__)
+
+KNOWN_FOR_S = 1.0  # how long what was read about credentials is believed: another process may write too
+USE_WRITTEN_EVERY_S = 60.0  # the time of the last use is no finer than that
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    at: datetime
+    credentials: Sequence[Credential]
+    states: States
+
+
+class Minds:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        house: Sequence[Model],
+        *,
+        settings: Callable[[], Settings],
+        environment: Mapping[str, str],
+        chance: Random,
+        zone: ZoneInfo,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._environment = environment
+        self._chance = chance
+        self._zone = zone
+        self._link = Link()
+        self._shelf = Shelf(house, lambda: self.catalog, self._link)
+        self._limits = Limits(lambda: self._settings().providers)
+        self._catalog: tuple[Settings, frozenset[str], Catalog] | None = None
+        self._known: _Known | None = None
+        self._keyed: frozenset[str] = frozenset()
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings()
+
+    @property
+    def catalog(self) -> Catalog:
+        """Made anew when the settings have changed, or a provider got its first key."""
+        settings = self._settings()
+        if self._catalog is None or self._catalog[0] is not settings or self._catalog[1] != self._keyed:
+            made = Catalog(settings, self._environment, now=self._clock.now, house=self._shelf.house, keyed=self._keyed)
+            self._catalog = (settings, self._keyed, made)
+        return self._catalog[2]
+
+    def model(self, ref: ModelRef) -> Model:
+        return self._shelf.find(ref)
+
+    # --- asking ---
+
+    async def plan(
+        self,
+        agent: Agent,
+        mind: Mind,
+        *,
+        override: str | None = None,
+        images: bool = False,
+        role: Role = Role.REASONING,
+    ) -> Plan:
+        """Whom to ask for one reply, and whom after that."""
+        chain = self.catalog.chain(agent=agent, mind=mind, override=override, images=images, role=role)
+        known = await self._look() if any(ref.provider for ref in chain) else _Known(self._clock.now(), (), States())
+        return self._plan(chain, agent, mind, known)
+
+    async def why_now(self, agent: Agent, mind: Mind, chain: Sequence[ModelRef]) -> list[str]:
+        """A line for each model of a chain: whether it would be asked now, and why or why not."""
+        return why_now(self._plan(chain, agent, mind, await self._look()), self._clock.now())
+
+    def plan_in(self, conn: sa.Connection, agent: Agent, mind: Mind) -> Plan:
+        """The same for whoever has a connection in hand, and only wants to know."""
+        now = self._clock.now()
+        stored = credentials.everyone(conn)
+        states = States(credentials.states(conn, now_ms=to_ms(now)))
+        known = _Known(now, self._gathered(stored), states)
+        return self._plan(self.catalog.chain(agent=agent, mind=mind), agent, mind, known)
+
+    def _plan(self, chain: Sequence[ModelRef], agent: Agent, mind: Mind, known: _Known) -> Plan:
+        catalog = self.catalog
+        keyring = Keyring(
+            agent=agent.name,
+            credentials=known.credentials,
+            variables=catalog.variables,
+            environment=self._environment,
+        )
+        return plan(
+            chain,
+            keyring.of,
+            known.states,
+            mind,
+            needs_key=catalog.needs_key,
+            retries_max=self._settings().models.retries_max,
+            now=self._clock.now(),
+            chance=self._chance,
+            none_because=keyring.none_because,
+            zone=self._zone,
+        )
+
+    async def _look(self) -> _Known:
+        now = self._clock.now()
+        known = self._known
+        if known is None or not 0 <= (now - known.at).total_seconds() < KNOWN_FOR_S:
+            now_ms = to_ms(now)
+            stored, cooling = await self._store.read(
+                lambda conn: (credentials.everyone(conn), credentials.states(conn, now_ms=now_ms))
+            )
+            self._keyed = frozenset(each.provider for each in stored)
+            known = self._known = _Known(now, self._gathered(stored), States(cooling))
+        return known
+
+    def _gathered(self, stored: Sequence[Credential]) -> tuple[Credential, ...]:
+        catalog = self.catalog
+        return gather(stored, variables=catalog.variables, keys=catalog.keys, environment=self._environment)
+
+    def forget(self) -> None:
+        """Someone has changed what is known of credentials."""
+        self._known = None
+
+    def key(self, candidate: Candidate) -> str:
+        return key_of(candidate.credential, self._environment) if candidate.credential else ""
+
+    @asynccontextmanager
+    async def turn(self, provider: str, tokens: int) -> AsyncGenerator[Booked | None]:
+        """Wait until the house's own limits let a call through to this provider."""
+        if not provider:
+            yield None
+            return
+        async with self._limits.waiting(provider, tokens, self._clock) as booked:
+            yield booked
+
+    def took(self, booked: Booked | None, tokens: int) -> None:
+        if booked is not None:
+            self._limits.took(booked, tokens)
+
+    def caps(self, agent: Agent) -> Caps:
+        budgets = self._settings().budgets
+        return caps_of(
+            agent,
+            run_usd=budgets.run_usd,
+            tree_usd=budgets.tree_usd,
+            person_day_usd=budgets.person_day_usd,
+            person_month_usd=budgets.person_month_usd,
+            house_day_usd=budgets.house_day_usd,
+            house_month_usd=budgets.house_month_usd,
+            warn_share=budgets.warn_share,
+        )
+
+    # --- how it went ---
+
+    async def worked(self, candidate: Candidate, session: Session, *, asked_at: datetime) -> None:
+        """It served: what it had failed for is forgiven, and the session stays with it. Written when it matters."""
+        credential = candidate.credential
+        if credential is None:
+            return
+        now = self._clock.now()
+        known = await self._look()
+        stale = credential.used_at is None or (now - credential.used_at).total_seconds() >= USE_WRITTEN_EVERY_S
+        moves = served(session.mind, credential) != session.mind
+        if not (stale or moves or known.states.of(credential)):
+            return
+
+        def body(conn: sa.Connection) -> None:
+            at_ms, asked_ms = to_ms(now), to_ms(asked_at)
+            credentials.mark_used(conn, credential, at_ms=at_ms, model=candidate.ref.model, asked_ms=asked_ms)
+            if moves:
+                _change_mind(conn, session.id, lambda mind: served(mind, credential))
+
+        await self._write(body)
+
+    async def failed(self, mark: Mark | None) -> None:
+        if mark is not None:
+            await self._write(lambda conn: credentials.mark_failed(conn, mark, cooled))
+
+    async def compacted(self, session: Session) -> None:
+        """Nothing is cached any more: whoever comes next may serve."""
+        if let_go(session.mind) != session.mind:
+            await self._write(lambda conn: _change_mind(conn, session.id, let_go))
+
+    async def _write(self, body: Callable[[sa.Connection], object]) -> None:
+        """Beside the run, not part of it: a run does not fail because we could not note how a key fared."""
+        try:
+            await self._store.write(body, point="credential")
+        except RetinueError as error:
+            log.warning("credential not noted", extra={"code": error.code})
+        self.forget()
+
+
+def _change_mind(conn: sa.Connection, session: str, change: Callable[[Mind], Mind]) -> None:
+    """From what is stored now: a person may have chosen another model since the run began."""
+    found = sessions.get(conn, session)
+    if found is not None and (mind := change(found.mind)) != found.mind:
+        sessions.set_mind(conn, session, mind)

@@ -1,0 +1,183 @@
+"""One reply, out of whoever can give it: the context is kept in bounds, the call is paid for, and where one model
+fails the next is asked. Each attempt is a step of the run, with what came of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from retinue.domain.errors import RetinueError
+from retinue.domain.ids import SessionId
+from retinue.domain.model import ModelFacts, ModelFailed
+from retinue.domain.money import Granted
+from retinue.domain.ports import Clock
+from retinue.domain.record import Record, Reply
+from retinue.models.base import Media, Model, Prompt
+from retinue.models.catalog import Role
+from retinue.models.fallback import WORDS, Plan
+from retinue.models.minds import Minds
+from retinue.models.verdicts import Candidate, Compact, GiveUp, NextModel
+from retinue.runners import keeping
+from retinue.runners.base import Finished
+from retinue.runners.case import Case, Sizes, next_of, plan_for, terms_of
+from retinue.runners.compacting import ContextKeeper
+from retinue.runners.guard import WindowGuard
+from retinue.runners.hearing import listen
+from retinue.runners.pruning import Shortened, idle_s
+
+log = logging.getLogger(__name__)
+
+METERS_MAX = 2_000
+OUTPUT_TOKENS_MIN = 1_024
+WINDOW_MARGIN = 1.1  # estimates may be so far off before a reply no longer fits behind its input
+
+
+class Asker:
+    def __init__(self, minds: Minds, clock: Clock, zone: ZoneInfo, *, media: Media | None = None) -> None:
+        self._minds = minds
+        self._clock = clock
+        self._zone = zone
+        self._media = media
+        self._guard = WindowGuard()
+        self._sizes = Sizes()
+        self._shortened = Shortened()
+        self._keeper = ContextKeeper(minds, clock, zone, self._sizes)
+
+    # --- a reply ---
+
+    async def ask(self, case: Case, turn: int) -> Finished | None:
+        """Have a model reply. None once it is in the journal; else how the run ends, because nothing else is left."""
+        plan = await self._plan(case, Role.REASONING)
+        failed: ModelFailed | None = None  # the first of them
+        while True:
+            candidate = await next_of(plan, self._clock)
+            model = self._minds.model(candidate.ref)
+            self._guard.admit(model.facts)
+            if (ended := await self._keeper.make_room(case, turn, model.facts)) is not None:
+                return ended
+            asked_at = self._clock.now()
+            try:
+                await self._reply(case, turn, candidate, model, first=candidate.ref == plan.chain[0])
+            except ModelFailed as failure:
+                failed = failed or failure
+                ended = await self._after(case, turn, plan, failure, model.facts, asked_at)
+                if ended is not None:
+                    return ended
+            else:
+                await self._minds.worked(candidate, case.assignment.session, asked_at=asked_at)
+                if candidate.ref != plan.chain[0]:
+                    case.remark(_instead(candidate, plan, failed))
+                return None
+
+    async def _plan(self, case: Case, role: Role) -> Plan:
+        return await plan_for(self._minds, case, role)
+
+    def _effort(self, case: Case, facts: ModelFacts, *, first: bool) -> str | None:
+        """As much as was asked for. A fallback that cannot take it is asked without, and the person reads so."""
+        effort = case.assignment.session.mind.effort or case.assignment.agent.effort
+        try:
+            self._minds.catalog.check_effort(facts.ref, effort)
+        except RetinueError:
+            if first:
+                raise
+            case.remark(f"{facts.ref} was asked without the effort '{effort}', which it cannot take")
+            return None
+        return effort
+
+    async def _reply(self, case: Case, turn: int, candidate: Candidate, model: Model, *, first: bool) -> None:
+        journal, facts = case.journal, model.facts
+        measure = self._sizes.measure(case, facts)
+        effort = self._effort(case, facts, first=first)
+        terms = terms_of(self._minds, case, candidate, facts, measure, output_tokens_max=_room(facts, measure.tokens))
+        key = self._minds.key(candidate)
+
+        async def ask(attempt: int, granted: Granted) -> Reply:
+            for warning in granted.warnings:
+                case.remark(warning)
+            prompt = Prompt(
+                session=case.session,
+                instructions=case.instructions,
+                records=self._view(case, facts),  # only now: someone may have joined in with the intent
+                tools=case.tools if facts.tools else (),
+                output_tokens_max=granted.output_tokens_max,
+                effort=effort,
+                media=self._media,
+            )
+            async with self._minds.turn(facts.ref.provider, measure.tokens) as booked:
+                reply = await listen(model, prompt, journal.run, case.tell, turn=turn, attempt=attempt, key=key)
+            self._minds.took(booked, reply.usage.input_tokens + reply.usage.output_tokens)
+            return reply
+
+        await journal.reply(turn, ask, terms=terms)
+
+    async def _after(
+        self, case: Case, turn: int, plan: Plan, failure: ModelFailed, facts: ModelFacts, asked_at: datetime
+    ) -> Finished | None:
+        """What follows a failure: a wait, another candidate, a shorter context, or the end."""
+        verdict = plan.after(failure, now=self._clock.now(), asked_at=asked_at, may_repeat=True)
+        case.journal.failed(turn, failure, next_move=verdict.next_move)
+        await self._minds.failed(verdict.mark)
+        log.info(
+            "model failed",
+            extra={
+                "model": facts.ref,
+                "failure": failure.failure,
+                "next": verdict.next_move,
+                "run": case.journal.run.id,
+            },
+        )
+        match verdict:
+            case Compact():
+                return await self._keeper.after_overflow(case, turn, failure, facts)
+            case GiveUp(error=error):
+                raise error
+            case NextModel():
+                case.tries = keeping.Tries()  # what was too much for one may fit into another
+            case _:
+                pass
+        return None
+
+    # --- what is sent ---
+
+    def _view(self, case: Case, facts: ModelFacts) -> Sequence[Record]:
+        records = case.journal.records
+        return self._shortened.view(
+            case.session,
+            records,
+            self._minds.settings.context.pruning,
+            window_tokens=facts.window_tokens,
+            idle_s=idle_s(records, self._clock.now()),
+            truncate=case.tries.truncated,
+        )
+
+    def shortened(self, session: SessionId) -> tuple[int, int]:
+        """How many results of a context were capped, and how many pruned, when it was last sent."""
+        return self._shortened.counts(session)
+
+    # --- when somebody asks for it ---
+
+    async def compact_only(self, case: Case, focus: str) -> Finished:
+        """A run that does nothing but compact its context."""
+        candidate = await next_of(await self._plan(case, Role.REASONING), self._clock)
+        facts = self._minds.model(candidate.ref).facts
+        before = self._sizes.measure(case, facts)
+        wanted = keeping.asked(before, self._minds.settings.context, facts.window_tokens)
+        if not await self._keeper.compact(case, 0, wanted, facts, focus=focus):
+            return Finished(text="Not compacted: there is too little to tell in short, or no model could do it.")
+        after = self._sizes.measure(case, facts)
+        made = case.assignment.session.compactions + 1
+        return Finished(text=keeping.compacted_notice(before.tokens, after.tokens, made))
+
+
+def _instead(candidate: Candidate, plan: Plan, failed: ModelFailed | None) -> str:
+    """Without the names of keys: whoever reads the answer need not know them."""
+    why = WORDS[failed.failure] if failed is not None else "it is not to be asked for the moment"
+    return f"answered by {candidate.ref} instead of {plan.chain[0]}: {why}"
+
+
+def _room(facts: ModelFacts, tokens: int) -> int:
+    """How long a reply may be, so that it still fits into the window behind what it answers."""
+    left = facts.window_tokens - int(tokens * WINDOW_MARGIN)
+    return max(min(facts.output_tokens_max, left), min(OUTPUT_TOKENS_MIN, facts.output_tokens_max))

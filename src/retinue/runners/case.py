@@ -1,0 +1,123 @@
+"""One run as those who ask models for it see it: what it has to go on, whom it may ask, and on what terms."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from retinue.domain.ids import SessionId
+from retinue.domain.model import ModelFacts
+from retinue.domain.money import CallTerms
+from retinue.domain.ports import Clock, Journal, Tell
+from retinue.domain.record import UserTurn
+from retinue.domain.tool import ToolSpec
+from retinue.models.catalog import Role
+from retinue.models.fallback import Plan
+from retinue.models.minds import Minds
+from retinue.models.verdicts import Candidate
+from retinue.policy.budgets import input_bound
+from retinue.runners import keeping
+from retinue.runners.base import Assignment
+from retinue.runners.estimate import Measure, Meter
+from retinue.runners.pruning import result_chars_max
+
+METERS_MAX = 2_000
+
+
+@dataclass(slots=True)
+class Case:
+    """One run, for as long as it is worked on here. `remarks` are what the person is told beside the answer."""
+
+    assignment: Assignment
+    journal: Journal
+    tell: Tell
+    tools: Sequence[ToolSpec]
+    remarks: list[str] = field(default_factory=list[str])
+    tries: keeping.Tries = keeping.Tries()
+    failed_at: int | None = None  # tokens, when a compaction last came to nothing
+
+    @property
+    def instructions(self) -> str:
+        parts = (self.assignment.agent.instructions, self.assignment.request.extra_system_prompt)
+        return "\n\n".join(part for part in parts if part)
+
+    @property
+    def session(self) -> SessionId:
+        return self.assignment.session.id
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether pictures came in with what this run has to answer."""
+        turns = (record.body for record in self.journal.own)
+        return any(
+            attachment.media_type.startswith("image/")
+            for turn in turns
+            if isinstance(turn, UserTurn)
+            for attachment in turn.attachments
+        )
+
+    def remark(self, words: str) -> None:
+        if words not in self.remarks:
+            self.remarks.append(words)
+
+
+class Sizes:
+    """How large each context is, weighed as it grows: a turn costs what is new, not what is there."""
+
+    def __init__(self) -> None:
+        self._meters: OrderedDict[SessionId, Meter] = OrderedDict()
+
+    def measure(self, case: Case, facts: ModelFacts) -> Measure:
+        meter = self._meters.pop(case.session, None) or Meter()
+        self._meters[case.session] = meter
+        if len(self._meters) > METERS_MAX:
+            self._meters.popitem(last=False)
+        return meter.measure(
+            case.journal.records,
+            instructions=case.instructions,
+            tools=case.tools if facts.tools else (),
+            result_chars_max=result_chars_max(facts.window_tokens),
+        )
+
+
+async def plan_for(minds: Minds, case: Case, role: Role) -> Plan:
+    assignment = case.assignment
+    return await minds.plan(
+        assignment.agent,
+        assignment.session.mind,
+        override=assignment.request.reference,
+        images=case.sees_images,
+        role=role,
+    )
+
+
+async def next_of(plan: Plan, clock: Clock) -> Candidate:
+    """Whom to ask now, after a wait if there is one worth it. Raises where nobody is left."""
+    candidate = plan.current
+    if candidate is None:
+        raise plan.error(clock.now())
+    if candidate.wait_s > 0:
+        await clock.sleep(candidate.wait_s)
+    return candidate
+
+
+def terms_of(
+    minds: Minds, case: Case, candidate: Candidate, facts: ModelFacts, measure: Measure, *, output_tokens_max: int
+) -> CallTerms:
+    return CallTerms(
+        ref=facts.ref,
+        credential=candidate.credential.id if candidate.credential else "",
+        price=facts.price,
+        input_tokens_bound=_bound(measure),
+        output_tokens_max=output_tokens_max,
+        caps=minds.caps(case.assignment.agent),
+    )
+
+
+def _bound(measure: Measure) -> int:
+    """The most that the input can come to: what was counted, with a margin, and the rest by its bytes."""
+    if not measure.known_tokens:
+        return input_bound(measure.size_bytes)
+    counted = input_bound(0, known_tokens=measure.known_tokens, calibrated=1.0)
+    return counted + input_bound(measure.new_bytes)

@@ -1,0 +1,179 @@
+"""A context that must become shorter: a model is asked for a summary, in time, and the run goes on behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from zoneinfo import ZoneInfo
+
+from retinue.domain.ids import SessionId
+from retinue.domain.model import Failure, ModelFacts, ModelFailed
+from retinue.domain.money import Granted
+from retinue.domain.ports import Clock
+from retinue.domain.record import Note, Record, RecordKind, Reply, Summary, UserTurn
+from retinue.models.base import Model, Prompt
+from retinue.models.catalog import Role
+from retinue.models.fallback import Plan
+from retinue.models.minds import Minds
+from retinue.models.verdicts import Candidate, Compact, GiveUp
+from retinue.runners import compaction, keeping
+from retinue.runners.base import Finished
+from retinue.runners.case import Case, Sizes, next_of, plan_for, terms_of
+from retinue.runners.compaction import Cut, NotCompacted
+from retinue.runners.estimate import Meter
+from retinue.runners.hearing import listen
+from retinue.runners.telling import Request
+
+log = logging.getLogger(__name__)
+
+
+class ContextKeeper:
+    """Does what `keeping` decides."""
+
+    def __init__(self, minds: Minds, clock: Clock, zone: ZoneInfo, sizes: Sizes) -> None:
+        self._minds = minds
+        self._clock = clock
+        self._zone = zone
+        self._sizes = sizes
+
+    async def make_room(self, case: Case, turn: int, facts: ModelFacts) -> Finished | None:
+        settings = self._minds.settings.context
+        while True:
+            state = keeping.ContextState(
+                measure=self._sizes.measure(case, facts),
+                can_write=any(tool.name == keeping.WRITE_TOOL for tool in case.tools),
+                failed_at=case.failed_at,
+            )
+            match keeping.assess(state, settings, facts.window_tokens):
+                case keeping.Reset(notice):
+                    return Finished(text=notice, reset=True)
+                case keeping.Flush():
+                    today = self._clock.now().astimezone(self._zone).date()
+                    await case.journal.note(Note(text=keeping.flush_text(today)))
+                case keeping.Compact() as wanted:
+                    if not await self.compact(case, turn, wanted, facts):
+                        case.failed_at = state.measure.tokens
+                        return None
+                case _:
+                    return None
+
+    async def after_overflow(self, case: Case, turn: int, failure: ModelFailed, facts: ModelFacts) -> Finished | None:
+        settings = self._minds.settings.context
+        while True:
+            measure = self._sizes.measure(case, facts)
+            match keeping.after_overflow(failure.failure, case.tries, measure, settings, facts.window_tokens):
+                case keeping.Compact() as wanted:
+                    helped = await self.compact(case, turn, wanted, facts)
+                    case.tries = case.tries.compacted(helped=helped)
+                    if helped:
+                        return None
+                case keeping.TruncateResults():
+                    case.tries = case.tries.truncating()
+                    return None
+                case keeping.Reset(notice):
+                    return Finished(text=notice, reset=True)
+                case None:
+                    return None
+
+    async def compact(
+        self, case: Case, turn: int, wanted: keeping.Compact, facts: ModelFacts, *, focus: str = ""
+    ) -> bool:
+        """Whether the context is shorter now. One that could not be told in short is left as it was."""
+        cut = compaction.plan_cut(
+            case.journal.records,
+            window_tokens=facts.window_tokens,
+            keep_tokens=wanted.keep_tokens,
+            records_tokens=wanted.records_tokens,
+            fewest=wanted.fewest,
+            gain_tokens_min=wanted.gain_tokens_min,
+        )
+        if cut is None:
+            return False
+        try:
+            text = await self._summary(case, turn, cut, focus)
+        except (ModelFailed, NotCompacted) as error:
+            log.warning("not compacted", extra={"run": case.journal.run.id, "code": error.code})
+            return False
+        await case.journal.compact(Summary(text=text, kept_from=cut.kept_from))
+        await self._minds.compacted(case.assignment.session)
+        log.info("compacted", extra={"run": case.journal.run.id, "why": wanted.why, "told_tokens": cut.told_tokens})
+        return True
+
+    async def _summary(self, case: Case, turn: int, cut: Cut, focus: str) -> str:
+        """Asked of a model for small work where there is one. Bounded in time as a whole."""
+        settings = self._minds.settings.context.compaction
+        plan = await plan_for(self._minds, case, Role.UTILITY)
+        candidate = await next_of(plan, self._clock)
+        facts = self._minds.model(candidate.ref).facts
+        limit = asyncio.timeout(None)
+        loop = asyncio.get_running_loop()
+        call_off = self._clock.later(settings.timeout_s, lambda: limit.reschedule(loop.time()))
+        try:
+            async with limit:
+                return await compaction.summarize(
+                    cut,
+                    lambda request: self._summarize(case, turn, plan, request),
+                    window_tokens=facts.window_tokens,
+                    mode=settings.mode,
+                    focus=focus,
+                )
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise ModelFailed(
+                "the summary took too long",
+                because=f"it may take {settings.timeout_s:g} seconds (context.compaction.timeout_s)",
+                code="context.not-compacted",
+                failure=Failure.TIMEOUT,
+                begun=True,
+            ) from error
+        finally:
+            call_off()
+
+    async def _summarize(self, case: Case, turn: int, plan: Plan, request: Request) -> Reply:
+        while True:
+            candidate = await next_of(plan, self._clock)
+            model = self._minds.model(candidate.ref)
+            asked_at = self._clock.now()
+            try:
+                return await self._sum_up(case, turn, candidate, model, request)
+            except ModelFailed as failure:
+                verdict = plan.after(failure, now=self._clock.now(), asked_at=asked_at, may_repeat=True)
+                case.journal.failed(turn, failure, next_move=verdict.next_move)
+                await self._minds.failed(verdict.mark)
+                match verdict:
+                    case GiveUp(error=error):
+                        raise error from failure
+                    case Compact():
+                        raise  # a summary that is too long is no way to a shorter context
+                    case _:
+                        pass
+
+    async def _sum_up(self, case: Case, turn: int, candidate: Candidate, model: Model, request: Request) -> Reply:
+        journal, facts = case.journal, model.facts
+        to_read = Record(
+            session=case.session,
+            seq=0,
+            kind=RecordKind.USER,
+            body=UserTurn(text=request.text),
+            at=self._clock.now(),
+        )
+        measure = Meter().measure([to_read], instructions=request.instructions)
+        output = min(request.output_tokens_max, facts.output_tokens_max)
+        terms = terms_of(self._minds, case, candidate, facts, measure, output_tokens_max=output)
+        key = self._minds.key(candidate)
+
+        async def ask(attempt: int, granted: Granted) -> Reply:
+            prompt = Prompt(
+                session=SessionId(f"{case.session}/summary"),
+                instructions=request.instructions,
+                records=[to_read],
+                tools=(),
+                output_tokens_max=granted.output_tokens_max,
+            )
+            async with self._minds.turn(facts.ref.provider, measure.tokens) as booked:
+                reply = await listen(model, prompt, journal.run, None, turn=turn, attempt=attempt, key=key)
+            self._minds.took(booked, reply.usage.input_tokens + reply.usage.output_tokens)
+            return reply
+
+        return await journal.summarize(turn, ask, terms=terms, notice=keeping.COMPACTING)

@@ -1,0 +1,180 @@
+"""Hearing a model out: its stream becomes one reply, told to whoever watches as it comes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from retinue.domain.event import Delta, DeltaKind
+from retinue.domain.ids import short
+from retinue.domain.model import FREE, Failure, ModelFacts, ModelFailed
+from retinue.domain.ports import Tell
+from retinue.domain.record import Piece, PieceKind, Reply, Stop, Usage
+from retinue.domain.run import Run
+from retinue.domain.text import storable
+from retinue.domain.tool import Call
+from retinue.models.base import Asks, Chunk, Ended, Model, Prompt, Seals, Text, Thinking
+
+
+async def listen(
+    model: Model,
+    prompt: Prompt,
+    run: Run,
+    tell: Tell | None,
+    *,
+    turn: int,
+    attempt: int,
+    key: str = "",
+) -> Reply:
+    """Hear a model out. Without `tell` nobody watches: a summary is no part of the conversation."""
+    chunks = model.reply(prompt, key=key)
+    try:
+        reply = await _hear(model.facts, chunks, run, tell, turn, attempt)
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()  # now: a connection should not stay open until someone collects it
+    check_answer(reply, model.name)
+    return reply
+
+
+async def _hear(
+    facts: ModelFacts, chunks: AsyncIterator[Chunk], run: Run, tell: Tell | None, turn: int, attempt: int
+) -> Reply:
+    text: list[str] = []
+    thinking: list[str] = []
+    calls: list[Call] = []
+    pieces = _Pieces()
+    text_offset = thinking_offset = 0
+    async for chunk in chunks:
+        match chunk:
+            case Text(said):
+                words = storable(said)
+                if tell is not None:
+                    tell.delta(_delta(run, turn, attempt, DeltaKind.TEXT, text_offset, words))
+                text.append(words)
+                text_offset += len(words)
+                pieces.add(PieceKind.TEXT, len(words))
+            case Thinking(said):
+                words = storable(said)
+                if tell is not None:
+                    tell.delta(_delta(run, turn, attempt, DeltaKind.THINKING, thinking_offset, words))
+                thinking.append(words)
+                thinking_offset += len(words)
+                pieces.add(PieceKind.THINKING, len(words))
+            case Asks(call):
+                # Providers number calls as they please; ours are unique in the session and the same on each attempt.
+                id_ = f"{short(run.id)}-{turn}-{len(calls) + 1}"
+                calls.append(Call(id=id_, tool=storable(call.tool), arguments=plain(call.arguments)))
+                pieces.add(PieceKind.CALL, 1)
+            case Seals(kind, seal):
+                pieces.seal(kind, storable(seal))
+            case Ended(stop, usage):
+                return Reply(
+                    text="".join(text),
+                    calls=tuple(calls),
+                    thinking="".join(thinking),
+                    stop=Stop.CALLS if calls and stop is Stop.END else stop,
+                    model=str(facts.ref),
+                    usage=_with_cost(usage, facts),
+                    provider=facts.ref.provider,
+                    pieces=pieces.worth_keeping(),
+                )
+    raise ModelFailed(
+        f"{facts.ref} broke off in the middle of its reply",
+        because="its stream ended without an end",
+        try_this="ask again",
+        code="model.broke-off",
+        failure=Failure.CONNECTION,
+        begun=True,
+    )
+
+
+def _with_cost(usage: Usage, facts: ModelFacts) -> Usage:
+    if usage.cost_microusd or facts.price is None or facts.price == FREE or usage.estimated:
+        return usage
+    return replace(usage, cost_microusd=facts.price.cost_microusd(usage))
+
+
+def check_answer(reply: Reply, name: str) -> None:
+    """Nothing at all is no answer, and nobody should be sent it."""
+    if reply.text.strip() or reply.calls or reply.stop is Stop.PAUSED:
+        return
+    if reply.stop is Stop.FILTERED:
+        raise ModelFailed(
+            f"{name} would not answer this",
+            because="the model, or a filter of its provider, refused it",
+            try_this="put it in other words, or give the agent another model",
+            code="model.content-filter",
+            failure=Failure.CONTENT_FILTER,
+            begun=True,
+        )
+    if reply.stop is Stop.LENGTH:
+        raise ModelFailed(
+            f"{name} came to no answer",
+            because="it used all the tokens of its reply for thinking",
+            try_this="lower the agent's effort, or raise `output_tokens_max` of the model",
+            code="model.no-room",
+            failure=Failure.MALFORMED,
+            begun=True,
+        )
+    raise ModelFailed(
+        f"{name} gave an empty answer",
+        because="its reply had neither words nor calls",
+        try_this="ask again",
+        code="model.empty",
+        failure=Failure.MALFORMED,
+        begun=True,
+    )
+
+
+class _Pieces:
+    """The order in which a reply came, and what its provider wants back with each stretch of it."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[PieceKind, int, str]] = []
+
+    def add(self, kind: PieceKind, length: int) -> None:
+        if self._pieces and kind is not PieceKind.CALL:
+            last, so_far, seal = self._pieces[-1]
+            if last is kind and not seal:
+                self._pieces[-1] = (kind, so_far + length, "")
+                return
+        self._pieces.append((kind, length, ""))
+
+    def seal(self, kind: PieceKind, seal: str) -> None:
+        if self._pieces and self._pieces[-1][0] is kind and not self._pieces[-1][2]:
+            self._pieces[-1] = (kind, self._pieces[-1][1], seal)
+        else:
+            self._pieces.append((kind, 0, seal))
+
+    def worth_keeping(self) -> tuple[Piece, ...]:
+        """None where the usual order says it all."""
+        kinds = [kind for kind, _, _ in self._pieces]
+        usual = sorted(kinds, key=_USUAL_ORDER.index) == kinds and kinds.count(PieceKind.TEXT) <= 1
+        if usual and not any(seal for _, _, seal in self._pieces):
+            return ()
+        return tuple(Piece(kind=kind, length=length, seal=seal) for kind, length, seal in self._pieces)
+
+
+_USUAL_ORDER = (PieceKind.THINKING, PieceKind.TEXT, PieceKind.CALL, PieceKind.SERVER)
+
+
+def plain(value: Any) -> Any:
+    """Arguments as the store gives them back, so that a call read again is the call that was made, and was allowed."""
+    match value:
+        case str():
+            return storable(value)
+        case dict():
+            return {storable(str(key)): plain(part) for key, part in cast("dict[Any, Any]", value).items()}
+        case list() | tuple():
+            return [plain(part) for part in cast("Sequence[Any]", value)]
+        case float() if not math.isfinite(value):
+            return None  # JSON has no word for it
+        case _:
+            return value
+
+
+def _delta(run: Run, turn: int, attempt: int, kind: DeltaKind, offset: int, text: str) -> Delta:
+    return Delta(session=run.session, run=run.id, turn=turn, attempt=attempt, kind=kind, offset=offset, text=text)

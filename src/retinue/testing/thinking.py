@@ -1,0 +1,50 @@
+"""A loop for a house that was furnished by hand: its models by name, and settings as they come."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from retinue.config import Settings
+from retinue.domain.ports import Clock
+from retinue.models.base import Media, Model
+from retinue.models.minds import Minds
+from retinue.runners.asking import Asker
+from retinue.runners.choices import HouseChoices
+from retinue.runners.loop import Loop
+from retinue.store.connection import Store
+from retinue.tools.toolbox import Toolbox
+
+
+class Thinking:
+    """The parts of a house that think. `settings` may be exchanged while it is open."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        models: Sequence[Model],
+        toolbox: Toolbox,
+        zone: ZoneInfo,
+        *,
+        settings: Settings | None = None,
+        environment: Mapping[str, str] | None = None,
+        media: Media | None = None,
+        seed: int = 0,
+    ) -> None:
+        nowhere = Path("/nowhere")
+        self.settings = settings or Settings(home=nowhere, store=nowhere / "house.db", zone=zone)
+        self.minds = Minds(
+            store,
+            clock,
+            models,
+            settings=lambda: self.settings,
+            environment=environment or {},
+            chance=random.Random(seed),
+            zone=zone,
+        )
+        asker = Asker(self.minds, clock, zone, media=media)
+        self.loop = Loop(asker, toolbox)
+        self.choices = HouseChoices(self.minds, toolbox, clock, asker.shortened)
