@@ -60,7 +60,7 @@ DISK = DiskFacts(
 STAFF = StaffFacts(
     staff=(Agent(name="ada", model="guide"),),
     homes=frozenset({"ada"}),
-    models=frozenset({"guide"}),
+    wrong={},
     runners=frozenset({"loop"}),
 )
 SETTINGS = SettingFacts(faults=(), settings=Settings(home=HOME, store=HOME / "house.db", zone=zone("UTC")))
@@ -84,7 +84,7 @@ WELL: tuple[tuple[Judge, Any], ...] = (
     (checks.exposure, SETTINGS),
     (checks.machine, MachineFacts(python=(3, 11), sqlite=(3, 45, 0))),
     # A closed house does not know its models, and says nothing about them.
-    (checks.unable, replace(STAFF, models=None, runners=None, staff=(Agent(name="ada", model="gone"),))),
+    (checks.unable, replace(STAFF, runners=None, staff=(Agent(name="ada", model="gone"),))),
     # In a home that is closed, what lies inside need not be closed too.
     (checks.permissions, replace(DISK, private=(*DISK.private, Private(path=HOME / "agents", mode=0o755, uid=1000)))),
     (checks.backups, replace(DISK, holds_a_house=False, newest_backup_ms=None)),
@@ -121,7 +121,7 @@ AILING: tuple[tuple[Judge, Any, Health, str], ...] = (
     (checks.backups, replace(DISK, newest_backup_ms=None), Health.WARNING, "no backup"),
     (checks.backups, replace(DISK, now_ms=40 * DAY_MS), Health.WARNING, "40 days"),
     (checks.backups, replace(DISK, restore_under_way="/x"), Health.PROBLEM, "not finished"),
-    (checks.unable, replace(STAFF, staff=(Agent(name="ada", model="gone"),)), Health.PROBLEM, "'gone'"),
+    (checks.unable, replace(STAFF, wrong={"ada": "there is no such model"}), Health.PROBLEM, "no such model"),
     (checks.unable, replace(STAFF, staff=(Agent(name="ada", runner="codex"),)), Health.PROBLEM, "'codex'"),
     (checks.orphaned_homes, replace(STAFF, homes=frozenset({"ada", "bo"})), Health.WARNING, "bo"),
     (
@@ -143,7 +143,7 @@ def test_what_is_well_is_not_complained_about(judge: Judge, facts: Any) -> None:
 @pytest.mark.parametrize(("judge", "facts", "health", "words"), AILING)
 def test_what_ails_is_found_with_a_reason_and_a_next_move(judge: Judge, facts: Any, health: Health, words: str) -> None:
     [found] = judge(facts)
-    assert (found.health, words in found.sentence) == (health, True), found
+    assert (found.health, words in f"{found.sentence}: {found.because}") == (health, True), found
     assert found.because
     assert found.try_this
 

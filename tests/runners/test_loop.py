@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -16,15 +17,19 @@ from retinue.domain.approval import ApprovalState
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.model import FREE, ModelFacts, ModelFailed, ModelRef
-from retinue.domain.record import Note, Record, Reply, Stop, Usage, UserTurn, kind_of
+from retinue.domain.money import CallTerms, Granted
+from retinue.domain.ports import Asking
+from retinue.domain.record import Note, Record, Reply, Stop, Summary, Usage, UserTurn, kind_of
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import LaneKind, Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.tool import Call, ToolResult, call_hash
-from retinue.models.base import Asks, Chunk, Ended, Models, Prompt, Text, Thinking
+from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
 from retinue.runners.base import Assignment, Finished, Parked
-from retinue.runners.loop import Answer, AskModel, Loop, PerformCalls, PerformStored, listen, next_move, plain, spent
+from retinue.runners.hearing import listen, plain
+from retinue.runners.loop import Answer, AskModel, Loop, PerformCalls, PerformStored, next_move, spent
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.scripted_model import ScriptedModel, calls, says
+from retinue.testing.thinking import Thinking as Thoughts
 from retinue.testing.tools import AppendLine
 from retinue.tools.toolbox import Toolbox
 
@@ -165,11 +170,23 @@ class MemoryJournal:
     def records(self) -> Sequence[Record]:
         return self.own
 
-    async def reply(self, turn: int, ask: Callable[[int], Awaitable[Reply]], *, reserve_microusd: int = 0) -> Reply:
+    async def reply(self, turn: int, ask: Asking, *, terms: CallTerms) -> Reply:
         self._step()
-        reply = await ask(1)
+        reply = await ask(1, Granted(output_tokens_max=terms.output_tokens_max))
         self._keep(reply)
         return reply
+
+    async def summarize(self, turn: int, ask: Asking, *, terms: CallTerms, notice: str = "") -> Reply:
+        raise AssertionError("nothing here is long enough")
+
+    async def compact(self, summary: Summary) -> None:
+        raise AssertionError("nothing here is long enough")
+
+    def failed(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
+        return
+
+    async def note(self, note: Note) -> None:
+        self._keep(note)
 
     def begun(self, turn: int, index: int) -> bool:
         return (turn, index) in self.open
@@ -253,7 +270,10 @@ class Desk:
 
     @property
     def loop(self) -> Loop:
-        return Loop(Models([self.model]), Toolbox([AppendLine(self.root / "witness")]))
+        toolbox = Toolbox([AppendLine(self.root / "witness")])
+        # A model of the house needs no key, so nothing about keys is ever looked up.
+        nothing = cast(Any, None)
+        return Thoughts(nothing, self.model.clock, [self.model], toolbox, ZoneInfo("UTC")).loop
 
     @property
     def witness(self) -> list[str]:
@@ -384,7 +404,7 @@ class Speaker:
 
 async def hear(speaker: Speaker, ear: Ear) -> Reply:
     prompt = Prompt(session=RUN.session, instructions="", records=(), tools=())
-    return await listen(speaker, prompt, MemoryJournal(own(USER)), ear, 3, 2)
+    return await listen(speaker, prompt, RUN, ear, turn=3, attempt=2)
 
 
 END = Ended(Stop.END, Usage(input_tokens=1))

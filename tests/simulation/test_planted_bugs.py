@@ -12,7 +12,7 @@ from retinue.testing.planted import Bug, plant, planted
 from retinue.testing.simulation import main, run
 
 RUNS = 60
-SEEDS = (3, 11, 24, 27)
+SEEDS = (3, 11, 13, 24)
 
 
 @pytest.fixture(autouse=True)

@@ -89,7 +89,7 @@ async def test_an_answered_question_tells_its_whole_way(either_household: Househ
             "Turn 1: scripted replied in 0 ms, asking for append_line.",
             "Turn 1: append_line returned in 0 ms.",
             "Turn 2: scripted replied in 0 ms.",
-            f"Run {run} completed after 2 turns and 0 ms, for $0.000700.",
+            f"Run {run} completed after 2 turns and 0 ms, for $0.001700.",
             "It ended answered.",
             f"The answer is {answer} to person:maria, ended delivered: in the inbox of maria.",
         ]

@@ -54,7 +54,6 @@ class Desk:
     version: str
     policy: Mapping[str, PermissionLevel]
     config: Keeper | None = None  # None in a house that was furnished by hand
-    models: frozenset[str] | None = None  # what agents can be run with here; None where that is not known
     runners: frozenset[str] | None = None
     catalog: Callable[[], Catalog] | None = None  # as it is now; None in a house whose models were put there by hand
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,8 @@ from retinue.config import Fault, Settings
 from retinue.config import examine as examine_settings
 from retinue.config.checks import is_loopback
 from retinue.domain.agent import Agent
+from retinue.domain.errors import RetinueError
+from retinue.domain.session import Mind
 from retinue.domain.times import from_ms, to_ms
 from retinue.operations.health import Check, Found, Scene, problem, warning
 from retinue.store import agents as staff
@@ -241,7 +243,7 @@ def dead_letters(facts: StoreFacts) -> Iterable[Found]:
 class StaffFacts:
     staff: tuple[Agent, ...]
     homes: frozenset[str]
-    models: frozenset[str] | None
+    wrong: Mapping[str, str]  # by agent, what is wrong with the model it is set to
     runners: frozenset[str] | None
 
 
@@ -255,7 +257,18 @@ async def staff_facts(scene: Scene) -> StaffFacts | None:
             frozenset(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else frozenset[str]()
         )
     )
-    return StaffFacts(staff=found, homes=homes, models=scene.models, runners=scene.runners)
+    wrong = {agent.name: why for agent in found if agent.runner == "loop" and (why := _wrong_model(scene, agent))}
+    return StaffFacts(staff=found, homes=homes, wrong=wrong, runners=scene.runners)
+
+
+def _wrong_model(scene: Scene, agent: Agent) -> str:
+    if scene.catalog is None:
+        return ""
+    try:
+        first = scene.catalog.links(agent=agent, mind=Mind())[0].ref
+    except RetinueError as error:
+        return f"{error.sentence}: {error.because}" if error.because else error.sentence
+    return "" if scene.catalog.has_key(first.provider) else scene.catalog.missing_key(first.provider)
 
 
 def unable(facts: StaffFacts) -> Iterable[Found]:
@@ -267,11 +280,11 @@ def unable(facts: StaffFacts) -> Iterable[Found]:
                 because=f"this house has {_few(facts.runners)}",
                 try_this=f"retinue agent set {agent.name} --runner NAME",
             )
-        elif facts.models is not None and agent.runner == "loop" and agent.model not in facts.models:
+        elif why := facts.wrong.get(agent.name):
             yield problem(
-                f"{agent.name} cannot work: its model is '{agent.model}'",
-                because=f"this house has {_few(facts.models)}",
-                try_this=f"retinue agent set {agent.name} --model NAME",
+                f"{agent.name} cannot work: its model is '{agent.model or 'as the house has it'}'",
+                because=why,
+                try_this=f"look at `retinue models`, or retinue agent set {agent.name} --model NAME",
             )
 
 

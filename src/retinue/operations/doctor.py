@@ -50,7 +50,7 @@ async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> HouseExamined:
         environment=environment,
         now=desk.clock.now(),
         store=desk.store,
-        models=desk.models,
+        catalog=desk.catalog() if desk.catalog is not None else None,
         runners=desk.runners,
         quick=asked.quick,
     )

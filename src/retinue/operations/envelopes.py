@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import PurePosixPath
 
 import msgspec
 import sqlalchemy as sa
@@ -11,12 +13,24 @@ from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import ATTACHMENTS_MAX, Draft, Envelope, Kind, Outcome, Settled, Status
-from retinue.domain.errors import Conflict, Invalid, NotFound, TooLarge
+from retinue.domain.envelope import (
+    ATTACHMENTS_MAX,
+    NO_CONTEXT,
+    Context,
+    Draft,
+    Envelope,
+    Kind,
+    Outcome,
+    Settled,
+    Status,
+    Trust,
+)
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, SessionId, prefix, short
 from retinue.domain.principal import Principal
-from retinue.domain.session import Origin, OriginKind
+from retinue.domain.run import NO_REQUEST, RunRequest
+from retinue.domain.session import LaneKind, Origin, OriginKind
 from retinue.domain.times import parse_when, show, to_ms
 from retinue.mailroom.inbox import Entered, Wake, settle_and_tell
 from retinue.mailroom.retry import retry
@@ -31,6 +45,7 @@ from retinue.store.threads import thread
 LISTED_MAX = 50
 WAITING_LOOKED_AT_MAX = 1_000
 CONVERSATION_LENGTH_MAX = 64
+EXTRA_PROMPT_LENGTH_MAX = 20_000
 LATEST = "latest"
 
 
@@ -52,6 +67,12 @@ class Send(msgspec.Struct, forbid_unknown_fields=True):
     expires_at: str = ""
     reply_to: str = ""
     attachments: list[Upload] = []
+    # What is asked of the run, beyond an answer; what is left out is as the agent has it.
+    model: str = ""
+    provider: str = ""
+    lane: LaneKind | None = None
+    workspace: str = ""
+    extra_system_prompt: str = ""
 
 
 class Sent(msgspec.Struct):
@@ -146,6 +167,7 @@ async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
         key=asked.key or id_,
         origin=origin,
         attachments=_keep(desk, asked.attachments),
+        context=_context(desk, caller, asked),
         reply_to=reply_to,
         trust=caller.trust,
         deliver_at=parse_when(asked.deliver_at, now=now, zone=desk.zone) if asked.deliver_at else None,
@@ -160,6 +182,55 @@ async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
         outcome=receipt.outcome,
         because=receipt.because,
     )
+
+
+def _context(desk: Desk, caller: Principal, asked: Send) -> Context:
+    request = RunRequest(
+        model=asked.model or None,
+        provider=asked.provider or None,
+        lane=asked.lane,
+        workspace=asked.workspace or None,
+        extra_system_prompt=asked.extra_system_prompt,
+    )
+    if request == NO_REQUEST:
+        return NO_CONTEXT
+    plain = replace(request, lane=None, workspace=None, extra_system_prompt="") == request
+    entitled = caller.sees_all or (plain and caller.trust is Trust.PERSON and _is_member(caller))
+    if not entitled:
+        raise NotAllowed(
+            "you may not say how this run is to be made",
+            because="the owner may; members choose a model; others are answered as the agent would have it",
+            try_this="leave out what your envelope asks of the run",
+            code="run.request-not-allowed",
+        )
+    if request.provider and not request.model:
+        raise Invalid(
+            "this names a provider and no model",
+            because="a provider sells several",
+            try_this="name the model too",
+            code="run.request-invalid",
+        )
+    if request.workspace and not PurePosixPath(request.workspace).is_absolute():
+        raise Invalid(
+            "this workspace is no absolute path",
+            because="a run has no folder from which a relative one could begin",
+            try_this="for example: /home/maria/garden",
+            code="run.request-invalid",
+        )
+    if len(request.extra_system_prompt) > EXTRA_PROMPT_LENGTH_MAX:
+        raise TooLarge(
+            "this extra system prompt is too long",
+            because=f"it may have {EXTRA_PROMPT_LENGTH_MAX:,} characters",
+            try_this="put what belongs to the agent into its instructions",
+            code="run.request-too-large",
+        )
+    if request.reference and desk.catalog is not None:
+        desk.catalog().choose(request.reference)  # raises where there is none such, or it is not allowed
+    return Context(request=request)
+
+
+def _is_member(caller: Principal) -> bool:
+    return caller.address.kind is AddressKind.PERSON and caller.level is not PermissionLevel.RESTRICTED
 
 
 async def _conversation(

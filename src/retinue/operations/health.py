@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from retinue.domain.errors import RetinueError
+from retinue.models.catalog import Catalog
 from retinue.store.connection import Store
 
 F = TypeVar("F")
@@ -52,7 +53,7 @@ class Scene:
     now: datetime
     store: Store | None = None
     trouble: RetinueError | None = None  # why there is no store
-    models: frozenset[str] | None = None
+    catalog: Catalog | None = None
     runners: frozenset[str] | None = None
     quick: bool = False  # leave out what reads the whole store
     gathered: dict[Any, Any] = field(default_factory=dict[Any, Any])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLa
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId, prefix, short
 from retinue.domain.principal import Principal
-from retinue.domain.record import RecordKind
+from retinue.domain.record import Body, Mark, Record, RecordKind, Reply
 from retinue.domain.run import RunStatus
 from retinue.domain.session import (
     Origin,
@@ -242,8 +243,10 @@ async def state(desk: Desk, caller: Principal, asked: OfSession) -> SessionState
 
     def body(conn: sa.Connection) -> SessionState:
         session = sessions.resolve(conn, asked.session, seen_by=caller)
-        first = max(session.context_from, session.record_seq - RECORDS_SHOWN_MAX + 1)
+        first = max(1, session.record_seq - RECORDS_SHOWN_MAX + 1)
         found, damaged = records.read(conn, session.id, first=first, last=session.record_seq)
+        found = _since_marker(found)
+        damaged = [each for each in damaged if not found or each.seq > found[0].seq]
         run = runs.open_in(conn, session.id)
         return SessionState(
             cursor=news.newest(conn),
@@ -253,7 +256,7 @@ async def state(desk: Desk, caller: Principal, asked: OfSession) -> SessionState
             wakefulness=session.wakefulness,
             queue=session.queue,
             run=RunShown(id=run.id, status=run.status, attempt=run.attempt) if run else None,
-            records=[RecordShown(seq=r.seq, kind=r.kind, body=r.body, run=r.run) for r in found],
+            records=[RecordShown(seq=r.seq, kind=r.kind, body=shown(r.body), run=r.run) for r in found],
             damaged=damaged_form(damaged),
             partials=[],
         )
@@ -261,6 +264,17 @@ async def state(desk: Desk, caller: Principal, asked: OfSession) -> SessionState
     found = await desk.store.scan(body)
     found.partials = [partial_form(said) for said in desk.live.partials(SessionId(found.session))]
     return found
+
+
+def _since_marker(found: list[Record]) -> list[Record]:
+    """What a person takes for the conversation: since it began or was reset, however often it was compacted since."""
+    marks = [i for i, record in enumerate(found) if isinstance(record.body, Mark)]
+    return found[marks[-1] :] if marks else found
+
+
+def shown(body: Body) -> Body:
+    """Without what only the provider who made it can read."""
+    return replace(body, pieces=()) if isinstance(body, Reply) and body.pieces else body
 
 
 def partial_form(said: Partial) -> PartialShown:
@@ -377,7 +391,8 @@ async def history(desk: Desk, caller: Principal, asked: History) -> SessionHisto
             session=session.id,
             agent=session.agent,
             records=[
-                RecordOfHistory(seq=r.seq, kind=r.kind, at=show(r.at, desk.zone), body=r.body, run=r.run) for r in found
+                RecordOfHistory(seq=r.seq, kind=r.kind, at=show(r.at, desk.zone), body=shown(r.body), run=r.run)
+                for r in found
             ],
             damaged=damaged_form(damaged),
             next=first if first > 1 else None,

@@ -1,6 +1,8 @@
 // Made from the code by `make generate`.
 
-export type AgentChanged = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "changed": Array<string>; "dry-run"?: boolean };
+export type Add = { "provider": string; "name": string; "agent"?: string; "kind"?: CredentialKind; "region"?: string; "key_env"?: string; "key_file"?: string; "key"?: string };
+
+export type AgentChanged = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "changed": Array<string>; "dry-run"?: boolean };
 
 export type AgentDeleted = { "name": string; "deleted": boolean; "cancelled-runs": Array<string>; "home": string | null };
 
@@ -12,11 +14,11 @@ export type AgentListed = { "name": string; "description": string; "runner": str
 
 export type AgentQueue = { "mode": QueueMode; "cap": number; "overflow": Overflow };
 
-export type AgentRegistered = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
+export type AgentRegistered = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
 
-export type AgentRestored = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "restored": number };
+export type AgentRestored = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "restored": number };
 
-export type AgentShown = { "name": string; "description": string; "runner": string; "provider"?: string | null; "model": string; "effort"?: string | null; "instructions"?: string; "delivery"?: Delivery; "concurrency"?: number; "queue"?: AgentQueue; "tools"?: AgentTools; "turns_max"?: number; "run_seconds_max"?: number; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "version": number; "state": AgentState };
+export type AgentShown = { "name": string; "description": string; "runner": string; "provider"?: string | null; "model": string; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string; "delivery"?: Delivery; "concurrency"?: number; "queue"?: AgentQueue; "tools"?: AgentTools; "turns_max"?: number; "run_seconds_max"?: number; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "version": number; "state": AgentState };
 
 export type AgentState = "idle" | "running";
 
@@ -29,6 +31,8 @@ export type AgentVersionsListed = { "versions": Array<AgentVersionListed>; "next
 export type AgentsCompared = { "name": string; "old": number; "new": number; "changes": Array<AgentFieldChange> };
 
 export type AgentsListed = { "agents": Array<AgentListed> };
+
+export type AgentsModels = { "agent": string; "session"?: string; "runner": string; "effort": string | null; "chain": Array<ModelInChain>; "now"?: Array<string>; "refused"?: string };
 
 export type Answer = { "id": string; "allow": boolean };
 
@@ -45,6 +49,12 @@ export type AttachmentShown = { "name": string; "hash": string; "media-type": st
 export type Attributes = { "session": string; "patch": Record<string, unknown> };
 
 export type Backup = { "to"?: string; "verify"?: boolean };
+
+export type BudgetShown = { "what": string; "whose": string; "raised-by": string; "cap-microusd": number; "spent-microusd"?: number | null; "held-microusd"?: number | null; "left-microusd"?: number | null; "share"?: number | null; "resets-on"?: string | null };
+
+export type BudgetsShown = { "today": string; "warn-share": number; "budgets": Array<BudgetShown> };
+
+export type By = "agent" | "day" | "model" | "person" | "provider" | "run" | "session";
 
 export type Call = { "id": string; "tool": string; "arguments"?: Record<string, unknown> };
 
@@ -65,6 +75,14 @@ export type ConfigChecked = { "ok": boolean; "faults": Array<string>; "hash": st
 export type ConfigExported = { "text": string };
 
 export type ConfigShown = { "file": string; "hash": string; "files": Array<string>; "settings": Record<string, unknown>; "default-agent": string | null; "waiting-for-a-restart": Array<string> };
+
+export type CredentialKind = "api_key" | "token";
+
+export type CredentialRemoved = { "id": string; "agent": string | null; "removed": boolean };
+
+export type CredentialShown = { "id": string; "provider": string; "agent": string | null; "kind": CredentialKind; "where": string; "state": State; "because": string; "region": string | null; "position": number | null; "used-at": string | null; "failures": Record<string, FailureShown> };
+
+export type CredentialsListed = { "credentials": Array<CredentialShown> };
 
 export type DeadLetters = { "letters": Array<EnvelopeShown> };
 
@@ -91,6 +109,12 @@ export type EnvelopesListed = { "envelopes": Array<EnvelopeShown>; "acknowledged
 export type ErrorForm = { "code": string; "sentence": string; "because": string; "try": string; "candidates"?: Array<string>; "matches"?: number; "retry-after-s"?: number };
 
 export type Explained = { "lines": Array<string> };
+
+export type Failed = { "id": string; "reason": Reason; "agent"?: string; "model"?: string };
+
+export type Failure = "auth" | "bad_request" | "connection" | "content_filter" | "context_overflow" | "malformed" | "not_found" | "overloaded" | "permission" | "quota" | "rate_limit" | "server" | "timeout" | "too_large";
+
+export type FailureShown = { "reason": Failure; "errors": number; "failed-at": string; "cooling-until": string | null };
 
 export type Forget = { "name": string; "confirm"?: string };
 
@@ -122,7 +146,19 @@ export type Invite = { "name": string; "role"?: Role };
 
 export type Kind = "answer" | "approval" | "decision" | "message" | "notice" | "system";
 
+export type LaneKind = "background" | "main" | "schedule" | "subagent";
+
 export type LedgerChecked = { "holds": boolean; "lines": Array<string> };
+
+export type ModelGiven = { "primary"?: string | null; "fallbacks"?: Array<string> | null };
+
+export type ModelInChain = { "model": string; "because": string; "window-tokens": number; "price": string; "missing"?: string };
+
+export type ModelListed = { "number": number; "model": string; "alias"?: string; "window-tokens": number; "output-tokens-max": number; "vision": boolean; "tools": boolean; "efforts": Array<string> | null; "price": string; "default": boolean; "missing"?: string };
+
+export type ModelsListed = { "models": Array<ModelListed>; "allow": Array<string> };
+
+export type ModelsShown = { "default": string; "default-because": string; "agents": Array<AgentsModels> };
 
 export type Named = { "name": string };
 
@@ -160,6 +196,8 @@ export type QueueOverride = { "mode"?: QueueMode | null; "cap"?: number | null; 
 
 export type QueueSet = { "session": string; "queue": QueueOverride };
 
+export type Reason = "auth" | "overloaded" | "permission" | "quota" | "rate_limit" | "timeout";
+
 export type RecordDamaged = { "seq": number; "because": string };
 
 export type RecordKind = "assistant" | "note" | "reset" | "start" | "summary" | "tool" | "user";
@@ -170,7 +208,7 @@ export type RecordShown = { "seq": number; "kind": RecordKind; "body": unknown; 
 
 export type Refusal = { "error": ErrorForm };
 
-export type Register = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "dry_run"?: boolean; "token"?: boolean };
+export type Register = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "dry_run"?: boolean; "token"?: boolean };
 
 export type Rename = { "session": string; "name": string | null };
 
@@ -184,7 +222,7 @@ export type RunShown = { "id": string; "status": RunStatus; "attempt": number };
 
 export type RunStatus = "cancelled" | "completed" | "failed" | "parked" | "running";
 
-export type Send = { "to": string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload> };
+export type Send = { "to": string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string };
 
 export type Sent = { "envelope": string; "session": string | null; "cursor": number; "duplicate": boolean; "outcome": Outcome | null; "because": string };
 
@@ -208,11 +246,17 @@ export type SessionSummary = { "sessionId": string; "agentId": string; "name": s
 
 export type SessionsListed = { "sessions": Array<SessionSummary>; "next": string | null };
 
-export type Set = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "clear"?: Array<string>; "dry_run"?: boolean };
+export type Set = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "clear"?: Array<string>; "dry_run"?: boolean };
+
+export type SetOrder = { "provider": string; "ids"?: Array<string>; "agent"?: string };
 
 export type SetRole = { "name": string; "role": Role };
 
 export type Share = { "session": string; "person": string };
+
+export type Show = { "agent"?: string; "session"?: string };
+
+export type State = "cooling-down" | "ready" | "unreadable";
 
 export type Status = "claimed" | "done" | "parked" | "pending";
 
@@ -236,13 +280,25 @@ export type TokensListed = { "tokens": Array<TokenListed> };
 
 export type Upload = { "name": string; "data": string; "media_type"?: string };
 
+export type Usage = { "by"?: By; "from"?: string; "to"?: string; "agent"?: string; "person"?: string; "limit"?: number };
+
+export type UsageShown = { "by": By; "from": string; "to": string; "rows": Array<UsedShown>; "left-out": number; "total": UsedShown };
+
+export type Used = { "id": string; "agent"?: string; "model"?: string };
+
+export type UsedShown = { "key": string; "calls": number; "failed-calls": number; "unknown-calls": number; "input-tokens": number; "output-tokens": number; "cache-read-tokens": number; "cache-write-tokens": number; "reasoning-tokens": number; "cost-microusd": number; "unknown-microusd": number; "held-microusd": number };
+
 export type ValueChanged = { "from": unknown; "to": unknown };
 
 export type Versions = { "name": string; "limit"?: number; "before"?: number | null };
 
 export type Wakefulness = "active" | "sleeping";
 
+export type Which = { "provider"?: string; "agent"?: string };
+
 export type Why = { "id": string };
+
+export type RetinueOperationsCredentialsById = { "id": string; "agent"?: string };
 
 export type RetinueOperationsEnvelopesById = { "id": string };
 
@@ -327,6 +383,24 @@ export interface Operations {
   "agent.restore": { asked: Restore; answered: AgentRestored; effect: true };
   /** Let an agent go. */
   "agent.delete": { asked: Delete; answered: AgentDeleted; effect: true };
+  /** List the models there are to choose from. */
+  "model.list": { asked: Nothing; answered: ModelsListed; effect: false };
+  /** Show which models would be asked now, and why. */
+  "model.show": { asked: Show; answered: ModelsShown; effect: false };
+  /** Which credentials there are for models, and how they fared. Keys are not shown. */
+  "credential.list": { asked: Which; answered: CredentialsListed; effect: false };
+  /** Add a credential, for the house or for one agent. */
+  "credential.add": { asked: Add; answered: CredentialShown; effect: true };
+  /** Remove a credential, and the key that was put away for it. */
+  "credential.remove": { asked: RetinueOperationsCredentialsById; answered: CredentialRemoved; effect: true };
+  /** Say in which order a provider's credentials are asked. */
+  "credential.order": { asked: SetOrder; answered: CredentialsListed; effect: true };
+  /** Say that a credential served: its failures are forgiven. */
+  "credential.mark-used": { asked: Used; answered: CredentialShown; effect: true };
+  /** Say that a credential failed: it is left alone for a while. */
+  "credential.mark-failed": { asked: Failed; answered: CredentialShown; effect: true };
+  /** Forget a credential's failures: it is asked again at once. */
+  "credential.clear": { asked: Used; answered: CredentialShown; effect: true };
   /** Who is at home here. */
   "person.list": { asked: Nothing; answered: PeopleListed; effect: false };
   /** Who you are, and what you may do. */
@@ -371,6 +445,10 @@ export interface Operations {
   "house.backup": { asked: Backup; answered: HouseBackedUp; effect: true };
   /** Take away what is long done. Without `dry_run` set to false it only counts. */
   "house.purge": { asked: Purge; answered: HousePurged; effect: true };
+  /** Show what was used and what it cost. */
+  "usage.show": { asked: Usage; answered: UsageShown; effect: false };
+  /** Show what may be spent, and how much of it is. */
+  "usage.budgets": { asked: Nothing; answered: BudgetsShown; effect: false };
   /** Look for what is wrong with the house, and say what to do. */
   "house.doctor": { asked: Doctor; answered: HouseExamined; effect: false };
 }
@@ -412,6 +490,15 @@ export const routes: { [Name in keyof Operations]: string } = {
   "agent.diff": "/api/agent/diff",
   "agent.restore": "/api/agent/restore",
   "agent.delete": "/api/agent/delete",
+  "model.list": "/api/model/list",
+  "model.show": "/api/model/show",
+  "credential.list": "/api/credential/list",
+  "credential.add": "/api/credential/add",
+  "credential.remove": "/api/credential/remove",
+  "credential.order": "/api/credential/order",
+  "credential.mark-used": "/api/credential/mark-used",
+  "credential.mark-failed": "/api/credential/mark-failed",
+  "credential.clear": "/api/credential/clear",
   "person.list": "/api/person/list",
   "person.whoami": "/api/person/whoami",
   "person.invite": "/api/person/invite",
@@ -434,5 +521,7 @@ export const routes: { [Name in keyof Operations]: string } = {
   "house.why": "/api/house/why",
   "house.backup": "/api/house/backup",
   "house.purge": "/api/house/purge",
+  "usage.show": "/api/usage/show",
+  "usage.budgets": "/api/usage/budgets",
   "house.doctor": "/api/house/doctor",
 };
