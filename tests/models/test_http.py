@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -102,6 +103,30 @@ async def test_a_stream_that_was_ended_is_over_though_the_line_stays_open(
     assert heard["text"] == "Hello."
 
 
+MESSAGE = [
+    {"type": "message_start", "message": {"type": "message", "usage": {"input_tokens": 3, "output_tokens": 1}}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "Hello."}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
+    {"type": "message_stop"},
+]
+RESPONSE = [
+    {"type": "response.output_text.delta", "output_index": 0, "delta": "Hello."},
+    {"type": "response.completed", "response": {"status": "completed", "output": []}},
+]
+
+
+@pytest.mark.parametrize(("format_", "events"), [("anthropic", MESSAGE), ("openai-responses", RESPONSE)])
+async def test_the_last_event_of_a_format_ends_a_reply_though_the_line_stays_open(
+    link: Link, monkeypatch: pytest.MonkeyPatch, format_: str, events: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(http, "LINE_END_S", 0.02)
+    body = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
+    async with provider(Answer(body=body, then=Then.HANG)) as server:
+        heard = await hear(model_at(link, server.url, format_, silence_s=3600))
+    assert (heard["text"], heard["finish"]) == ("Hello.", "stop")
+
+
 async def test_a_stream_that_was_ended_is_over_though_the_line_is_cut(link: Link) -> None:
     for body in (HELLO, said("Hello.", done=False)):
         async with provider(Answer(body=body, then=Then.CUT)) as server:
@@ -119,6 +144,89 @@ async def test_a_line_cut_before_any_answer_is_a_broken_connection(link: Link) -
     async with provider(Answer(before=Then.CUT)) as server:
         failed = await failure_of(model_at(link, server.url, CHAT))
     assert failed.failure is Failure.CONNECTION
+
+
+class KeepsLines:
+    """A server that answers so many requests on a line, and closes it when the next one has come."""
+
+    def __init__(self, requests_each: int, *, begins: bytes = b"", after_s: float = 0) -> None:
+        self.lines = 0
+        self.requests = 0
+        self._requests_each = requests_each
+        self._begins = begins
+        self._after_s = after_s
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.lines += 1
+        try:
+            for _ in range(self._requests_each):
+                await self._read(reader)
+                head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(HELLO)}\r\n\r\n"
+                writer.write(head.encode() + HELLO.encode())
+            await self._read(reader)
+            await asyncio.sleep(self._after_s)
+            writer.write(self._begins)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+        await reader.readexactly(length)
+        self.requests += 1
+
+
+@asynccontextmanager
+async def keeping(server: KeepsLines) -> AsyncGenerator[str]:
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    finally:
+        listening.close()
+
+
+async def test_a_kept_line_that_the_server_closes_is_no_failure_of_the_next_request(link: Link) -> None:
+    server = KeepsLines(requests_each=2)
+    async with keeping(server) as url:
+        model = model_at(link, url, CHAT)
+        for _ in range(6):
+            assert (await hear(model))["text"] == "Hello."
+    assert server.lines == 3  # two replies on each, and each third request went out again on the next
+
+
+async def test_a_new_line_that_the_server_closes_is_a_broken_connection_and_is_not_asked_again(link: Link) -> None:
+    server = KeepsLines(requests_each=0)
+    async with keeping(server) as url:
+        failed = await failure_of(model_at(link, url, CHAT))
+    assert failed.failure is Failure.CONNECTION
+    assert server.requests == 1
+
+
+async def test_a_kept_line_that_is_closed_later_may_have_cost_something_and_is_not_asked_again(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "STALE_S", 0.05)
+    server = KeepsLines(requests_each=1, after_s=0.2)
+    async with keeping(server) as url:
+        model = model_at(link, url, CHAT)
+        await hear(model)
+        failed = await failure_of(model)
+    assert failed.failure is Failure.CONNECTION
+    assert failed.begun
+    assert server.requests == 2
+
+
+async def test_a_kept_line_that_is_closed_after_a_part_of_an_answer_is_not_asked_again(link: Link) -> None:
+    server = KeepsLines(requests_each=1, begins=b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\ndata:")
+    async with keeping(server) as url:
+        model = model_at(link, url, CHAT)
+        await hear(model)
+        failed = await failure_of(model)
+    assert failed.failure is Failure.CONNECTION
+    assert failed.begun
+    assert server.requests == 2
 
 
 async def test_nobody_there_is_no_reply_begun(link: Link) -> None:
@@ -222,6 +330,11 @@ async def test_the_key_is_in_no_repr_of_a_request_and_in_no_url(link: Link) -> N
     assert KEY not in request.url
 
 
+async def test_headers_that_may_hold_a_secret_are_in_no_repr_of_a_target(link: Link) -> None:
+    model = model_at(link, "http://127.0.0.1:1", CHAT, headers={"x-api-key": KEY})
+    assert KEY not in repr(model._target)  # pyright: ignore[reportPrivateUsage]
+
+
 async def test_without_a_key_no_key_is_sent(link: Link) -> None:
     async with provider(Answer(body=HELLO)) as server:
         await hear(model_at(link, server.url, CHAT), key="")
@@ -236,11 +349,13 @@ async def test_headers_of_the_settings_go_with_every_request_and_win(link: Link)
     assert "cookie" not in server.last.headers
 
 
-async def test_a_body_larger_than_a_megabyte_goes_out_whole(link: Link) -> None:
-    text = "0123456789" * 200_000
+@pytest.mark.parametrize(("turns", "repeated"), [(1, 200_000), (300, 100), (40, 20_000)])
+async def test_a_long_body_goes_out_whole(link: Link, turns: int, repeated: int) -> None:
+    texts = [f"{number} " + "0123456789" * repeated for number in range(turns)]
     async with provider(Answer(body=HELLO)) as server:
-        await hear(model_at(link, server.url, CHAT), prompt_of(UserTurn(text=text)))
-    assert server.last.body["messages"][-1]["content"] == text
+        await hear(model_at(link, server.url, CHAT), prompt_of(*(UserTurn(text=text) for text in texts)))
+    assert [message["content"] for message in server.last.body["messages"][1:]] == texts
+    assert server.last.headers["content-type"] == "application/json"
 
 
 async def test_a_listener_who_leaves_closes_the_line(link: Link) -> None:

@@ -111,7 +111,7 @@ class AnthropicReader:
         self._sealed: list[str] = []
         self._asked = False
         self._stop: str | None = None
-        self._ended = False
+        self.done = False
         self._usage: _Usage | None = None
 
     def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
@@ -133,7 +133,7 @@ class AnthropicReader:
                     self._stop = event.delta.stop_reason or self._stop
                 return self._closed()
             case "message_stop":
-                self._ended = True
+                self.done = True
             case "error":
                 raise failures.in_stream(self._provider, data)
             case _:
@@ -154,10 +154,10 @@ class AnthropicReader:
             yield from self._closed()
         self._used(message.usage)
         self._stop = message.stop_reason
-        self._ended = True
+        self.done = True
 
     def end(self) -> Ended:
-        if not self._ended:
+        if not self.done:
             raise failures.broke_off(self._provider)
         stop = _STOPS.get(self._stop or "", Stop.END)
         if self._asked and stop is Stop.END:

@@ -83,6 +83,8 @@ _BROKEN = frozenset(
 class GoogleReader:
     """One reply. Every event is a response of its own, with more parts; the last says why it ended."""
 
+    done = False  # no event says that it is the last
+
     def __init__(self, provider: str) -> None:
         self._provider = provider
         self._asked = False

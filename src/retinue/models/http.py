@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -20,6 +19,8 @@ from retinue.models.sse import Events
 if TYPE_CHECKING:
     import aiohttp
 
+    from retinue.models.http_out import Slabs
+
 FIRST_BYTE_S = 120.0
 SILENCE_S = 120.0
 CONNECT_S = 20.0
@@ -29,9 +30,9 @@ REPLY_BYTES_MAX = 64 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
 REFUSAL_S = 10.0
 LINE_END_S = 0.2
-_RAW_BODY_BYTES_MAX = 1024 * 1024  # above, aiohttp wants something it can read in pieces
+STALE_S = 1.0  # a line that was gone before it was used is found to be so at once
+_RAW_BODY_BYTES_MAX = 64 * 1024  # above, it is sent in slabs
 
-_DONE = b"[DONE]"
 _BOM = b"\xef\xbb\xbf"
 _STREAM_BEGINS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
@@ -42,7 +43,7 @@ class Target:
 
     facts: ModelFacts
     url: str  # without the path of the operation: https://api.openai.com/v1
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # may hold a secret
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     quirks: frozenset[str] = frozenset()
     first_byte_s: float = FIRST_BYTE_S
@@ -68,6 +69,11 @@ class Request:
 
 class Reader(Protocol):
     """Reads one reply. Made anew for each."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the provider has said its last word: whatever keeps the line open after it is not waited for."""
+        ...
 
     def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
         """One event of the stream. Raises `ModelFailed` where the provider says in it that it cannot go on."""
@@ -109,8 +115,10 @@ class Link:
         if self._session is None or self._session.closed:
             import aiohttp
 
+            from retinue.models.http_out import Lines
+
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_ALIVE_S),
+                connector=Lines(limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"User-Agent": "retinue"},  # some turn away who does not say a name
@@ -156,8 +164,8 @@ class HttpModel:
                 for name, data in events.feed(piece):
                     for chunk in reader.read(name, data):
                         yield chunk
-                    if data == _DONE:
-                        exchange.said_all()
+                if reader.done:
+                    exchange.said_all()
                 try:
                     piece = await exchange.more()
                 except ModelFailed:
@@ -170,7 +178,7 @@ class HttpModel:
             for name, data in events.end():
                 for chunk in reader.read(name, data):
                     yield chunk
-            if isinstance(reader, HoldsBack):
+            if not reader.done and isinstance(reader, HoldsBack):
                 for chunk in reader.rest():
                     yield chunk
             yield reader.end()
@@ -243,13 +251,7 @@ class _Exchange:
             self._response.close()  # a reply that nobody hears out is not made any longer
 
     async def _begin(self) -> bytes:
-        body = b"".join(self._request.body)
-        response = self._response = await self._session.post(
-            self._request.url,
-            data=body if len(body) <= _RAW_BODY_BYTES_MAX else io.BytesIO(body),
-            headers=self._request.headers,
-            allow_redirects=False,  # a key goes to the host it is for, and to no other
-        )
+        response = self._response = await self._answered()
         if response.status >= 300:
             refusal = await _refusal(response)
             raise failures.refused(self._target.provider, response.status, response.headers, refusal)
@@ -258,6 +260,30 @@ class _Exchange:
             self._count(piece)
             first += piece
         return first
+
+    async def _answered(self) -> aiohttp.ClientResponse:
+        """Asked once. A line that is kept open may be closed by the other side while we send: it never read that, and
+        we ask again on another one. Only where nothing came back, at once, and on a line that was used before."""
+        import aiohttp
+
+        from retinue.models.http_out import line_was_used
+
+        now = asyncio.get_running_loop().time
+        sent_at = now()
+        try:
+            return await self._post()
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError):
+            if not line_was_used.get() or now() - sent_at > STALE_S:
+                raise
+        return await self._post()
+
+    async def _post(self) -> aiohttp.ClientResponse:
+        return await self._session.post(
+            self._request.url,
+            data=_sent(self._request.body),
+            headers=self._request.headers,
+            allow_redirects=False,  # a key goes to the host it is for, and to no other
+        )
 
     def _count(self, piece: bytes) -> None:
         self._size_bytes += len(piece)
@@ -279,6 +305,15 @@ class _Exchange:
                 return failures.unreachable(provider, error, begun=begun)
             case _:
                 return None
+
+
+def _sent(body: Sequence[bytes]) -> bytes | Slabs:
+    size_bytes = sum(map(len, body))
+    if size_bytes <= _RAW_BODY_BYTES_MAX:
+        return b"".join(body)
+    from retinue.models.http_out import Slabs
+
+    return Slabs(body, size_bytes)
 
 
 class _Silence:
