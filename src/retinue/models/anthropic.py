@@ -6,7 +6,7 @@ keeps what it has read, are put around those bytes anew for each request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -19,7 +19,7 @@ from retinue.models.base import Prompt, WireCache
 from retinue.models.files import PDF, files
 from retinue.models.http import Request, Target
 from retinue.models.parts import Part, parts, said_to_model
-from retinue.models.turns import GO_ON, OPENING, Sides, turns
+from retinue.models.turns import GO_ON, MARKED_MAX, OPENING, Sides, Turns
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged
 
 VERSION = "2023-06-01"
@@ -32,12 +32,10 @@ THINKING_TOKENS_MIN = 1_024  # the provider takes no less
 ANSWER_TOKENS_MIN = 1_024  # what thinking must leave of `max_tokens`
 
 EMPTY_RESULT = "[no output]"
-MARKED_TURNS = 2  # with the mark on the instructions, within the four that a request may have
 
 _OURS = ("messages", "system", "tools")
 _CACHED = b',"cache_control":{"type":"ephemeral"}}'
 _encode = msgspec.json.encode
-_ASSISTANT, _PAUSED = RecordKind.ASSISTANT, Stop.PAUSED  # looked up once: these are asked for every record
 
 
 class AnthropicWire:
@@ -49,18 +47,35 @@ class AnthropicWire:
 
     def request(self, prompt: Prompt, target: Target, key: str) -> Request:
         form = ("anthropic", target.provider, target.facts.vision, prompt.media is not None)
-        wires = self._cache.of(prompt.session, prompt.records, lambda r: _blocks(r, prompt, target), form=form)
+        messages = self._messages(prompt, target, form)
         tools = prompt.tools if target.facts.tools else ()
         also = cast("list[Any]", target.params.get("tools") or [])
         head = self._heads.of(
             prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=str(also)
         )
         plain = merged(_plain(prompt, target), target.params, without=_OURS)
-        body = [plain, head, b',"messages":[', *_messages(prompt.records, wires, target.provider), b"]}"]
+        body = [plain, head, b',"messages":[', *messages, b"]}"]
         return Request(f"{target.url.rstrip('/')}/messages", _headers(target, key), body)
 
     def reader(self, target: Target) -> AnthropicReader:
         return AnthropicReader(target.provider)
+
+    def _messages(self, prompt: Prompt, target: Target, form: Hashable) -> list[bytes]:
+        """Messages whose roles alternate, with marks on the last two of the user: what was read up to there is kept,
+        and the next request finds the older one where this one put its newer."""
+
+        def encode(record: Record) -> bytes:
+            return _blocks(record, prompt, target)
+
+        records, provider = prompt.records, target.provider
+        woven = self._cache.woven(prompt.session, records, encode, _Woven, form=form)
+        if woven.paused:  # what was begun before a pause is said again or not, by what came after it
+            woven = Turns(_SIDES)
+            woven.add(records, _closed(records, self._cache.of(prompt.session, records, encode, form=form), provider))
+        out, ends = woven.told(may_end_with_model=_paused(records, provider))
+        for at in ends[-MARKED_MAX:]:
+            out[at] = out[at][:-1] + _CACHED
+        return out
 
 
 def _headers(target: Target, key: str) -> dict[str, str]:
@@ -126,16 +141,6 @@ def _tool(tool: ToolSpec) -> dict[str, Any]:
 # The history
 
 
-def _messages(records: Sequence[Record], wires: Sequence[bytes], provider: str) -> list[bytes]:
-    """Messages whose roles alternate, with marks on the last two of the user: what was read up to there is kept, and
-    the next request finds the older one where this one put its newer."""
-    closed = _closed(records, wires, provider)
-    out, ends = turns(records, closed, _SIDES, may_end_with_model=_paused(records, provider))
-    for at in ends[-MARKED_TURNS:]:
-        out[at] = out[at][:-1] + _CACHED
-    return out
-
-
 def _paused(records: Sequence[Record], provider: str) -> bool:
     """The provider itself asked for its words back, to go on from there."""
     last = records[-1].body if records else None
@@ -147,9 +152,9 @@ def _closed(records: Sequence[Record], wires: Sequence[bytes], provider: str) ->
     left = [
         number
         for number, record in enumerate(records[:-1])
-        if record.kind is _ASSISTANT
-        and cast("Reply", record.body).stop is _PAUSED
-        and records[number + 1].kind is not _ASSISTANT
+        if isinstance(record.body, Reply)
+        and record.body.stop is Stop.PAUSED
+        and records[number + 1].kind is not RecordKind.ASSISTANT
     ]
     if not left:
         return wires
@@ -183,6 +188,18 @@ _SIDES = Sides(
     opening=_text(OPENING),
     go_on=_text(GO_ON),
 )
+
+
+class _Woven(Turns):
+    """The turns of a session, and whether the provider ever paused in one."""
+
+    def __init__(self) -> None:
+        super().__init__(_SIDES)
+        self.paused = False
+
+    def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None:
+        self.paused |= any(isinstance(record.body, Reply) and record.body.stop is Stop.PAUSED for record in records)
+        super().add(records, wires)
 
 
 def _result(result: ToolResult) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import SessionId
@@ -87,6 +87,20 @@ class Model(Protocol):
     def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]: ...
 
 
+class Weaver(Protocol):
+    """Puts encoded records together, for as long as they are kept."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it holds of its own, beside what it was given."""
+        ...
+
+    def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None: ...
+
+
+W = TypeVar("W", bound=Weaver)
+
+
 class WireCache:
     """Contexts as bytes, each record encoded once: the cost of a turn does not grow with the history.
 
@@ -117,7 +131,27 @@ class WireCache:
 
         What `encode` makes of a record may depend on those before it, and on what is in `form`; on nothing else.
         """
-        key = (session, form)
+        return self._encoded((session, form), records, encode, None).wires
+
+    def woven(
+        self,
+        session: SessionId,
+        records: Sequence[Record],
+        encode: Callable[[Record], bytes],
+        make: Callable[[], W],
+        *,
+        form: Hashable = "",
+    ) -> W:
+        """The same, put together by what `make` makes. That is kept too, and given only the records that are new."""
+        return cast("W", self._encoded((session, form), records, encode, make).woven)
+
+    def _encoded(
+        self,
+        key: tuple[SessionId, Hashable],
+        records: Sequence[Record],
+        encode: Callable[[Record], bytes],
+        make: Callable[[], Weaver] | None,
+    ) -> _Encoded:
         kept = self._kept.pop(key, None) or _Encoded()
         self._size_bytes -= kept.size_bytes
         # The same objects as a rule, which is seen at a glance; and a list, since no list equals a tuple.
@@ -125,13 +159,15 @@ class WireCache:
             kept = kept.only(records)
         for record in records[len(kept.records) :]:
             kept.add(record, encode(record))
+        if make is not None:
+            kept.weave(make)
         if kept.size_bytes <= self._bytes_max:
             self._kept[key] = kept
             self._size_bytes += kept.size_bytes
             while self._size_bytes > self._bytes_max:
                 _, evicted = self._kept.popitem(last=False)
                 self._size_bytes -= evicted.size_bytes
-        return kept.wires
+        return kept
 
 
 @dataclass(slots=True)
@@ -139,11 +175,21 @@ class _Encoded:
     records: list[Record] = field(default_factory=list[Record])
     wires: list[bytes] = field(default_factory=list[bytes])
     size_bytes: int = 0
+    woven: Weaver | None = None
+    woven_records: int = 0
 
     def add(self, record: Record, wire: bytes) -> None:
         self.records.append(record)
         self.wires.append(wire)
         self.size_bytes += len(wire)
+
+    def weave(self, make: Callable[[], Weaver]) -> None:
+        if self.woven is None:
+            self.woven = make()
+        before = self.woven.size_bytes
+        self.woven.add(self.records[self.woven_records :], self.wires[self.woven_records :])
+        self.woven_records = len(self.records)
+        self.size_bytes += self.woven.size_bytes - before
 
     def only(self, records: Sequence[Record]) -> _Encoded:
         """What is kept of the beginning that both have in common."""

@@ -19,7 +19,7 @@ from retinue.models.files import files
 from retinue.models.google_reader import GoogleReader
 from retinue.models.http import Request, Target
 from retinue.models.parts import Part, parts, said_to_model
-from retinue.models.turns import GO_ON, OPENING, Sides, turns
+from retinue.models.turns import GO_ON, OPENING, Sides, Turns
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting
 
 IMAGE_BYTES_MAX = 10 * 1024 * 1024  # a request takes 20 MiB with everything in it
@@ -45,13 +45,15 @@ class GoogleWire:
     def request(self, prompt: Prompt, target: Target, key: str) -> Request:
         by_level = Quirk.THINKING_LEVEL in target.quirks
         form = ("google", target.provider, target.facts.vision, prompt.media is not None, by_level)
-        wires = self._cache.of(prompt.session, prompt.records, lambda r: _parts(r, prompt, target), form=form)
+        woven = self._cache.woven(
+            prompt.session, prompt.records, lambda r: _parts(r, prompt, target), lambda: Turns(_SIDES), form=form
+        )
         tools = prompt.tools if target.facts.tools else ()
         also = cast("list[Any]", target.params.get("tools") or [])
         head = self._heads.of(
             prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=str(also)
         )
-        body = [_plain(prompt, target), head, b',"contents":[', *turns(prompt.records, wires, _SIDES)[0], b"]}"]
+        body = [_plain(prompt, target), head, b',"contents":[', *woven.told()[0], b"]}"]
         name = quote(target.model if "/" in target.model else f"models/{target.model}")
         headers = {"content-type": "application/json", "accept": "text/event-stream", **target.headers}
         if key:

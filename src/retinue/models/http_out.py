@@ -48,18 +48,23 @@ class Slabs(aiohttp.Payload):
     def __init__(self, pieces: Sequence[bytes], size_bytes: int) -> None:
         super().__init__(pieces, content_type="application/json")
         self._pieces = pieces
-        self._size = self._size_bytes = size_bytes
+        self._size = size_bytes
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        for slab in slabs(self._pieces, self._size_bytes):
+        for slab in slabs(self._pieces):
             await writer.write(slab)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         return b"".join(self._pieces).decode(encoding, errors)
 
 
-def slabs(pieces: Sequence[bytes], size_bytes: int) -> Iterator[bytes]:
-    """The same bytes, in pieces of about the size of a slab. Looking at each would cost more than joining them."""
-    count = max(len(pieces) * SLAB_BYTES // size_bytes, 1)
-    for start in range(0, len(pieces), count):
-        yield b"".join(pieces[start : start + count])
+def slabs(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """The same bytes, in pieces of about the size of a slab. One that is larger goes out as it is."""
+    first = size_bytes = 0
+    for end, piece in enumerate(pieces):
+        if size_bytes and size_bytes + len(piece) > SLAB_BYTES:
+            yield b"".join(pieces[first:end])
+            first, size_bytes = end, 0
+        size_bytes += len(piece)
+    if first < len(pieces):
+        yield b"".join(pieces[first:])

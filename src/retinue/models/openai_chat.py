@@ -18,6 +18,7 @@ from retinue.models.base import Media, Prompt, WireCache
 from retinue.models.http import Request, Target
 from retinue.models.openai_chat_reader import ChatReader
 from retinue.models.parts import Part, parts, said_to_model
+from retinue.models.turns import Joined
 from retinue.models.wires import PLAIN_IDS, Heads, IdRule, effort_of, fitting, listed, merged, shown
 
 # What each of them has other names for, and the repairs a transcript needs before it is taken there.
@@ -54,16 +55,18 @@ class OpenAIChatWire:
         quirks = quirks_of(target)
         form = ("openai-chat", target.provider, target.facts.vision, prompt.media is not None, quirks)
         encoder = _Encoder(target, quirks, prompt.media)
-        wires = self._cache.of(prompt.session, prompt.records, encoder.record, form=form)
         if Quirk.ANSWER_AFTER_RESULTS in quirks:
-            wires = _answered(prompt.records, wires)
+            wires = self._cache.of(prompt.session, prompt.records, encoder.record, form=form)
+            pieces = _answered(prompt.records, wires)
+        else:
+            pieces = self._cache.woven(prompt.session, prompt.records, encoder.record, Joined, form=form).pieces
         tools = prompt.tools if target.facts.tools else ()
         also = cast("list[Any]", target.params.get("tools") or [])
         head = self._heads.of(
             prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=(form, str(also))
         )
         plain = merged(_plain(prompt, target, quirks), target.params, without=_OURS)
-        body = [plain, head, *listed(wires, first=not prompt.instructions), b"]}"]
+        body = [plain, head, *listed(pieces, first=not prompt.instructions), b"]}"]
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if key:
             headers["authorization"] = f"Bearer {key}"

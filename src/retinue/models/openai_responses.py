@@ -17,6 +17,7 @@ from retinue.models.base import Media, Prompt, WireCache
 from retinue.models.http import Request, Target
 from retinue.models.openai_responses_reader import LEFT_OUT, ResponsesReader
 from retinue.models.parts import Part, parts, said_to_model
+from retinue.models.turns import Joined
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, listed, merged, shown
 
 ENCRYPTED = "reasoning.encrypted_content"
@@ -43,7 +44,7 @@ class OpenAIResponsesWire:
         keeps = target.params.get("store") is True
         form = ("openai-responses", target.provider, target.facts.vision, prompt.media is not None, quirks, keeps)
         encoder = _Encoder(target, prompt.media, with_ids=MESSAGE_IDS in quirks, keeps=keeps)
-        wires = self._cache.of(prompt.session, prompt.records, encoder.record, form=form)
+        pieces = self._cache.woven(prompt.session, prompt.records, encoder.record, Joined, form=form).pieces
         tools = prompt.tools if target.facts.tools else ()
         also = cast("list[Any]", target.params.get("tools") or [])
         head = self._heads.of(
@@ -53,7 +54,7 @@ class OpenAIResponsesWire:
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if key:
             headers["authorization"] = f"Bearer {key}"
-        body = [plain, head, *listed(wires, first=True), b"]}"]
+        body = [plain, head, *listed(pieces, first=True), b"]}"]
         return Request(f"{target.url.rstrip('/')}/responses", {**headers, **target.headers}, body)
 
     def reader(self, target: Target) -> ResponsesReader:

@@ -16,6 +16,34 @@ _CLOSE = b"]}"
 _CLOSE_AND = b"]},"
 
 
+MARKED_MAX = 2  # of the user's turns, from the end, that a format may mark; some take no more than four marks
+SETTLED_MIN = 64  # pieces that are joined at once
+
+
+class Joined:
+    """Pieces of a list. Those that change no more become one: what is long gone by is not gone through again."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.size_bytes = 0  # of what was joined: the pieces themselves are counted where they are kept
+        self._settled = 0
+
+    def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None:
+        self.pieces += wires
+        self.settle(len(self.pieces))
+
+    def settle(self, end: int) -> int:
+        """The pieces before `end` change no more. How many fewer there are now."""
+        if end - self._settled < SETTLED_MIN:
+            return 0
+        slab = b"".join(self.pieces[self._settled : end])
+        gone = end - self._settled - 1
+        self.pieces[self._settled : end] = (slab,)
+        self._settled += 1
+        self.size_bytes += len(slab)
+        return gone
+
+
 class Sides(NamedTuple):
     """How a format begins what the user says, and what the model says; and what the user is made to say."""
 
@@ -25,47 +53,73 @@ class Sides(NamedTuple):
     go_on: bytes
 
 
-def turns(
-    records: Sequence[Record], wires: Sequence[bytes], sides: Sides, *, may_end_with_model: bool = False
-) -> tuple[list[bytes], list[int]]:
-    """Turns that alternate, from the user to the user, as pieces of a list; and which pieces end the user's turns.
+class Turns:
+    """Turns that alternate, from the user to the user, as pieces of a list. Records may be added as they come.
 
     A record without bytes is left out. The results of calls come first in their turn, in their order: nothing may stand
     between a call and its result.
     """
-    out: list[bytes] = []
-    ends: list[int] = []
-    by_model: bool | None = None
-    words_at = -1  # in a turn of the user, where something begins that is no result
-    to_user, to_model = _CLOSE_AND + sides.user, _CLOSE_AND + sides.model
-    for record, wire in zip(records, wires, strict=True):
-        if not wire:
-            continue
-        kind = record.kind
-        if (kind is _ASSISTANT) is by_model:
-            if kind is _TOOL and words_at >= 0:
-                out[words_at:words_at] = (wire, b",")
-                words_at += 2
+
+    def __init__(self, sides: Sides) -> None:
+        self._sides = sides
+        self._to_user, self._to_model = _CLOSE_AND + sides.user, _CLOSE_AND + sides.model
+        self._joined = Joined()
+        self._out = self._joined.pieces
+        self._ends: list[int] = []  # the last pieces of the user's turns that are over
+        self._by_model: bool | None = None
+        self._words_at = -1  # in a turn of the user, where something begins that is no result
+
+    @property
+    def size_bytes(self) -> int:
+        return self._joined.size_bytes
+
+    def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None:
+        out, ends, by_model, words_at = self._out, self._ends, self._by_model, self._words_at
+        for record, wire in zip(records, wires, strict=True):
+            if not wire:
                 continue
-            out.append(b",")
-        elif kind is _ASSISTANT:
-            if by_model is None:
-                out += (sides.user, sides.opening)
+            kind = record.kind
+            if (kind is _ASSISTANT) is by_model:
+                if kind is _TOOL and words_at >= 0:
+                    out[words_at:words_at] = (wire, b",")
+                    words_at += 2
+                    continue
+                out.append(b",")
+            elif kind is _ASSISTANT:
+                if by_model is None:
+                    out += (self._sides.user, self._sides.opening)
+                ends.append(len(out) - 1)
+                out.append(self._to_model)
+                by_model = True
+            else:
+                out.append(self._sides.user if by_model is None else self._to_user)
+                by_model, words_at = False, -1
+            if words_at < 0 and kind is not _TOOL and not by_model:
+                words_at = len(out)
+            out.append(wire)
+        self._by_model, self._words_at = by_model, words_at
+        self._settle()
+
+    def told(self, *, may_end_with_model: bool = False) -> tuple[list[bytes], list[int]]:
+        """All turns so far, closed; and which pieces end the user's, the last of them at least."""
+        out, ends = list(self._out), list(self._ends)
+        by_model = self._by_model
+        if by_model is None:
+            out += (self._sides.user, self._sides.opening)
+        elif by_model and not may_end_with_model:
+            out += (self._to_user, self._sides.go_on)
+            by_model = False
+        if not by_model:
             ends.append(len(out) - 1)
-            out.append(to_model)
-            by_model = True
-        else:
-            out.append(sides.user if by_model is None else to_user)
-            by_model, words_at = False, -1
-        if words_at < 0 and kind is not _TOOL and not by_model:
-            words_at = len(out)
-        out.append(wire)
-    if by_model is None:
-        out += (sides.user, sides.opening)
-    elif by_model and not may_end_with_model:
-        out += (to_user, sides.go_on)
-        by_model = False
-    if not by_model:
-        ends.append(len(out) - 1)
-    out.append(_CLOSE)
-    return out, ends
+        out.append(_CLOSE)
+        return out, ends
+
+    def _settle(self) -> None:
+        """What lies before the turns that may still be marked changes no more."""
+        if len(self._ends) <= MARKED_MAX:
+            return
+        del self._ends[:-MARKED_MAX]
+        gone = self._joined.settle(self._ends[0])
+        if gone:
+            self._ends = [end - gone for end in self._ends]
+            self._words_at = self._words_at - gone if self._words_at >= 0 else -1
