@@ -46,8 +46,11 @@ from retinue.engine.live import Live
 from retinue.logs import set_level, set_up_logs
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
+from retinue.models import prices
 from retinue.models.base import Model
 from retinue.models.guide import Guide
+from retinue.models.http import Link
+from retinue.models.locals import Locals
 from retinue.models.minds import Minds
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
@@ -78,6 +81,10 @@ OWNERS_FILE = "owner-token"
 
 OWNER = Person(name="owner", role=Role.OWNER)
 FIRST_STAFF = (
+    Agent(
+        name="main",
+        description="Your own. Thinks with the house's model, once there is a key; with the guide's script until then.",
+    ),
     Agent(
         name="guide",
         description="Shows you round. A script, no language model: needs no key and no network.",
@@ -135,12 +142,16 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             return keeper.current.settings if keeper is not None else settings
 
         files = Files(settings.home / "files")
+        link = Link()
+        locals_ = Locals(clock, ids, link, os.environ)
         minds = Minds(
             store,
             clock,
-            (Guide(clock), *parts.models),
+            (Guide(clock), locals_.bundled(), *parts.models),
             settings=current,
             environment=os.environ,
+            makers={"local": locals_.find},
+            link=link,
             chance=parts.chance,
             zone=settings.zone,
         )
@@ -201,17 +212,21 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         await engine.start()
         await tell(settings.home, desk.post, ids)
 
-        tidying = asyncio.create_task(tidy_forever(desk, lambda: current().retention))
+        aside = [asyncio.create_task(tidy_forever(desk, lambda: current().retention))]
+        if minds.catalog.default.provider:
+            aside.append(asyncio.create_task(prices.ready()))  # takes a while, and is wanted with the first reply
         try:
             yield House(store=store, engine=engine, outbox=outbox, desk=desk)
         finally:
-            tidying.cancel()
-            await asyncio.gather(tidying, return_exceptions=True)
+            for task in aside:
+                task.cancel()
+            await asyncio.gather(*aside, return_exceptions=True)
             drain_s = current().drain_s
             await engine.stop(drain_s=drain_s)
             await outbox.stop(drain_s=drain_s)
             if mirror is not None:
                 await mirror.stop()
+            await locals_.close()
             await minds.close()
     finally:
         await store.close()

@@ -97,11 +97,10 @@ async def test_it_says_that_it_is_a_script(household: Household, words: str) -> 
 
 
 @pytest.mark.parametrize("words", ["connect a real model", "How do I use another model?", "where does my API key go"])
-async def test_it_says_truthfully_that_no_real_model_can_be_connected_yet(household: Household, words: str) -> None:
+async def test_it_says_how_a_real_model_is_connected(household: Household, words: str) -> None:
     async with household.open() as house:
         answer = await say(house, words)
-        assert "only me" in answer
-        assert "no setting to connect a real model yet" in answer
+        assert "ANTHROPIC_API_KEY" in answer
 
 
 async def test_words_it_does_not_know_get_a_short_answer_with_what_it_does_know(household: Household) -> None:

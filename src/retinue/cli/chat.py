@@ -29,6 +29,15 @@ COMMANDS = {
     "/quit": "leave; what was sent is still worked on",
     "//WORDS": "send words that begin with a slash",
 }
+# Understood at every door, and answered by the house.
+HOUSE_COMMANDS = {
+    "/model [NAME]": "which models there are, or think with another one",
+    "/think [LEVEL]": "how much effort goes into replies",
+    "/context": "how much the agent has in mind",
+    "/compact [WORDS]": "tell the context in short, minding words, and go on from there",
+    "/new [WORDS]": "begin a fresh context, and work on words in it",
+    "/whoami": "who you are here",
+}
 
 
 def chat(options: Namespace) -> int:
@@ -116,7 +125,8 @@ def _send(talk: Talk, text: str) -> str:
 def _perform(talk: Talk, name: str, words: str) -> None:
     match name:
         case "help":
-            talk.show([f"  {command:<16}{meaning}" for command, meaning in COMMANDS.items()])
+            both = {**COMMANDS, **HOUSE_COMMANDS}
+            talk.show([f"  {command:<20}{meaning}" for command, meaning in both.items()])
         case "status":
             talk.show(answers.status_lines(call("house.status")))
         case "why":
@@ -129,6 +139,9 @@ def _perform(talk: Talk, name: str, words: str) -> None:
             call("session.reset", {"session": talk.session, "message": words})
         case "allow" | "deny":
             _decide(talk, words, allow=name == "allow")
+        case _ if f"/{name}" in {command.split()[0] for command in HOUSE_COMMANDS}:
+            if envelope := _send(talk, f"/{name} {words}".strip()):
+                talk.wait_for(envelope)
         case _:
             raise _no_such_command(name)
 
@@ -160,7 +173,7 @@ def _decide(talk: Talk, id_: str, *, allow: bool) -> None:
 
 
 def _no_such_command(name: str) -> CliError:
-    known = [command[1:].split()[0] for command in COMMANDS if not command.startswith("//")]
+    known = [command[1:].split()[0] for command in (*COMMANDS, *HOUSE_COMMANDS) if not command.startswith("//")]
     return CliError(
         f"there is no /{name} here",
         code="command.unknown",

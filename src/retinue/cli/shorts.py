@@ -112,6 +112,13 @@ _ALL: dict[str, Short] = {
         (),
         (),
     ),
+    "result": (
+        "run.show",
+        "Say how a run came out: the models that were asked, tokens and cost.",
+        "retinue result 3c6ef362",
+        (),
+        (),
+    ),
     "config": ("config.show", "Show the settings as they are.", "retinue config", (), ()),
     "apply": (
         "config.apply",
@@ -162,6 +169,7 @@ NOUNS: dict[str, str] = {
     "agent": "the staff: who they are, and what they may do",
     "approval": "questions that agents put to people",
     "config": "the settings of the house",
+    "credential": "keys to providers: where they are, and how they fare",
     "envelope": "mail, one by one or in lists",
     "house": "the house itself",
     "inbox": "what waits for you",

@@ -75,7 +75,9 @@ class Talk:
         self._house_changed(True)
         self.conversation.own(sent["envelope"])
         self.conversation.parked = False  # a run that waited for a person goes on without them when new mail comes
-        if sent["outcome"] and not sent["duplicate"]:  # of a duplicate the end is news that we have yet to read
+        if sent["outcome"] == "answered":  # by the house itself, in the same breath: nobody is at work on it
+            self._look_up(sent["envelope"])
+        elif sent["outcome"] and not sent["duplicate"]:  # of a duplicate the end is news that we have yet to read
             self.conversation.ended(sent["envelope"], Ending(sent["outcome"], because=sent["because"]))
         self._follower.session = sent["session"]
         return sent["envelope"]

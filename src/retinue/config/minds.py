@@ -17,12 +17,14 @@ DOLLARS_MAX = 1e9
 PROVIDERS = frozenset(
     {
         "anthropic",
+        "bridge",
         "cerebras",
         "deepseek",
         "fireworks",
         "google",
         "groq",
         "lmstudio",
+        "local",
         "mistral",
         "moonshot",
         "ollama",

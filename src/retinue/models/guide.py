@@ -157,9 +157,11 @@ def hear(words: str, prompt: Prompt) -> Script:
 # What stands in the table: words to say, or a pure function of the words behind the command and of the prompt
 
 I_AM = "I am the guide: a script that comes with the house, and no language model."
-NO_MODEL_YET = (
-    "This version of the house has only me. There is no setting to connect a real model yet; that comes with a later "
-    "version. An agent names the model it thinks with, and that is where you will then name another."
+A_REAL_MODEL = (
+    "Put a key where the house is started, and start it again: `ANTHROPIC_API_KEY`, `OPENAI_API_KEY` or "
+    "`GOOGLE_API_KEY`. Then talk to `main`, who thinks with it: `retinue chat --agent main`. Any server that speaks "
+    "the OpenAI protocol will do as well: name it in `retinue.toml`, as docs/guides/choose-models.md shows. `retinue "
+    "models` says who would be asked. I stay what I am."
 )
 HELLO = f"Hello! {I_AM} The house around me is real: try `count to 50`, `status`, `how does it work` or `help`."
 THE_HOUSE = (
@@ -282,7 +284,7 @@ _REST = "(?: (?P<rest>.+))?"
 ABILITIES: tuple[Ability, ...] = (
     Ability("(?:hello|hi|hey|good (?:morning|day|evening))(?: there| guide)?", HELLO, "hello", "where to begin"),
     Ability(r"help(?: me)?|\?|what can (?:you|i) (?:do|say)", show_help, "help", "this list"),
-    Ability("(?:who|what) are you|are you .+", f"{I_AM} {NO_MODEL_YET}", "who are you", "what I am and am not"),
+    Ability("(?:who|what) are you|are you .+", f"{I_AM} {A_REAL_MODEL}", "who are you", "what I am and am not"),
     Ability("how does (?:it|this|the house) work|tour", THE_HOUSE, "how does it work", "the house in five sentences"),
     Ability(f"count(?: up)?(?: to)?{_N}", count, "count to 50", "a long answer, to be interrupted as you like"),
     Ability(f"think(?: about| of)?{_REST}", think, "think about tea", "thoughts beside the answer"),
@@ -299,5 +301,7 @@ ABILITIES: tuple[Ability, ...] = (
     Ability(f"ask(?: me)?(?: for)?{_REST}", ask_first, "ask read SOUL.md", "a call to be allowed by a person first"),
     Ability("thanks?|thank you", "You are welcome."),
     Ability(r"(?P<rest>\S+ (?:allowed|denied) .+ \(approval \w+\))", lambda rest, _: Script(text=f"I see: {rest}.")),
-    Ability(".*(?:real|other) models?.*|.*api key.*|connect.*", NO_MODEL_YET, "connect a real model", "not yet, sadly"),
+    Ability(
+        ".*(?:real|other) models?.*|.*api key.*|connect.*", A_REAL_MODEL, "connect a real model", "how that is done"
+    ),
 )

@@ -17,7 +17,7 @@ from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.model import EFFORTS, FREE, ModelFacts, ModelRef, Price
 from retinue.models import prices
 from retinue.models.http import Target
-from retinue.models.providers import BUILT_IN, DISCOVERED, Provider, family_of
+from retinue.models.providers import BUILT_IN, DISCOVERED, INSIDE, INSIDE_WINDOW_TOKENS, Provider, family_of
 from retinue.models.references import DEFAULT, parse
 
 GUIDE = "guide"
@@ -93,8 +93,17 @@ class Market:
         return BUILT_IN.get(provider, _UNKNOWN).default_model
 
     def knows(self, ref: ModelRef) -> bool:
-        """Whether there is someone to ask for it. Whether they have that model, only they know."""
+        """Whether there is someone to ask for it. Whether they have that model, only they know.
+
+        What runs in this house itself, a file or a library, is only what its owner has named in the settings.
+        """
+        if ref.provider in INSIDE:
+            return ref in self._entries
         return ref.model in self._house if not ref.provider else self._is_provider(ref.provider)
+
+    def entry(self, ref: ModelRef) -> ModelSettings:
+        """What the settings say of a model."""
+        return self._entries.get(ref, _NO_ENTRY)
 
     def facts(self, ref: ModelRef) -> ModelFacts:
         """As the settings have it, of the model first and then of its provider; else as the house knows it."""
@@ -107,6 +116,8 @@ class Market:
         if not ref.provider:
             return self._with_entry(self._house.get(ref.model) or ModelFacts(ref=ref, price=FREE), entry)
         facts = ModelFacts(ref=ref)
+        if ref.provider in INSIDE:
+            facts = replace(facts, window_tokens=INSIDE_WINDOW_TOKENS)
         if (family := family_of(ref.model)) is not None:
             facts = replace(
                 facts,
@@ -148,6 +159,8 @@ class Market:
             return
         takes = self._facts(ref).efforts
         if effort in EFFORTS and (takes is None or effort in takes):
+            return
+        if effort == "none" and takes == ():  # it does not think as it is
             return
         words = ", ".join(EFFORTS if effort not in EFFORTS or takes is None else takes)
         raise Invalid(

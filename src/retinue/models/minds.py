@@ -30,7 +30,7 @@ from retinue.models.credentials import Keyring, gather, key_of, let_go, served
 from retinue.models.fallback import Plan, plan, why_now
 from retinue.models.http import Link
 from retinue.models.limits import Booked, Limits
-from retinue.models.shelf import Shelf
+from retinue.models.shelf import Maker, Shelf
 from retinue.models.verdicts import Candidate
 from retinue.policy.budgets import caps_of
 from retinue.policy.cooldowns import States, cooled
@@ -59,6 +59,8 @@ class Minds:
         *,
         settings: Callable[[], Settings],
         environment: Mapping[str, str],
+        makers: Mapping[str, Maker] | None = None,
+        link: Link | None = None,
         chance: Random,
         zone: ZoneInfo,
     ) -> None:
@@ -68,9 +70,9 @@ class Minds:
         self._environment = environment
         self._chance = chance
         self._zone = zone
-        self._link = Link()
-        self._shelf = Shelf(house, lambda: self.catalog, self._link)
-        self._limits = Limits(lambda: self._settings().providers)
+        self._link = link or Link()
+        self._shelf = Shelf(house, lambda: self.catalog, self._link, makers=makers)
+        self._limits = Limits(lambda: {name.casefold(): each for name, each in self._settings().providers.items()})
         self._catalog: tuple[Settings, frozenset[str], Catalog] | None = None
         self._known: _Known | None = None
         self._keyed: frozenset[str] = frozenset()

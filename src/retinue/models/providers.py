@@ -42,7 +42,12 @@ class Family:
     quirks: frozenset[Quirk] = frozenset()
 
 
+INSIDE = frozenset({"local", "bridge"})  # files and libraries of this machine, not servers
+INSIDE_WINDOW_TOKENS = 16_384
+
 BUILT_IN: Mapping[str, Provider] = {
+    "local": Provider(url="", own=True),
+    "bridge": Provider(url=""),
     "anthropic": Provider(
         format=WireFormat.ANTHROPIC,
         url="https://api.anthropic.com/v1",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from retinue.config.minds import WireFormat
+from retinue.config.minds import ModelSettings, WireFormat
 from retinue.domain.errors import NotFound
 from retinue.domain.model import ModelFacts, ModelRef
 from retinue.models.base import Model, WireCache
@@ -14,6 +14,8 @@ from retinue.models.catalog import Catalog
 from retinue.models.http import HttpModel, Link, Target, Wire
 
 MODELS_KEPT_MAX = 64
+
+Maker = Callable[[ModelRef, ModelSettings], Model]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,16 @@ class Shelf:
     """`catalog` is asked each time, so that a changed setting counts from the next reply on."""
 
     def __init__(
-        self, house: Sequence[Model], catalog: Callable[[], Catalog], link: Link, cache: WireCache | None = None
+        self,
+        house: Sequence[Model],
+        catalog: Callable[[], Catalog],
+        link: Link,
+        cache: WireCache | None = None,
+        *,
+        makers: Mapping[str, Maker] | None = None,
     ) -> None:
+        """`makers` make the models of providers that are not reached by a wire of ours."""
+        self._makers = makers or {}
         self._house = {model.name: model for model in house}
         self._catalog = catalog
         self._link = link
@@ -47,6 +57,8 @@ class Shelf:
         if not ref.provider:
             return self._of_the_house(ref.model)
         catalog = self._catalog()
+        if (make := self._makers.get(ref.provider)) is not None:
+            return make(ref, catalog.entry(ref))
         kept = self._made.pop(ref, None)
         if kept is None or kept.catalog is not catalog:
             format_, target = catalog.target(ref)

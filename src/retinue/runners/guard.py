@@ -20,8 +20,9 @@ class WindowTooSmall(RetinueError):
 
 
 def require_window(facts: ModelFacts) -> None:
-    """Raises for a model with too small a window, before anything is sent to it."""
-    if facts.window_tokens >= WINDOW_TOKENS_MIN:
+    """Raises for a model with too small a window, before anything is sent to it. One that cannot use tools is only
+    talked with, and needs no more than it has."""
+    if facts.window_tokens >= WINDOW_TOKENS_MIN or not facts.tools:
         return
     raise WindowTooSmall(
         f"{facts.ref} can have only {facts.window_tokens:,} tokens in mind",
