@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -18,6 +18,7 @@ from retinue.models.retry_after import retry_after_s
 
 WORDS_SHOWN_CHARS_MAX = 300
 MASK = "***"
+SECRET_CHARS_MIN = 6  # what is shorter is also a part of words
 
 
 def refused(provider: str, status: int, headers: Mapping[str, str], body: bytes) -> ModelFailed:
@@ -172,7 +173,8 @@ def _wording(provider: str, failure: Failure, status: int) -> _Wording:
             return _Wording(
                 f"{provider} does not take the key",
                 because="it was revoked, or copied with a character missing",
-                try_this=f"set `{_key_variable(provider)}`, or give another with `retinue credential add`",
+                try_this="put another where this one is kept (`retinue credential list` says where), "
+                "or give one with `retinue credential add`",
                 code="model.auth",
             )
         case Failure.PERMISSION:
@@ -269,10 +271,6 @@ def _wording(provider: str, failure: Failure, status: int) -> _Wording:
     assert_never(failure)
 
 
-def _key_variable(provider: str) -> str:
-    return re.sub(r"\W", "_", provider).upper() + "_API_KEY"
-
-
 # What looks like a key: a known beginning, what follows "key:" or "Bearer", a long run of letters and digits.
 _SECRETS = (
     re.compile(
@@ -291,3 +289,24 @@ def clean(message: str) -> str:
         words = pattern.sub(lambda found: (found[1] if found.re.groups else "") + MASK, words)
     words = "".join(char for char in words if char.isprintable())
     return words if len(words) <= WORDS_SHOWN_CHARS_MAX else f"{words[: WORDS_SHOWN_CHARS_MAX - 1]}…"
+
+
+def masked(failed: ModelFailed, secrets: Iterable[str]) -> ModelFailed:
+    """The same failure without what we sent to prove who we are, in which some servers find fault word for word. Not
+    every key looks like one."""
+    sentence, because = failed.sentence, failed.because
+    for secret in secrets:
+        if len(secret) >= SECRET_CHARS_MIN:
+            sentence, because = sentence.replace(secret, MASK), because.replace(secret, MASK)
+    if (sentence, because) == (failed.sentence, failed.because):
+        return failed
+    return ModelFailed(
+        sentence,
+        because=because,
+        try_this=failed.try_this,
+        code=failed.code,
+        failure=failed.failure,
+        status=failed.status,
+        retry_after_s=failed.retry_after_s,
+        begun=failed.begun,
+    )

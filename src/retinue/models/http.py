@@ -182,6 +182,10 @@ class HttpModel:
                 for chunk in reader.rest():
                     yield chunk
             yield reader.end()
+        except ModelFailed as failed:
+            if (told := failures.masked(failed, (key, *target.headers.values()))) is not failed:
+                raise told from None  # not even as the cause of it
+            raise
         finally:
             exchange.close()
 
