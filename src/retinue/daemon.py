@@ -147,7 +147,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         minds = Minds(
             store,
             clock,
-            (Guide(clock), locals_.bundled(), *parts.models),
+            (Guide(clock), *locals_.installed(), *parts.models),
             settings=current,
             environment=os.environ,
             makers={"local": locals_.find},

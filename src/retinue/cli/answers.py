@@ -187,7 +187,7 @@ def models_lines(form: Form) -> list[str]:
     for agent in form["agents"]:
         lines = pairs(agent | {"effort": agent["effort"] or "default"}, ("agent", "session", "effort", "refused"))
         for number, link in enumerate(agent["chain"], start=1):
-            lines += pair(str(number), f"{link['model']} ({link['because']})")
+            lines += pair(f"model-{number}", f"{link['model']} ({link['because']})")
             lines += indented(pairs(link, ("window-tokens", "price", "missing")))
         shown.append(lines + [line for now in agent.get("now", ()) for line in pair("now", now)])
     return blocks(shown)

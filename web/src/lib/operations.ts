@@ -150,6 +150,8 @@ export type LaneKind = "background" | "main" | "schedule" | "subagent";
 
 export type LedgerChecked = { "holds": boolean; "lines": Array<string> };
 
+export type ModelCall = { "turn": number; "attempt": number; "summary": boolean; "provider": string; "model": string; "credential": string; "usage": RetinueDomainRecordUsage; "cost-usd": number; "cost-unknown": boolean; "failure": string | null; "next-move": string | null; "error": string | null; "at": string };
+
 export type ModelGiven = { "primary"?: string | null; "fallbacks"?: Array<string> | null };
 
 export type ModelInChain = { "model": string; "because": string; "window-tokens": number; "price": string; "missing"?: string };
@@ -216,7 +218,11 @@ export type Reset = { "session": string; "message"?: string };
 
 export type Restore = { "name": string; "version": number };
 
+export type Result = "compaction" | "error" | "failover" | "ok" | "open" | "timeout";
+
 export type Role = "guest" | "member" | "owner";
+
+export type RunResult = { "id": string; "session": string; "agent": string; "status": Result; "run-status": RunStatus; "error": string | null; "model": string; "provider": string; "usage": RetinueDomainRecordUsage; "cost-usd": number; "started-at": string; "ended-at": string | null; "calls": Array<ModelCall> };
 
 export type RunShown = { "id": string; "status": RunStatus; "attempt": number };
 
@@ -280,8 +286,6 @@ export type TokensListed = { "tokens": Array<TokenListed> };
 
 export type Upload = { "name": string; "data": string; "media_type"?: string };
 
-export type Usage = { "by"?: By; "from"?: string; "to"?: string; "agent"?: string; "person"?: string; "limit"?: number };
-
 export type UsageShown = { "by": By; "from": string; "to": string; "rows": Array<UsedShown>; "left-out": number; "total": UsedShown };
 
 export type Used = { "id": string; "agent"?: string; "model"?: string };
@@ -298,6 +302,8 @@ export type Which = { "provider"?: string; "agent"?: string };
 
 export type Why = { "id": string };
 
+export type RetinueDomainRecordUsage = { "input_tokens"?: number; "output_tokens"?: number; "cost_microusd"?: number; "cache_read_tokens"?: number; "cache_write_tokens"?: number; "reasoning_tokens"?: number; "estimated"?: boolean };
+
 export type RetinueOperationsCredentialsById = { "id": string; "agent"?: string };
 
 export type RetinueOperationsEnvelopesById = { "id": string };
@@ -306,6 +312,8 @@ export type RetinueOperationsEnvelopesListing = { "limit"?: number };
 
 export type RetinueOperationsMailListing = { "status": Status; "to"?: string; "from"?: string; "limit"?: number; "created_after"?: string; "created_before"?: string; "before"?: string; "ack"?: boolean };
 
+export type RetinueOperationsRunsById = { "id": string };
+
 export type RetinueOperationsSessionsCreate = { "agent": string; "name"?: string | null; "attributes"?: Record<string, unknown> };
 
 export type RetinueOperationsSessionsListing = { "limit"?: number; "agent"?: string; "cursor"?: string };
@@ -313,6 +321,8 @@ export type RetinueOperationsSessionsListing = { "limit"?: number; "agent"?: str
 export type RetinueOperationsTokensById = { "id": string; "principal"?: string };
 
 export type RetinueOperationsTokensCreate = { "label"?: string; "principal"?: string; "expires_in_days"?: number | null };
+
+export type RetinueOperationsUsageUsage = { "by"?: By; "from"?: string; "to"?: string; "agent"?: string; "person"?: string; "limit"?: number };
 
 export interface Operations {
   /** Send an envelope. */
@@ -363,6 +373,8 @@ export interface Operations {
   "session.queue": { asked: Queue; answered: QueueSet; effect: true };
   /** Allow or deny a call. */
   "approval.answer": { asked: Answer; answered: ApprovalAnswered; effect: true };
+  /** How a run came out: its status, the models that were asked, tokens and cost. */
+  "run.show": { asked: RetinueOperationsRunsById; answered: RunResult; effect: false };
   /** Give a session out as files. */
   "session.export": { asked: OfSession; answered: SessionExported; effect: false };
   /** Make a session from files. */
@@ -446,7 +458,7 @@ export interface Operations {
   /** Take away what is long done. Without `dry_run` set to false it only counts. */
   "house.purge": { asked: Purge; answered: HousePurged; effect: true };
   /** Show what was used and what it cost. */
-  "usage.show": { asked: Usage; answered: UsageShown; effect: false };
+  "usage.show": { asked: RetinueOperationsUsageUsage; answered: UsageShown; effect: false };
   /** Show what may be spent, and how much of it is. */
   "usage.budgets": { asked: Nothing; answered: BudgetsShown; effect: false };
   /** Look for what is wrong with the house, and say what to do. */
@@ -480,6 +492,7 @@ export const routes: { [Name in keyof Operations]: string } = {
   "session.reset": "/api/session/reset",
   "session.queue": "/api/session/queue",
   "approval.answer": "/api/approval/answer",
+  "run.show": "/api/run/show",
   "session.export": "/api/session/export",
   "session.import": "/api/session/import",
   "agent.list": "/api/agent/list",
