@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import cli, floor, million, posts
+from benchmarks import cli, clients, floor, million, minds, posts
 from benchmarks.client import Client
 from benchmarks.measure import Figure, cpu_s, median, rss_mb
+from benchmarks.processes import house, mock
 
 TURNS = 200
 EDGE = 20
@@ -30,47 +27,6 @@ RATE_MIN, CPU_MS_WHERE_LOADED_MAX = 500.0, 1.5
 MILLION_RATIO_MAX = 1.5
 READY_S_MAX = 1.0
 RSS_MB_MAX = 80.0
-
-
-@contextlib.contextmanager
-def mock(latency_s: float) -> Generator[int]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.mock", str(latency_s)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextlib.contextmanager
-def house(home: Path, port: int) -> Generator[tuple[int, float]]:
-    """The daemon as a process: its id, and how long it took to answer its first request."""
-    home.mkdir(exist_ok=True)
-    started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.house", str(home), str(port)])
-    try:
-        ready_s = asyncio.run(_ready(home, started))
-        yield process.pid, ready_s
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-
-
-async def _ready(home: Path, started: float) -> float:
-    while True:
-        client = Client(home)
-        try:
-            await client.call("house.status", {})
-            return time.perf_counter() - started
-        except OSError:
-            if time.perf_counter() - started > 30:
-                raise
-            await asyncio.sleep(0.01)
-        finally:
-            client.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +121,7 @@ def measure_ready(folder: Path) -> list[Figure]:
     ]
 
 
-def measure_million(folder: Path, rows: int) -> list[Figure]:
+def measure_million(folder: Path, rows: int = million.ROWS) -> list[Figure]:
     accept, claim = million.main(folder, rows)
     note = f"{rows:,} envelopes against none"
     return [
@@ -184,7 +140,22 @@ def measure_posts(folder: Path) -> list[Figure]:
         return posts.measure(folder / "posts")
 
 
-PARTS = ("turns", "many", "ready", "million", "cli", "posts")
+def measure_clients(_: Path) -> list[Figure]:
+    with mock(0) as port:
+        return clients.measure(port)
+
+
+PARTS: Mapping[str, Callable[[Path], list[Figure]]] = {
+    "clients": measure_clients,
+    "turns": measure_turns,
+    "tools": minds.measure_tools,
+    "restored": minds.measure_restored,
+    "many": measure_many,
+    "ready": measure_ready,
+    "million": measure_million,
+    "cli": measure_cli,
+    "posts": measure_posts,
+}
 
 
 def main() -> int:
@@ -200,15 +171,7 @@ def main() -> int:
         for part in asked.parts or PARTS:
             folder = Path(name) / part
             folder.mkdir()
-            figures = {
-                "turns": lambda f: measure_turns(f),
-                "many": lambda f: measure_many(f),
-                "ready": lambda f: measure_ready(f),
-                "million": lambda f: measure_million(f, asked.rows),
-                "cli": lambda f: measure_cli(f),
-                "posts": lambda f: measure_posts(f),
-            }[part](folder)
-            for figure in figures:
+            for figure in measure_million(folder, asked.rows) if part == "million" else PARTS[part](folder):
                 print(figure.line(), flush=True)
                 short += figure.short
     return 1 if short else 0

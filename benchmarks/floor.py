@@ -23,11 +23,12 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 class Floor:
-    """One conversation at the lowest price there is."""
+    """One conversation at the lowest price there is. `requests` are those of one turn: each tool makes one more."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, *, requests: int = 1) -> None:
         self._db = _open(folder / "floor.db")
         self._pool = WirePool(port)
+        self._requests = requests
         self._parts: list[bytes] = []
         self.cpus_s: list[float] = []
         self.walls_s: list[float] = []
@@ -43,13 +44,46 @@ class Floor:
         before = time.perf_counter()
         asked = f"message number {len(self.walls_s)}"
         self._parts.append(msgspec.json.encode({"role": "user", "content": asked}) + b",")
-        answer = msgspec.json.decode(await self._pool.request([b'{"messages":[', *self._parts, b"null]}"]))
-        self._parts.append(msgspec.json.encode({"role": "assistant", "content": answer["text"]}) + b",")
+        answer = {"text": ""}
+        for _ in range(self._requests):
+            answer = msgspec.json.decode(await self._pool.request([b'{"messages":[', *self._parts, b"null]}"]))
+            self._parts.append(msgspec.json.encode({"role": "assistant", "content": answer["text"]}) + b",")
         self._db.execute("INSERT INTO turns (asked, said) VALUES (?, ?)", (asked, answer["text"]))
         self.walls_s.append(time.perf_counter() - before)
 
     def close(self) -> None:
         self._db.close()
+
+
+class LongFloor:
+    """A long conversation, read from the disk as a whole and answered, at the lowest price there is."""
+
+    def __init__(self, folder: Path, port: int, *, messages: int) -> None:
+        self._path = folder / "long-floor.db"
+        self._port = port
+        self.cpus_s: list[float] = []
+        db = _open(self._path)
+        db.execute("BEGIN")
+        rows = ((f"message number {number}", "word " * 40) for number in range(messages // 2))
+        db.executemany("INSERT INTO turns (asked, said) VALUES (?, ?)", rows)
+        db.execute("COMMIT")
+        db.close()
+
+    async def restored(self) -> None:
+        pool = WirePool(self._port)
+        await pool.request([b"{}"])  # a connection is there
+        started = time.process_time()
+        db = sqlite3.connect(self._path, isolation_level=None)
+        db.execute(SYNCED[1])
+        parts: list[bytes] = []
+        for asked, said in db.execute("SELECT asked, said FROM turns ORDER BY id"):
+            parts.append(msgspec.json.encode({"role": "user", "content": asked}) + b",")
+            parts.append(msgspec.json.encode({"role": "assistant", "content": said}) + b",")
+        parts.append(msgspec.json.encode({"role": "user", "content": "and now?"}) + b",")
+        answer = msgspec.json.decode(await pool.request([b'{"messages":[', *parts, b"null]}"]))
+        db.execute("INSERT INTO turns (asked, said) VALUES (?, ?)", ("and now?", answer["text"]))
+        self.cpus_s.append(time.process_time() - started)
+        db.close()
 
 
 def measure_commit_ms(path: Path, commits: int) -> float:

@@ -29,7 +29,7 @@ def median(values: list[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line: `NAME VALUE LIMIT ok|short`. A figure without a limit is only reported."""
+    """One line: `NAME VALUE LIMIT ok|short`. One without a limit is only reported; one not taken here says why."""
 
     name: str
     value: float
@@ -37,6 +37,7 @@ class Figure:
     limit: float | None = None
     at_least: bool = False
     note: str = ""
+    skipped: str = ""
 
     @property
     def short(self) -> bool:
@@ -45,6 +46,8 @@ class Figure:
         return self.value < self.limit if self.at_least else self.value > self.limit
 
     def line(self) -> str:
+        if self.skipped:
+            return f"{self.name} - - skipped  # {self.skipped}"
         sign = ">=" if self.at_least else "<="
         limit = "-" if self.limit is None else f"{sign}{self.limit:.2f}{self.unit}"
         verdict = "short" if self.short else "ok"

@@ -1,13 +1,102 @@
-"""The mock model: answers every request on loopback with the same small reply, after a set latency."""
+"""The mock provider: answers every request on loopback at once, or after a set latency, and always with the same words.
+
+It speaks three ways, told apart by the path. `/v1/chat` is the floor's own: one small body of JSON. The other two are
+streams as real providers send them, a chunk for each event: OpenAI's chat completions and Anthropic's messages.
+Whoever says `USE_TOOL` last is asked for a call first, and answered once its result is there.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
+import re
 import sys
-from typing import cast
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
-REPLY = b'{"text":"' + b"word " * 40 + b'"}'
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(REPLY), REPLY)
+WORDS = 40
+USE_TOOL = "Please look at the clock."
+TOOL, ARGUMENTS = "clock", {"zone": "UTC"}
+_CALL_ID = "call_000000"  # counted up in its place, so that every call has one of its own
+
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
+_STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_REPLY = json.dumps({"text": "word " * WORDS}).encode()
+_PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_REPLY) + _REPLY
+
+
+def _chunked(events: Iterable[bytes]) -> bytes:
+    return _STREAM + b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events) + b"0\r\n\r\n"
+
+
+def _chat(deltas: Iterable[Mapping[str, Any]], reason: str) -> bytes:
+    base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "mock"}
+    choices: list[list[Any]] = [[{"index": 0, "delta": delta, "finish_reason": None}] for delta in deltas]
+    choices.append([{"index": 0, "delta": {}, "finish_reason": reason}])
+    usage = {"prompt_tokens": 100, "completion_tokens": WORDS, "total_tokens": 100 + WORDS}
+    events = [{**base, "choices": choice} for choice in choices] + [{**base, "choices": [], "usage": usage}]
+    return _chunked([*(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events), b"data: [DONE]\n\n"])
+
+
+def _messages(block: Mapping[str, Any], deltas: Iterable[Mapping[str, Any]], reason: str) -> bytes:
+    message = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "mock",
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 100, "output_tokens": 1},
+    }
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": message},
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        *({"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas),
+        {"type": "content_block_stop", "index": 0},
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": None},
+            "usage": {"output_tokens": WORDS},
+        },
+        {"type": "message_stop"},
+    ]
+    return _chunked(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
+
+
+_ARGUMENTS = json.dumps(ARGUMENTS)
+_CALL = {"index": 0, "id": _CALL_ID, "type": "function", "function": {"name": TOOL, "arguments": _ARGUMENTS}}
+CHAT_WORDS = _chat(({"role": "assistant", "content": "word "} for _ in range(WORDS)), "stop")
+CHAT_CALL = _chat(({"role": "assistant", "content": None, "tool_calls": [_CALL]},), "tool_calls")
+MESSAGES_WORDS = _messages(
+    {"type": "text", "text": ""}, ({"type": "text_delta", "text": "word "} for _ in range(WORDS)), "end_turn"
+)
+MESSAGES_CALL = _messages(
+    {"type": "tool_use", "id": _CALL_ID, "name": TOOL, "input": {}},
+    ({"type": "input_json_delta", "partial_json": _ARGUMENTS},),
+    "tool_use",
+)
+
+
+def answer_to(head: bytes, body: bytes) -> bytes:
+    """What is said to a request. Its body is only searched from the end: what is asked must not be what is measured."""
+    if b"/chat/completions" in head:
+        return _numbered(CHAT_CALL) if _wants_call(body, b'"role":"tool"') else CHAT_WORDS
+    if b"/messages" in head:
+        return _numbered(MESSAGES_CALL) if _wants_call(body, b'"tool_result"') else MESSAGES_WORDS
+    return _PLAIN
+
+
+_numbers = itertools.count(1)
+
+
+def _numbered(call: bytes) -> bytes:
+    return call.replace(_CALL_ID.encode(), b"call_%06d" % next(_numbers))
+
+
+def _wants_call(body: bytes, result: bytes) -> bool:
+    return body.rfind(USE_TOOL.encode()) > body.rfind(result)
 
 
 class Mock(asyncio.Protocol):
@@ -23,15 +112,18 @@ class Mock(asyncio.Protocol):
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             return
-        at = self._buffer.find(b"content-length: ")
-        length = int(self._buffer[at + 16 : self._buffer.find(b"\r", at)])
-        if len(self._buffer) < end + 4 + length:
+        head = bytes(self._buffer[:end])
+        told = _LENGTH.search(head)
+        assert told is not None, "a request without a length"
+        whole = end + 4 + int(told[1])
+        if len(self._buffer) < whole:
             return
-        del self._buffer[: end + 4 + length]
+        answer = answer_to(head[: head.find(b"\r")], bytes(self._buffer[end + 4 : whole]))
+        del self._buffer[:whole]
         if self._latency_s:
-            asyncio.get_running_loop().call_later(self._latency_s, self._transport.write, ANSWER)
+            asyncio.get_running_loop().call_later(self._latency_s, self._transport.write, answer)
         else:
-            self._transport.write(ANSWER)
+            self._transport.write(answer)
 
 
 async def serve(latency_s: float) -> None:

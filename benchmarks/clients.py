@@ -1,0 +1,307 @@
+"""What a model client costs: ours and the vendors' own, beside a request that is only sent and split into lines.
+
+`python -m benchmarks.clients PORT` asks one mock in turn, all from one process, and prints the figures as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from benchmarks.measure import Figure, median
+from benchmarks.mock import WORDS
+from retinue.config.minds import WireFormat
+from retinue.domain.ids import SessionId
+from retinue.domain.model import ModelFacts, ModelRef
+from retinue.domain.record import Body, Record, Reply, UserTurn, kind_of
+from retinue.domain.tool import ToolSpec
+from retinue.models.base import Prompt, Text, WireCache
+from retinue.models.http import HttpModel, Link, Target, Wire
+from retinue.models.wires import wire_of
+
+ROUNDS = 25
+REPLIES, LONG_REPLIES = 20, 6  # of each client, in each round
+SDK_REPLIES, SDK_LONG_REPLIES = 4, 1  # slower, and steadier by that
+HISTORY, HISTORY_BYTES = 400, 463_000
+TOOLS = 10
+
+FLOOR_RATIO_MAX = 2.0
+SDK_RATIO_MIN = 10.0
+
+INSTRUCTIONS = "You are a careful member of the staff. " * 20
+SAID = "word " * WORDS
+KEY = "sk-bench"
+SDKS = {WireFormat.OPENAI_CHAT: "openai", WireFormat.ANTHROPIC: "anthropic"}
+NAMES = {WireFormat.OPENAI_CHAT: "chat", WireFormat.ANTHROPIC: "anthropic"}
+
+_tools = [
+    ToolSpec(
+        name=f"tool_{number}",
+        description="Does one thing, and does it well. " * 3,
+        parameters={
+            "type": "object",
+            "properties": {"path": {"type": "string", "description": "Where it is."}},
+            "required": ["path"],
+        },
+    )
+    for number in range(TOOLS)
+]
+
+
+@dataclass(slots=True)
+class Contender:
+    """Someone who asks. `begin` makes ready for a round, which is not measured; `ask` is."""
+
+    replies: int
+    begin: Callable[[], Awaitable[None]]
+    ask: Callable[[], Awaitable[str]]
+    cpus_s: list[float] = field(default_factory=list[float])
+
+    async def round(self) -> None:
+        await self.begin()
+        said = await self.ask()  # what is made once, and kept, is made here
+        assert said == SAID, f"heard {said[:80]!r}"
+        started = time.process_time()
+        for _ in range(self.replies):
+            await self.ask()
+        self.cpus_s.append((time.process_time() - started) / self.replies)
+
+
+class Conversation:
+    """One that grows by a question and an answer each time it is asked, as real ones do."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._sessions = 0
+        self.records: list[Record] = []
+        self.session = SessionId("")
+        self.afresh()
+
+    def afresh(self) -> None:
+        self._sessions += 1
+        self.session = SessionId(f"{self._sessions:032x}")
+        words = "A line of what was said before, neither short nor long. "
+        filler = (words * (1 + HISTORY_BYTES // HISTORY // len(words)))[: HISTORY_BYTES // HISTORY - 34]
+        self.records = []
+        for number in range(self._length - 1):
+            self._add(Reply(text=filler) if number % 2 else UserTurn(text=filler))
+        self._add(UserTurn(text="What is on today?"))
+
+    def goes_on(self) -> None:
+        self._add(Reply(text=SAID))
+        self._add(UserTurn(text=f"And what is number {len(self.records)}?"))
+
+    def _add(self, body: Body) -> None:
+        at = datetime(2026, 1, 1, tzinfo=UTC)
+        seq = len(self.records) + 1
+        self.records.append(Record(session=self.session, seq=seq, kind=kind_of(body), body=body, at=at))
+
+    def prompt(self) -> Prompt:
+        return Prompt(session=self.session, instructions=INSTRUCTIONS, records=self.records, tools=_tools)
+
+
+def _target(port: int) -> Target:
+    return Target(facts=ModelFacts(ref=ModelRef("bench", "mock")), url=f"http://127.0.0.1:{port}/v1")
+
+
+def floor(session: aiohttp.ClientSession, wire: Wire, target: Target, length: int, replies: int) -> Contender:
+    """The same bytes, sent and read with aiohttp as it comes, and split into lines."""
+    request = wire.request(Conversation(length).prompt(), target, KEY)
+    body = b"".join(request.body)
+
+    async def begin() -> None:
+        pass
+
+    async def ask() -> str:
+        rest = b""
+        lines: list[bytes] = []
+        async with session.post(request.url, data=body, headers=request.headers) as response:
+            async for piece in response.content.iter_any():
+                *whole, rest = (rest + piece).split(b"\n")
+                lines += whole
+        return SAID if sum(line.count(b"word ") for line in lines) == WORDS else ""
+
+    return Contender(replies, begin, ask)
+
+
+def ours(link: Link, wire: Wire, target: Target, length: int, replies: int) -> Contender:
+    model = HttpModel(link, wire, target)
+    talk = Conversation(length)
+
+    async def begin() -> None:
+        talk.afresh()
+
+    async def ask() -> str:
+        said = [c.text async for c in model.reply(talk.prompt(), key=KEY) if isinstance(c, Text)]
+        talk.goes_on()
+        return "".join(said)
+
+    return Contender(replies, begin, ask)
+
+
+def openai_sdk(port: int, length: int, replies: int) -> Contender:
+    sdk: Any = importlib.import_module("openai")
+    client = sdk.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0)
+    talk = _Messages(length, [{"role": "system", "content": INSTRUCTIONS}])
+    tools: Any = [
+        {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
+        for t in _tools
+    ]
+
+    async def ask() -> str:
+        said: list[str] = []
+        stream = await client.chat.completions.create(
+            model="mock",
+            messages=talk.messages,
+            tools=tools,
+            stream=True,
+            stream_options={"include_usage": True},
+            max_tokens=8_192,
+        )
+        async for event in stream:
+            if event.choices and event.choices[0].delta.content:
+                said.append(event.choices[0].delta.content)
+        talk.goes_on()
+        return "".join(said)
+
+    return Contender(replies, talk.afresh, ask)
+
+
+def anthropic_sdk(port: int, length: int, replies: int) -> Contender:
+    sdk: Any = importlib.import_module("anthropic")
+    client = sdk.AsyncAnthropic(base_url=f"http://127.0.0.1:{port}", api_key=KEY, max_retries=0)
+    talk = _Messages(length, [])
+    tools: Any = [{"name": t.name, "description": t.description, "input_schema": t.parameters} for t in _tools]
+
+    async def ask() -> str:
+        said: list[str] = []
+        stream = await client.messages.create(
+            model="mock",
+            system=INSTRUCTIONS,
+            messages=talk.messages,
+            tools=tools,
+            stream=True,
+            max_tokens=8_192,
+        )
+        async for event in stream:
+            if event.type == "content_block_delta" and event.delta.type == "text_delta":
+                said.append(event.delta.text)
+        talk.goes_on()
+        return "".join(said)
+
+    return Contender(replies, talk.afresh, ask)
+
+
+class _Messages:
+    """A conversation as an SDK wants it."""
+
+    def __init__(self, length: int, head: Sequence[Any]) -> None:
+        self._talk = Conversation(length)
+        self._head = head
+        self.messages: list[Any] = []
+
+    async def afresh(self) -> None:
+        self._talk.afresh()
+        self.messages = [*self._head, *map(_message, self._talk.records)]
+
+    def goes_on(self) -> None:
+        self._talk.goes_on()
+        self.messages += map(_message, self._talk.records[-2:])
+
+
+def _message(record: Record) -> dict[str, str]:
+    match record.body:
+        case Reply(text=text):
+            return {"role": "assistant", "content": text}
+        case UserTurn(text=text):
+            return {"role": "user", "content": text}
+        case body:
+            raise AssertionError(f"{body!r} is in no conversation of this file")
+
+
+async def _race(port: int, format_: WireFormat, *, long: bool) -> list[Figure]:
+    length = HISTORY if long else 1
+    link, wire, target = Link(), wire_of(format_, WireCache()), _target(port)
+    replies = LONG_REPLIES if long else REPLIES
+    session = aiohttp.ClientSession()
+    base = floor(session, wire, target, length, replies)
+    client = ours(link, wire, target, length, replies)
+    sdk: Contender | None = None
+    if importlib.util.find_spec(SDKS[format_]) is not None:
+        make = openai_sdk if format_ is WireFormat.OPENAI_CHAT else anthropic_sdk
+        sdk = make(port, length, SDK_LONG_REPLIES if long else SDK_REPLIES)
+    contenders = [each for each in (base, client, sdk) if each is not None]
+    for each in contenders:  # once for nothing: imports, connections, tables
+        await each.round()
+        each.cpus_s.clear()
+    gc.collect()
+    gc.freeze()  # what the others have imported is not gone through again while we are measured
+    for _ in range(ROUNDS):
+        for each in contenders:
+            await each.round()
+    await link.close()
+    await session.close()
+    name = NAMES[format_] + ("-history" if long else "")
+    return [*_beside_floor(name, base, client), *_beside_sdk(name, SDKS[format_], client, sdk, long=long)]
+
+
+def _beside_floor(name: str, base: Contender, client: Contender) -> list[Figure]:
+    ratio = median([ours / theirs for ours, theirs in zip(client.cpus_s, base.cpus_s, strict=True)])
+    return [
+        Figure(f"{name}-floor-cpu", median(base.cpus_s) * 1000, "ms"),
+        Figure(f"{name}-cpu", median(client.cpus_s) * 1000, "ms"),
+        Figure(f"{name}-ratio", ratio, "x", FLOOR_RATIO_MAX),
+    ]
+
+
+def _beside_sdk(name: str, package: str, client: Contender, sdk: Contender | None, *, long: bool) -> list[Figure]:
+    if sdk is None:
+        return [
+            Figure(f"{name}-sdk-ratio", 0, "x", skipped=f"`{package}` is not installed: requirements/slow.txt has it")
+        ]
+    ratio = median([theirs / ours for ours, theirs in zip(client.cpus_s, sdk.cpus_s, strict=True)])
+    short = long and ratio < SDK_RATIO_MIN
+    note = f"less than the {SDK_RATIO_MIN:g}x that were expected of `{package}`" if short else f"`{package}`"
+    return [
+        Figure(f"{name}-sdk-cpu", median(sdk.cpus_s) * 1000, "ms"),
+        Figure(f"{name}-sdk-ratio", ratio, "x", note=note),  # theirs to improve: told, and no limit of ours
+    ]
+
+
+async def _main(port: int) -> list[Figure]:
+    figures: list[Figure] = []
+    for long in (False, True):
+        for format_ in (WireFormat.OPENAI_CHAT, WireFormat.ANTHROPIC):
+            figures += await _race(port, format_, long=long)
+    return figures
+
+
+def measure(port: int) -> list[Figure]:
+    """In a process of its own: what the rest of the run has imported and kept is not measured with it."""
+    found = subprocess.run(
+        [sys.executable, "-m", "benchmarks.clients", str(port)], stdout=subprocess.PIPE, check=True
+    ).stdout
+    return msgspec.json.decode(found, type=list[Figure])
+
+
+def main() -> None:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the daemon does
+        sys.stdout.buffer.write(msgspec.json.encode(runner.run(_main(int(sys.argv[1])))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What a turn with a tool costs the whole daemon, and the first turn of a long session after a restart.
+
+The floor of both is a raw request for each one that the daemon makes, and one durable commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from benchmarks.client import Client
+from benchmarks.floor import Floor, LongFloor
+from benchmarks.measure import Figure, cpu_s, median
+from benchmarks.mock import USE_TOOL
+from benchmarks.processes import house, mock
+
+ROUNDS, TURNS = 10, 15
+MESSAGES, RESTARTS = 5_000, 7
+
+TOOL_RATIO_MAX = 10.0
+RESTORED_RATIO_MAX = 4.0
+
+
+def measure_tools(folder: Path) -> list[Figure]:
+    with mock(0) as port, house(folder / "tools", port) as (pid, _):
+        base = Floor(folder, port, requests=2)
+        cpus = asyncio.run(_tool_turns(folder / "tools", pid, base))
+        base.close()
+    ratio = median([ours / theirs for ours, theirs in zip(cpus, base.cpus_s, strict=True)])
+    return [
+        Figure("tool-floor-cpu", median(base.cpus_s) * 1000, "ms", note="two requests, one commit"),
+        Figure("tool-cpu", median(cpus) * 1000, "ms"),
+        Figure("tool-cpu-ratio", ratio, "x", TOOL_RATIO_MAX),
+    ]
+
+
+async def _tool_turns(home: Path, pid: int, base: Floor) -> list[float]:
+    client = Client(home)
+    await client.follow()
+    await client.ask(USE_TOOL, "warm-up")
+    cpus: list[float] = []
+    for _ in range(ROUNDS):  # in turn: whatever else the machine does, it does to both
+        await base.turns(TURNS)
+        before = cpu_s(pid)
+        for number in range(TURNS):
+            await client.ask(f"{number}: {USE_TOOL}", "tools")
+        cpus.append((cpu_s(pid) - before) / TURNS)
+    client.close()
+    return cpus
+
+
+def measure_restored(folder: Path) -> list[Figure]:
+    home = folder / "restored"
+    with mock(0) as port:
+        base = LongFloor(folder, port, messages=MESSAGES)
+        with house(home, port):
+            asyncio.run(_long_session(home))
+        firsts: list[float] = []
+        nexts: list[float] = []
+        for number in range(RESTARTS):
+            with house(home, port) as (pid, _):
+                asyncio.run(base.restored())
+                first, following = asyncio.run(_answered(home, pid, number))
+                firsts.append(first)
+                nexts.append(following)
+    ratio = median([ours / theirs for ours, theirs in zip(firsts, base.cpus_s, strict=True)])
+    return [
+        Figure("restored-floor-cpu", median(base.cpus_s) * 1000, "ms", note=f"{MESSAGES:,} messages read and sent"),
+        Figure("restored-cpu", median(firsts) * 1000, "ms"),
+        Figure("restored-cpu-ratio", ratio, "x", RESTORED_RATIO_MAX),
+        Figure("restored-next-cpu", median(nexts) * 1000, "ms", note="the turn after it"),
+    ]
+
+
+async def _long_session(home: Path) -> None:
+    client = Client(home)
+    await client.follow()
+    for number in range(MESSAGES // 2):
+        await client.ask(f"message number {number}", "long")
+    client.close()
+
+
+async def _answered(home: Path, pid: int, number: int) -> tuple[float, float]:
+    """CPU of the first turn in the long session and of the next. What any first turn loads is loaded before."""
+    client = Client(home)
+    await client.follow()
+    await client.ask("warm up", "warm-up")
+    before = cpu_s(pid)
+    await client.ask(f"restart number {number}", "long")
+    between = cpu_s(pid)
+    await client.ask("and then?", "long")
+    after = cpu_s(pid)
+    client.close()
+    return between - before, after - between

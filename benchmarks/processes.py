@@ -1,0 +1,57 @@
+"""The processes of a run: the mock provider, and the house that asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+from benchmarks.client import Client
+
+READY_S_MAX = 30.0
+
+
+@contextlib.contextmanager
+def mock(latency_s: float) -> Generator[int]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.mock", str(latency_s)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def house(home: Path, port: int) -> Generator[tuple[int, float]]:
+    """The daemon as a process: its id, and how long it took to answer its first request."""
+    home.mkdir(exist_ok=True)
+    started = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.house", str(home), str(port)])
+    try:
+        ready_s = asyncio.run(_ready(home, started))
+        yield process.pid, ready_s
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+async def _ready(home: Path, started: float) -> float:
+    while True:
+        client = Client(home)
+        try:
+            await client.call("house.status", {})
+            return time.perf_counter() - started
+        except OSError:
+            if time.perf_counter() - started > READY_S_MAX:
+                raise
+            await asyncio.sleep(0.01)
+        finally:
+            client.close()
