@@ -91,8 +91,9 @@ class RunJournal:
     @property
     def closings(self) -> Sequence[Unwritten]:
         """What the run's last commit still has to write."""
-        # A summary that was begun before a crash, and that nobody needs any more.
-        left = [Leaving(step) for (_, index), step in self._open.items() if index < 0]
+        # A model that the run ends without asking, or asking again: a summary that was begun before a crash, a reply
+        # for which there was no room.
+        left = [Leaving(step) for step in self._open.values() if step.kind is StepKind.MODEL]
         return [*self._closings, *left] if left else self._closings
 
     @property
@@ -154,7 +155,7 @@ class RunJournal:
             step = replace(step, attempt=step.attempt + 1)
             granted = await self._commit(again=step, terms=terms)
             self._inherited.discard((turn, index))
-        elif terms.costs or terms.caps.any:
+        elif terms.costs or terms.caps.any or self._unnumbered:  # what a model reads is in the store first
             granted = await self._commit(again=step, terms=terms)
         self._open[turn, index] = step
         self._asked = _Asked(step, terms)

@@ -13,7 +13,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelFailed
 from retinue.domain.money import Granted
 from retinue.domain.ports import Clock
-from retinue.domain.record import Record, Reply
+from retinue.domain.record import Note, Record, Reply
 from retinue.models.base import Media, Model, Prompt
 from retinue.models.catalog import Role
 from retinue.models.fallback import WORDS, Plan
@@ -23,6 +23,7 @@ from retinue.runners import keeping
 from retinue.runners.base import Finished
 from retinue.runners.case import Case, Sizes, next_of, plan_for, terms_of
 from retinue.runners.compacting import ContextKeeper
+from retinue.runners.context import summary_of
 from retinue.runners.guard import WindowGuard
 from retinue.runners.hearing import listen
 from retinue.runners.pruning import Shortened, idle_s
@@ -66,7 +67,8 @@ class Asker:
                 if ended is not None:
                     return ended
             else:
-                await self._minds.worked(candidate, case.assignment.session, asked_at=asked_at)
+                case.tries = case.tries.replied()
+                case.mind = await self._minds.worked(candidate, case.session, case.mind, asked_at=asked_at)
                 if candidate.ref != plan.chain[0]:
                     case.remark(_instead(candidate, plan, failed))
                 return None
@@ -159,16 +161,25 @@ class Asker:
     # --- when somebody asks for it ---
 
     async def compact_only(self, case: Case, focus: str) -> Finished:
-        """A run that does nothing but compact its context."""
+        """A run that does nothing but compact its context. What came of it is for the agent to read as well: nobody
+        else has answered what it was asked."""
+        text = await self._compact_only(case, focus)
+        await case.journal.note(Note(text=text))
+        return Finished(text=text)
+
+    async def _compact_only(self, case: Case, focus: str) -> str:
         candidate = await next_of(await self._plan(case, Role.REASONING), self._clock)
         facts = self._minds.model(candidate.ref).facts
         before = self._sizes.measure(case, facts)
+        session = case.assignment.session
+        summary = summary_of(case.journal.records)
+        if summary is not None and summary.run == case.journal.run.id:  # done, and then the house stopped
+            return keeping.compacted_before_notice(before.tokens, session.compactions)
         wanted = keeping.asked(before, self._minds.settings.context, facts.window_tokens)
         if not await self._keeper.compact(case, 0, wanted, facts, focus=focus):
-            return Finished(text="Not compacted: there is too little to tell in short, or no model could do it.")
+            return keeping.NOT_COMPACTED
         after = self._sizes.measure(case, facts)
-        made = case.assignment.session.compactions + 1
-        return Finished(text=keeping.compacted_notice(before.tokens, after.tokens, made))
+        return keeping.compacted_notice(before.tokens, after.tokens, session.compactions + 1)
 
 
 def _instead(candidate: Candidate, plan: Plan, failed: ModelFailed | None) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
 from retinue.domain.ids import SessionId
@@ -15,7 +18,7 @@ from retinue.models.base import Model, Prompt
 from retinue.models.catalog import Role
 from retinue.models.fallback import Plan
 from retinue.models.minds import Minds
-from retinue.models.verdicts import Candidate, Compact, GiveUp
+from retinue.models.verdicts import Candidate, Compact, GiveUp, Move
 from retinue.runners import compaction, keeping
 from retinue.runners.base import Finished
 from retinue.runners.case import Case, Sizes, next_of, plan_for, terms_of
@@ -25,6 +28,57 @@ from retinue.runners.hearing import listen
 from retinue.runners.telling import Request
 
 log = logging.getLogger(__name__)
+
+
+class Deadline:
+    """One bound over several waits, by the house's clock. What is not `watched` is not broken off: a commit that is
+    half awaited may have happened or not."""
+
+    def __init__(self, clock: Clock, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._watching: asyncio.Timeout | None = None
+        self.over = False
+        self.call_off = clock.later(limit_s, self._ring)
+
+    def _ring(self) -> None:
+        self.over = True
+        if self._watching is not None:
+            self._watching.reschedule(asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None]:
+        if self.over:
+            raise self._too_long()
+        limit = self._watching = asyncio.timeout(None)
+        try:
+            async with limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():  # somebody else's
+                raise
+            raise self._too_long() from error
+        finally:
+            self._watching = None
+
+    def _too_long(self) -> ModelFailed:
+        return ModelFailed(
+            "the summary took too long",
+            because=f"it may take {self._limit_s:g} seconds (context.compaction.timeout_s)",
+            code="context.not-compacted",
+            failure=Failure.TIMEOUT,
+            begun=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scribe:
+    """One summary in the making, which may take more than one request: for whom, out of whom, and by when."""
+
+    case: Case
+    turn: int
+    plan: Plan
+    deadline: Deadline
+    notice: str  # told to the person with the first request
 
 
 class ContextKeeper:
@@ -90,7 +144,9 @@ class ContextKeeper:
         if cut is None:
             return False
         try:
-            text = await self._summary(case, turn, cut, focus)
+            # Whoever has asked for it knows already.
+            notice = "" if wanted.why is keeping.Why.ASKED else keeping.COMPACTING
+            text = await self._summary(case, turn, cut, focus=focus, notice=notice)
         except (ModelFailed, NotCompacted) as error:
             log.warning("not compacted", extra={"run": case.journal.run.id, "code": error.code})
             return False
@@ -99,45 +155,38 @@ class ContextKeeper:
         log.info("compacted", extra={"run": case.journal.run.id, "why": wanted.why, "told_tokens": cut.told_tokens})
         return True
 
-    async def _summary(self, case: Case, turn: int, cut: Cut, focus: str) -> str:
+    async def _summary(self, case: Case, turn: int, cut: Cut, *, focus: str, notice: str) -> str:
         """Asked of a model for small work where there is one. Bounded in time as a whole."""
         settings = self._minds.settings.context.compaction
         plan = await plan_for(self._minds, case, Role.UTILITY)
-        candidate = await next_of(plan, self._clock)
-        facts = self._minds.model(candidate.ref).facts
-        limit = asyncio.timeout(None)
-        loop = asyncio.get_running_loop()
-        call_off = self._clock.later(settings.timeout_s, lambda: limit.reschedule(loop.time()))
+        deadline = Deadline(self._clock, settings.timeout_s)
+        scribe = _Scribe(case, turn, plan, deadline, notice)
         try:
-            async with limit:
-                return await compaction.summarize(
-                    cut,
-                    lambda request: self._summarize(case, turn, plan, request),
-                    window_tokens=facts.window_tokens,
-                    mode=settings.mode,
-                    focus=focus,
-                )
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise ModelFailed(
-                "the summary took too long",
-                because=f"it may take {settings.timeout_s:g} seconds (context.compaction.timeout_s)",
-                code="context.not-compacted",
-                failure=Failure.TIMEOUT,
-                begun=True,
-            ) from error
+            async with deadline.watched():
+                candidate = await next_of(plan, self._clock)
+            return await compaction.summarize(
+                cut,
+                lambda request: self._summarize(scribe, request),
+                window_tokens=self._minds.model(candidate.ref).facts.window_tokens,
+                mode=settings.mode,
+                focus=focus,
+            )
         finally:
-            call_off()
+            deadline.call_off()
 
-    async def _summarize(self, case: Case, turn: int, plan: Plan, request: Request) -> Reply:
+    async def _summarize(self, scribe: _Scribe, request: Request) -> Reply:
+        case, turn, plan, deadline = scribe.case, scribe.turn, scribe.plan, scribe.deadline
         while True:
-            candidate = await next_of(plan, self._clock)
+            async with deadline.watched():
+                candidate = await next_of(plan, self._clock)
             model = self._minds.model(candidate.ref)
             asked_at = self._clock.now()
             try:
-                return await self._sum_up(case, turn, candidate, model, request)
+                return await self._sum_up(scribe, candidate, model, request)
             except ModelFailed as failure:
+                if deadline.over:  # nobody's fault but ours, and no time to ask another
+                    case.journal.failed(turn, failure, next_move=Move.GIVE_UP)
+                    raise
                 verdict = plan.after(failure, now=self._clock.now(), asked_at=asked_at, may_repeat=True)
                 case.journal.failed(turn, failure, next_move=verdict.next_move)
                 await self._minds.failed(verdict.mark)
@@ -149,7 +198,8 @@ class ContextKeeper:
                     case _:
                         pass
 
-    async def _sum_up(self, case: Case, turn: int, candidate: Candidate, model: Model, request: Request) -> Reply:
+    async def _sum_up(self, scribe: _Scribe, candidate: Candidate, model: Model, request: Request) -> Reply:
+        case, turn = scribe.case, scribe.turn
         journal, facts = case.journal, model.facts
         to_read = Record(
             session=case.session,
@@ -171,9 +221,9 @@ class ContextKeeper:
                 tools=(),
                 output_tokens_max=granted.output_tokens_max,
             )
-            async with self._minds.turn(facts.ref.provider, measure.tokens) as booked:
+            async with scribe.deadline.watched(), self._minds.turn(facts.ref.provider, measure.tokens) as booked:
                 reply = await listen(model, prompt, journal.run, None, turn=turn, attempt=attempt, key=key)
             self._minds.took(booked, reply.usage.input_tokens + reply.usage.output_tokens)
             return reply
 
-        return await journal.summarize(turn, ask, terms=terms, notice=keeping.COMPACTING)
+        return await journal.summarize(turn, ask, terms=terms, notice=scribe.notice)

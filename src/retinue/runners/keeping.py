@@ -52,6 +52,14 @@ def compacted_notice(before_tokens: int, after_tokens: int, compactions: int) ->
     return f"Compacted: about {before_tokens:,} tokens became {after_tokens:,} (compactions so far: {compactions})."
 
 
+def compacted_before_notice(after_tokens: int, compactions: int) -> str:
+    """The same where the house stopped in between, so that nobody knows any more how much it was."""
+    return f"Compacted: about {after_tokens:,} tokens are left (compactions so far: {compactions})."
+
+
+NOT_COMPACTED = "Not compacted: there is too little to tell in short, or no model could do it."
+
+
 def flush_text(today: date) -> str:
     """What the agent reads before a compaction, beside whatever it is doing: no turn of its own is needed for it."""
     return (
@@ -197,7 +205,7 @@ def asked(measure: Measure, settings: Context, window_tokens: int) -> Compact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tries:
-    """What was tried since a model last replied in this run."""
+    """What was tried: compactions since a model last replied in this run, short results since it began."""
 
     compactions: int = 0
     truncated: bool = False
@@ -208,6 +216,10 @@ class Tries:
 
     def truncating(self) -> Tries:
         return replace(self, truncated=True)
+
+    def replied(self) -> Tries:
+        """A model had room to reply, so compactions may help again. Results stay short: they would not fit whole."""
+        return replace(self, compactions=0)
 
 
 def is_overflow(failure: Failure) -> bool:
