@@ -152,11 +152,18 @@ class Provider:
             writer.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _until(self, event: asyncio.Event) -> None:
+        """Or until it is all over."""
+        waits = [asyncio.ensure_future(each.wait()) for each in (event, self._over)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
     async def _give(self, given: Answer | Said, asked: Asked, writer: asyncio.StreamWriter) -> bool:
         """Whether the line can be used again."""
         if isinstance(given, Said):
             if given.held is not None:
-                await given.held.wait()
+                await self._until(given.held)
             given = Answer(body=_stream(given, asked), headers={"content-type": "text/event-stream"})
         if given.hangs_before:
             await self._over.wait()

@@ -19,6 +19,7 @@ from retinue.config import Settings
 from retinue.domain.agent import Agent
 from retinue.domain.credential import Credential, Mark
 from retinue.domain.errors import RetinueError
+from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
 from retinue.domain.money import Caps
 from retinue.domain.ports import Clock
@@ -196,25 +197,28 @@ class Minds:
 
     # --- how it went ---
 
-    async def worked(self, candidate: Candidate, session: Session, *, asked_at: datetime) -> None:
-        """It served: what it had failed for is forgiven, and the session stays with it. Written when it matters."""
+    async def worked(self, candidate: Candidate, session: SessionId, mind: Mind, *, asked_at: datetime) -> Mind:
+        """It served: what it had failed for is forgiven, and the session, whose `mind` this was, stays with it. Written
+        when it matters."""
         credential = candidate.credential
         if credential is None:
-            return
+            return mind
         now = self._clock.now()
         known = await self._look()
         stale = credential.used_at is None or (now - credential.used_at).total_seconds() >= USE_WRITTEN_EVERY_S
-        moves = served(session.mind, credential) != session.mind
+        after = served(mind, credential)
+        moves = after != mind
         if not (stale or moves or known.states.of(credential)):
-            return
+            return mind
 
         def body(conn: sa.Connection) -> None:
             at_ms, asked_ms = to_ms(now), to_ms(asked_at)
             credentials.mark_used(conn, credential, at_ms=at_ms, model=candidate.ref.model, asked_ms=asked_ms)
             if moves:
-                _change_mind(conn, session.id, lambda mind: served(mind, credential))
+                _change_mind(conn, session, lambda mind: served(mind, credential))
 
         await self._write(body)
+        return after
 
     async def failed(self, mark: Mark | None) -> None:
         if mark is not None:

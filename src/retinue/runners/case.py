@@ -10,9 +10,11 @@ from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts
 from retinue.domain.money import CallTerms
 from retinue.domain.ports import Clock, Journal, Tell
-from retinue.domain.record import UserTurn
+from retinue.domain.record import Reply, UserTurn
+from retinue.domain.session import Mind
 from retinue.domain.tool import ToolSpec
 from retinue.models.catalog import Role
+from retinue.models.credentials import let_go
 from retinue.models.fallback import Plan
 from retinue.models.minds import Minds
 from retinue.models.verdicts import Candidate
@@ -36,6 +38,12 @@ class Case:
     remarks: list[str] = field(default_factory=list[str])
     tries: keeping.Tries = keeping.Tries()
     failed_at: int | None = None  # tokens, when a compaction last came to nothing
+    mind: Mind = field(init=False)  # as the session has it, and then with whoever served this run
+
+    def __post_init__(self) -> None:
+        mind = self.assignment.session.mind
+        begun = any(isinstance(record.body, Reply) for record in self.journal.records)
+        self.mind = mind if begun else let_go(mind)  # nobody has anything of a fresh context in a cache
 
     @property
     def instructions(self) -> str:
@@ -85,7 +93,7 @@ async def plan_for(minds: Minds, case: Case, role: Role) -> Plan:
     assignment = case.assignment
     return await minds.plan(
         assignment.agent,
-        assignment.session.mind,
+        case.mind,
         override=assignment.request.reference,
         images=case.sees_images,
         role=role,
