@@ -38,6 +38,21 @@ def in_stream(provider: str, error: Any, *, status: int = 200) -> ModelFailed:
     return _failed(provider, failure, said, status=status, retry_after_s=retry_after_s(failure, {}, said), begun=True)
 
 
+def known(
+    provider: str,
+    failure: Failure,
+    error: Any,
+    *,
+    status: int | None = None,
+    headers: Mapping[str, str] | None = None,
+    begun: bool = False,
+) -> ModelFailed:
+    """A failure that a library has already told apart, with what the provider said in it."""
+    said = said_in(error)
+    delay_s = retry_after_s(failure, {name.lower(): value for name, value in (headers or {}).items()}, said)
+    return _failed(provider, failure, said, status=status or 0, retry_after_s=delay_s, begun=begun)
+
+
 def too_slow(provider: str, *, begun: bool, patience_s: float) -> ModelFailed:
     """Nothing came for too long. What was asked for may have been made all the same, and cost something."""
     return ModelFailed(

@@ -1,0 +1,127 @@
+"""Prompts as the messages of pydantic-ai, and parts of its replies as ours. Its modules are handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from retinue.domain.model import ModelFacts
+from retinue.domain.record import PieceKind, Record, Reply, UserTurn
+from retinue.domain.tool import Call, ToolResult
+from retinue.models.base import Prompt
+from retinue.models.parts import Part, parts, said_to_model
+from retinue.models.turns import GO_ON, OPENING
+from retinue.models.wires import PLAIN_IDS, fitting, shown
+
+# What a part carries beside its words, and wants back with them. It says itself which provider may have it.
+_SEALED = ("id", "signature", "provider_name", "provider_details")
+
+
+def messages(library: Any, prompt: Prompt, facts: ModelFacts) -> list[Any]:
+    """The history: what was said to the model between two replies is one request, the results of calls first in it."""
+    made: list[Any] = []
+    for record in prompt.records:
+        if isinstance(record.body, Reply):
+            replied = [_said(library, part) for part in parts(record.body, provider=facts.ref.provider)]
+            if sent := [part for part in replied if part is not None]:
+                made.append(library.ModelResponse(parts=sent))
+            continue
+        said = list(_asked(library, record, prompt, facts))
+        if said and made and made[-1].kind == "request":
+            made[-1].parts.extend(said)
+        elif said:
+            made.append(library.ModelRequest(parts=said))
+    if not made or made[0].kind != "request":
+        made.insert(0, library.ModelRequest(parts=[library.UserPromptPart(content=OPENING)]))
+    if made[-1].kind != "request":
+        made.append(library.ModelRequest(parts=[library.UserPromptPart(content=GO_ON)]))
+    for message in made:
+        if message.kind == "request":
+            message.parts.sort(key=_after_results)
+    made[-1].instructions = prompt.instructions or None
+    return made
+
+
+def _after_results(part: Any) -> bool:
+    return part.part_kind != "tool-return"
+
+
+def parameters(models: Any, tools: Any, prompt: Prompt, facts: ModelFacts) -> Any:
+    offered = prompt.tools if facts.tools else ()
+    return models.ModelRequestParameters(
+        function_tools=[
+            tools.ToolDefinition(name=tool.name, description=tool.description, parameters_json_schema=tool.parameters)
+            for tool in offered
+        ]
+    )
+
+
+def call(part: Any, arguments: Mapping[str, Any]) -> Call:
+    return Call(id=part.tool_call_id, tool=part.tool_name, arguments=dict(arguments))
+
+
+def seal(part: Any) -> str:
+    """What a part of a reply wants back with it; empty where that is nothing."""
+    kept = {name: value for name in _SEALED if (value := getattr(part, name, None))}
+    if not kept.keys() - {"provider_name"}:
+        return ""
+    return msgspec.json.encode(kept, enc_hook=str).decode()
+
+
+def _asked(library: Any, record: Record, prompt: Prompt, facts: ModelFacts) -> Iterator[Any]:
+    match record.body:
+        case ToolResult() as result:
+            yield library.ToolReturnPart(
+                tool_name=result.tool,
+                content=result.output,
+                tool_call_id=fitting(result.call, PLAIN_IDS),
+                outcome="failed" if result.failed else "success",
+            )
+        case UserTurn(attachments=attachments) as turn if attachments:
+            content: list[Any] = [turn.text] if turn.text else []
+            for file in shown(attachments, prompt.media, facts, turn.text):
+                content.append(file.line or library.BinaryContent.from_data_uri(_uri(file.media_type, file.base64)))
+            yield library.UserPromptPart(content=content)
+        case body:
+            if text := said_to_model(body):
+                yield library.UserPromptPart(content=text)
+
+
+def _uri(media_type: str, base64: str) -> str:
+    return f"data:{media_type};base64,{base64}"
+
+
+def _said(library: Any, part: Part) -> Any:
+    """None for what cannot be said again: a thought that nobody signed."""
+    sealed = _unsealed(part.seal)
+    match part.kind:
+        case PieceKind.TEXT:
+            return library.TextPart(content=part.text, **_only(sealed, "id", "provider_name", "provider_details"))
+        case PieceKind.THINKING:
+            return library.ThinkingPart(content=part.text, **sealed) if sealed else None
+        case PieceKind.CALL:
+            assert part.call is not None
+            return library.ToolCallPart(
+                tool_name=part.call.tool,
+                args=part.call.arguments,
+                tool_call_id=fitting(part.call.id, PLAIN_IDS),
+                **_only(sealed, "id", "provider_name", "provider_details"),
+            )
+        case PieceKind.SERVER:
+            return None
+
+
+def _unsealed(text: str) -> dict[str, Any]:
+    """What we sealed. Nothing where it was sealed by a wire of ours, before the bridge had its provider's name."""
+    if not text.startswith("{"):
+        return {}
+    try:
+        return _only(msgspec.json.decode(text, type=dict[str, Any]), *_SEALED)
+    except msgspec.DecodeError:
+        return {}
+
+
+def _only(sealed: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: sealed[name] for name in names if name in sealed}
