@@ -16,7 +16,7 @@ from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Note, Record, Reply, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.runners.asking import Asker, Case
-from retinue.runners.base import Assignment, Finished, Parked
+from retinue.runners.base import Assignment, Finished, Parked, is_silent
 from retinue.tools.base import Scene
 from retinue.tools.toolbox import Toolbox, refusal
 
@@ -131,7 +131,7 @@ class Loop:
             match next_move(journal.own, assignment.stored):
                 case Answer(reply):
                     return Finished(
-                        text=reply.text,
+                        text=_whole(journal.own, reply),
                         context_length=_context_length(reply),
                         remarks=(*case.remarks, *_remarks(reply)),
                     )
@@ -219,6 +219,16 @@ class Loop:
 def _context_length(reply: Reply) -> int | None:
     total = reply.usage.input_tokens + reply.usage.output_tokens
     return total or None
+
+
+def _whole(own: Sequence[Record], reply: Reply) -> str:
+    """What was said, with what came before a pause: to whoever reads it, that is one reply. Silence is silence."""
+    parts = [reply.text]
+    for body in (record.body for record in reversed(own) if record.body is not reply):
+        if is_silent(reply) or not (isinstance(body, Reply) and body.stop is Stop.PAUSED):
+            break
+        parts.append(body.text)
+    return "".join(reversed(parts))
 
 
 def _cut_off(own: Sequence[Record], bound: str, *, remarks: Sequence[str] = ()) -> Finished:

@@ -1,0 +1,252 @@
+"""The loop over a real line: what a model reads of its calls, when it is stopped, and what a person reads of that."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from flows.provider import Asked, Provider, Said, calls, calls_made, household_of, provider, says, section, told
+from outages import time_passing
+
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Outcome
+from retinue.domain.record import Reply
+from retinue.domain.tool import ToolSpec
+from retinue.engine.engine import EmbeddedEngine
+from retinue.runners.asking import Asker
+from retinue.runners.loop import REPEATS_MAX, Loop
+from retinue.runners.media import FileMedia
+from retinue.store.files import Files
+from retinue.testing.household import House, Household
+from retinue.tools.base import Scene, schema_of
+from retinue.tools.toolbox import Toolbox
+
+FORMATS = ("openai-chat", "anthropic")
+ADA = Agent(name="ada", model="mock/m1", instructions="Be brief.")
+
+
+@pytest.fixture
+async def server() -> AsyncGenerator[Provider]:
+    async with provider() as made:
+        yield made
+
+
+def house_of(root: Path, server: Provider, *, format_: str = "openai-chat", more: str = "", **kw: Any) -> Household:
+    return household_of(root, section("mock", server.url, format_=format_) + more, **kw)
+
+
+async def answered(house: House, text: str = "hello", **kw: Any) -> str:
+    return await house.answer_to((await house.post(text, **kw)).envelope)
+
+
+class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Breaks:
+    """A tool with a bug in it."""
+
+    arguments: type[msgspec.Struct] = NoArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(name="breaks", description="Breaks.", parameters=schema_of(NoArguments))
+    )
+
+    async def perform(self, arguments: NoArguments, scene: Scene) -> str:
+        raise ZeroDivisionError("by nothing")
+
+
+# What a model reads of its calls
+
+
+@pytest.mark.spec("D17")
+@pytest.mark.parametrize("format_", FORMATS)
+async def test_mishaps_of_calls_are_results_that_the_model_reads(
+    tmp_path: Path, server: Provider, format_: str
+) -> None:
+    wrong = [("fly", {}), ("append_line", {"text": 7}), ("append_line", '{"text": "no end'), ("breaks", {})]
+    server.will(calls(*wrong), says("I see."))
+    household = house_of(tmp_path, server, format_=format_, tools=[Breaks()])
+    async with household.open() as house:
+        assert await answered(house) == "I see."
+    unknown, misfit, cut, broken = server.asked[-1].results
+    assert unknown.startswith("There is no tool 'fly'. Tools here: ") and "append_line" in unknown
+    assert misfit.startswith("These arguments do not fit 'append_line': Expected `str`, got `int`")
+    assert cut.startswith("These arguments do not fit 'append_line'")
+    assert broken == "'breaks' broke: ZeroDivisionError: by nothing"
+    assert not household.witness.exists()
+    if format_ == "anthropic":
+        blocks = [block for message in server.asked[-1].body["messages"] for block in message["content"]]
+        assert [block["is_error"] for block in blocks if block.get("type") == "tool_result"] == [True] * 4
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+async def test_calls_made_at_once_are_all_performed_and_read_in_their_order(
+    tmp_path: Path, server: Provider, format_: str
+) -> None:
+    server.will(calls(*(("append_line", {"text": word}) for word in "abc"), text="Three lines."), says("Written."))
+    household = house_of(tmp_path, server, format_=format_)
+    async with household.open() as house:
+        assert await answered(house) == "Written."
+    assert [line.split()[1] for line in household.witness.read_text().splitlines()] == ["a", "b", "c"]
+    assert server.asked[-1].results == ["appended"] * 3
+    assert len(server.asked) == 2
+
+
+# When it is stopped
+
+
+@pytest.mark.spec("D16", "A23")
+async def test_a_limit_that_cuts_off_calls_is_told(tmp_path: Path, server: Provider) -> None:
+    numbers = iter(range(100))
+    server.rule = lambda asked: calls(("append_line", {"text": str(next(numbers))}), text="Still at it.")
+    household = house_of(tmp_path, server, agents=(replace(ADA, turns_max=3),))
+    async with household.open() as house:
+        text = await answered(house)
+    assert text == "Still at it.\n\n[I stopped after 3 turns, which is this agent's limit (turns_max).]"
+    assert len(server.asked) == 3
+    assert len(household.witness.read_text().splitlines()) == 3
+
+
+@pytest.mark.spec("D16", "A23")
+async def test_a_limit_reached_with_the_answer_is_not_told(tmp_path: Path, server: Provider) -> None:
+    server.will(calls(("append_line", {"text": "a"})), calls(("append_line", {"text": "b"})), says("All done."))
+    async with house_of(tmp_path, server, agents=(replace(ADA, turns_max=3),)).open() as house:
+        assert await answered(house) == "All done."
+
+
+async def test_the_same_calls_again_and_again_end_in_words(tmp_path: Path, server: Provider) -> None:
+    server.always(calls(("append_line", {"text": "again"})))
+    household = house_of(tmp_path, server)
+    async with household.open() as house:
+        text = await answered(house)
+    words = f"I stopped because I made the same calls {REPEATS_MAX} times, and nothing came of it that was new"
+    assert text == f"[{words}.]"
+    assert len(server.asked) == REPEATS_MAX
+
+
+# What is no plain answer
+
+
+@pytest.mark.parametrize(("format_", "stop"), [("openai-chat", "content_filter"), ("anthropic", "refusal")])
+async def test_a_refusal_is_told_as_one(tmp_path: Path, server: Provider, format_: str, stop: str) -> None:
+    server.always(Said(stop=stop))
+    async with house_of(tmp_path, server, format_=format_).open() as house:
+        settled = await house.outcome((await house.post("hello")).envelope)
+        [text] = await told(house)
+        rows = await calls_made(house)
+    assert settled.outcome is Outcome.DEAD
+    assert text.split("\n") == [
+        "Something went wrong: mock/m1 would not answer this [model.content-filter]",
+        "because: the model, or a filter of its provider, refused it",
+        "try: put it in other words, or give the agent another model",
+    ]
+    assert [(row.failure, row.next_move) for row in rows] == [("content_filter", "give-up")]
+
+
+async def test_a_reply_that_pauses_goes_on_with_its_own_words_and_is_one_answer(
+    tmp_path: Path, server: Provider
+) -> None:
+    server.will(
+        says("It opens ", stop="pause_turn"), Said(thinking="Hm.", stop="pause_turn"), says("at seven."), says("Yes.")
+    )
+    async with house_of(tmp_path, server, format_="anthropic").open() as house:
+        asked = await house.post("When does the bakery open?")
+        assert await house.answer_to(asked.envelope) == "It opens at seven."
+        assert await answered(house, "Really?") == "Yes."
+        replies = [record.body for record in await house.records(asked.session) if isinstance(record.body, Reply)]
+    assert [reply.text for reply in replies] == ["It opens ", "", "at seven.", "Yes."]
+    last = server.asked[1].body["messages"][-1]
+    assert last["role"] == "assistant" and "It opens" in str(last["content"])
+
+
+@pytest.mark.spec("C49", "D20")
+@pytest.mark.parametrize("token", ["NO_REPLY", "[[SILENT_REPLY]]", " NO_REPLY\n"])
+async def test_a_silent_token_is_silence_only_where_it_is_the_whole_reply(
+    tmp_path: Path, server: Provider, token: str
+) -> None:
+    server.will(says(token), says(f"They said {token.strip()}."), says("Hm."))
+    async with house_of(tmp_path, server).open() as house:
+        silent = await house.post("just so you know")
+        settled = await house.outcome(silent.envelope)
+        assert (settled.outcome, settled.answer) == (Outcome.ANSWERED, None)
+        assert await answered(house, "and?") == f"They said {token.strip()}."
+        await answered(house, "so?")
+        assert await told(house) == [f"They said {token.strip()}.", "Hm."]
+    spoken = [message["content"] for message in server.asked[-1].body["messages"] if message["role"] == "assistant"]
+    assert spoken == [f"They said {token.strip()}."], "silence is no part of the context"
+
+
+async def test_a_reply_that_ran_out_of_room_is_said_to_be_cut_off(tmp_path: Path, server: Provider) -> None:
+    server.will(says("Once upon a", stop="length"))
+    async with house_of(tmp_path, server).open() as house:
+        assert await answered(house) == "Once upon a\n\n[cut off here: the reply had reached its greatest length]"
+
+
+async def test_thinking_that_leaves_no_room_for_an_answer_is_told(tmp_path: Path, server: Provider) -> None:
+    server.always(Said(thinking="Hmm. " * 50, stop="length"))
+    household = house_of(tmp_path, server)
+    async with household.open() as house, time_passing(household):
+        await house.outcome((await house.post("hello")).envelope)
+        [text] = await told(house)
+    assert text.startswith("Something went wrong: mock/m1 came to no answer [model.no-room]")
+    assert "because: it used all the tokens of its reply for thinking" in text
+
+
+# Pictures
+
+CAT = b"\x89PNG\r\n\x1a\n of a cat"
+AS_DATA_URL = f"data:image/png;base64,{base64.b64encode(CAT).decode()}"
+
+
+def with_eyes(household: Household, files: Files) -> Household:
+    """A loop that can look at attachments, in the place of the one without files."""
+
+    def engine(store: Any, clock: Any, ids: Any, runners: Any, **kw: Any) -> EmbeddedEngine:
+        asker = Asker(household.thinking.minds, clock, household.zone, media=FileMedia(files))
+        return EmbeddedEngine(store, clock, ids, {"loop": Loop(asker, Toolbox([]))}, **kw)
+
+    household.engine = engine
+    return household
+
+
+def pictures(asked: Asked) -> list[str]:
+    parts = [
+        part
+        for message in asked.body["messages"]
+        if isinstance(message["content"], list)
+        for part in message["content"]
+    ]
+    return [part["image_url"]["url"] for part in parts if part.get("type") == "image_url"]
+
+
+async def test_a_picture_is_shown_to_a_model_that_sees(tmp_path: Path, server: Provider) -> None:
+    server.always(says("A cat."))
+    files = Files(tmp_path / "files")
+    cat = files.keep([CAT], name="cat.png", media_type="image/png")
+    household = house_of(tmp_path, server, more='[models.entries."mock/m1"]\nvision = true\n')
+    async with with_eyes(household, files).open() as house:
+        assert await answered(house, "Who is this?", attachments=(cat,)) == "A cat."
+    assert pictures(server.asked[0]) == [AS_DATA_URL]
+
+
+@pytest.mark.spec("C105")
+async def test_a_picture_that_the_model_cannot_see_goes_to_the_one_for_pictures(
+    tmp_path: Path, server: Provider
+) -> None:
+    server.always(says("A cat."))
+    files = Files(tmp_path / "files")
+    cat = files.keep([CAT], name="cat.png", media_type="image/png")
+    more = '[models.image]\nprimary = "mock/eyes"\n[models.entries."mock/eyes"]\nvision = true\nparams = { seed = 7 }\n'
+    async with with_eyes(house_of(tmp_path, server, more=more), files).open() as house:
+        assert await answered(house, "Who is this?", attachments=(cat,)) == "A cat."
+        assert await answered(house, "And its name?") == "A cat."
+    assert [asked.model for asked in server.asked] == ["eyes", "m1"]
+    assert pictures(server.asked[0]) == [AS_DATA_URL]
+    assert server.asked[0].body["seed"] == 7, "what the settings say of that model goes with its request"
+    assert pictures(server.asked[1]) == [] and "cat.png" in server.asked[1].raw.decode()
