@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import re
+from typing import Any
+
 import pytest
-from models.replay import records_of
+from models.replay import facts_of, prompt_of, records_of
 
 from retinue.config.minds import WireFormat
 from retinue.domain.ids import SessionId
-from retinue.domain.record import Record, UserTurn
-from retinue.domain.tool import ToolSpec
+from retinue.domain.record import Record, Reply, UserTurn
+from retinue.domain.tool import Call, ToolSpec
 from retinue.models.base import WireCache
-from retinue.models.wires import PLAIN_IDS, Heads, arguments_of, fitting, listed, merged, wire_of
+from retinue.models.http import Target
+from retinue.models.wires import (
+    BOUNDS,
+    PLAIN_IDS,
+    Heads,
+    arguments_of,
+    fitting,
+    listed,
+    merged,
+    named,
+    opened,
+    wire_of,
+)
+from retinue.tools.toolbox import refusal
 
 ONE, OTHER = SessionId("1" * 32), SessionId("2" * 32)
 
@@ -111,7 +128,49 @@ def test_records_stand_in_a_list_with_commas_between() -> None:
 
 
 def test_what_the_settings_say_wins_over_ours() -> None:
-    assert merged({"a": 1, "b": 2}, {"b": 3, "c": 4, "mine": 5}, without=("mine",)) == b'{"a":1,"b":3,"c":4'
+    both = merged({"a": 1, "b": 2}, {"b": 3, "c": 4, "mine": 5}, granted=100, without=("mine",))
+    assert both == {"a": 1, "b": 3, "c": 4}
+    assert opened(both) == b'{"a":1,"b":3,"c":4'
+
+
+@pytest.mark.parametrize("format_", list(WireFormat))
+def test_no_setting_buys_more_than_was_granted(format_: WireFormat) -> None:
+    """Params once went over the bound of a reply that a budget had lowered, and asked for several replies at once."""
+    more: dict[str, Any] = dict.fromkeys(
+        ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens"), 64_000
+    )
+    more |= {"n": 8, "best_of": 8, "candidateCount": 8, "model": "a-dearer-one"}
+    is_google = format_ is WireFormat.GOOGLE
+    target = Target(
+        facts=facts_of("acme"), url="http://x", params={**more, "generationConfig": more} if is_google else more
+    )
+    request = wire_of(format_, WireCache()).request(prompt_of(output_tokens_max=1_024), target, "")
+    body = json.loads(b"".join(request.body))
+    for said in (body, body["generationConfig"]) if is_google else (body,):
+        assert not {"n", "best_of", "candidateCount"} & said.keys()
+        assert {said[name] for name in BOUNDS & said.keys()} == {1_024}
+        assert said.get("model", "some-model") == "some-model"
+
+
+@pytest.mark.parametrize(
+    "called", ["", "functions.read", "read<|channel|>commentary", "read file", "x" * 10_000, "réad"]
+)
+@pytest.mark.parametrize("format_", list(WireFormat))
+def test_a_call_of_a_tool_that_no_provider_would_name_so_does_not_end_a_session(
+    format_: WireFormat, called: str
+) -> None:
+    call = Call(id="run1-0-1", tool=called)
+    bodies = UserTurn(text="Go."), Reply(text="", calls=(call,)), refusal(call, "There is no such tool.")
+    target = Target(facts=facts_of("acme"), url="http://x")
+    request = wire_of(format_, WireCache()).request(prompt_of(*bodies), target, "")
+    names = re.findall(rb'"name":"([^"]*)"', b"".join(request.body))
+    assert names
+    assert all(re.fullmatch(rb"[A-Za-z0-9_-]{1,64}", name) for name in names)
+
+
+def test_a_name_that_fits_is_not_touched() -> None:
+    assert named("mcp__weather-1") == "mcp__weather-1"
+    assert named("read.file") == "read_file"
 
 
 def test_an_id_that_fits_stays_and_another_always_becomes_the_same() -> None:

@@ -20,7 +20,7 @@ from retinue.models.files import PDF, files
 from retinue.models.http import Request, Target
 from retinue.models.parts import Part, parts, said_to_model
 from retinue.models.turns import GO_ON, MARKED_MAX, OPENING, Sides, Turns
-from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged
+from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged, named, opened
 
 VERSION = "2023-06-01"
 TOKEN_BEGINS = "sk-ant-oat"  # a token of an account, and no API key: it is sent otherwise
@@ -53,8 +53,8 @@ class AnthropicWire:
         head = self._heads.of(
             prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=str(also)
         )
-        plain = merged(_plain(prompt, target), target.params, without=_OURS)
-        body = [plain, head, b',"messages":[', *messages, b"]}"]
+        plain = merged(_plain(prompt, target), target.params, granted=prompt.output_tokens_max, without=_OURS)
+        body = [opened(plain), head, b',"messages":[', *messages, b"]}"]
         return Request(f"{target.url.rstrip('/')}/messages", _headers(target, key), body)
 
     def reader(self, target: Target) -> AnthropicReader:
@@ -250,8 +250,8 @@ def _block(part: Part) -> bytes:
             return _encode({"type": "thinking", "thinking": part.text, "signature": part.seal})
         case PieceKind.CALL:
             call = cast("Call", part.call)
-            block = {"type": "tool_use", "id": fitting(call.id, PLAIN_IDS), "name": call.tool, "input": call.arguments}
-            return _encode(block)
+            id_, name = fitting(call.id, PLAIN_IDS), named(call.tool)
+            return _encode({"type": "tool_use", "id": id_, "name": name, "input": call.arguments})
         case PieceKind.SERVER:
             return part.seal.encode()
 

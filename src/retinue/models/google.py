@@ -20,7 +20,7 @@ from retinue.models.google_reader import GoogleReader
 from retinue.models.http import Request, Target
 from retinue.models.parts import Part, parts, said_to_model
 from retinue.models.turns import GO_ON, OPENING, Sides, Turns
-from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting
+from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged, named, opened
 
 IMAGE_BYTES_MAX = 10 * 1024 * 1024  # a request takes 20 MiB with everything in it
 
@@ -70,9 +70,9 @@ def _plain(prompt: Prompt, target: Target) -> bytes:
     effort = effort_of(prompt.effort, target.facts)
     if effort is not None:
         config["thinkingConfig"] = _thinking(effort, prompt.output_tokens_max, target)
-    config |= cast("Mapping[str, Any]", target.params.get("generationConfig") or {})
-    rest = {name: value for name, value in target.params.items() if name not in _OURS}
-    return _encode({"generationConfig": config, **rest})[:-1]
+    granted = prompt.output_tokens_max
+    config = merged(config, cast("Mapping[str, Any]", target.params.get("generationConfig") or {}), granted=granted)
+    return opened(merged({"generationConfig": config}, target.params, granted=granted, without=_OURS))
 
 
 def _thinking(effort: str, output_tokens_max: int, target: Target) -> dict[str, Any]:
@@ -132,7 +132,9 @@ _SIDES = Sides(
 
 def _response(result: ToolResult) -> dict[str, Any]:
     response = {"error" if result.failed else "output": result.output}
-    return {"functionResponse": {"id": fitting(result.call, PLAIN_IDS), "name": result.tool, "response": response}}
+    return {
+        "functionResponse": {"id": fitting(result.call, PLAIN_IDS), "name": named(result.tool), "response": response}
+    }
 
 
 def _turn(turn: UserTurn, prompt: Prompt, target: Target) -> Iterator[dict[str, Any]]:
@@ -168,7 +170,7 @@ def _part(part: Part) -> dict[str, Any]:
             return {"text": part.text, "thought": True, **seal} if seal else {}
         case PieceKind.CALL:
             call = cast("Call", part.call)
-            asked = {"id": fitting(call.id, PLAIN_IDS), "name": call.tool, "args": call.arguments}
+            asked = {"id": fitting(call.id, PLAIN_IDS), "name": named(call.tool), "args": call.arguments}
             return {"functionCall": asked, **seal}
         case PieceKind.SERVER:
             return {}

@@ -19,7 +19,7 @@ from retinue.models.http import Request, Target
 from retinue.models.openai_chat_reader import ChatReader
 from retinue.models.parts import Part, parts, said_to_model
 from retinue.models.turns import Joined
-from retinue.models.wires import PLAIN_IDS, Heads, IdRule, effort_of, fitting, listed, merged, shown
+from retinue.models.wires import PLAIN_IDS, Heads, IdRule, effort_of, fitting, listed, merged, named, opened, shown
 
 # What each of them has other names for, and the repairs a transcript needs before it is taken there.
 QUIRKS: Mapping[str, frozenset[Quirk]] = {
@@ -65,8 +65,8 @@ class OpenAIChatWire:
         head = self._heads.of(
             prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=(form, str(also))
         )
-        plain = merged(_plain(prompt, target, quirks), target.params, without=_OURS)
-        body = [plain, head, *listed(pieces, first=not prompt.instructions), b"]}"]
+        plain = merged(_plain(prompt, target, quirks), target.params, granted=prompt.output_tokens_max, without=_OURS)
+        body = [opened(plain), head, *listed(pieces, first=not prompt.instructions), b"]}"]
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if key:
             headers["authorization"] = f"Bearer {key}"
@@ -164,7 +164,7 @@ class _Encoder:
         return {
             "id": fitting(call.id, self._ids),
             "type": "function",
-            "function": {"name": call.tool, "arguments": arguments},
+            "function": {"name": named(call.tool), "arguments": arguments},
         }
 
 

@@ -18,7 +18,7 @@ from retinue.models.http import Request, Target
 from retinue.models.openai_responses_reader import LEFT_OUT, ResponsesReader
 from retinue.models.parts import Part, parts, said_to_model
 from retinue.models.turns import Joined
-from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, listed, merged, shown
+from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, listed, merged, named, opened, shown
 
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -50,11 +50,11 @@ class OpenAIResponsesWire:
         head = self._heads.of(
             prompt.instructions, tools, lambda: _head(prompt.instructions, tools, also), form=(form, str(also))
         )
-        plain = merged(_plain(prompt, target), target.params, without=_OURS)
+        plain = merged(_plain(prompt, target), target.params, granted=prompt.output_tokens_max, without=_OURS)
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if key:
             headers["authorization"] = f"Bearer {key}"
-        body = [plain, head, *listed(pieces, first=True), b"]}"]
+        body = [opened(plain), head, *listed(pieces, first=True), b"]}"]
         return Request(f"{target.url.rstrip('/')}/responses", {**headers, **target.headers}, body)
 
     def reader(self, target: Target) -> ResponsesReader:
@@ -152,7 +152,7 @@ class _Encoder:
                 yield {
                     "type": "function_call",
                     "call_id": call_id,
-                    "name": part.call.tool,
+                    "name": named(part.call.tool),
                     "arguments": arguments,
                 }
             case PieceKind.THINKING:

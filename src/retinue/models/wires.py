@@ -82,10 +82,25 @@ def listed(wires: Iterable[bytes], *, first: bool) -> list[bytes]:
     return told
 
 
-def merged(ours: Mapping[str, Any], params: Mapping[str, Any], *, without: Sequence[str]) -> bytes:
-    """The plain part of a body, open at its end: ours, and over it what the house was told to send as it stands."""
-    both = {**ours, **{name: value for name, value in params.items() if name not in without}}
-    return msgspec.json.encode(both)[:-1]
+# What a call may cost is set aside for this model, for one reply, and for no more output than was granted. Settings can
+# only ask for less.
+PAID_FOR = frozenset({"model", "n", "best_of", "candidateCount"})
+BOUNDS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens"})
+
+
+def merged(
+    ours: Mapping[str, Any], params: Mapping[str, Any], *, granted: int, without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The plain part of a body: ours, and over it what the house was told to send as it stands."""
+    told = {name: value for name, value in params.items() if name not in without and name not in PAID_FOR}
+    for name in BOUNDS & told.keys():
+        told[name] = min(told[name], granted) if isinstance(told[name], int) else granted
+    return {**ours, **told}
+
+
+def opened(plain: Mapping[str, Any]) -> bytes:
+    """An object as bytes, open at its end for what follows."""
+    return msgspec.json.encode(plain)[:-1]
 
 
 class IdRule(NamedTuple):
@@ -103,6 +118,20 @@ def fitting(id_: str, rule: IdRule) -> str:
     if rule.pattern.fullmatch(id_):
         return id_
     return hashlib.sha256(id_.encode(errors="surrogatepass")).hexdigest()[: rule.length]
+
+
+NAME_CHARS_MAX = 64
+NO_NAME = "unnamed"
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{NAME_CHARS_MAX}}}")
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def named(tool: str) -> str:
+    """A tool's name as every provider takes it back. Models call tools that were never there, by names that no provider
+    would take: one such call must not end a session."""
+    if _NAME.fullmatch(tool):
+        return tool
+    return _NOT_IN_A_NAME.sub("_", tool[:NAME_CHARS_MAX]) or NO_NAME
 
 
 def anything(data: bytes) -> Any:
