@@ -283,7 +283,7 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_little_memory(tmp_path:
             words = "w" * 40_000
             before = memory_bytes()
             for number in range(120):
-                answered(rim, send(rim, f"echo {number} {words}", conversation=f"deaf-{number % 4}"))
+                answered(rim, send(rim, f"echo {number} {words}", conversation=f"deaf-{number % 40}"))
             assert memory_bytes() - before < 150_000_000
             newest = rim.do("house.status")["cursor"]
             seqs = [e["seq"] for e in deaf.until("news", seq=newest) if e["type"] == "news"]
