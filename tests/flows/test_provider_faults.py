@@ -45,10 +45,11 @@ def every_log_line(caplog: pytest.LogCaptureFixture) -> None:
 
 @asynccontextmanager
 async def opened(
-    root: Path, server: Provider, *, passing: bool = True, **kw: Any
+    root: Path, server: Provider, *, passing: bool = True, format_: str = "openai-chat"
 ) -> AsyncGenerator[tuple[Household, House]]:
     """A house that asks this server, patient for a moment only."""
-    household = household_of(root, section("mock", server.url), first_byte_s=PATIENCE_S, silence_s=PATIENCE_S, **kw)
+    toml = section("mock", server.url, format_=format_)
+    household = household_of(root, toml, first_byte_s=PATIENCE_S, silence_s=PATIENCE_S)
     async with household.open() as house:
         if not passing:
             yield household, house
@@ -228,14 +229,18 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+SAID_BY_ALL = [name for name, fault in FAULTS.items() if fault.answer.status != 200 or fault.answer.hangs_before]
+IN_A_FORMAT = [("openai-chat", name) for name in FAULTS] + [("anthropic", name) for name in SAID_BY_ALL]
+
+
+@pytest.mark.parametrize(("format_", "name"), IN_A_FORMAT)
 async def test_a_fault_is_told_in_words_and_written_down(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, format_: str, name: str
 ) -> None:
     fault = FAULTS[name]
     async with provider() as server:
         server.always(fault.answer)
-        async with opened(tmp_path, server) as (_, house):
+        async with opened(tmp_path, server, format_=format_) as (_, house):
             asked = await house.post("hello")
             settled = await house.outcome(asked.envelope)
             rows = await calls_made(house)
