@@ -9,10 +9,10 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-slow check format-check lint types imports generated bench crash spec docs \
-	generate requirements clean
+	verify-providers generate requirements clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- the environment: with uv where it is on PATH, otherwise with venv and pip; the same packages either way ---
 
@@ -86,6 +86,9 @@ crash: setup ## kill a real house again and again, and count what it lost
 bench: $(VENV)/.slow ## measure, and hold each figure against its limit
 	@$(BIN)/python -m compileall -q src benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+verify-providers: setup ## ask the real APIs whose keys are set, at your cost (ARGS=--yes goes ahead)
+	@$(BIN)/python scripts/verify_providers.py $(ARGS)
 
 spec: setup ## which checklist lines have a passing test
 	@$(BIN)/python tests/spec_report.py $(ARGS)
