@@ -6,12 +6,16 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from models.replay import Answer, hear, linked, model_at, provider
 
-from retinue.domain.model import ModelFailed
+from retinue.config.minds import WireFormat
+from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.record import Usage
+from retinue.models.anthropic_reader import AnthropicReader
 from retinue.models.base import Asks, Ended, Seals, Text, Thinking
+from retinue.models.google_reader import GoogleReader
 from retinue.models.http import Reader
 from retinue.models.openai_chat_reader import ChatReader
 from retinue.models.openai_responses_reader import ResponsesReader
@@ -103,6 +107,58 @@ _TYPED = st.fixed_dictionaries(
 )
 
 
+# The same for the other two.
+_BLOCK_TYPES = ["text", "thinking", "redacted_thinking", "tool_use", "server_tool_use", "web_search_tool_result", "x"]
+_EVENT_TYPES = [
+    *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
+    *("message_delta", "message_stop", "error", "ping"),
+]
+_DELTA_TYPES = ["text_delta", "thinking_delta", "input_json_delta", "signature_delta", "citations_delta"]
+_COUNTS = st.integers(-(2**70), 2**70) | _VALUES
+_BLOCKS = st.fixed_dictionaries(
+    {"type": st.sampled_from(_BLOCK_TYPES)},
+    optional=dict.fromkeys(("id", "name", "text", "thinking", "signature", "data", "input"), _VALUES),
+)
+_DELTAS = st.fixed_dictionaries(
+    {"type": st.sampled_from(_DELTA_TYPES)},
+    optional=dict.fromkeys(("text", "thinking", "signature", "partial_json", "stop_reason"), _VALUES),
+)
+_ANTHROPIC_USAGE = st.dictionaries(
+    st.sampled_from(["input_tokens", "output_tokens", "cache_read_input_tokens", "output_tokens_details"]), _COUNTS
+)
+_ANTHROPIC = st.fixed_dictionaries(
+    {"type": st.sampled_from(_EVENT_TYPES)},
+    optional={
+        "delta": _DELTAS | _VALUES,
+        "content_block": _BLOCKS | _VALUES,
+        "usage": _ANTHROPIC_USAGE,
+        "message": st.fixed_dictionaries({}, optional={"usage": _ANTHROPIC_USAGE, "content": st.lists(_BLOCKS)}),
+        "content": st.lists(_BLOCKS, max_size=3),
+        "stop_reason": _VALUES,
+    },
+)
+_GOOGLE_PARTS = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(("text", "thought", "thoughtSignature", "functionCall", "inlineData"), _VALUES),
+)
+_GOOGLE = st.fixed_dictionaries(
+    {},
+    optional={
+        "candidates": st.lists(
+            st.fixed_dictionaries(
+                {"content": st.fixed_dictionaries({"parts": st.lists(_GOOGLE_PARTS, max_size=3)})},
+                optional={"finishReason": st.sampled_from(["STOP", "MAX_TOKENS", "SAFETY", "?"]) | _VALUES},
+            ),
+            max_size=2,
+        ),
+        "usageMetadata": st.dictionaries(
+            st.sampled_from(["promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount"]), _COUNTS
+        ),
+        "error": _VALUES,
+    },
+)
+
+
 def check(reader: Reader, events: list[Any], *, whole: bool) -> None:
     try:
         for event in events:
@@ -130,3 +186,40 @@ def test_made_up_replies_are_read_or_refused(
     reader: type[ChatReader | ResponsesReader], events: Any, whole: bool
 ) -> None:
     check(reader("acme"), events, whole=whole)
+
+
+@pytest.mark.parametrize("reader", [AnthropicReader, GoogleReader])
+@settings(max_examples=40)
+@given(events=st.lists(_ANTHROPIC | _GOOGLE | _EVENTS, max_size=4), whole=st.booleans())
+def test_made_up_replies_of_anthropic_and_google_are_read_or_refused(
+    reader: type[AnthropicReader | GoogleReader], events: Any, whole: bool
+) -> None:
+    check(reader("acme"), events, whole=whole)
+
+
+@pytest.mark.parametrize("format_", list(WireFormat))
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"a":' * 100_000,
+        b'{"type":"content_block_start","content_block":{"type":"tool_use","name":"t","input":' + b'{"a":' * 100_000,
+        b'{"candidates":[{"content":{"parts":[{"functionCall":{"name":"t","args":' + b'{"a":' * 100_000,
+        b'{"type":"content_block_start","content_block":{"type":"strange","x":"\xff\xfe"}}',
+        b'{"type":"content_block_start","content_block":{"type":"server_tool_use","x":"\xff\xfe"}}',
+        b'{"candidates":[{"content":{"parts":[{"inlineData":"\xff\xfe"}]},"finishReason":"STOP"}]}',
+        b'{"choices":[{"delta":{"content":"\xff\xfe"}}]}',
+        b'{"type":"response.output_item.done","item":{"type":"x","y":"\xff"}}',
+    ],
+    ids=range(8),
+)
+@pytest.mark.parametrize("whole", [True, False])
+async def test_what_no_decoder_can_read_is_a_failure_that_the_next_model_can_mend(
+    format_: WireFormat, said: bytes, whole: bool
+) -> None:
+    """A stack that runs out, or bytes that are no text, once came out as they were and ended the run."""
+    closed = said + b"}" * 100_000 if said.endswith(b'{"a":') else said
+    stop = b'{"type":"content_block_stop"}'
+    body = closed if whole else b"data: " + closed + b"\n\ndata: " + stop + b"\n\n"
+    async with linked() as link, provider(Answer(body=body)) as server:
+        heard = await hear(model_at(link, server.url, format_))
+    assert heard["error"] in (Failure.MALFORMED, Failure.CONNECTION)

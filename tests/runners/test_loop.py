@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -24,8 +24,9 @@ from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import LaneKind, Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
+from retinue.models.calls import ARGUMENTS_DEPTH_MAX, CALLS_MAX, UNPARSED, plain
 from retinue.runners.base import Assignment, Finished, Parked
-from retinue.runners.hearing import listen, plain
+from retinue.runners.hearing import listen
 from retinue.runners.loop import Answer, AskModel, Loop, PerformCalls, PerformStored, next_move, spent
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.scripted_model import ScriptedModel, calls, says
@@ -447,3 +448,54 @@ async def test_a_stream_that_ends_without_an_end_is_no_reply() -> None:
     with pytest.raises(OSError, match="gone"):
         await hear(broken, Ear())
     assert speaker.closed and broken.closed
+
+
+def nested(deep: int) -> Any:
+    value: Any = "x"
+    for _ in range(deep):
+        value = {"a": value}
+    return {"text": value}
+
+
+@pytest.mark.parametrize("deep", [ARGUMENTS_DEPTH_MAX + 1, 300, 900])
+async def test_arguments_nested_without_end_are_a_call_that_cannot_be_made_and_no_broken_run(deep: int) -> None:
+    asked = Call(id="x", tool="t", arguments=nested(deep))
+    reply = await hear(Speaker([Asks(asked), END]), Ear())
+    assert reply.calls[0].arguments == {UNPARSED: "nested more than 64 deep"}
+    shallow = Call(id="x", tool="t", arguments=nested(ARGUMENTS_DEPTH_MAX))
+    assert (await hear(Speaker([Asks(shallow), END]), Ear())).calls[0].arguments == shallow.arguments
+
+
+async def test_a_reply_that_asks_for_calls_without_end_is_none() -> None:
+    asked = Asks(Call(id="x", tool="t" * 10_000))
+    assert len((await hear(Speaker([asked, END]), Ear())).calls[0].tool) == 200
+    with pytest.raises(ModelFailed) as failed:
+        await hear(Speaker([*[asked] * (CALLS_MAX + 1), END]), Ear())
+    assert failed.value.code == "model.malformed"
+
+
+@pytest.mark.parametrize("count", [-5, -(2**70), 2**70])
+async def test_a_bill_that_cannot_be_is_believed_only_as_far_as_one_can_be(count: int) -> None:
+    """Less than nothing would have given back money that was spent, and no store has room for 2**70."""
+    usage = Usage(
+        input_tokens=count,
+        output_tokens=count,
+        cost_microusd=count,
+        cache_read_tokens=count,
+        cache_write_tokens=count,
+        reasoning_tokens=count,
+    )
+    heard = (await hear(Speaker([Text("Yes."), Ended(Stop.END, usage)]), Ear())).usage
+    assert all(0 <= value <= 10**12 for value in astuple(heard))
+
+
+async def test_a_call_that_cannot_be_read_is_not_made_and_nobody_is_asked_about_it(desk: Desk) -> None:
+    desk.agent = replace(ADA, tools=ToolRules(ask=("append_line",), allow=()))
+    desk.model.will_reply(replace(says(""), calls=(("append_line", {UNPARSED: '{"text": "hal'}),)))
+    desk.model.will_reply(says("I see."))
+    journal = MemoryJournal(own(USER))
+    assert (await desk.work(journal)).text == "I see."
+    (result,) = [record.body for record in journal.own if isinstance(record.body, ToolResult)]
+    assert result.failed
+    assert "could not be read" in result.output
+    assert desk.witness == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -11,6 +11,7 @@ from retinue.domain.record import PieceKind, Stop, Usage
 from retinue.domain.tool import Call
 from retinue.models import failures
 from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
+from retinue.models.counting import tokens
 from retinue.models.http import malformed
 from retinue.models.wires import arguments_of
 
@@ -20,16 +21,14 @@ REDACTED = "redacted:"  # before a thought that came encrypted; one that came wi
 _NOTHING = msgspec.Raw()
 
 
-class _Details(msgspec.Struct):
-    thinking_tokens: int | None = None
-
-
 class _Usage(msgspec.Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-    output_tokens_details: _Details | None = None
+    """Anything strange in it counts as nothing: a reply does not fail for its bill."""
+
+    input_tokens: Any = None
+    output_tokens: Any = None
+    cache_read_input_tokens: Any = None
+    cache_creation_input_tokens: Any = None
+    output_tokens_details: Any = None
 
 
 class _Delta(msgspec.Struct):
@@ -254,12 +253,16 @@ def _words(chunk: type[Text] | type[Thinking], words: str | None) -> Sequence[Ch
 def _counted(usage: _Usage | None) -> Usage:
     if usage is None:
         return Usage(estimated=True)
-    read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
+    plain, said = tokens(usage.input_tokens), tokens(usage.output_tokens)
+    if plain is None and said is None:
+        return Usage(estimated=True)
+    read, written = tokens(usage.cache_read_input_tokens) or 0, tokens(usage.cache_creation_input_tokens) or 0
     details = usage.output_tokens_details
+    thought = cast("dict[str, Any]", details).get("thinking_tokens") if isinstance(details, dict) else None
     return Usage(
-        input_tokens=(usage.input_tokens or 0) + read + written,
-        output_tokens=usage.output_tokens or 0,
+        input_tokens=(plain or 0) + read + written,
+        output_tokens=said or 0,
         cache_read_tokens=read,
         cache_write_tokens=written,
-        reasoning_tokens=(details.thinking_tokens if details else None) or 0,
+        reasoning_tokens=tokens(thought) or 0,
     )

@@ -11,6 +11,7 @@ from retinue.domain.record import PieceKind, Stop, Usage
 from retinue.domain.tool import Call
 from retinue.models import failures
 from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
+from retinue.models.counting import tokens
 from retinue.models.http import malformed
 
 
@@ -38,11 +39,13 @@ class _Candidate(msgspec.Struct, rename="camel"):
 
 
 class _Usage(msgspec.Struct, rename="camel"):
-    prompt_token_count: int | None = None
-    candidates_token_count: int | None = None
-    thoughts_token_count: int | None = None
-    tool_use_prompt_token_count: int | None = None
-    cached_content_token_count: int | None = None
+    """Anything strange in it counts as nothing: a reply does not fail for its bill."""
+
+    prompt_token_count: Any = None
+    candidates_token_count: Any = None
+    thoughts_token_count: Any = None
+    tool_use_prompt_token_count: Any = None
+    cached_content_token_count: Any = None
 
 
 class _Feedback(msgspec.Struct, rename="camel"):
@@ -172,10 +175,14 @@ def _served(raw: bytes, part: _Part) -> Iterator[Chunk]:
 def _counted(usage: _Usage | None) -> Usage:
     if usage is None:
         return Usage(estimated=True)
-    thoughts = usage.thoughts_token_count or 0
+    read, said = tokens(usage.prompt_token_count), tokens(usage.candidates_token_count)
+    thoughts = tokens(usage.thoughts_token_count) or 0
+    if read is None and said is None:
+        return Usage(estimated=True)
+    read = (read or 0) + (tokens(usage.tool_use_prompt_token_count) or 0)
     return Usage(
-        input_tokens=(usage.prompt_token_count or 0) + (usage.tool_use_prompt_token_count or 0),
-        output_tokens=(usage.candidates_token_count or 0) + thoughts,
-        cache_read_tokens=usage.cached_content_token_count or 0,
+        input_tokens=read,
+        output_tokens=(said or 0) + thoughts,
+        cache_read_tokens=min(tokens(usage.cached_content_token_count) or 0, read),
         reasoning_tokens=thoughts,
     )

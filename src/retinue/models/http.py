@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import msgspec
+
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.models import failures
 from retinue.models.base import Chunk, Ended, Prompt
@@ -182,6 +184,9 @@ class HttpModel:
                 for chunk in reader.rest():
                     yield chunk
             yield reader.end()
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            # Nested too deep for a decoder, or no text where there should be some.
+            raise malformed(target.provider, "it sent something that cannot be read") from None
         except ModelFailed as failed:
             if (told := failures.masked(failed, (key, *target.headers.values()))) is not failed:
                 raise told from None  # not even as the cause of it

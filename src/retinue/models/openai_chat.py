@@ -175,6 +175,6 @@ def _details(pieces: Iterator[Part]) -> list[Any]:
         if part.kind is PieceKind.THINKING and part.seal.startswith("["):
             try:
                 found += msgspec.json.decode(part.seal, type=list[Any])
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue  # of the same provider, in another format
     return found

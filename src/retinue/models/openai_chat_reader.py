@@ -15,12 +15,11 @@ from retinue.domain.record import PieceKind, Stop, Usage
 from retinue.domain.tool import Call
 from retinue.models import failures
 from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
+from retinue.models.calls import CALLS_MAX, UNPARSED, too_many_calls
 from retinue.models.http import malformed
 from retinue.models.openai_usage import usage_of
 from retinue.models.think_tags import ThinkTags
-from retinue.models.wires import UNPARSED, anything, arguments_of
-
-CALLS_MAX = 256
+from retinue.models.wires import anything, arguments_of
 
 _DONE = b"[DONE]"
 _STOPS = {
@@ -284,7 +283,7 @@ class ChatReader:
         asked = self._meant(delta.index, id_, function)
         if asked is None:
             if len(self._asked) >= CALLS_MAX:
-                raise malformed(self._provider, f"it asks for more than {CALLS_MAX} calls at once")
+                raise too_many_calls(self._provider)
             asked = _Asked(delta.index)
             self._asked.append(asked)
         asked.id = asked.id or id_

@@ -182,5 +182,5 @@ def _sealed(seal: str) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(seal, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}

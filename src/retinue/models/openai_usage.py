@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
+from retinue.domain.money import MICROUSD
 from retinue.domain.record import Usage
+from retinue.models.counting import COST_MICROUSD_MAX, tokens
 
-MICROUSD = 1_000_000  # in a dollar
 TICKS_IN_MICROUSD = 10_000  # of xAI, which counts in ten-billionths of a dollar
-TOKENS_MAX = 2**53  # more is a mistake
-COST_MICROUSD_MAX = 1_000_000 * MICROUSD
 
 
 def usage_of(found: Any) -> Usage | None:
@@ -57,13 +56,7 @@ def _part(usage: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _count(usage: dict[str, Any], *names: str) -> int | None:
     """Under the first of these names that says a number."""
-    for name in names:
-        value = usage.get(name)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return min(max(value, 0), TOKENS_MAX)
-    return None
+    return next((count for name in names if (count := tokens(usage.get(name))) is not None), None)
 
 
 def _number(usage: dict[str, Any], name: str) -> float:

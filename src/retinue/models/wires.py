@@ -16,6 +16,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Media, WireCache
+from retinue.models.calls import UNPARSED
 from retinue.models.http import Wire
 
 HEADS_MAX = 64
@@ -140,9 +141,6 @@ def anything(data: bytes) -> Any:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-
-
-UNPARSED = "_unparsed"
 
 
 def arguments_of(text: str) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
-from typing import Any, cast
 
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import short
@@ -16,6 +14,8 @@ from retinue.domain.run import Run
 from retinue.domain.text import storable
 from retinue.domain.tool import Call
 from retinue.models.base import Asks, Chunk, Ended, Model, Prompt, Seals, Text, Thinking
+from retinue.models.calls import CALLS_MAX, kept, too_many_calls
+from retinue.models.counting import believed
 
 
 async def listen(
@@ -65,8 +65,9 @@ async def _hear(
                 pieces.add(PieceKind.THINKING, len(words))
             case Asks(call):
                 # Providers number calls as they please; ours are unique in the session and the same on each attempt.
-                id_ = f"{short(run.id)}-{turn}-{len(calls) + 1}"
-                calls.append(Call(id=id_, tool=storable(call.tool), arguments=plain(call.arguments)))
+                calls.append(kept(call, id_=f"{short(run.id)}-{turn}-{len(calls) + 1}"))
+                if len(calls) > CALLS_MAX:
+                    raise too_many_calls(str(facts.ref))
                 pieces.add(PieceKind.CALL, 1)
             case Seals(kind, seal):
                 pieces.seal(kind, storable(seal))
@@ -92,9 +93,10 @@ async def _hear(
 
 
 def _with_cost(usage: Usage, facts: ModelFacts) -> Usage:
+    usage = believed(usage)
     if usage.cost_microusd or facts.price is None or facts.price == FREE or usage.estimated:
         return usage
-    return replace(usage, cost_microusd=facts.price.cost_microusd(usage))
+    return believed(replace(usage, cost_microusd=facts.price.cost_microusd(usage)))
 
 
 def check_answer(reply: Reply, name: str) -> None:
@@ -159,21 +161,6 @@ class _Pieces:
 
 
 _USUAL_ORDER = (PieceKind.THINKING, PieceKind.TEXT, PieceKind.CALL, PieceKind.SERVER)
-
-
-def plain(value: Any) -> Any:
-    """Arguments as the store gives them back, so that a call read again is the call that was made, and was allowed."""
-    match value:
-        case str():
-            return storable(value)
-        case dict():
-            return {storable(str(key)): plain(part) for key, part in cast("dict[Any, Any]", value).items()}
-        case list() | tuple():
-            return [plain(part) for part in cast("Sequence[Any]", value)]
-        case float() if not math.isfinite(value):
-            return None  # JSON has no word for it
-        case _:
-            return value
 
 
 def _delta(run: Run, turn: int, attempt: int, kind: DeltaKind, offset: int, text: str) -> Delta:

@@ -15,6 +15,7 @@ from retinue.domain.money import BudgetSpent
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Note, Record, Reply, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult, call_hash
+from retinue.models.calls import unreadable
 from retinue.runners.asking import Asker, Case
 from retinue.runners.base import Assignment, Finished, Parked, is_silent
 from retinue.tools.base import Scene
@@ -150,6 +151,9 @@ class Loop:
         self, assignment: Assignment, journal: Journal, ask: Ask, turn: int, calls: dict[int, Call]
     ) -> None:
         calls = await self._perform_begun(assignment, journal, ask, turn, calls)
+        if refused := [refusal(call, why) for call in calls.values() if (why := unreadable(call))]:
+            await journal.keep(refused)  # before anyone is asked about what nobody could read
+            calls = {index: call for index, call in calls.items() if not unreadable(call)}
         plan = self._toolbox.decide(assignment.agent, list(calls.values()), ask)
         if plan.closed:
             await journal.keep(plan.closed)

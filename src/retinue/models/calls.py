@@ -1,0 +1,69 @@
+"""Calls as models ask for them: how many at once, how deep, and what becomes of one that cannot be read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from retinue.domain.model import Failure, ModelFailed
+from retinue.domain.text import storable
+from retinue.domain.tool import Call
+
+CALLS_MAX = 256  # in one reply
+TOOL_CHARS_MAX = 200  # of the name of a tool
+ARGUMENTS_DEPTH_MAX = 64  # what is nested deeper is no argument of any tool, and not everyone can read it again
+
+UNPARSED = "_unparsed"  # stands for arguments that could not be read. No tool takes one of that name
+
+
+def kept(call: Call, *, id_: str) -> Call:
+    """A call as the store gives it back, so that one read again is the one that was made, and was allowed."""
+    try:
+        arguments = {storable(str(key)): plain(part) for key, part in call.arguments.items()}
+    except _TooDeep:
+        arguments = {UNPARSED: f"nested more than {ARGUMENTS_DEPTH_MAX} deep"}
+    return Call(id=id_, tool=storable(call.tool[:TOOL_CHARS_MAX]), arguments=arguments)
+
+
+def unreadable(call: Call) -> str:
+    """Why a call cannot be made at all, for the model to read; empty where it can."""
+    if UNPARSED not in call.arguments:
+        return ""
+    return (
+        "Not done: the arguments of this call could not be read. They must be one whole JSON object, and short enough "
+        "for one reply."
+    )
+
+
+def too_many_calls(name: str) -> ModelFailed:
+    return ModelFailed(
+        f"{name} answered with something that is no reply",
+        because=f"it asks for more than {CALLS_MAX} calls at once",
+        try_this="ask again",
+        code="model.malformed",
+        failure=Failure.MALFORMED,
+        begun=True,
+    )
+
+
+class _TooDeep(Exception):
+    pass
+
+
+def plain(value: Any, depth_max: int = ARGUMENTS_DEPTH_MAX) -> Any:
+    """A value within JSON, as the store gives it back."""
+    if depth_max < 0:
+        raise _TooDeep
+    match value:
+        case str():
+            return storable(value)
+        case dict():
+            parts = cast("Mapping[Any, Any]", value).items()
+            return {storable(str(key)): plain(part, depth_max - 1) for key, part in parts}
+        case list() | tuple():
+            return [plain(part, depth_max - 1) for part in cast("Sequence[Any]", value)]
+        case float() if not math.isfinite(value):
+            return None  # JSON has no word for it
+        case _:
+            return value

@@ -1,0 +1,31 @@
+"""How far a provider's numbers are believed: a bill may be wrong, and neither a reply nor the books may break on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from retinue.domain.money import MICROUSD
+from retinue.domain.record import Usage
+
+TOKENS_MAX = 1_000_000_000  # of one call; more is a mistake, and millions of such calls can still be summed up
+COST_MICROUSD_MAX = 1_000_000 * MICROUSD
+
+
+def tokens(value: Any) -> int | None:
+    """A count as it was sent; None where it is none. Less than nothing is nothing."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return min(max(value, 0), TOKENS_MAX)
+
+
+def believed(usage: Usage) -> Usage:
+    """The same within what one call can come to, whoever counted it."""
+    counts = {
+        name: min(max(getattr(usage, name), 0), TOKENS_MAX)
+        for name in ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+    }
+    cost_microusd = min(max(usage.cost_microusd, 0), COST_MICROUSD_MAX)
+    return replace(usage, **counts, cost_microusd=cost_microusd)
