@@ -175,8 +175,8 @@ def _guarded(text: str, *, sender: Address) -> str:
 
 
 def _imitates(folded: str, imitations: tuple[str, ...]) -> bool:
-    if folded.startswith("#"):
-        return folded.lstrip("#").startswith(_TITLE)
+    if folded.startswith("#"):  # a heading that reads as one of our lines is as good as the line
+        return folded.lstrip("#").startswith((_TITLE, *imitations))
     if folded.startswith(_RULE):
         return not folded.strip("-")
     return folded.startswith(imitations)
