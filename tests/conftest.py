@@ -11,6 +11,10 @@ from retinue.testing.postgres import PostgresMissing, PostgresServer, running_se
 
 pytest_plugins = ["spec_plugin", "pytester"]
 
+# Whoever runs the tests may have keys, and no test is to spend them.
+for _name in [name for name in os.environ if name.endswith("_API_KEY")]:
+    del os.environ[_name]
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:

@@ -187,3 +187,20 @@ def test_the_first_words_say_where_it_listens_and_how_to_talk_to_it(daemon: Daem
     for words in ("is open", str(daemon.home), "retinue.sock", "owner-token", "retinue chat"):
         assert words in said
     assert json.dumps(said).count((daemon.home / "owner-token").read_text().strip()) == 0
+
+
+def test_a_key_that_is_added_is_what_the_house_thinks_with_from_then_on(daemon: Daemon, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("not a real one")
+    key.chmod(0o600)
+    daemon.open()
+    assert client.call("model.show", {"agent": "main"})["default"] == "guide"
+
+    client.call("credential.add", {"provider": "anthropic", "name": "mine", "key_file": str(key)})
+    assert client.call("model.show", {"agent": "main"})["default"] == "anthropic/claude-opus-4-5"
+
+    daemon.close()
+    daemon.open()
+    shown = client.call("model.show", {"agent": "main"})
+    assert shown["default"] == "anthropic/claude-opus-4-5"
+    assert "with anthropic:mine" in shown["agents"][0]["now"][0]

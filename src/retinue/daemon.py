@@ -203,9 +203,11 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             policy=policy,
             catalog=lambda: minds.catalog,
             why_now=minds.why_now,
+            credentials_changed=minds.refresh,
             config=keeper,
             runners=frozenset({"loop"}),
         )
+        await minds.refresh()
         if mirror is not None:
             await mirror.start()
         await outbox.start()

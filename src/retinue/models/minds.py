@@ -162,9 +162,11 @@ class Minds:
         catalog = self.catalog
         return gather(stored, variables=catalog.variables, keys=catalog.keys, environment=self._environment)
 
-    def forget(self) -> None:
-        """Someone has changed what is known of credentials."""
+    async def refresh(self) -> None:
+        """The house opens, or someone has changed what is known of credentials: which providers have a key decides
+        what the house thinks with."""
         self._known = None
+        await self._look()
 
     def key(self, candidate: Candidate) -> str:
         return key_of(candidate.credential, self._environment) if candidate.credential else ""
@@ -235,7 +237,7 @@ class Minds:
             await self._store.write(body, point="credential")
         except RetinueError as error:
             log.warning("credential not noted", extra={"code": error.code})
-        self.forget()
+        self._known = None
 
 
 def _change_mind(conn: sa.Connection, session: str, change: Callable[[Mind], Mind]) -> None:

@@ -56,6 +56,7 @@ class Desk:
     config: Keeper | None = None  # None in a house that was furnished by hand
     runners: frozenset[str] | None = None
     catalog: Callable[[], Catalog] | None = None  # as it is now; None in a house whose models were put there by hand
+    credentials_changed: Callable[[], Awaitable[None]] | None = None  # told when keys came, went or were forgiven
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -45,6 +46,8 @@ from retinue.policy.cooldowns import States, cooled
 from retinue.store import agents, credentials
 
 CREDENTIALS_MAX = 1_000
+
+T = TypeVar("T")
 
 Id = Annotated[str, msgspec.Meta(description="PROVIDER:NAME, as `credential list` shows it")]
 OfModel = Annotated[str, msgspec.Meta(description="only with this model; left out, with all of them")]
@@ -88,6 +91,13 @@ class Failed(msgspec.Struct, forbid_unknown_fields=True):
     reason: Annotated[Reason, msgspec.Meta(description="what was wrong")]
     agent: Whose = ""
     model: OfModel = ""
+
+
+async def _write(desk: Desk, body: Callable[[sa.Connection], T]) -> T:
+    done = await desk.store.write(body, point="credential")
+    if desk.credentials_changed is not None:
+        await desk.credentials_changed()
+    return done
 
 
 async def listed(desk: Desk, caller: Principal, asked: Which) -> CredentialsListed:
@@ -147,7 +157,7 @@ async def add(desk: Desk, caller: Principal, asked: Add) -> CredentialShown:
 
     try:
         refuse_unreadable(desk, credential)
-        await desk.store.write(body, point="credential")
+        await _write(desk, body)
     except RetinueError:
         if made is not None:
             made.unlink(missing_ok=True)
@@ -168,7 +178,7 @@ async def remove(desk: Desk, caller: Principal, asked: ById) -> CredentialRemove
     where, _, path = credential.source.partition(":")
     if where == "file" and keys_folder(desk, credential.agent) == Path(path).parent:
         Path(path).unlink(missing_ok=True)
-    await desk.store.write(partial(credentials.remove, agent=credential.agent, id_=credential.id), point="credential")
+    await _write(desk, partial(credentials.remove, agent=credential.agent, id_=credential.id))
     return CredentialRemoved(credential.id, agent=credential.agent or None, removed=True)
 
 
@@ -189,7 +199,7 @@ async def set_order(desk: Desk, caller: Principal, asked: SetOrder) -> Credentia
             )
         credentials.set_order(conn, agent, provider, wanted, at_ms=now_ms)
 
-    await desk.store.write(body, point="credential")
+    await _write(desk, body)
     return await listed(desk, caller, Which(provider=provider, agent=asked.agent))
 
 
@@ -202,7 +212,7 @@ async def mark_used(desk: Desk, caller: Principal, asked: Used) -> CredentialSho
         credentials.mark_used(conn, credential, at_ms=to_ms(now), model=asked.model or None)
         return replace(credential, used_at=now), _states(conn, now)
 
-    credential, states = await desk.store.write(body, point="credential")
+    credential, states = await _write(desk, body)
     return shown(desk, credential, states, now)
 
 
@@ -216,7 +226,7 @@ async def mark_failed(desk: Desk, caller: Principal, asked: Failed) -> Credentia
         credentials.mark_failed(conn, mark, cooled)
         return credential, _states(conn, now)
 
-    credential, states = await desk.store.write(body, point="credential")
+    credential, states = await _write(desk, body)
     return shown(desk, credential, states, now)
 
 
@@ -229,7 +239,7 @@ async def clear(desk: Desk, caller: Principal, asked: Used) -> CredentialShown:
         credentials.clear(conn, credential.agent, credential.id, model=asked.model or None)
         return credential, _states(conn, now)
 
-    credential, states = await desk.store.write(body, point="credential")
+    credential, states = await _write(desk, body)
     return shown(desk, credential, states, now)
 
 
