@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Stale
 from retinue.domain.ids import ApprovalId, RunId, SessionId
+from retinue.domain.model import ModelFacts, Price
 from retinue.domain.record import RecordKind, Reply
+from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import Call
 from retinue.engine.journal import Answers
 from retinue.models.base import Chunk, Prompt
@@ -209,6 +211,32 @@ async def test_a_reply_nobody_saw_the_end_of_counts_as_spent_and_the_next_attemp
         await house.outcome(receipt.envelope)
         money = "SELECT attempt, settled_microusd, released_microusd, held_microusd, unknown FROM money"
         assert await house.sql(f"{money} ORDER BY attempt") == [(1, 1000, 0, 0, 1), (2, 200, 800, 0, 0)]
+
+
+class Metered(ScriptedModel):
+    """Paid by what it reads: a millionth of a dollar for a token."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        return replace(ScriptedModel.facts.fget(self), price=Price(input=1_000_000))  # pyright: ignore[reportOptionalCall]
+
+
+async def test_whoever_joins_in_with_the_intent_is_paid_for_with_it(desk: Desk) -> None:
+    """Steering mail is read by the call whose reservation is in the same commit, and was not in its bound."""
+    household = desk.household
+    model = Metered(household.clock, name="metered")
+    household.models = (model,)
+    household.agents = (Agent(name="ada", model="metered", queue=QueuePolicy(mode=QueueMode.STEER)),)
+    model.will_reply(Line(calls=(("session_status", {}),), after_s=1), "as you wish")
+    async with desk.open() as house:
+        first = await house.post("go")
+        await house.eventually(lambda _: len(model.prompts) == 1, what="the first run")
+        await house.post("word " * 4_000)
+        await household.clock.advance(1)
+        await house.outcome(first.envelope)
+        money = "SELECT reserved_microusd FROM money ORDER BY turn"
+        _, (reserved,) = await house.sql(money)
+        assert reserved > 10_000
 
 
 async def test_records_bear_the_same_numbers_in_memory_and_in_the_store(desk: Desk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from runners.histories import asks, histories, record, result, says, texts, told, user, with_summary
 
 from retinue.domain.attachment import Attachment
+from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.record import Note, Piece, PieceKind, Record, Reply, Usage, UserTurn
 from retinue.domain.tool import ToolSpec
+from retinue.runners.case import bound_of
 from retinue.runners.context import FLUSH_HEAD, arranged
 from retinue.runners.estimate import (
     IMAGE_BYTES,
@@ -161,7 +164,10 @@ def test_a_meter_that_grew_with_a_context_measures_what_a_new_one_does(
     for item in records:
         grown.append(item)
         if data.draw(st.booleans()):
-            assert meter.measure(grown, instructions="i") == Meter().measure(grown, instructions="i")
+            measured = meter.measure(grown, instructions="i")
+            fresh = Meter().measure(grown, instructions="i")
+            assert measured == replace(fresh, head_bytes=measured.head_bytes)
+            assert measured.head_bytes <= fresh.head_bytes, "a new one does not know what was there before"
     cut = arranged(with_summary(records, "in short", records[len(records) // 2].seq))
     assert meter.measure(cut, tools=[TOOL]) == Meter().measure(cut, tools=[TOOL])
     assert meter.measure(records, result_chars_max=2_000) == Meter().measure(records, result_chars_max=2_000)
@@ -182,3 +188,42 @@ def test_what_was_weighed_is_not_weighed_again(monkeypatch: pytest.MonkeyPatch) 
     records.append(record(51, user()))
     meter.measure(records)
     assert weighed == [51]
+
+
+# A bound on money
+
+
+def bound(meter: Meter, records: list[Record], ref: ModelRef, **head: Any) -> int:
+    return bound_of(meter.measure(records, **head), ModelFacts(ref=ref))
+
+
+ONE, OTHER = ModelRef("acme", "one"), ModelRef("acme", "other")
+COUNTED = Reply(text="Yes.", model=str(ONE), usage=Usage(input_tokens=100, output_tokens=5))
+
+
+def test_what_one_model_has_counted_bounds_nothing_for_another() -> None:
+    """Another reads the same words in other tokens, and sees images and tools that this one did not."""
+    records = told(UserTurn(text="x" * 10_000), COUNTED, UserTurn(text="go on"))
+    assert bound(Meter(), records, ONE) < 200
+    assert bound(Meter(), records, OTHER) > 5_000
+
+
+def test_instructions_and_tools_that_grew_since_are_in_the_bound() -> None:
+    meter = Meter()
+    before = told(UserTurn(text="hi"))
+    bound(meter, before, ONE, instructions="short")
+    after = [*before, told(UserTurn(text="hi"), COUNTED)[1]]
+    same = bound(meter, after, ONE, instructions="short")
+    assert bound(meter, after, ONE, instructions="long " * 10_000) >= same + 24_000
+    many = [replace(TOOL, name=f"read-{n}", description="x" * 1_000) for n in range(50)]
+    assert bound(meter, after, ONE, instructions="short", tools=many) >= same + 25_000
+    assert bound(Meter(), after, ONE, instructions="long " * 10_000) >= 25_000, "after a restart nobody knows"
+
+
+def test_a_pdf_is_bounded_by_its_pages_and_never_by_more_than_a_window() -> None:
+    def weighs(size: int) -> int:
+        pdf = Attachment(hash="h", name="a.pdf", media_type="application/pdf", size_bytes=size)
+        return bound(Meter(), told(UserTurn(text="read", attachments=(pdf,))), ONE)
+
+    assert weighs(60_000) >= 60_000
+    assert 200_000 <= weighs(9_000_000) <= 201_000

@@ -30,10 +30,11 @@ from retinue.engine.lanes import voice
 from retinue.engine.writing import Closing, Failing, Leaving, Paid, Summed, Unwritten, write_closings
 from retinue.mailroom.inbox import Wake, notify
 from retinue.mailroom.routing import answer_address
-from retinue.policy.budgets import days
+from retinue.policy.budgets import days, input_bound
 from retinue.runners import turn_input
 from retinue.runners.base import is_silent
 from retinue.runners.context import arranged
+from retinue.runners.estimate import weight_of
 from retinue.store import envelopes, money, records, runs, sessions
 from retinue.store.connection import Store
 from retinue.store.house import Page
@@ -333,6 +334,7 @@ def write_step(
     joined: tuple[Record, ...] = ()
     if join:
         held, joined = _join(append, work, zone)
+        paid = _with_joined(paid, joined)
     sessions.guard(
         conn,
         work.session.id,
@@ -367,6 +369,14 @@ def write_step(
     wakes = _notify(page, work, notice) if notice and opening is not None else ()
     page.close()
     return Written(append.seq, held, joined, granted, wakes)
+
+
+def _with_joined(paid: Paid | None, joined: Sequence[Record]) -> Paid | None:
+    """Whoever joins in with the intent is read with it, and has to be paid for."""
+    if paid is None or not joined:
+        return paid
+    more = input_bound(sum(weight_of(record).size_bytes for record in joined))
+    return replace(paid, terms=replace(paid.terms, input_tokens_bound=paid.terms.input_tokens_bound + more))
 
 
 def _notify(page: Page, work: Work, notice: str) -> tuple[Wake, ...]:

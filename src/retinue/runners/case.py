@@ -117,15 +117,15 @@ def terms_of(
         ref=facts.ref,
         credential=candidate.credential.id if candidate.credential else "",
         price=facts.price,
-        input_tokens_bound=_bound(measure),
+        input_tokens_bound=bound_of(measure, facts),
         output_tokens_max=output_tokens_max,
         caps=minds.caps(case.assignment.agent),
     )
 
 
-def _bound(measure: Measure) -> int:
-    """The most that the input can come to: what was counted, with a margin, and the rest by its bytes."""
-    if not measure.known_tokens:
+def bound_of(measure: Measure, facts: ModelFacts) -> int:
+    """The most that the input can come to: what this model has counted, with a margin, and the rest by its bytes."""
+    if not measure.known_tokens or measure.counted_by != str(facts.ref):
         return input_bound(measure.size_bytes)
     counted = input_bound(0, known_tokens=measure.known_tokens, calibrated=1.0)
-    return counted + input_bound(measure.new_bytes)
+    return counted + input_bound(measure.new_bytes + measure.head_bytes)

@@ -21,6 +21,8 @@ CHARS_PER_TOKEN = 4
 IMAGE_CHARS = 512
 IMAGE_BYTES = 16_384  # for a bound on money, at two bytes a token: images are billed by their size on the screen
 FILE_CHARS = 128  # a file that is no image is shown as a line about it
+PDF = "application/pdf"  # except this, which some are shown page by page: as much as its bytes, or a whole window
+PDF_BYTES_MAX = 400_000
 IMAGE_SIGN = "<image>"
 BLOB_CHARS_MIN = 64
 
@@ -134,6 +136,9 @@ def _weight_of_call(call: Call) -> Weight:
 def _weight_of_attachment(attachment: Attachment) -> Weight:
     if attachment.media_type.startswith("image/"):
         return Weight(IMAGE_CHARS * _ASCII_TWELFTHS, len(IMAGE_SIGN), IMAGE_BYTES)
+    if attachment.media_type == PDF:
+        size_bytes = min(2 * attachment.size_bytes, PDF_BYTES_MAX)  # a page of a few bytes is paid for as a page
+        return Weight(FILE_CHARS * _ASCII_TWELFTHS, FILE_CHARS, max(size_bytes, FILE_CHARS))
     return Weight(FILE_CHARS * _ASCII_TWELFTHS, FILE_CHARS, FILE_CHARS)
 
 
@@ -159,6 +164,8 @@ class Measure:
     known_tokens: int  # what a provider has counted of it; 0 where none has
     new_bytes: int  # of the records that came after what is known
     flushed: bool  # the agent has been asked to write down what it wants to keep, since the newest summary
+    counted_by: str = ""  # the model that it was counted for: to another, the same may be more
+    head_bytes: int = 0  # by which instructions and tools may have grown since it was counted
 
 
 class Meter:
@@ -169,8 +176,8 @@ class Meter:
 
     def __init__(self) -> None:
         self._result_chars_max: int | None = None
-        self._begin(())
         self._head: tuple[str, Sequence[ToolSpec], Weight] = ("", (), NOTHING)
+        self._begin(())
 
     def measure(
         self,
@@ -190,6 +197,7 @@ class Meter:
         if records:
             self._first, self._last = records[0], records[-1]
         head = self._weight_of_head(instructions, tools)
+        self._head_bytes = head.size_bytes
         return Measure(
             tokens=self._tokens(head),
             by_records=_rounded_up(self._chars, CHARS_PER_TOKEN),
@@ -197,6 +205,8 @@ class Meter:
             base_tokens=head.tokens,
             known_tokens=self._known,
             new_bytes=self._bytes - self._known_bytes,
+            counted_by=self._counted_by,
+            head_bytes=max(head.size_bytes - self._known_head_bytes, 0),
             flushed=self._flushed,
         )
 
@@ -220,6 +230,8 @@ class Meter:
         self._count = 0
         self._twelfths = self._chars = self._bytes = 0
         self._known = self._known_twelfths = self._known_bytes = 0
+        self._head_bytes = self._known_head_bytes = 0  # as last measured; as measured for what is known
+        self._counted_by = ""
         self._flushed = False
 
     def _add(self, record: Record) -> None:
@@ -234,6 +246,9 @@ class Meter:
             # Tokens from a cache are among those of the input, and are counted once.
             self._known = body.usage.input_tokens + body.usage.output_tokens
             self._known_twelfths, self._known_bytes = self._twelfths, self._bytes
+            # Measured with the request that was replied to; where it was not, as after a restart, all of it is new.
+            self._known_head_bytes = self._head_bytes
+            self._counted_by = body.model
         elif isinstance(body, Note) and body.text.startswith(FLUSH_HEAD):
             self._flushed = True
 
