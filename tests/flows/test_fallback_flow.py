@@ -120,7 +120,7 @@ async def test_a_rate_limit_cools_the_key_down_and_the_next_model_answers_and_sa
         [cooling] = await house.sql("SELECT credential, model, reason FROM cooldowns")
         assert tuple(cooling) == ("a:settings", "m1", "rate_limit")
         again = await answered(house, "and now?")
-    assert again == "This is b.\n\n[answered by b/m2 instead of a/m1: it is not to be asked for the moment]"
+    assert again == "This is b.\n\n[answered by b/m2 instead of a/m1: it rests for a while]"
     assert (len(three.a.asked), len(three.b.asked)) == (1, 2)
     assert three.b.asked[0].path == "/v1/messages"
 

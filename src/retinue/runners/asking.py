@@ -184,7 +184,7 @@ class Asker:
 
 def _instead(candidate: Candidate, plan: Plan, failed: ModelFailed | None) -> str:
     """Without the names of keys: whoever reads the answer need not know them."""
-    why = WORDS[failed.failure] if failed is not None else "it is not to be asked for the moment"
+    why = WORDS[failed.failure] if failed is not None else "it rests for a while"
     return f"answered by {candidate.ref} instead of {plan.chain[0]}: {why}"
 
 
