@@ -90,3 +90,21 @@ def test_a_key_is_read_when_it_is_needed_and_in_nothing_that_is_shown(tmp_path: 
         key_of(credential, {})
     assert failed.value.failure is Failure.AUTH and failed.value.code == "model.key-unreadable"
     assert failed.value.because and failed.value.try_this
+
+
+def test_blanks_around_a_key_are_no_part_of_it(tmp_path: Path) -> None:
+    """A variable that was filled from a file often ends with a line end, and no header can hold one."""
+    credential = Credential(id="acme:env", provider="acme", source="env:ACME_API_KEY")
+    assert key_of(credential, {"ACME_API_KEY": f" {KEY}\r\n"}) == KEY
+
+
+@pytest.mark.parametrize("kept", [f"{KEY}\nexport OTHER=1", "sk-“smart”", "\n", f"{KEY}\x00"])
+def test_what_no_header_can_hold_is_left_out_like_a_key_that_is_not_there(kept: str) -> None:
+    credential = Credential(id="acme:env", provider="acme", source="env:ACME_API_KEY")
+    held = ring("ada", credential, environment={"ACME_API_KEY": kept})
+    assert held.of("acme") == ()
+    assert "one line" in held.none_because("acme")
+    with pytest.raises(ModelFailed) as failed:
+        key_of(credential, {"ACME_API_KEY": kept})
+    assert failed.value.failure is Failure.AUTH
+    assert KEY not in str(failed.value) + failed.value.because

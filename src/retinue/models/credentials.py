@@ -14,7 +14,7 @@ from pathlib import Path
 
 from retinue.config.secret import Secret
 from retinue.domain.credential import Credential, CredentialKind
-from retinue.domain.errors import RetinueError
+from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.session import Mind
 from retinue.policy.cooldowns import States
@@ -74,7 +74,7 @@ def secret_of(credential: Credential) -> Secret:
 def key_of(credential: Credential, environment: Mapping[str, str]) -> str:
     """The key itself, for a request. Where it cannot be had, that is a failure like a refused one."""
     try:
-        return secret_of(credential).read(environment)
+        return _read(credential, environment)
     except RetinueError as error:
         raise ModelFailed(
             f"the key of {credential.id} cannot be read",
@@ -83,6 +83,19 @@ def key_of(credential: Credential, environment: Mapping[str, str]) -> str:
             code="model.key-unreadable",
             failure=Failure.AUTH,
         ) from None
+
+
+def _read(credential: Credential, environment: Mapping[str, str]) -> str:
+    """Without the blanks around it, which are there for whoever wrote it down. What no header can hold is no key."""
+    key = secret_of(credential).read(environment).strip()
+    if key and key.isascii() and key.isprintable():
+        return key
+    raise Invalid(
+        f"what is kept for {credential.id} is no key",
+        because="a key is one line of letters, digits and signs of ASCII",
+        try_this="copy it again, without what is around it",
+        code="credential.key-invalid",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +125,7 @@ class Keyring:
 
     def _fault(self, credential: Credential) -> str:
         try:
-            secret_of(credential).read(self.environment)
+            _read(credential, self.environment)
         except RetinueError as error:
             return error.because
         return ""
