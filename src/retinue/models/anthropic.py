@@ -18,7 +18,7 @@ from retinue.models.anthropic_reader import REDACTED, AnthropicReader
 from retinue.models.base import Prompt, WireCache
 from retinue.models.files import PDF, files
 from retinue.models.http import Request, Target
-from retinue.models.parts import Part, parts, said_to_model
+from retinue.models.parts import Part, parts, plain_words, said_to_model
 from retinue.models.turns import GO_ON, MARKED_MAX, OPENING, Sides, Turns
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged, named, opened
 
@@ -166,6 +166,8 @@ def _closed(records: Sequence[Record], wires: Sequence[bytes], provider: str) ->
 
 def _blocks(record: Record, prompt: Prompt, target: Target) -> bytes:
     """What a record adds to its message: blocks with commas between them, or nothing."""
+    if words := plain_words(record.body):
+        return _text(words) if words.strip() else b""
     match record.body:
         case Reply() as reply:
             return _reply(reply, target.provider)
@@ -179,7 +181,7 @@ def _blocks(record: Record, prompt: Prompt, target: Target) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    return _encode({"type": "text", "text": text})
+    return b'{"type":"text","text":' + _encode(text) + b"}"
 
 
 _SIDES = Sides(

@@ -11,12 +11,12 @@ from typing import Any, cast
 import msgspec
 
 from retinue.domain.model import ModelFacts
-from retinue.domain.record import PieceKind, Record, Reply, ToolResult, UserTurn
+from retinue.domain.record import PieceKind, Record, RecordKind, Reply, ToolResult, UserTurn
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Media, Prompt, WireCache
 from retinue.models.http import Request, Target
 from retinue.models.openai_responses_reader import LEFT_OUT, ResponsesReader
-from retinue.models.parts import Part, parts, said_to_model
+from retinue.models.parts import Part, parts, plain_words, said_to_model
 from retinue.models.turns import Joined
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, listed, merged, named, opened, shown
 
@@ -30,6 +30,12 @@ QUIRKS: Mapping[str, frozenset[str]] = {
 }
 
 _OURS = ("input", "tools")
+_USER_SAYS = (b',{"role":"user","content":', b"}")
+_MODEL_SAYS = (
+    b',{"type":"message","role":"assistant","content":[{"type":"output_text","text":',
+    b',"annotations":[]}]}',
+)
+_ASSISTANT = RecordKind.ASSISTANT
 
 
 class OpenAIResponsesWire:
@@ -109,6 +115,9 @@ class _Encoder:
         self._keeps = keeps
 
     def record(self, record: Record) -> bytes:
+        if (words := plain_words(record.body)) and not self._with_ids:  # as most records are, and soon said
+            begin, end = _MODEL_SAYS if record.kind is _ASSISTANT else _USER_SAYS
+            return begin + msgspec.json.encode(words) + end
         match record.body:
             case Reply() as reply:
                 items = self._items(reply, record.seq)

@@ -59,6 +59,13 @@ def _usual(reply: Reply) -> Iterator[Part]:
         yield Part(PieceKind.CALL, "", call, "")
 
 
+def plain_words(body: Body) -> str:
+    """What was said, where it is words and nothing else, by a person or by the model; empty for all other records."""
+    if isinstance(body, Reply):
+        return "" if body.calls or body.thinking or body.pieces else body.text
+    return body.text if isinstance(body, UserTurn) and not body.attachments else ""
+
+
 def said_to_model(body: Body) -> str | None:
     """What a model reads as said to it; None for its own words and for the results of its calls."""
     match body:
