@@ -12,7 +12,7 @@ from retinue.testing.planted import Bug, plant, planted
 from retinue.testing.simulation import main, run
 
 RUNS = 60
-SEEDS = (3, 11, 13, 24)
+SEEDS = (20, 8, 15, 28)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from collections import Counter
 
 import pytest
 
+from retinue.domain.model import Failure
 from retinue.testing.simulation import RUNS, Verdict, main, run
 from retinue.testing.storm import EVENTS
 
@@ -49,6 +50,7 @@ def test_between_them_the_seeds_strike_in_every_way_there_is() -> None:
         struck.update(lived_through(seed).strikes)
     assert struck.keys() >= EVENTS
     assert struck.keys() >= {"refused with run.stale", "refused with store.disk-full", "refused with key.reused"}
+    assert struck.keys() >= {f"failures: {failure}" for failure in Failure} and struck["compactions"] > ALWAYS
     assert struck.keys() >= {f"crashes at {place}" for place in ("accept", "claim", "step", "finish", "model", "tool")}
 
 

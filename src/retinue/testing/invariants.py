@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.ids import SessionId, short
-from retinue.domain.record import Record, Reply, UserTurn
+from retinue.domain.record import Mark, Record, Reply, Summary, UserTurn
 from retinue.domain.session import LaneKind, OriginKind, lane_kind
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt
 from retinue.runners.context import as_read
 from retinue.store import ledger, records, sessions
-from retinue.testing.simulated_house import WITNESSED, Disk, SimulatedHouse
+from retinue.testing.simulated_house import WITNESSED, Disk, SimulatedHouse, conversation, is_summary
 from retinue.tools.base import Scene
 
 PROMPT_S = 2.0
@@ -33,7 +33,7 @@ RULES = {
     "order": "a session's mail is taken in the order of (rank, due time, seq), and answered in the order it was taken",
     "alone": "a session has one live run, and no more runs are live than there are slots",
     "fenced": "an epoch only grows, and only the worker that holds it writes for a run",
-    "intent": "an effect is written down before it happens, and what is written down as done has happened",
+    "intent": "an effect, or a question to a model, is written down before it happens; what is down as done has happened",
     "at-most-once": "a run that must not be repeated is not worked on after a crash",
     "status": "done stays done, an ended run stays ended, a decision stays decided",
     "records": "records are appended without a gap, and every call has its result next to it",
@@ -112,6 +112,13 @@ _WATCHED = (
     ),
     _Watched("step", "INSERT ON steps", "new.run", "new.turn, new.idx"),
     _Watched("step.changed", "UPDATE ON steps", "new.run", "old.state, new.state, new.turn, new.idx"),
+    _Watched(
+        "compacted",
+        "UPDATE OF compactions ON sessions",
+        "new.id",
+        "old.context_from, new.context_from",
+        "new.compactions > old.compactions",
+    ),
     _Watched("epoch", "UPDATE OF epoch ON sessions", "new.id", "old.epoch, new.epoch", "old.epoch <> new.epoch"),
     _Watched(
         "approval",
@@ -169,6 +176,12 @@ _NOTICE = (
     " WHERE n.kind = 'notice' AND n.recipient LIKE ? AND (about.id = ? OR about.run = ?)"
 )
 
+_ASKING = """
+SELECT 1 FROM steps s JOIN runs r ON r.id = s.run WHERE r.session = ? AND r.status = 'running'
+  AND s.kind = 'model' AND s.state = 'open' AND (? OR EXISTS (SELECT 1 FROM money m
+    WHERE m.run = s.run AND m.turn = s.turn AND m.idx = s.idx AND m.attempt = s.attempt AND m.held_microusd > 0))
+"""
+
 _OF_A_WORKER = frozenset({"step", "finish", "park", "fail"})
 """Commits that only the worker who holds the run may make; claims and cancels take it over by raising the epoch."""
 
@@ -193,6 +206,7 @@ class Judge:
     staff: Sequence[Agent]
     slots: Slots
     note: Callable[..., None]
+    free: bool = True  # whether the models cost nothing
     rules: Collection[str] = tuple(RULES)  # what to look at; a test of the judge itself may leave some out
     violation: Violation | None = None
     acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
@@ -201,6 +215,7 @@ class Judge:
     commits: int = 0
     touched: tuple[SessionId, ...] = ()  # by the last commit
     takeovers: int = 0
+    compactions: int = 0
     _ids_by_key: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     _calls: set[str] = field(default_factory=set[str])
     _news_seq: int = 0
@@ -273,12 +288,17 @@ class Judge:
 
     def read_by_model(self, house: SimulatedHouse, prompt: Prompt) -> None:
         """A model is given a context: it must be the one in the store, if nobody has come between."""
-        number, point = self._last_commit.get(prompt.session, (0, ""))
+        id_ = conversation(prompt)
+        number, point = self._last_commit.get(id_, (0, ""))
         if number != house.number or point == "cancel":
             return
-        session = sessions.get(self.disk.conn, prompt.session)
+        if self._one(_ASKING, id_, self.free) is None:
+            self.blame("intent", f"a model is asked in {short(id_)}, and no step or no money was written down for it")
+        if is_summary(prompt):
+            return
+        session = sessions.get(self.disk.conn, id_)
         assert session is not None
-        stored, _ = records.read(self.disk.conn, prompt.session, first=session.context_from, last=session.record_seq)
+        stored, _ = records.read(self.disk.conn, id_, first=session.context_from, last=session.record_seq)
         # Both made whole: in memory, results stand in the order in which they came.
         expected, given = [_gist(r) for r in as_read(stored)], [_gist(r) for r in as_read(prompt.records)]
         if expected != given:
@@ -349,6 +369,11 @@ class Judge:
                 self._last_commit[session] = (house.number, point)
                 if new < old:
                     self.blame("fenced", f"the epoch of {short(session)} went from {old} back to {new} in {point}")
+            case Change("compacted", session, old, new):
+                self.compactions += 1
+                self.note("  session {} is compacted, {} -> {}", short(session), old, new)
+                if new < old:
+                    self.blame("context", f"the context of {short(session)} went from {old} back to {new} in {point}")
             case Change("news", _, seq, at_ms):
                 if seq != self._news_seq + 1 or at_ms < self._news_ms:
                     self.blame("news", f"news {seq} at {at_ms} follows {self._news_seq} at {self._news_ms}")
@@ -551,6 +576,16 @@ class Judge:
                     self._check_closed(session, waiting)
         self._check_closed(session, waiting)
         self._check_read(session, read)
+        self._check_context(session, found)
+
+    def _check_context(self, session: str, found: Sequence[Record]) -> None:
+        """Where a context begins is what its newest mark or summary says, and its summaries are counted."""
+        mark = max(record.seq for record in found if isinstance(record.body, Mark))
+        told = [r.body for r in found if isinstance(r.body, Summary) and r.seq > mark]
+        expected = (told[-1].kept_from if told else mark, len(told))
+        stored = self._one("SELECT context_from, compactions FROM sessions WHERE id = ?", session)
+        if stored != expected:
+            self.blame("context", f"the context of {short(session)} is {stored}, and its records say {expected}")
 
     def _check_closed(self, session: str, waiting: set[str]) -> None:
         if waiting:
@@ -559,7 +594,7 @@ class Judge:
     def _check_read(self, session: str, read: Counter[str]) -> None:
         for id_, outcome, steered in self._all(
             "SELECT e.id, o.outcome, e.steered_into IS NOT NULL FROM envelopes e JOIN outcomes o ON o.envelope = e.id"
-            " WHERE e.session = ? AND e.recipient LIKE 'agent:%'",
+            " WHERE e.session = ? AND e.recipient LIKE 'agent:%' AND e.text NOT LIKE '/%'",
             session,
         ):
             if read[id_] > 1 + steered:

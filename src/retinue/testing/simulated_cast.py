@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from retinue.domain.agent import Agent, Delivery, ToolRules
 from retinue.domain.ids import short
-from retinue.domain.record import Reply, UserTurn
+from retinue.domain.model import Failure
+from retinue.domain.record import Record, Reply, Usage, UserTurn
 from retinue.domain.session import Origin, OriginKind, Overflow, QueueMode, QueuePolicy
+from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import READY_MAX, Slots
 from retinue.models.base import Prompt
+from retinue.runners.keeping import WRITE_TOOL
 from retinue.testing.scripted_model import Line
-from retinue.testing.simulated_house import BREAKS_OFF, MODEL
+from retinue.testing.simulated_house import BREAKS_OFF, MODEL, SMALL, SPARE, WINDOWS, is_summary
 
+TOKENS_PER_CHAR = 2  # the models count more than the house thinks, so that conversations soon fill a small window
+LONG_WORDS = "and so on " * 200
 PEOPLE = ("owner", "maria", "noor")
 NAMES = ("ada", "bob", "cleo", "dan", "eve", "fay")
 
@@ -45,13 +50,14 @@ class Casting:
         chance = self._chance
         return Agent(
             name=name,
-            model=MODEL,
+            model=chance.choice((MODEL, SMALL)),
+            fallbacks=chance.choice((None, (SPARE,))),
             delivery=Delivery.AT_MOST_ONCE if chance.random() < 0.3 else Delivery.RESUME,
             concurrency=chance.randint(1, 4),
             queue=QueuePolicy(mode=mode, cap=chance.choice((3, 8, 20)), overflow=chance.choice(list(Overflow))),
             tools=tool_rules(chance),
             turns_max=chance.choice((3, 8, 100)),
-            tokens_max=chance.choice((None, None, 60)),
+            tokens_max=chance.choice((None, None, 20_000)),
             run_seconds_max=chance.choice((50.0, 600.0)),
             attempts_max=chance.choice((2, 3, 5)),
             replay_age_s=chance.choice((None, None, None, 0.0, 60.0)),
@@ -93,31 +99,59 @@ def tool_rules(chance: random.Random) -> ToolRules:
     return chance.choices(rules, (2, 4, 2, 1))[0]
 
 
-def say(prompt: Prompt, chance: random.Random) -> Line:
-    """What the model says: mostly something plain, sometimes calls, rarely nothing or nonsense."""
+def say(model: str, prompt: Prompt, chance: random.Random) -> Line:
+    """What a model says: mostly something plain, sometimes calls, rarely nothing or nonsense, or that it cannot."""
+    tokens = sum(map(_length, prompt.records)) * TOKENS_PER_CHAR
+    after_s = chance.choices((0.0, chance.uniform(0.01, 3), chance.uniform(3, 40), 70.0, 5000.0), (40, 42, 15, 2, 1))[0]
+    line = replace(_summary(chance) if is_summary(prompt) else _line(prompt, chance), after_s=after_s)
+    if tokens > WINDOWS[model]:
+        return replace(line, fails="that is too much for me", failure=Failure.CONTEXT_OVERFLOW)
+    cost_microusd = chance.choice((0, 60, 100))
+    return replace(line, usage=Usage(input_tokens=tokens, output_tokens=5, cost_microusd=cost_microusd))
+
+
+def _line(prompt: Prompt, chance: random.Random) -> Line:
     replies = 0
     for record in reversed(prompt.records):
         if isinstance(record.body, UserTurn):
             break
         replies += isinstance(record.body, Reply)
-    after_s = chance.choices((0.0, chance.uniform(0.01, 3), chance.uniform(3, 40), 70.0, 5000.0), (40, 42, 15, 2, 1))[0]
     luck = chance.random()
-    if luck < 0.03:
-        return Line(fails="the model is tired", after_s=after_s)
-    if luck < 0.05:
-        return Line(text="I was about to", thinking=BREAKS_OFF, after_s=after_s)
-    if luck < 0.5 / (1 + replies):
-        return Line(text="One moment.", calls=tuple(_calls(prompt, chance)), after_s=after_s)
-    said = chance.choices((f"Done, {prompt.records[-1].seq}.", "NO_REPLY", ""), (90, 7, 3))[0]
-    return Line(text=said, after_s=after_s, cost_microusd=chance.choice((0, 60, 100)))
+    if luck < 0.06:
+        return _fails(chance)
+    if luck < 0.08:
+        return Line(text="I was about to", thinking=BREAKS_OFF)
+    if luck < 0.5 / (1 + replies / 2):  # some runs are long enough to be compacted in their middle
+        words = chance.choices(("One moment.", f"One moment {LONG_WORDS}"), (70, 30))[0]
+        return Line(text=words, calls=tuple(_calls(prompt, chance)))
+    words = f"Done, {prompt.records[-1].seq}."
+    return Line(text=chance.choices((words, f"{words} {LONG_WORDS}", "NO_REPLY", ""), (75, 15, 7, 3))[0])
+
+
+def _summary(chance: random.Random) -> Line:
+    luck = chance.random()
+    if luck < 0.1:
+        return _fails(chance)
+    return Line(text=chance.choices(("They wrote letters.", LONG_WORDS, "NO_REPLY", ""), (80, 10, 5, 5))[0])
+
+
+def _fails(chance: random.Random) -> Line:
+    failure = chance.choice(list(Failure))
+    return Line(fails="the model is tired", failure=failure, retry_after_s=chance.choice((None, 1.0, 90.0)))
+
+
+def _length(record: Record) -> int:
+    body = record.body
+    return len(body.output) if isinstance(body, ToolResult) else len(body.text)
+
+
+_TOOLS = {"append_line": 40, "sign_line": 25, WRITE_TOOL: 5, "session_status": 15, "pass_on": 10, "no_such_tool": 3}
 
 
 def _calls(prompt: Prompt, chance: random.Random) -> list[tuple[str, dict[str, Any]]]:
     made: list[tuple[str, dict[str, Any]]] = []
     for number in range(chance.choice((1, 1, 1, 2, 3))):
-        tool = chance.choices(
-            ("append_line", "sign_line", "session_status", "pass_on", "no_such_tool"), (45, 25, 15, 10, 3)
-        )[0]
+        tool = chance.choices(list(_TOOLS), list(_TOOLS.values()))[0]
         words = f"{short(prompt.session)}-{prompt.records[-1].seq}-{number}-{chance.randrange(10**6)}"
         made.append((tool, {} if tool == "session_status" else {"text": words}))
     return made

@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.ids import SessionId
-from retinue.domain.model import ModelFacts, ModelRef, Price
+from retinue.domain.model import WINDOW_TOKENS, ModelFacts, ModelRef, Price
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Faults, Ids
 from retinue.domain.times import to_ms
@@ -35,6 +35,7 @@ from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
 from retinue.mailroom.inbox import Inbox
 from retinue.models.base import Chunk, Ended, Prompt
+from retinue.runners.keeping import WRITE_TOOL
 from retinue.store import agents, people
 from retinue.store.connection import Body, Listeners, Then, explain, follow_up
 from retinue.store.sqlite import InlineStore
@@ -50,8 +51,14 @@ T = TypeVar("T")
 
 NOWHERE = Path("/nonexistent")
 MODEL = "scripted"
-WITNESSED = ("append_line", "sign_line")
-"""The two tools whose effects are witnessed: neither may happen twice, and some agents must ask for the second."""
+SMALL = "small"
+SPARE = "spare"
+WINDOWS = {MODEL: WINDOW_TOKENS, SMALL: 16_000, SPARE: WINDOW_TOKENS}
+"""The models of every house, and how much each can have in mind: with the small one, conversations are compacted."""
+
+WITNESSED = ("append_line", "sign_line", WRITE_TOOL)
+"""The tools whose effects are witnessed: none may happen twice, and some agents must ask for the second. Who can write
+is asked to before a compaction."""
 
 
 class PowerCut(asyncio.CancelledError):
@@ -79,7 +86,7 @@ class World(Protocol):
 
     def act_ends(self, house: SimulatedHouse, session: SessionId) -> None: ...
 
-    def asked(self, house: SimulatedHouse, prompt: Prompt) -> Line:
+    def asked(self, house: SimulatedHouse, model: str, prompt: Prompt) -> Line:
         """A model was asked: what will it say?"""
         ...
 
@@ -257,26 +264,24 @@ class HouseStore:
         await self._house.power.gate()
 
 
+@dataclass(frozen=True, slots=True)
 class SimulatedModel:
     """Says what the world wants it to say, and lets the world know when it speaks."""
 
-    def __init__(self, house: SimulatedHouse, *, price_microusd: int) -> None:
-        self._house = house
-        self._price_microusd = price_microusd
-
-    @property
-    def name(self) -> str:
-        return MODEL
+    house: SimulatedHouse
+    name: str
+    price_microusd: int
 
     @property
     def facts(self) -> ModelFacts:
-        return ModelFacts(ref=ModelRef("", MODEL), price=Price(call=self._price_microusd))
+        price = Price(call=self.price_microusd)
+        return ModelFacts(ref=ModelRef("", self.name), price=price, window_tokens=WINDOWS[self.name])
 
     async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
-        house = self._house
+        house, session = self.house, conversation(prompt)
         await house.power.gate()
-        line = house.world.asked(house, prompt)
-        house.world.act_begins(house, prompt.session, "asks the model")
+        line = house.world.asked(house, self.name, prompt)
+        house.world.act_begins(house, session, f"asks {self.name}")
         speaking = True
         try:
             async for chunk in ScriptedModel(house.clock, rule=lambda _: line).reply(prompt):
@@ -285,11 +290,21 @@ class SimulatedModel:
                         break
                     # The listener goes on with the last chunk, and lets go of us only later.
                     speaking = False
-                    house.world.act_ends(house, prompt.session)
+                    house.world.act_ends(house, session)
                 yield chunk
         finally:
             if speaking:
-                house.world.act_ends(house, prompt.session)
+                house.world.act_ends(house, session)
+
+
+def conversation(prompt: Prompt) -> SessionId:
+    """The session a model is asked for."""
+    return SessionId(prompt.session.partition("/")[0])
+
+
+def is_summary(prompt: Prompt) -> bool:
+    """Whether a summary is wanted. Then what is read is no context, but a request of its own."""
+    return "/" in prompt.session
 
 
 BREAKS_OFF = "(breaks off)"
@@ -397,8 +412,8 @@ class SimulatedHouse:
         chance = random.Random(f"tools {seed} {number}")
         tools: list[Tool] = [WitnessTool(self, name, chance) for name in WITNESSED]
         toolbox = Toolbox([SessionStatus(self.store, self.clock), PassOn(self), *tools])
-        model = SimulatedModel(self, price_microusd=furniture.price_microusd)
-        thinking = Thinking(self.store, self.clock, [model], toolbox, furniture.zone, seed=number)
+        models = [SimulatedModel(self, name, furniture.price_microusd) for name in WINDOWS]
+        thinking = Thinking(self.store, self.clock, models, toolbox, furniture.zone, seed=number)
         self.engine = WatchedEngine(
             self.store,
             self.clock,
@@ -409,6 +424,7 @@ class SimulatedHouse:
             zone=furniture.zone,
             slots=furniture.slots,
             ready_max=furniture.ready_max,
+            choices=thinking.choices,
             faults=self.faults,
         )
         self.inbox = Inbox(self.store, self.clock, self.engine.wake, self.engine.seat, self.engine.command)

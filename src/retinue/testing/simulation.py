@@ -1,9 +1,10 @@
 """Whole houses in a storm, driven by a seed: `python -m retinue.testing.simulation SEED [--runs N] [--trace]`.
 
-A seed decides everything: who works here and how, who writes to whom and when, what the model says, how long the disk
-takes, and what strikes: crashes at any moment and at any commit, a house that is paused while another opens and then
-goes on, a full disk, clocks that jump, cancels, resets, decisions that come early, late, twice or never. A judge looks
-after every commit (`retinue.testing.invariants`). Now and then everyone goes quiet, and the house must come to rest.
+A seed decides everything: who works here and how, who writes to whom and when, what the models say, how they fail, how
+soon a conversation is too long for them, how long the disk takes, and what strikes: crashes at any moment and at any
+commit, a house that is paused while another opens and then goes on, a full disk, clocks that jump, cancels, resets,
+decisions that come early, late, twice or never. A judge looks after every commit (`retinue.testing.invariants`). Now
+and then everyone goes quiet, and the house must come to rest.
 
 The same seed does the same again, step by step, in any process.
 """
@@ -133,7 +134,7 @@ def _verdict(storm: Storm) -> Verdict:
         commits=judge.commits,
         steps=storm.loop.steps,
         virtual_s=storm.loop.time(),
-        strikes=storm.strikes,
+        strikes=storm.strikes + Counter(compactions=judge.compactions),
         outcomes=Counter(dict(outcomes)),
         takeovers=judge.takeovers,
         fingerprint=storm.loop.fingerprint,

@@ -31,7 +31,7 @@ from retinue.store.opening import open_inline
 from retinue.testing.household import CountedIds
 from retinue.testing.invariants import Judge, keep_watch
 from retinue.testing.scripted_model import Line
-from retinue.testing.simulated_cast import PEOPLE, Casting, Correspondence, say, tool_rules
+from retinue.testing.simulated_cast import LONG_WORDS, PEOPLE, Casting, Correspondence, say, tool_rules
 from retinue.testing.simulated_house import Disk, Furniture, PowerCut, SimulatedHouse, Unreachable
 from retinue.testing.virtual_time import SimulationError, VirtualClock, VirtualTimeLoop
 from retinue.tools.base import Scene
@@ -93,6 +93,7 @@ class Storm:
             ready_max=casting.ready_max(),
             price_microusd=casting.price_microusd(),
         )
+        free = self._furniture.price_microusd == 0
         self._notes = notes
         self._houses = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,7 +108,7 @@ class Storm:
         self._jumped_s = 0.0
         self._broken: BaseException | None = None
         keep_watch(self.disk)
-        self.judge = Judge(self.disk, self.staff, slots, self.note, rules)
+        self.judge = Judge(self.disk, self.staff, slots, self.note, free=free, rules=rules)
         self.loop.after_step = self._after_step
         self.loop.set_exception_handler(self._unhandled)
 
@@ -181,6 +182,14 @@ class Storm:
         words = draft.text if self.chance.random() < 0.8 else f"{draft.text} (changed)"
         await self._send(replace(draft, id=EnvelopeId(self._furniture.ids.new()), text=words))
 
+    async def compact(self) -> None:
+        """Someone would rather have a conversation told in short."""
+        if self._known:
+            session, agent = self.chance.choice(self._known)
+            draft = self._draft(Correspondence(f"person:{self.chance.choice(PEOPLE)}", agent, None))
+            draft = replace(draft, text="/compact mind the letters", recipient=address.agent(agent, session))
+            await self._send(replace(draft, silent=False, deliver_at=None, expires_at=None))
+
     async def write_to_a_person(self) -> None:
         sender, recipient = self.chance.sample(PEOPLE, 2)
         draft = self._draft(Correspondence(f"person:{sender}", "", None))
@@ -198,7 +207,8 @@ class Storm:
             id=EnvelopeId(self._furniture.ids.new()),
             sender=address.parse(writer.sender),
             recipient=address.agent(writer.agent),
-            text=f"letter {self._letters} " + chance.choice(("please", "now!", "\n\n### from: nobody", "x" * 300)),
+            text=f"letter {self._letters} "
+            + chance.choice(("please", "now!", "\n\n### from: nobody", "x" * 300, LONG_WORDS)),
             source=writer.sender,
             key=f"letter-{self._letters}",
             origin=self._with_parent(writer.origin),
@@ -494,13 +504,16 @@ class Storm:
         self.note("{} effect of {}: {}", house, scene.call, text)
         self.judge.perform(scene, tool, text)
 
-    def asked(self, house: SimulatedHouse, prompt: Prompt) -> Line:
+    def asked(self, house: SimulatedHouse, model: str, prompt: Prompt) -> Line:
         self.judge.read_by_model(house, prompt)
         last = prompt.records[-1]
         self._asked[prompt.session, last.seq] += 1
         # Asked again, a model may well say something else: the count makes sure that ours does.
         again = self._asked[prompt.session, last.seq]
-        return say(prompt, random.Random(f"model {self.seed} {prompt.session} {last.seq} {again}"))
+        line = say(model, prompt, random.Random(f"model {self.seed} {prompt.session} {last.seq} {again}"))
+        if line.fails:
+            self.strikes[f"failures: {line.failure}"] += 1
+        return line
 
     def letter_from(self, scene: Scene, text: str) -> Draft | None:
         chance = random.Random(f"letter {self.seed} {scene.call}")
@@ -519,11 +532,13 @@ class Storm:
         )
 
 
+_WORDS = ("please", "now!", "\n\n### from: nobody", "x" * 300, LONG_WORDS)
 _Event = Callable[[Storm], Coroutine[Any, Any, None]]
 _STORM: dict[_Event, int] = {
     Storm.write: 800,
     Storm.flood: 12,
     Storm.write_again: 40,
+    Storm.compact: 15,
     Storm.decide: 60,
     Storm.cancel: 20,
     Storm.reset: 6,
