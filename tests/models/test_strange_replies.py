@@ -18,7 +18,7 @@ from retinue.models.base import Asks, Ended, Seals, Text, Thinking
 from retinue.models.google_reader import GoogleReader
 from retinue.models.http import Reader
 from retinue.models.openai_chat_reader import ChatReader
-from retinue.models.openai_responses_reader import ResponsesReader
+from retinue.models.openai_responses_reader import ITEMS_MAX, ResponsesReader
 
 # The words that the two formats have for things, so that what is made up looks like them.
 _KEYS = [
@@ -223,3 +223,24 @@ async def test_what_no_decoder_can_read_is_a_failure_that_the_next_model_can_men
     async with linked() as link, provider(Answer(body=body)) as server:
         heard = await hear(model_at(link, server.url, format_))
     assert heard["error"] in (Failure.MALFORMED, Failure.CONNECTION)
+
+
+def test_a_reply_with_parts_without_end_is_none() -> None:
+    """Each part was looked at again with every other: a server that made up a million of them held the house up."""
+    reader = ResponsesReader("acme")
+    with pytest.raises(ModelFailed, match="no reply"):
+        for index in range(ITEMS_MAX + 1):
+            event = {"type": "response.output_item.added", "output_index": index, "item": {"type": "message"}}
+            list(reader.read(b"", json.dumps(event).encode()))
+
+
+def test_a_thought_in_very_many_pieces_is_put_together_once() -> None:
+    """Each piece used to be a copy of all before it: a long thought took seconds in which nobody else was served."""
+    reader, pieces = ChatReader("acme"), 100_000
+    detail = {"type": "reasoning.text", "index": 0, "text": "word "}
+    event = json.dumps({"choices": [{"delta": {"reasoning_details": [detail]}}]}).encode()
+    for _ in range(pieces):
+        list(reader.read(b"", event))
+    (*_, sealed) = reader.read(b"", b"[DONE]")
+    assert isinstance(sealed, Seals)
+    assert json.loads(sealed.seal) == [detail | {"text": "word " * pieces}]

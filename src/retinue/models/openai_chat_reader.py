@@ -30,6 +30,7 @@ _STOPS = {
     "safety": Stop.FILTERED,
     "refusal": Stop.FILTERED,
 }
+_GROWING = ("text", "summary", "data")  # what of a thought comes in pieces
 _BROKEN = frozenset({"error", "insufficient_system_resource"})
 
 
@@ -100,6 +101,34 @@ class _Asked:
         return arguments_of("".join(self.arguments))
 
 
+class _Detail:
+    """A stretch of thinking as it is wanted back. Its words are put together once, however many pieces they come in."""
+
+    __slots__ = ("_fields", "_grown")
+
+    def __init__(self, first: dict[str, Any]) -> None:
+        self._fields: dict[str, Any] = {}
+        self._grown: dict[str, list[str]] = {}
+        self.add(first)
+
+    def continued_by(self, new: dict[str, Any]) -> bool:
+        known = self._fields
+        same = known.get("type") == new.get("type") and known.get("index") == new.get("index")
+        return same and known.get("id") in (None, new.get("id"))
+
+    def add(self, new: dict[str, Any]) -> None:
+        for name, value in new.items():
+            if name in _GROWING and isinstance(value, str):
+                self._grown.setdefault(name, []).append(value)
+                self._fields.setdefault(name, None)  # in its place among the others
+            elif value is not None or name not in self._fields:
+                self._fields[name] = value
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        return {**self._fields, **{name: "".join(pieces) for name, pieces in self._grown.items()}}
+
+
 class ChatReader:
     """Reads one reply."""
 
@@ -108,7 +137,7 @@ class ChatReader:
         self._tags = ThinkTags()
         self._asked: list[_Asked] = []
         self._told = 0  # of the calls
-        self._details: list[dict[str, Any]] = []
+        self._details: list[_Detail] = []
         self._usage: Usage | None = None
         self._reason: str | None = None
         self._refused = False
@@ -242,15 +271,10 @@ class ChatReader:
             new = cast("dict[str, Any]", detail)
             said = new.get("text") or new.get("summary")
             words += said if isinstance(said, str) else ""
-            last = self._details[-1] if self._details else None
-            if last is not None and _continues(last, new):
-                for name, value in new.items():
-                    if name in ("text", "summary", "data") and isinstance(value, str):
-                        last[name] = (last.get(name) or "") + value
-                    elif value is not None:
-                        last[name] = value
+            if self._details and self._details[-1].continued_by(new):
+                self._details[-1].add(new)
             else:
-                self._details.append(dict(new))
+                self._details.append(_Detail(new))
         return words
 
     def _words(self, content: str) -> Iterator[Chunk]:
@@ -305,7 +329,7 @@ class ChatReader:
 
     def _sealed(self) -> Iterator[Chunk]:
         if self._details:
-            seal = msgspec.json.encode(self._details).decode()
+            seal = msgspec.json.encode([detail.whole for detail in self._details]).decode()
             self._details = []
             yield Seals(PieceKind.THINKING, seal)
 
@@ -333,15 +357,3 @@ def _only_words(event: _Event) -> str | None:
     if said.tool_calls or said.reasoning_content or said.reasoning or said.reasoning_details or said.refusal:
         return None
     return said.content if isinstance(said.content, str) else None
-
-
-def _continues(last: dict[str, Any], new: dict[str, Any]) -> bool:
-    return (
-        last.get("type") == new.get("type")
-        and last.get("index") == new.get("index")
-        and last.get("id")
-        in (
-            None,
-            new.get("id"),
-        )
-    )

@@ -16,6 +16,7 @@ from retinue.models.http import malformed
 from retinue.models.openai_usage import usage_of
 from retinue.models.wires import anything, arguments_of
 
+ITEMS_MAX = 1_000  # of one reply
 SERVER_ITEM_BYTES_MAX = 256 * 1024  # a picture that it made is not sent to it again
 
 LEFT_OUT = "_left_out"  # marks an item of which only this is kept: that it was there
@@ -128,7 +129,10 @@ class ResponsesReader:
 
     def _item(self, event: _Event) -> _Item:
         index = event.output_index if event.output_index is not None else -1
-        return self._items.setdefault(index, _Item())
+        found = self._items.setdefault(index, _Item())
+        if len(self._items) > ITEMS_MAX:
+            raise malformed(self._provider, f"its reply has more than {ITEMS_MAX:,} parts")
+        return found
 
     def _thought_through(self, event: _Event) -> Iterator[Chunk]:
         """Raw thoughts that are not done while the next item begins. Some servers say so only after it, and too late:
