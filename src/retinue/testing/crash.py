@@ -49,6 +49,7 @@ DESK = frozenset(
         "answer",
         "apply",
         "command",
+        "credential",
         "forget",
         "person",
         "purge",
