@@ -228,10 +228,15 @@ async def test_what_no_decoder_can_read_is_a_failure_that_the_next_model_can_men
 def test_a_reply_with_parts_without_end_is_none() -> None:
     """Each part was looked at again with every other: a server that made up a million of them held the house up."""
     reader = ResponsesReader("acme")
+
+    def begins(index: int) -> bytes:
+        event = {"type": "response.output_item.added", "output_index": index, "item": {"type": "message"}}
+        return json.dumps(event).encode()
+
+    for index in range(ITEMS_MAX):
+        assert list(reader.read(b"", begins(index))) == []
     with pytest.raises(ModelFailed, match="no reply"):
-        for index in range(ITEMS_MAX + 1):
-            event = {"type": "response.output_item.added", "output_index": index, "item": {"type": "message"}}
-            list(reader.read(b"", json.dumps(event).encode()))
+        list(reader.read(b"", begins(ITEMS_MAX)))
 
 
 def test_a_thought_in_very_many_pieces_is_put_together_once() -> None:
