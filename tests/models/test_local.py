@@ -184,7 +184,7 @@ async def test_nobody_asking_for_a_while_ends_the_process(gguf: Path) -> None:
         assert model.pid is None
         again = await hear(model, saying("hello"))
 
-    assert again["thinking"].startswith("loading parrot")
+    assert "loading parrot" in again["thinking"]
 
 
 async def test_a_long_reply_is_not_taken_for_rest(gguf: Path) -> None:
