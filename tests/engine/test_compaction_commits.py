@@ -15,6 +15,7 @@ import pytest
 from contracts.engine_house import Hands, answers_to, notices_to, opened, power_cuts, results, rows, until
 from contracts.engine_parking import CrashAt
 
+from retinue.config import load
 from retinue.domain.record import Note, Record, Reply, Summary, Usage, UserTurn
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.models.base import Prompt
@@ -275,3 +276,25 @@ async def test_a_note_before_a_compaction_is_in_the_store_before_a_model_reads_i
 
 def holds_note(prompt: Prompt) -> bool:
     return any(isinstance(record.body, Note) for record in prompt.records)
+
+
+async def test_a_summary_that_no_budget_allows_does_not_stand_in_the_way_of_a_reply_that_one_does(
+    household: Household, hands: Hands
+) -> None:
+    """The model for small work had no price: with a cap, a long conversation was answered by that complaint alone."""
+    toml = """
+[providers.far]
+url = "http://127.0.0.1:9"
+
+[models]
+utility = "far/small"
+
+[budgets]
+house_day_usd = 5
+"""
+    household.settings = load({"RETINUE_HOME": str(household.root)}, text=toml).settings
+    async with opened(household) as house:
+        for text in (LONG, LONG[:25_000]):
+            posted = await house.post(text, origin=MARIA)
+            assert await house.answer_to(posted.envelope) == "Yes."
+        assert await house.sql("SELECT compactions FROM sessions") == [(0,)]

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from retinue.domain.ids import SessionId
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
-from retinue.domain.money import Granted
+from retinue.domain.money import BudgetSpent, Granted, PriceUnknown
 from retinue.domain.ports import Clock
 from retinue.domain.record import Note, Record, RecordKind, Reply, Summary, UserTurn
 from retinue.models.base import Model, Prompt
@@ -147,6 +147,12 @@ class ContextKeeper:
             # Whoever has asked for it knows already.
             notice = "" if wanted.why is keeping.Why.ASKED else keeping.COMPACTING
             text = await self._summary(case, turn, cut, focus=focus, notice=notice)
+        except (BudgetSpent, PriceUnknown) as error:
+            if wanted.why is not keeping.Why.FULL:
+                raise
+            # There is still room for a reply, which may be cheaper. If it is not, it says so itself.
+            log.warning("not compacted", extra={"run": case.journal.run.id, "code": error.code})
+            return False
         except (ModelFailed, NotCompacted) as error:
             log.warning("not compacted", extra={"run": case.journal.run.id, "code": error.code})
             return False
