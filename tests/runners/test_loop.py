@@ -474,6 +474,14 @@ async def test_a_reply_that_asks_for_calls_without_end_is_none() -> None:
     assert failed.value.code == "model.malformed"
 
 
+async def test_a_reply_that_does_not_come_to_an_end_is_none() -> None:
+    speaker = Speaker([*[Text("word " * 50_000)] * 10, *[Thinking("hmm, " * 50_000)] * 10, END])
+    with pytest.raises(ModelFailed) as failed:
+        await hear(speaker, Ear())
+    assert "4,000,000" in failed.value.because
+    assert speaker.closed
+
+
 @pytest.mark.parametrize("count", [-5, -(2**70), 2**70])
 async def test_a_bill_that_cannot_be_is_believed_only_as_far_as_one_can_be(count: int) -> None:
     """Less than nothing would have given back money that was spent, and no store has room for 2**70."""

@@ -18,6 +18,9 @@ from retinue.models.calls import CALLS_MAX, kept, too_many_calls
 from retinue.models.counting import believed
 
 
+REPLY_CHARS_MAX = 4_000_000  # several times what the longest reply of any model has; more is no reply
+
+
 async def listen(
     model: Model,
     prompt: Prompt,
@@ -48,6 +51,8 @@ async def _hear(
     pieces = _Pieces()
     text_offset = thinking_offset = 0
     async for chunk in chunks:
+        if text_offset + thinking_offset > REPLY_CHARS_MAX:
+            raise _too_long(str(facts.ref))
         match chunk:
             case Text(said):
                 words = storable(said)
@@ -88,6 +93,17 @@ async def _hear(
         try_this="ask again",
         code="model.broke-off",
         failure=Failure.CONNECTION,
+        begun=True,
+    )
+
+
+def _too_long(name: str) -> ModelFailed:
+    return ModelFailed(
+        f"{name} sent far too much",
+        because=f"its reply has more than {REPLY_CHARS_MAX:,} characters",
+        try_this="ask again, and for less",
+        code="model.malformed",
+        failure=Failure.MALFORMED,
         begun=True,
     )
 
