@@ -17,7 +17,6 @@ from retinue.models.base import Asks, Chunk, Ended, Model, Prompt, Seals, Text, 
 from retinue.models.calls import CALLS_MAX, kept, too_many_calls
 from retinue.models.counting import believed
 
-
 REPLY_CHARS_MAX = 4_000_000  # several times what the longest reply of any model has; more is no reply
 
 
