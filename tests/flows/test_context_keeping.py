@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 from contracts.engine_house import as_time_goes_by, books_hold, notices_to, results, rows, until
+from desk.desk_house import desk_house, person
 
 from retinue.config import Settings
 from retinue.config.minds import (
@@ -27,7 +29,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.event import NewsKind
 from retinue.domain.model import Failure
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, Usage, UserTurn
-from retinue.domain.session import Origin, OriginKind
+from retinue.domain.session import Origin, OriginKind, QueueMode, QueuePolicy
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.models.base import Prompt
 from retinue.runners.context import FLUSH_HEAD
@@ -111,6 +113,20 @@ def paired(records: Sequence[Record]) -> bool:
 
 
 # A conversation grows past three quarters
+
+
+@pytest.mark.spec("D23")
+async def test_whoever_asks_for_the_history_of_a_compacted_conversation_reads_all_of_it(household: Household) -> None:
+    maria = person("maria")
+    async with desk_house(household) as made:
+        session = await grown(made.house, tokens=160_000)
+        household.model.will_reply("A garden.", used(9_000, "Yes."))
+        await asked(made.house, "Is it raining?")
+        found = (await made.ask(maria, "session.history", session=session, limit=50))["records"]
+        assert sorted(record["seq"] for record in found) == list(range(1, len(found) + 1))
+        told = json.dumps(found)
+        assert all(f"message {n}" in told and f"Noted, {n}." in told for n in range(1, 5))
+        assert sum(record["kind"] == "summary" for record in found) == 1
 
 
 @pytest.mark.spec("D23", "C32")
@@ -462,6 +478,34 @@ async def test_a_long_run_is_compacted_in_its_middle_and_comes_to_its_answer(tmp
         ids = [call.id for r in records if isinstance(r.body, Reply) for call in r.body.calls]
         assert len(set(ids)) == 6
         assert (await notices_to(house, "maria")) == [COMPACTING]
+        await books_hold(house)
+
+
+async def test_a_person_who_joins_in_is_not_told_a_second_time_of_the_same_run(tmp_path: Path) -> None:
+    ada = Agent(name="ada", model="scripted", queue=QueuePolicy(mode=QueueMode.STEER))
+    tool = Tell("result\n" * 6_000)
+    household = Household(tmp_path, tools=[tool], agents=[ada])
+    tokens = iter((60_000, 160_000, 60_000, 160_000, 60_000))
+
+    def rule(prompt: Prompt) -> Line:
+        if is_summary(prompt):
+            return says(f"{len(tool.told)} files were looked at.")
+        usage = Usage(input_tokens=next(tokens), output_tokens=10)
+        if len(tool.told) == 4:
+            return says("All four are fine.", usage=usage)
+        waits_s = 10 if len(tool.told) == 2 else 0
+        return replace(calls("tell", path=f"file-{len(tool.told)}"), usage=usage, after_s=waits_s)
+
+    household.model.rule = rule
+    async with household.open() as house:
+        first = await house.post("Look at the four files.", origin=terminal("maria"))
+        await until(lambda: len(turns(household)) == 3, what="the turn after the first compaction")
+        second = await house.post("Mind the commas.", origin=terminal("maria"))
+        await household.clock.advance(10)
+        assert await house.answer_to(first.envelope) == await house.answer_to(second.envelope) == "All four are fine."
+        assert (await house.session(first.session)).compactions == 2
+        assert "Mind the commas." in words(turns(household)[-1])
+        assert await notices_to(house, "maria") == [COMPACTING]
         await books_hold(house)
 
 

@@ -384,7 +384,7 @@ def _notify(page: Page, work: Work, notice: str) -> tuple[Wake, ...]:
     to = answer_address(work.run.sender, origin=work.session.origin)
     if to is None or not work.session.origin.kind.foreground or not work.envelopes:
         return ()
-    about = work.envelopes[-1]
+    about = work.envelopes[0]  # which stays the first of them, whoever joins in
     purpose = f"notice {work.run.id}"
     if envelopes.by_key(page.conn, "house", f"{about.id}/{purpose}") is not None:
         return ()

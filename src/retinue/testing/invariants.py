@@ -33,7 +33,7 @@ RULES = {
     "order": "a session's mail is taken in the order of (rank, due time, seq), and answered in the order it was taken",
     "alone": "a session has one live run, and no more runs are live than there are slots",
     "fenced": "an epoch only grows, and only the worker that holds it writes for a run",
-    "intent": "an effect, or a question to a model, is written down before it happens; what is down as done has happened",
+    "intent": "effects and calls of models are written down before they happen, and what is down as done has happened",
     "at-most-once": "a run that must not be repeated is not worked on after a crash",
     "status": "done stays done, an ended run stays ended, a decision stays decided",
     "records": "records are appended without a gap, and every call has its result next to it",
