@@ -16,7 +16,7 @@ from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.approval import ApprovalState
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.model import FREE, ModelFacts, ModelFailed, ModelRef
+from retinue.domain.model import FREE, ModelFacts, ModelFailed, ModelRef, Price
 from retinue.domain.money import CallTerms, Granted
 from retinue.domain.ports import Asking
 from retinue.domain.record import Note, Record, Reply, Stop, Summary, Usage, UserTurn, kind_of
@@ -387,11 +387,12 @@ class Speaker:
     chunks: Sequence[Chunk]
     error: Exception | None = None
     name: str = "speaker"
+    price: Price = FREE
     closed: bool = False
 
     @property
     def facts(self) -> ModelFacts:
-        return ModelFacts(ref=ModelRef("", self.name), price=FREE)
+        return ModelFacts(ref=ModelRef("", self.name), price=self.price)
 
     async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         try:
@@ -495,6 +496,14 @@ async def test_a_bill_that_cannot_be_is_believed_only_as_far_as_one_can_be(count
     )
     heard = (await hear(Speaker([Text("Yes."), Ended(Stop.END, usage)]), Ear())).usage
     assert all(0 <= value <= 10**12 for value in astuple(heard))
+
+
+@pytest.mark.parametrize(("words", "known"), [("Yes.", True), ("word " * 40, False)])
+async def test_words_that_were_counted_as_none_cost_what_nobody_knows(words: str, known: bool) -> None:
+    """Anthropic's count begins with one token, and a server that never tells the rest has not said what it costs."""
+    speaker = Speaker([Text(words), Ended(Stop.END, Usage(input_tokens=10, output_tokens=1))], price=Price(output=1))
+    usage = (await hear(speaker, Ear())).usage
+    assert usage.estimated is not known
 
 
 async def test_a_call_that_cannot_be_read_is_not_made_and_nobody_is_asked_about_it(desk: Desk) -> None:

@@ -30,7 +30,6 @@ from retinue.runners.pruning import Shortened, idle_s
 
 log = logging.getLogger(__name__)
 
-METERS_MAX = 2_000
 OUTPUT_TOKENS_MIN = 1_024
 WINDOW_MARGIN = 1.1  # estimates may be so far off before a reply no longer fits behind its input
 

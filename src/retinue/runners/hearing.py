@@ -17,6 +17,7 @@ from retinue.models.base import Asks, Chunk, Ended, Model, Prompt, Seals, Text, 
 from retinue.models.calls import CALLS_MAX, kept, too_many_calls
 from retinue.models.counting import believed
 
+UNCOUNTED_CHARS_MAX = 100  # no single token is so long
 REPLY_CHARS_MAX = 4_000_000  # several times what the longest reply of any model has; more is no reply
 
 
@@ -82,7 +83,7 @@ async def _hear(
                     thinking="".join(thinking),
                     stop=Stop.CALLS if calls and stop is Stop.END else stop,
                     model=str(facts.ref),
-                    usage=_with_cost(usage, facts),
+                    usage=_with_cost(usage, facts, said_chars=text_offset + thinking_offset),
                     provider=facts.ref.provider,
                     pieces=pieces.worth_keeping(),
                 )
@@ -107,10 +108,13 @@ def _too_long(name: str) -> ModelFailed:
     )
 
 
-def _with_cost(usage: Usage, facts: ModelFacts) -> Usage:
+def _with_cost(usage: Usage, facts: ModelFacts, *, said_chars: int) -> Usage:
     usage = believed(usage)
     if usage.cost_microusd or facts.price is None or facts.price == FREE or usage.estimated:
         return usage
+    if usage.output_tokens <= 1 and said_chars > UNCOUNTED_CHARS_MAX:
+        # Some tell what they will have read, and never what they have said: then nobody knows what it cost.
+        return replace(usage, estimated=True)
     return believed(replace(usage, cost_microusd=facts.price.cost_microusd(usage)))
 
 
