@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ import msgspec
 
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.models import failures
-from retinue.models.base import Chunk, Ended, Prompt
+from retinue.models.base import Chunk, Ended, Prompt, Text, Thinking
 from retinue.models.sse import Events
 
 if TYPE_CHECKING:
@@ -163,9 +163,8 @@ class HttpModel:
                 return
             events = Events()
             while piece:
-                for name, data in events.feed(piece):
-                    for chunk in reader.read(name, data):
-                        yield chunk
+                for chunk in _said(reader, events.feed(piece)):
+                    yield chunk
                 if reader.done:
                     exchange.said_all()
                 try:
@@ -177,9 +176,8 @@ class HttpModel:
                         raise
                     yield ended
                     return
-            for name, data in events.end():
-                for chunk in reader.read(name, data):
-                    yield chunk
+            for chunk in _said(reader, events.end()):
+                yield chunk
             if not reader.done and isinstance(reader, HoldsBack):
                 for chunk in reader.rest():
                     yield chunk
@@ -193,6 +191,33 @@ class HttpModel:
             raise
         finally:
             exchange.close()
+
+
+def _said(reader: Reader, events: Iterable[tuple[bytes, bytes]]) -> Iterator[Chunk]:
+    """What one piece of a stream says. Words that came together are told together: whoever listens does something with
+    each chunk, and a quick provider sends dozens at once."""
+    words: list[str] = []
+    kind: type[Text | Thinking] = Text
+    try:
+        for name, data in events:
+            for chunk in reader.read(name, data):
+                if isinstance(chunk, Text | Thinking):
+                    if words and type(chunk) is not kind:
+                        yield kind("".join(words))
+                        words.clear()
+                    kind = type(chunk)
+                    words.append(chunk.text)
+                    continue
+                if words:
+                    yield kind("".join(words))
+                    words.clear()
+                yield chunk
+    except ModelFailed:
+        if words:  # what was said before it failed was said
+            yield kind("".join(words))
+        raise
+    if words:
+        yield kind("".join(words))
 
 
 class _Exchange:
