@@ -15,6 +15,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from retinue.domain.credential import Credential, Mark
+from retinue.domain.errors import RetinueError
 from retinue.domain.model import Failure, ModelFailed, ModelRef
 from retinue.domain.session import Mind
 from retinue.domain.times import show
@@ -55,6 +56,19 @@ _OWN_WORDS = frozenset({Failure.BAD_REQUEST, Failure.CONTENT_FILTER})  # only th
 _PASSING = frozenset({Failure.OVERLOADED, Failure.SERVER, Failure.CONNECTION, Failure.MALFORMED})
 _REFUSED = frozenset({Failure.AUTH, Failure.PERMISSION})
 _OF_CREDENTIAL = _REFUSED | {Failure.QUOTA, Failure.RATE_LIMIT}
+
+
+class NotAsked(ModelFailed):
+    """A model that the house itself would not ask. Another may do; alone, it is refused in the same words."""
+
+    def __init__(self, error: RetinueError) -> None:
+        super().__init__(
+            error.sentence,
+            because=error.because,
+            try_this=error.try_this,
+            code=error.code,
+            failure=Failure.BAD_REQUEST,
+        )
 
 
 _Place = tuple[ModelRef, tuple[str, str] | None]
@@ -352,6 +366,8 @@ def _reason(failure: ModelFailed) -> str:
     words = WORDS[failure.failure]
     if isinstance(failure, HouseLimit):
         return failure.because
+    if isinstance(failure, NotAsked):
+        return failure.sentence
     if failure.failure in _OWN_WORDS and (own := failure.because or failure.sentence):
         return f"{words}: {own[:PROVIDERS_WORDS_MAX]}"
     return words

@@ -11,12 +11,12 @@ from zoneinfo import ZoneInfo
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelFailed
-from retinue.domain.money import Granted
+from retinue.domain.money import Granted, PriceUnknown
 from retinue.domain.ports import Clock
 from retinue.domain.record import Note, Record, Reply
 from retinue.models.base import Media, Model, Prompt
 from retinue.models.catalog import Role
-from retinue.models.fallback import WORDS, Plan
+from retinue.models.fallback import WORDS, NotAsked, Plan
 from retinue.models.minds import Minds
 from retinue.models.verdicts import Candidate, Compact, GiveUp, NextModel
 from retinue.runners import keeping
@@ -24,7 +24,7 @@ from retinue.runners.base import Finished
 from retinue.runners.case import Case, Sizes, next_of, plan_for, terms_of
 from retinue.runners.compacting import ContextKeeper
 from retinue.runners.context import summary_of
-from retinue.runners.guard import WindowGuard
+from retinue.runners.guard import WindowGuard, WindowTooSmall
 from retinue.runners.hearing import listen
 from retinue.runners.pruning import Shortened, idle_s
 
@@ -50,18 +50,20 @@ class Asker:
     async def ask(self, case: Case, turn: int) -> Finished | None:
         """Have a model reply. None once it is in the journal; else how the run ends, because nothing else is left."""
         plan = await self._plan(case, Role.REASONING)
-        failed: ModelFailed | None = None  # the first of them
+        failed: ModelFailed | None = None  # why the first of the chain did not reply, if it was asked
         while True:
             candidate = await next_of(plan, self._clock)
             model = self._minds.model(candidate.ref)
-            self._guard.admit(model.facts)
-            if (ended := await self._keeper.make_room(case, turn, model.facts)) is not None:
-                return ended
             asked_at = self._clock.now()
             try:
+                self._admit(model.facts)
+                if (ended := await self._keeper.make_room(case, turn, model.facts)) is not None:
+                    return ended
+                asked_at = self._clock.now()
                 await self._reply(case, turn, candidate, model, first=candidate.ref == plan.chain[0])
             except ModelFailed as failure:
-                failed = failed or failure
+                if candidate.ref == plan.chain[0]:
+                    failed = failed or failure
                 ended = await self._after(case, turn, plan, failure, model.facts, asked_at)
                 if ended is not None:
                     return ended
@@ -74,6 +76,12 @@ class Asker:
 
     async def _plan(self, case: Case, role: Role) -> Plan:
         return await plan_for(self._minds, case, role)
+
+    def _admit(self, facts: ModelFacts) -> None:
+        try:
+            self._guard.admit(facts)
+        except WindowTooSmall as error:
+            raise NotAsked(error) from error
 
     def _effort(self, case: Case, facts: ModelFacts, *, first: bool) -> str | None:
         """As much as was asked for. A fallback that cannot take it is asked without, and the person reads so."""
@@ -111,7 +119,10 @@ class Asker:
             self._minds.took(booked, reply.usage.input_tokens + reply.usage.output_tokens)
             return reply
 
-        await journal.reply(turn, ask, terms=terms)
+        try:
+            await journal.reply(turn, ask, terms=terms)
+        except PriceUnknown as error:
+            raise NotAsked(error) from error
 
     async def _after(
         self, case: Case, turn: int, plan: Plan, failure: ModelFailed, facts: ModelFacts, asked_at: datetime
@@ -184,6 +195,8 @@ class Asker:
 def _instead(candidate: Candidate, plan: Plan, failed: ModelFailed | None) -> str:
     """Without the names of keys: whoever reads the answer need not know them."""
     why = WORDS[failed.failure] if failed is not None else "it rests for a while"
+    if isinstance(failed, NotAsked):
+        why = failed.sentence
     return f"answered by {candidate.ref} instead of {plan.chain[0]}: {why}"
 
 
