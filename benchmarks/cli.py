@@ -24,7 +24,7 @@ def measure(home: Path) -> list[Figure]:
     commands: dict[str, Sequence[str]] = {
         "python": [sys.executable, "-c", "pass"],
         "version": [*retinue, "--version"],
-        "send": [*retinue, "send", "agent:bench", "hello"],
+        "send": [*retinue, "send", "agent:core", "hello"],
         "status": [*retinue, "status"],
         "list": [*retinue, "session", "list"],
     }

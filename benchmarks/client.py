@@ -14,8 +14,9 @@ ANSWER_S_MAX = 60.0
 
 
 class Client:
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, agent: str = "core") -> None:
         self._home = home
+        self._agent = agent
         self._free: list[Wire] = []
         self._answered: dict[str, asyncio.Future[float]] = {}
         self._early: dict[str, float] = {}
@@ -71,7 +72,9 @@ class Client:
     async def ask(self, text: str, conversation: str) -> float:
         """Send, wait for the answer, and say how long both took together, in seconds."""
         before = time.perf_counter()
-        sent = await self.call("envelope.send", {"to": "agent:bench", "text": text, "conversation": conversation})
+        sent = await self.call(
+            "envelope.send", {"to": f"agent:{self._agent}", "text": text, "conversation": conversation}
+        )
         envelope = sent["envelope"]
         if envelope in self._early:
             return self._early.pop(envelope) - before

@@ -1,4 +1,7 @@
-"""The whole daemon, thinking with the mock provider through the real client. `python -m benchmarks.house HOME PORT`."""
+"""The whole daemon: `core` makes the floor's own request, `thinker` asks the mock provider through the real client.
+
+`python -m benchmarks.house HOME PORT`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from benchmarks.core_model import WINDOW_TOKENS, CoreModel
 from benchmarks.mock import TOOL
 from retinue.config import Settings
 from retinue.config.minds import Context, Models, ModelSettings, ProviderSettings, WireFormat
@@ -25,7 +29,6 @@ from retinue.store.connection import NO_FAULTS
 from retinue.tools.base import Scene, schema_of
 
 SESSIONS_MAX = 100
-WINDOW_TOKENS = 10_000_000
 KEY = "BENCH_API_KEY"
 
 
@@ -66,7 +69,11 @@ def main() -> None:
         ids=RandomIds(),
         faults=NO_FAULTS,
         tools=[LooksAtTheClock()],
-        staff=[Agent(name="bench", model="bench/mock", concurrency=SESSIONS_MAX)],
+        models=[CoreModel(port)],
+        staff=[
+            Agent(name="core", model="core", concurrency=SESSIONS_MAX),
+            Agent(name="thinker", model="bench/mock", concurrency=SESSIONS_MAX),
+        ],
         slots=Slots(main=SESSIONS_MAX),
     )
     run(settings, parts, announce=False)

@@ -35,7 +35,7 @@ def measure_tools(folder: Path) -> list[Figure]:
 
 
 async def _tool_turns(home: Path, pid: int, base: Floor) -> list[float]:
-    client = Client(home)
+    client = Client(home, agent="thinker")
     await client.follow()
     await client.ask(USE_TOOL, "warm-up")
     cpus: list[float] = []
@@ -73,7 +73,7 @@ def measure_restored(folder: Path) -> list[Figure]:
 
 
 async def _long_session(home: Path) -> None:
-    client = Client(home)
+    client = Client(home, agent="thinker")
     await client.follow()
     for number in range(MESSAGES // 2):
         await client.ask(f"message number {number}", "long")
@@ -82,7 +82,7 @@ async def _long_session(home: Path) -> None:
 
 async def _answered(home: Path, pid: int, number: int) -> tuple[float, float]:
     """CPU of the first turn in the long session and of the next. What any first turn loads is loaded before."""
-    client = Client(home)
+    client = Client(home, agent="thinker")
     await client.follow()
     await client.ask("warm up", "warm-up")
     before = cpu_s(pid)

@@ -182,10 +182,10 @@ def test_what_was_weighed_is_not_weighed_again(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("retinue.runners.estimate.weight_of", counting)
     meter = Meter()
-    records = told(*[user() for _ in range(50)])
+    records = told(*[user("é") for _ in range(50)])
     meter.measure(records)
     weighed.clear()
-    records.append(record(51, user()))
+    records.append(record(51, user("é")))
     meter.measure(records)
     assert weighed == [51]
 

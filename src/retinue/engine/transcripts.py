@@ -91,7 +91,10 @@ class Transcripts:
 
 def size_of(record: Record) -> int:
     """About what a record costs to keep in memory."""
-    match record.body:
+    body = record.body
+    if type(body) is UserTurn:
+        return RECORD_OVERHEAD_BYTES + getsizeof(body.text)
+    match body:
         case Reply(text=text, thinking=thinking, calls=calls):
             asked = sum(CALL_OVERHEAD_BYTES + getsizeof(str(call.arguments)) for call in calls)
             return RECORD_OVERHEAD_BYTES + getsizeof(text) + getsizeof(thinking) + asked

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from retinue.domain.record import Mark, Record, RecordKind, Reply, Summary
+from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.tool import ToolResult
 from retinue.runners.base import is_silent
 
@@ -21,7 +21,19 @@ FLUSH_HEAD = "[Before this conversation is compacted]"
 
 def as_read(records: Sequence[Record]) -> list[Record]:
     """What a model is given of the records of a context, as they are stored."""
+    if all(map(_is_plain, records[1:])) and (not records or isinstance(records[0].body, Mark) or _is_plain(records[0])):
+        return list(records)
     return whole(arranged([record for record in records if not is_silent(record.body)]))
+
+
+def _is_plain(record: Record) -> bool:
+    """Words and nothing else: neither the order nor the company of such a record matters. Most are, and there may be
+    thousands of them between a person and the first answer after a restart."""
+    body = record.body
+    kind = type(body)
+    if kind is UserTurn or kind is Note:
+        return True
+    return isinstance(body, Reply) and not body.calls and not is_silent(body)
 
 
 def arranged(records: Sequence[Record]) -> list[Record]:

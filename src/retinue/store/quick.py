@@ -48,6 +48,10 @@ class Prepared:
                 if process is not None:
                     self._tidy.append((i, process))
 
+    @property
+    def is_plain(self) -> bool:
+        return not self._tidy
+
     def arrange(self, parameters: Parameters) -> Sequence[Any]:
         """Parameters in the order the text wants them."""
         try:
@@ -94,6 +98,10 @@ class Rows:
 
     def all(self) -> list[Any]:
         return [self._prepared.row(values) for values in self._cursor.fetchall()]
+
+    def plain(self) -> list[Any]:
+        """All rows, as plain as they come: for columns that need no tidying, and rows by the thousand."""
+        return self._cursor.fetchall() if self._prepared.is_plain else self.all()
 
     def one_or_none(self) -> Any:
         rows = self._cursor.fetchmany(2)

@@ -10,11 +10,12 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.envelope import Trust
-from retinue.domain.ids import RunId, SessionId
+from retinue.domain.ids import SessionId
 from retinue.domain.record import Body, Mark, Note, Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import ToolResult
 from retinue.store import tables as t
+from retinue.store.quick import Rows
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
@@ -27,6 +28,8 @@ _decoders: dict[RecordKind, msgspec.json.Decoder[Any]] = {
     RecordKind.SUMMARY: msgspec.json.Decoder(Summary),
     RecordKind.NOTE: msgspec.json.Decoder(Note),
 }
+_KINDS = {kind.value: (kind, decoder.decode) for kind, decoder in _decoders.items()}
+_TRUSTS = {trust.value: trust for trust in Trust}
 _insert = t.records.insert()
 _since = (
     sa.select(t.records)
@@ -76,24 +79,32 @@ def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[l
     """The records first..last. A damaged one never hides its neighbours."""
     found: list[Record] = []
     damaged: list[Damage] = []
-    for row in conn.execute(_since, {"session": session, "first": first, "last": last}):
+    rows: Any = conn.execute(_since, {"session": session, "first": first, "last": last})
+    for row in rows.plain() if isinstance(rows, Rows) else rows:
         try:
             found.append(record_of(row))
-        except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
-            damaged.append(Damage(SessionId(row.session), row.seq, str(error)))
+        except (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+            damaged.append(Damage(SessionId(row[0]), row[1], _said(error)))
     return found, damaged
 
 
-def record_of(row: sa.Row[Any]) -> Record:
+def record_of(row: Any) -> Record:
+    # Thousands of these stand between a person and the first answer after a restart: nothing here is looked up twice.
+    session, seq, kind, body, run, trust, at_ms = row
+    kind_, decode = _KINDS[kind]
     return Record(
-        session=SessionId(row.session),
-        seq=row.seq,
-        kind=RecordKind(row.kind),
-        body=read_body(row.kind, row.body),
-        at=from_ms(row.at_ms),
-        run=RunId(row.run) if row.run else None,
-        trust=Trust(row.trust),
+        session=session,
+        seq=seq,
+        kind=kind_,
+        body=decode(body),
+        at=from_ms(at_ms),
+        run=run or None,
+        trust=_TRUSTS[trust],
     )
+
+
+def _said(error: Exception) -> str:
+    return f"there is nothing that is called {error}" if isinstance(error, LookupError) else str(error)
 
 
 def damaged(conn: sa.Connection) -> list[Damage]:

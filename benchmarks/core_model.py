@@ -1,0 +1,49 @@
+"""A model that makes the floor's own request: what is left is the cost of the house around it, without any client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from benchmarks.wire import WirePool
+from retinue.domain.model import ModelFacts, ModelRef
+from retinue.domain.record import Record, Reply, Stop, Usage, UserTurn
+from retinue.models.base import Chunk, Ended, Prompt, Text, WireCache
+
+WINDOW_TOKENS = 10_000_000
+
+
+class MockReply(msgspec.Struct):
+    text: str
+
+
+class CoreModel:
+    """Joins pre-encoded records into a body, as the real clients do."""
+
+    name = "core"
+
+    def __init__(self, port: int) -> None:
+        self._pool = WirePool(port)
+        self._wire = WireCache()
+        self._decode = msgspec.json.Decoder(MockReply).decode
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(ref=ModelRef("", self.name), price=None, window_tokens=WINDOW_TOKENS)
+
+    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
+        parts = [b'{"messages":[', *self._wire.of(prompt.session, prompt.records, encode), b"null]}"]
+        reply = self._decode(await self._pool.request(parts))
+        yield Text(reply.text)
+        yield Ended(Stop.END, Usage(input_tokens=100, output_tokens=40))
+
+
+def encode(record: Record) -> bytes:
+    match record.body:
+        case UserTurn(text=text):
+            return msgspec.json.encode({"role": "user", "content": text}) + b","
+        case Reply(text=text):
+            return msgspec.json.encode({"role": "assistant", "content": text}) + b","
+        case _:
+            return b""
