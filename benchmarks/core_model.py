@@ -27,10 +27,7 @@ class CoreModel:
         self._pool = WirePool(port)
         self._wire = WireCache()
         self._decode = msgspec.json.Decoder(MockReply).decode
-
-    @property
-    def facts(self) -> ModelFacts:
-        return ModelFacts(ref=ModelRef("", self.name), price=None, window_tokens=WINDOW_TOKENS)
+        self.facts = ModelFacts(ref=ModelRef("", self.name), price=None, window_tokens=WINDOW_TOKENS)
 
     async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         parts = [b'{"messages":[', *self._wire.of(prompt.session, prompt.records, encode), b"null]}"]

@@ -48,6 +48,7 @@ from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
 from retinue.models import prices
 from retinue.models.base import Model
+from retinue.models.bridge import Bridges
 from retinue.models.guide import Guide
 from retinue.models.http import Link
 from retinue.models.locals import Locals
@@ -142,7 +143,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             return keeper.current.settings if keeper is not None else settings
 
         files = Files(settings.home / "files")
-        link = Link()
+        link = Link(loaded=gc.freeze)
         locals_ = Locals(clock, ids, link, os.environ)
         minds = Minds(
             store,
@@ -150,7 +151,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             (Guide(clock), *locals_.installed(), *parts.models),
             settings=current,
             environment=os.environ,
-            makers={"local": locals_.find},
+            makers={"local": locals_.find, "bridge": Bridges(lambda ref: minds.catalog.facts(ref)).find},
             link=link,
             chance=parts.chance,
             zone=settings.zone,
@@ -215,8 +216,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         await tell(settings.home, desk.post, ids)
 
         aside = [asyncio.create_task(tidy_forever(desk, lambda: current().retention))]
-        if minds.catalog.default.provider:
-            aside.append(asyncio.create_task(prices.ready()))  # takes a while, and is wanted with the first reply
+        if minds.catalog.wants_prices:
+            aside.append(asyncio.create_task(_load_prices()))  # takes a while, and is wanted with the first reply
         try:
             yield House(store=store, engine=engine, outbox=outbox, desk=desk)
         finally:
@@ -232,6 +233,11 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await minds.close()
     finally:
         await store.close()
+
+
+async def _load_prices() -> None:
+    await prices.ready()
+    gc.freeze()  # what was loaded stays: nobody needs to look through it again and again
 
 
 def _slots(settings: Settings) -> Slots:

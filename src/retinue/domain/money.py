@@ -11,6 +11,7 @@ from retinue.domain.model import FREE, ModelRef, Price
 MICROUSD = 1_000_000  # in a dollar
 WARN_SHARE = 0.8
 
+_NO_FOUR, _NO_THREE = (None,) * 4, (None,) * 3
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 
 
@@ -30,7 +31,9 @@ class Caps:
 
     @property
     def any(self) -> bool:
-        return any(cap is not None for cap in self.of_each().values())
+        ours = (self.run_microusd, self.tree_microusd, self.agent_day_microusd, self.agent_month_microusd)
+        others = (self.person_day_microusd, self.person_month_microusd, self.house_day_microusd)
+        return ours != _NO_FOUR or others != _NO_THREE or self.house_month_microusd is not None
 
     def of_each(self) -> dict[str, int | None]:
         """Each cap under the name of what it caps, in the order in which they are looked at."""

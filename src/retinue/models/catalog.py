@@ -20,6 +20,7 @@ from retinue.models.market import Market
 from retinue.models.providers import BUILT_IN, OFFERED
 from retinue.models.references import DEFAULT, Allowed, is_pattern, split_credential
 
+CHAINS_KEPT_MAX = 1_000
 NAMED_MAX = 12  # of what could be used instead, in an error
 
 
@@ -73,6 +74,7 @@ class Catalog(Market):
         super().__init__(settings, environment, now=now, house=house, keyed=keyed)
         self.allow = settings.models.allow
         self._allowed = Allowed(self.allow, self.resolve)
+        self._chains: dict[tuple[object, ...], tuple[ModelRef, ...]] = {}
 
     # --- which may be asked, and in which order ---
 
@@ -91,9 +93,16 @@ class Catalog(Market):
         images: bool = False,
         role: Role = Role.REASONING,
     ) -> tuple[ModelRef, ...]:
-        """Which models to ask for this agent, in this order, each once."""
-        links = self.links(agent=agent, mind=mind, override=override, images=images, role=role)
-        return tuple(link.ref for link in links)
+        """Which models to ask for this agent, in this order, each once. Asked for every turn, so it is remembered."""
+        asked = (agent.name, agent.provider, agent.model, agent.fallbacks, mind.model, override, images, role)
+        kept = self._chains.get(asked)
+        if kept is None:
+            links = self.links(agent=agent, mind=mind, override=override, images=images, role=role)
+            kept = tuple(link.ref for link in links)
+            if len(self._chains) >= CHAINS_KEPT_MAX:
+                self._chains.clear()
+            self._chains[asked] = kept
+        return kept
 
     def links(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -110,7 +110,9 @@ class Wire(Protocol):
 class Link:
     """The connections of the whole house to its providers. Made when first used, and used again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, loaded: Callable[[], None] = lambda: None) -> None:
+        """`loaded` is called when what connections need was loaded, for whoever minds how much there is in memory."""
+        self._loaded = loaded
         self._session: aiohttp.ClientSession | None = None
 
     def session(self) -> aiohttp.ClientSession:
@@ -119,6 +121,7 @@ class Link:
 
             from retinue.models.http_out import Lines
 
+            self._loaded()
             self._session = aiohttp.ClientSession(
                 connector=Lines(limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),

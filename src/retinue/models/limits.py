@@ -54,7 +54,7 @@ class Limits:
         if wait_s > WAIT_MAX_S:
             raise _too_long(provider, wait_s)
         booked = Booked(provider, at_ms, max(tokens, 0), wait_s)
-        if self._limited(provider):
+        if self.limited(provider):
             self._lines.setdefault(provider, deque()).append(booked)
         return booked
 
@@ -80,7 +80,8 @@ class Limits:
                 raise
         yield booked
 
-    def _limited(self, provider: str) -> bool:
+    def limited(self, provider: str) -> bool:
+        """Whether there is a limit to keep at all."""
         limits = self.settings().get(provider)
         return limits is not None and (limits.requests_per_minute or limits.tokens_per_minute) is not None
 

@@ -8,6 +8,7 @@ import ipaddress
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -173,12 +174,12 @@ class Market:
 
     # --- keys ---
 
-    @property
+    @cached_property
     def variables(self) -> dict[str, tuple[str, ...]]:
         """For each provider that the house knows, the environment variables that may hold its key."""
         return {name: provider.variables for name, provider in BUILT_IN.items() if provider.variables}
 
-    @property
+    @cached_property
     def keys(self) -> dict[str, Secret]:
         """For each provider whose settings say where its key is, that place."""
         return {name: each.key for name, each in self._providers.items() if each.key is not None}
@@ -236,6 +237,12 @@ class Market:
             efforts=facts.efforts if entry.efforts is None else entry.efforts,
             price=prices.set_price(entry) or facts.price,
         )
+
+    @property
+    def wants_prices(self) -> bool:
+        """Whether what the house thinks with has a price that is still to be looked up."""
+        known = BUILT_IN.get(self.default.provider)
+        return known is not None and not known.own and self._facts(self.default).price is None
 
     def _known_price(self, ref: ModelRef) -> Price | None:
         known = BUILT_IN.get(ref.provider)

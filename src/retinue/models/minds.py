@@ -6,8 +6,7 @@ The rim around the catalog, the credentials and the plan: reads what they need, 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from random import Random
@@ -23,6 +22,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
 from retinue.domain.money import Caps
 from retinue.domain.ports import Clock
+from retinue.domain.record import Reply
 from retinue.domain.session import Mind, Session
 from retinue.domain.times import to_ms
 from retinue.models.base import Model
@@ -30,7 +30,7 @@ from retinue.models.catalog import Catalog, Role
 from retinue.models.credentials import Keyring, gather, key_of, let_go, served
 from retinue.models.fallback import Plan, plan, why_now
 from retinue.models.http import Link
-from retinue.models.limits import Booked, Limits
+from retinue.models.limits import Limits
 from retinue.models.shelf import Maker, Shelf
 from retinue.models.verdicts import Candidate
 from retinue.policy.budgets import caps_of
@@ -171,18 +171,14 @@ class Minds:
     def key(self, candidate: Candidate) -> str:
         return key_of(candidate.credential, self._environment) if candidate.credential else ""
 
-    @asynccontextmanager
-    async def turn(self, provider: str, tokens: int) -> AsyncGenerator[Booked | None]:
-        """Wait until the house's own limits let a call through to this provider."""
-        if not provider:
-            yield None
-            return
+    async def in_turn(self, provider: str, tokens: int, ask: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Ask when the house's own limits let a call through to this provider."""
+        if not provider or not self._limits.limited(provider):
+            return await ask()
         async with self._limits.waiting(provider, tokens, self._clock) as booked:
-            yield booked
-
-    def took(self, booked: Booked | None, tokens: int) -> None:
-        if booked is not None:
-            self._limits.took(booked, tokens)
+            reply = await ask()
+        self._limits.took(booked, reply.usage.input_tokens + reply.usage.output_tokens)
+        return reply
 
     def caps(self, agent: Agent) -> Caps:
         budgets = self._settings().budgets

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from zoneinfo import ZoneInfo
 
 from retinue.domain.errors import RetinueError
@@ -24,6 +25,7 @@ from retinue.runners.base import Finished
 from retinue.runners.case import Case, Sizes, next_of, plan_for, terms_of
 from retinue.runners.compacting import ContextKeeper
 from retinue.runners.context import summary_of
+from retinue.runners.estimate import Measure
 from retinue.runners.guard import WindowGuard, WindowTooSmall
 from retinue.runners.hearing import listen
 from retinue.runners.pruning import Shortened, idle_s
@@ -57,10 +59,11 @@ class Asker:
             asked_at = self._clock.now()
             try:
                 self._admit(model.facts)
-                if (ended := await self._keeper.make_room(case, turn, model.facts)) is not None:
-                    return ended
+                size = await self._keeper.make_room(case, turn, model.facts)
+                if isinstance(size, Finished):
+                    return size
                 asked_at = self._clock.now()
-                await self._reply(case, turn, candidate, model, first=candidate.ref == plan.chain[0])
+                await self._reply(case, turn, candidate, model, size, first=candidate.ref == plan.chain[0])
             except ModelFailed as failure:
                 if candidate.ref == plan.chain[0]:
                     failed = failed or failure
@@ -95,9 +98,10 @@ class Asker:
             return None
         return effort
 
-    async def _reply(self, case: Case, turn: int, candidate: Candidate, model: Model, *, first: bool) -> None:
+    async def _reply(
+        self, case: Case, turn: int, candidate: Candidate, model: Model, measure: Measure, *, first: bool
+    ) -> None:
         journal, facts = case.journal, model.facts
-        measure = self._sizes.measure(case, facts)
         effort = self._effort(case, facts, first=first)
         terms = terms_of(self._minds, case, candidate, facts, measure, output_tokens_max=_room(facts, measure.tokens))
         key = self._minds.key(candidate)
@@ -114,10 +118,8 @@ class Asker:
                 effort=effort,
                 media=self._media,
             )
-            async with self._minds.turn(facts.ref.provider, measure.tokens) as booked:
-                reply = await listen(model, prompt, journal.run, case.tell, turn=turn, attempt=attempt, key=key)
-            self._minds.took(booked, reply.usage.input_tokens + reply.usage.output_tokens)
-            return reply
+            hear = partial(listen, model, prompt, journal.run, case.tell, turn=turn, attempt=attempt, key=key)
+            return await self._minds.in_turn(facts.ref.provider, measure.tokens, hear)
 
         try:
             await journal.reply(turn, ask, terms=terms)

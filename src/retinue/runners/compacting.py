@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from zoneinfo import ZoneInfo
 
 from retinue.domain.ids import SessionId
@@ -23,7 +24,7 @@ from retinue.runners import compaction, keeping
 from retinue.runners.base import Finished
 from retinue.runners.case import Case, Sizes, next_of, plan_for, terms_of
 from retinue.runners.compaction import Cut, NotCompacted
-from retinue.runners.estimate import Meter
+from retinue.runners.estimate import Measure, Meter
 from retinue.runners.hearing import listen
 from retinue.runners.telling import Request
 
@@ -90,7 +91,8 @@ class ContextKeeper:
         self._zone = zone
         self._sizes = sizes
 
-    async def make_room(self, case: Case, turn: int, facts: ModelFacts) -> Finished | None:
+    async def make_room(self, case: Case, turn: int, facts: ModelFacts) -> Measure | Finished:
+        """How large the context is, once it is as small as it has to be; or how the run ends, because it cannot be."""
         settings = self._minds.settings.context
         while True:
             state = keeping.ContextState(
@@ -107,9 +109,9 @@ class ContextKeeper:
                 case keeping.Compact() as wanted:
                     if not await self.compact(case, turn, wanted, facts):
                         case.failed_at = state.measure.tokens
-                        return None
+                        return state.measure
                 case _:
-                    return None
+                    return state.measure
 
     async def after_overflow(self, case: Case, turn: int, failure: ModelFailed, facts: ModelFacts) -> Finished | None:
         settings = self._minds.settings.context
@@ -227,9 +229,8 @@ class ContextKeeper:
                 tools=(),
                 output_tokens_max=granted.output_tokens_max,
             )
-            async with scribe.deadline.watched(), self._minds.turn(facts.ref.provider, measure.tokens) as booked:
-                reply = await listen(model, prompt, journal.run, None, turn=turn, attempt=attempt, key=key)
-            self._minds.took(booked, reply.usage.input_tokens + reply.usage.output_tokens)
-            return reply
+            hear = partial(listen, model, prompt, journal.run, None, turn=turn, attempt=attempt, key=key)
+            async with scribe.deadline.watched():
+                return await self._minds.in_turn(facts.ref.provider, measure.tokens, hear)
 
         return await journal.summarize(turn, ask, terms=terms, notice=scribe.notice)

@@ -308,7 +308,7 @@ def _row_of(
 ) -> tuple[dict[str, Any], bool]:
     """The row of a call, and whether it is new: nothing was set aside for what costs nothing."""
     key = {"the_run": run.id, "the_turn": turn, "the_idx": index, "the_attempt": attempt}
-    found = conn.execute(_get, key).one_or_none()
+    found = conn.execute(_get, key).one_or_none() if terms.costs else None
     if found is not None:
         return {column.name: getattr(found, column.name) for column in _m.c}, False
     payer = Payer(agent=run.agent, person=_person(conn, run, root))
