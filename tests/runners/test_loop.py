@@ -183,6 +183,9 @@ class MemoryJournal:
     async def compact(self, summary: Summary) -> None:
         raise AssertionError("nothing here is long enough")
 
+    async def settle_up(self) -> None:
+        return
+
     def failed(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
         return
 

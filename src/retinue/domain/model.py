@@ -87,7 +87,8 @@ class Failure(StrEnum):
 class ModelFailed(RetinueError):
     """The model could not reply, in words for the person who waits.
 
-    `begun` says that some of the reply had come, or may have been made: then nobody knows what it cost.
+    `begun` says that some of the reply had come, or may have been made: then nobody knows what it cost, unless `usage`
+    says so: a reply that came whole and was none.
     """
 
     code = "model.failed"
@@ -103,9 +104,11 @@ class ModelFailed(RetinueError):
         status: int | None = None,
         retry_after_s: float | None = None,
         begun: bool = False,
+        usage: Usage | None = None,
     ) -> None:
         super().__init__(sentence, because=because, try_this=try_this, code=code)
         self.failure = failure
         self.status = status
         self.retry_after_s = retry_after_s
         self.begun = begun
+        self.usage = usage

@@ -100,6 +100,10 @@ class Journal(Protocol):
         """Keep why the model that was asked last did not reply, and what is tried next."""
         ...
 
+    async def settle_up(self) -> None:
+        """Write down what came back so far, before a wait."""
+        ...
+
     async def compact(self, summary: Summary) -> None:
         """Have the context begin with this summary, and go on with what it has kept."""
         ...

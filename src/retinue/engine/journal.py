@@ -131,6 +131,10 @@ class RunJournal:
         await self._commit(kept_from=summary.kept_from)
         self._records[:] = arranged(self._records)
 
+    async def settle_up(self) -> None:
+        if self._closings:
+            await self._commit()
+
     async def note(self, note: Note) -> None:
         self._remember(Closing(note, None))
 

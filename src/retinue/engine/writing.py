@@ -129,6 +129,7 @@ def _fail(append: Append, failing: Failing) -> None:
         next_move=failing.next_move,
         error=f"{error.code}: {error.sentence}"[:ERROR_LENGTH_MAX],
         unknown=error.begun,
+        usage=error.usage,
         days=failing.paid.days,
         root=run.id,
         at_ms=append.page.at_ms,

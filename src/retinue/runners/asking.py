@@ -22,7 +22,7 @@ from retinue.models.minds import Minds
 from retinue.models.verdicts import Candidate, Compact, GiveUp, NextModel
 from retinue.runners import keeping
 from retinue.runners.base import Finished
-from retinue.runners.case import Case, Sizes, next_of, plan_for, terms_of
+from retinue.runners.case import Case, Sizes, next_of, plan_for, settle_before_wait, terms_of
 from retinue.runners.compacting import ContextKeeper
 from retinue.runners.context import summary_of
 from retinue.runners.estimate import Measure
@@ -54,6 +54,7 @@ class Asker:
         plan = await self._plan(case, Role.REASONING)
         failed: ModelFailed | None = None  # why the first of the chain did not reply, if it was asked
         while True:
+            await settle_before_wait(plan, case)
             candidate = await next_of(plan, self._clock)
             model = self._minds.model(candidate.ref)
             asked_at = self._clock.now()

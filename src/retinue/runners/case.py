@@ -100,6 +100,12 @@ async def plan_for(minds: Minds, case: Case, role: Role) -> Plan:
     )
 
 
+async def settle_before_wait(plan: Plan, case: Case) -> None:
+    """Nothing is held, and nothing unwritten, while we wait for whoever is next."""
+    if plan.current is not None and plan.current.wait_s > 0:
+        await case.journal.settle_up()
+
+
 async def next_of(plan: Plan, clock: Clock) -> Candidate:
     """Whom to ask now, after a wait if there is one worth it. Raises where nobody is left."""
     candidate = plan.current

@@ -22,7 +22,7 @@ from retinue.models.minds import Minds
 from retinue.models.verdicts import Candidate, Compact, GiveUp, Move
 from retinue.runners import compaction, keeping
 from retinue.runners.base import Finished
-from retinue.runners.case import Case, Sizes, next_of, plan_for, terms_of
+from retinue.runners.case import Case, Sizes, next_of, plan_for, settle_before_wait, terms_of
 from retinue.runners.compaction import Cut, NotCompacted
 from retinue.runners.estimate import Measure, Meter
 from retinue.runners.hearing import listen
@@ -185,6 +185,7 @@ class ContextKeeper:
     async def _summarize(self, scribe: _Scribe, request: Request) -> Reply:
         case, turn, plan, deadline = scribe.case, scribe.turn, scribe.plan, scribe.deadline
         while True:
+            await settle_before_wait(plan, case)
             async with deadline.watched():
                 candidate = await next_of(plan, self._clock)
             model = self._minds.model(candidate.ref)

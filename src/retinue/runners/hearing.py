@@ -16,6 +16,7 @@ from retinue.domain.tool import Call
 from retinue.models.base import Asks, Chunk, Ended, Model, Prompt, Seals, Text, Thinking
 from retinue.models.calls import CALLS_MAX, kept, too_many_calls
 from retinue.models.counting import believed
+from retinue.runners.estimate import is_known
 
 UNCOUNTED_CHARS_MAX = 100  # no single token is so long
 REPLY_CHARS_MAX = 4_000_000  # several times what the longest reply of any model has; more is no reply
@@ -122,6 +123,7 @@ def check_answer(reply: Reply, name: str) -> None:
     """Nothing at all is no answer, and nobody should be sent it."""
     if reply.text.strip() or reply.calls or reply.stop is Stop.PAUSED:
         return
+    told = reply.usage if is_known(reply) else None
     if reply.stop is Stop.FILTERED:
         raise ModelFailed(
             f"{name} would not answer this",
@@ -130,6 +132,7 @@ def check_answer(reply: Reply, name: str) -> None:
             code="model.content-filter",
             failure=Failure.CONTENT_FILTER,
             begun=True,
+            usage=told,
         )
     if reply.stop is Stop.LENGTH:
         raise ModelFailed(
@@ -139,6 +142,7 @@ def check_answer(reply: Reply, name: str) -> None:
             code="model.no-room",
             failure=Failure.MALFORMED,
             begun=True,
+            usage=told,
         )
     raise ModelFailed(
         f"{name} gave an empty answer",
@@ -147,6 +151,7 @@ def check_answer(reply: Reply, name: str) -> None:
         code="model.empty",
         failure=Failure.MALFORMED,
         begun=True,
+        usage=told,
     )
 
 

@@ -164,16 +164,24 @@ def fail(
     days: Days,
     root: str,
     at_ms: int,
+    usage: Usage | None = None,
 ) -> None:
     """Write down that a call failed, why, and what is tried next.
 
-    `unknown`: it may have cost something, so all that was reserved is taken as spent. Otherwise it is released.
+    `unknown`: it may have cost something, so all that was reserved is taken as spent, unless `usage` says what it came
+    to. Otherwise it is released.
     """
     row, is_new = _row_of(conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms)
     may_have_cost = unknown and (terms.price is None or not _is_free(terms.price))
     changed: dict[str, Any] = {
         "settled_microusd": row["reserved_microusd"] if may_have_cost else 0,
         "unknown": may_have_cost,
+    }
+    if usage is not None:
+        microusd, not_known = _cost(terms, usage, row["reserved_microusd"])
+        changed = {"settled_microusd": microusd, "unknown": not_known, "estimated": usage.estimated}
+        changed |= {name: getattr(usage, name) for name in TOKEN_SORTS}
+    changed |= {
         "failure": failure,
         "next_move": next_move,
         "error": error[:ERROR_CHARS_MAX],
