@@ -15,6 +15,9 @@ from retinue.domain.errors import Invalid
 from retinue.domain.ports import Faults
 from retinue.store.connection import NO_FAULTS
 
+ID_BYTES = 16
+IDS_DRAWN = 256
+
 
 class RealClock:
     def now(self) -> datetime:
@@ -28,8 +31,18 @@ class RealClock:
 
 
 class RandomIds:
+    """Taken from the system many at a time: each time we ask it, another thread may be let in before us."""
+
+    def __init__(self) -> None:
+        self._drawn: list[str] = []
+
     def new(self) -> str:
-        return os.urandom(16).hex()
+        try:
+            return self._drawn.pop()  # in one piece: no two threads get the same
+        except IndexError:
+            chance = os.urandom(ID_BYTES * IDS_DRAWN)
+            self._drawn += [chance[i : i + ID_BYTES].hex() for i in range(ID_BYTES, len(chance), ID_BYTES)]
+            return chance[:ID_BYTES].hex()
 
 
 def new_token() -> str:
