@@ -47,7 +47,7 @@ from retinue.logs import set_level, set_up_logs
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
 from retinue.models import prices
-from retinue.models.base import Model
+from retinue.models.base import Model, WireCache
 from retinue.models.bridge import Bridges
 from retinue.models.guide import Guide
 from retinue.models.http import Link
@@ -144,7 +144,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
 
         files = Files(settings.home / "files")
         link = Link(loaded=gc.freeze)
-        locals_ = Locals(clock, ids, link, os.environ)
+        cache = WireCache()
+        locals_ = Locals(clock, ids, link, cache, os.environ)
         minds = Minds(
             store,
             clock,
@@ -153,6 +154,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             environment=os.environ,
             makers={"local": locals_.find, "bridge": Bridges(lambda ref: minds.catalog.facts(ref)).find},
             link=link,
+            cache=cache,
             chance=parts.chance,
             zone=settings.zone,
         )

@@ -13,6 +13,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.model import EFFORTS, ModelRef
 from retinue.domain.session import Mind
+from retinue.models.base import WireCache
 from retinue.models.catalog import Catalog, Role, Selection
 from retinue.models.guide import Guide
 from retinue.models.http import HttpModel, Link
@@ -451,7 +452,7 @@ def test_a_shelf_gives_the_same_model_until_its_target_changes(make: Make, tmp_p
 
     catalogs = [make(HOUSE, GATE="x")]
     house = [Guide(FakeClock())]
-    shelf = Shelf(house, lambda: catalogs[-1], Link())
+    shelf = Shelf(house, lambda: catalogs[-1], Link(), WireCache())
     assert shelf.find(ref("guide")) is house[0] and shelf.house == (GUIDE,)
     first = shelf.find(ref("rack/qwen3"))
     assert isinstance(first, HttpModel) and first.facts.window_tokens == 16_384

@@ -45,6 +45,10 @@ class Price:
         return self.call - (-total // TOKENS_PRICED)
 
     @property
+    def is_free(self) -> bool:
+        return self.dearest_input == self.output == self.call == 0
+
+    @property
     def dearest_input(self) -> int:
         return max(self.input, self.cache_read or 0, self.cache_write or 0)
 

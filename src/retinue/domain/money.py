@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from retinue.domain.errors import RetinueError
-from retinue.domain.model import FREE, ModelRef, Price
+from retinue.domain.model import ModelRef, Price
 
 MICROUSD = 1_000_000  # in a dollar
 WARN_SHARE = 0.8
@@ -66,7 +66,7 @@ class CallTerms:
     @property
     def costs(self) -> bool:
         """Whether something is reserved for it."""
-        return self.price is not None and self.price != FREE
+        return self.price is not None and not self.price.is_free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,7 +112,6 @@ class Summary:
 
     text: str
     kept_from: int
-    usage: Usage = NO_USAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,12 +104,7 @@ class RunJournal:
         return newest == self.work.session.record_seq + self._unnumbered and not self._left_out
 
     async def reply(self, turn: int, ask: Asking, *, terms: CallTerms) -> Reply:
-        step, granted = await self._ask_for(turn, 0, terms)
-        self._faults.reach("model.before")
-        reply = await ask(step.attempt, granted)
-        self._faults.reach("model.after")
-        self._asked = None
-        self._open.pop((turn, 0), None)
+        reply, step = await self._ask(turn, 0, ask, terms)
         self._remember(Closing(reply, _closed(step), self._paid(terms)))
         return reply
 
@@ -117,14 +112,20 @@ class RunJournal:
         self._summaries += 1
         # Whoever takes the run up has a higher epoch, and so no number that was used before.
         index = -(self.run.epoch * SUMMARIES_MAX + self._summaries)
+        reply, step = await self._ask(turn, index, ask, terms, notice=notice)
+        self._closings.append(Summed(_closed(step), self._paid(terms), reply.usage))
+        return reply
+
+    async def _ask(
+        self, turn: int, index: int, ask: Asking, terms: CallTerms, *, notice: str = ""
+    ) -> tuple[Reply, Step]:
         step, granted = await self._ask_for(turn, index, terms, notice=notice)
         self._faults.reach("model.before")
         reply = await ask(step.attempt, granted)
         self._faults.reach("model.after")
         self._asked = None
-        self._open.pop((turn, step.index), None)
-        self._closings.append(Summed(_closed(step), self._paid(terms), reply.usage))
-        return reply
+        self._open.pop((turn, index), None)
+        return reply, step
 
     async def compact(self, summary: Summary) -> None:
         self._remember(Closing(summary, None))

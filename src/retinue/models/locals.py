@@ -17,11 +17,11 @@ from retinue.models.local_weights import Weights, bundled
 class Locals:
     """One process for each file, begun when it is first asked."""
 
-    def __init__(self, clock: Clock, ids: Ids, link: Link, environment: Mapping[str, str]) -> None:
+    def __init__(self, clock: Clock, ids: Ids, link: Link, cache: WireCache, environment: Mapping[str, str]) -> None:
         self._clock = clock
         self._ids = ids
         self._link = link
-        self._cache = WireCache()
+        self._cache = cache
         self._environment = environment
         self._made: dict[str, tuple[Weights, Local]] = {}
 

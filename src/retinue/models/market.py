@@ -48,7 +48,7 @@ class Market:
         self._environment = environment
         self._now = now
         self._house = {facts.ref.model: facts for facts in house}
-        self._providers = {name.casefold(): each for name, each in settings.providers.items()}
+        self.providers = {name.casefold(): each for name, each in settings.providers.items()}
         self._keyed = frozenset(keyed)
         self._default_provider = DEFAULT_PROVIDER
         # Two rounds: which provider a bare name belongs to is known only once the default is found.
@@ -82,7 +82,7 @@ class Market:
     def provider_name(self, name: str) -> str:
         """A provider as it is called here: one that is declared under just this name is meant before any alias."""
         folded = name.casefold()
-        return folded if folded in self._providers else PROVIDER_ALIASES.get(folded, folded)
+        return folded if folded in self.providers else PROVIDER_ALIASES.get(folded, folded)
 
     def alias_of(self, ref: ModelRef) -> str:
         entry = self._entries.get(ref, _NO_ENTRY)
@@ -129,7 +129,7 @@ class Market:
                 tools=family.tools,
                 efforts=family.efforts,
             )
-        own = self._providers.get(ref.provider, _NO_SETTINGS)
+        own = self.providers.get(ref.provider, _NO_SETTINGS)
         return self._with_entry(replace(facts, window_tokens=own.window_tokens or facts.window_tokens), entry)
 
     def params(self, ref: ModelRef) -> Mapping[str, Any]:
@@ -141,7 +141,7 @@ class Market:
         if not self.knows(ref) or not ref.provider:
             raise self._unknown_provider(ref)
         known = BUILT_IN.get(ref.provider, _UNKNOWN)
-        own = self._providers.get(ref.provider, _NO_SETTINGS)
+        own = self.providers.get(ref.provider, _NO_SETTINGS)
         family = family_of(ref.model)
         models = self._settings.models
         target = Target(
@@ -182,11 +182,11 @@ class Market:
     @cached_property
     def keys(self) -> dict[str, Secret]:
         """For each provider whose settings say where its key is, that place."""
-        return {name: each.key for name, each in self._providers.items() if each.key is not None}
+        return {name: each.key for name, each in self.providers.items() if each.key is not None}
 
     def needs_key(self, provider: str) -> bool:
         """Whether there is no use in asking without one. Elsewhere than its usual address, a provider may want none."""
-        own = self._providers.get(provider, _NO_SETTINGS)
+        own = self.providers.get(provider, _NO_SETTINGS)
         if own.key is not None:
             return True
         has_own_way = own.url is not None or any(isinstance(value, Secret) for value in own.headers.values())
@@ -198,7 +198,7 @@ class Market:
 
     def missing_key(self, provider: str) -> str:
         """What to set so that there is a key; empty where there is one."""
-        own = self._providers.get(provider, _NO_SETTINGS).key
+        own = self.providers.get(provider, _NO_SETTINGS).key
         if own is not None:
             return "" if own.file or self._environment.get(own.env or "") else f"set {own.env}"
         variables = BUILT_IN.get(provider, _UNKNOWN).variables
@@ -223,7 +223,7 @@ class Market:
         return ModelRef("", GUIDE), "there is no key for any provider, so the guide answers"
 
     def _is_provider(self, name: str) -> bool:
-        return name in BUILT_IN or name in self._providers
+        return name in BUILT_IN or name in self.providers
 
     def _with_entry(self, facts: ModelFacts, entry: ModelSettings) -> ModelFacts:
         return replace(
@@ -249,7 +249,7 @@ class Market:
         if known is None:  # its name may be like another's, its prices need not be
             return None
         if known.own:
-            return FREE if _is_near(self._providers.get(ref.provider, _NO_SETTINGS).url or known.url) else None
+            return FREE if _is_near(self.providers.get(ref.provider, _NO_SETTINGS).url or known.url) else None
         return prices.known_price(ref, self._now().date())
 
     def _header(self, value: str | Secret) -> str:
@@ -273,7 +273,7 @@ class Market:
             )
         return NotFound(
             f"there is no provider '{ref.provider[:64]}' here",
-            because=f"the house knows {', '.join(sorted({*BUILT_IN, *self._providers}))}",
+            because=f"the house knows {', '.join(sorted({*BUILT_IN, *self.providers}))}",
             try_this=f"declare it in retinue.toml: [providers.{ref.provider[:64]}], with its `url`",
             code="model.provider-unknown",
         )

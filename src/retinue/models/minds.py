@@ -25,7 +25,7 @@ from retinue.domain.ports import Clock
 from retinue.domain.record import Reply
 from retinue.domain.session import Mind, Session
 from retinue.domain.times import to_ms
-from retinue.models.base import Model
+from retinue.models.base import Model, WireCache
 from retinue.models.catalog import Catalog, Role
 from retinue.models.credentials import Keyring, gather, key_of, let_go, served
 from retinue.models.fallback import Plan, plan, why_now
@@ -62,6 +62,7 @@ class Minds:
         environment: Mapping[str, str],
         makers: Mapping[str, Maker] | None = None,
         link: Link | None = None,
+        cache: WireCache | None = None,
         chance: Random,
         zone: ZoneInfo,
     ) -> None:
@@ -72,8 +73,8 @@ class Minds:
         self._chance = chance
         self._zone = zone
         self._link = link or Link()
-        self._shelf = Shelf(house, lambda: self.catalog, self._link, makers=makers)
-        self._limits = Limits(lambda: {name.casefold(): each for name, each in self._settings().providers.items()})
+        self._shelf = Shelf(house, lambda: self.catalog, self._link, cache or WireCache(), makers=makers)
+        self._limits = Limits(lambda: self.catalog.providers)
         self._catalog: tuple[Settings, frozenset[str], Catalog] | None = None
         self._known: _Known | None = None
         self._keyed: frozenset[str] = frozenset()
@@ -120,9 +121,7 @@ class Minds:
     def plan_in(self, conn: sa.Connection, agent: Agent, mind: Mind) -> Plan:
         """The same for whoever has a connection in hand, and only wants to know."""
         now = self._clock.now()
-        stored = credentials.everyone(conn)
-        states = States(credentials.states(conn, now_ms=to_ms(now)))
-        known = _Known(now, self._gathered(stored), states)
+        known = self._learn(now, *_read(conn, now=now))
         return self._plan(self.catalog.chain(agent=agent, mind=mind), agent, mind, known)
 
     def _plan(self, chain: Sequence[ModelRef], agent: Agent, mind: Mind, known: _Known) -> Plan:
@@ -150,17 +149,15 @@ class Minds:
         now = self._clock.now()
         known = self._known
         if known is None or not 0 <= (now - known.at).total_seconds() < KNOWN_FOR_S:
-            now_ms = to_ms(now)
-            stored, cooling = await self._store.read(
-                lambda conn: (credentials.everyone(conn), credentials.states(conn, now_ms=now_ms))
-            )
+            stored, states = await self._store.read(lambda conn: _read(conn, now=now))
             self._keyed = frozenset(each.provider for each in stored)
-            known = self._known = _Known(now, self._gathered(stored), States(cooling))
+            known = self._known = self._learn(now, stored, states)
         return known
 
-    def _gathered(self, stored: Sequence[Credential]) -> tuple[Credential, ...]:
+    def _learn(self, now: datetime, stored: Sequence[Credential], states: States) -> _Known:
         catalog = self.catalog
-        return gather(stored, variables=catalog.variables, keys=catalog.keys, environment=self._environment)
+        found = gather(stored, variables=catalog.variables, keys=catalog.keys, environment=self._environment)
+        return _Known(now, found, states)
 
     async def refresh(self) -> None:
         """The house opens, or someone has changed what is known of credentials: which providers have a key decides
@@ -234,6 +231,10 @@ class Minds:
         except RetinueError as error:
             log.warning("credential not noted", extra={"code": error.code})
         self._known = None
+
+
+def _read(conn: sa.Connection, *, now: datetime) -> tuple[list[Credential], States]:
+    return credentials.everyone(conn), States(credentials.states(conn, now_ms=to_ms(now)))
 
 
 def _change_mind(conn: sa.Connection, session: str, change: Callable[[Mind], Mind]) -> None:

@@ -34,7 +34,7 @@ class Shelf:
         house: Sequence[Model],
         catalog: Callable[[], Catalog],
         link: Link,
-        cache: WireCache | None = None,
+        cache: WireCache,
         *,
         makers: Mapping[str, Maker] | None = None,
     ) -> None:
@@ -43,7 +43,7 @@ class Shelf:
         self._house = {model.name: model for model in house}
         self._catalog = catalog
         self._link = link
-        self._cache = cache or WireCache()
+        self._cache = cache
         self._wires: dict[WireFormat, Wire] = {}
         self._made: OrderedDict[ModelRef, _Made] = OrderedDict()
 

@@ -20,6 +20,7 @@ from retinue.models.catalog import Role
 from retinue.models.fallback import WORDS, NotAsked, Plan
 from retinue.models.minds import Minds
 from retinue.models.verdicts import Candidate, Compact, GiveUp, NextModel
+from retinue.policy.budgets import OUTPUT_TOKENS_LEAST
 from retinue.runners import keeping
 from retinue.runners.base import Finished
 from retinue.runners.case import Case, Sizes, next_of, plan_for, settle_before_wait, terms_of
@@ -32,7 +33,6 @@ from retinue.runners.pruning import Shortened, idle_s
 
 log = logging.getLogger(__name__)
 
-OUTPUT_TOKENS_MIN = 1_024
 WINDOW_MARGIN = 1.1  # estimates may be so far off before a reply no longer fits behind its input
 
 
@@ -51,7 +51,7 @@ class Asker:
 
     async def ask(self, case: Case, turn: int) -> Finished | None:
         """Have a model reply. None once it is in the journal; else how the run ends, because nothing else is left."""
-        plan = await self._plan(case, Role.REASONING)
+        plan = await plan_for(self._minds, case, Role.REASONING)
         failed: ModelFailed | None = None  # why the first of the chain did not reply, if it was asked
         while True:
             await settle_before_wait(plan, case)
@@ -77,9 +77,6 @@ class Asker:
                 if candidate.ref != plan.chain[0]:
                     case.remark(_instead(candidate, plan, failed))
                 return None
-
-    async def _plan(self, case: Case, role: Role) -> Plan:
-        return await plan_for(self._minds, case, role)
 
     def _admit(self, facts: ModelFacts) -> None:
         try:
@@ -181,7 +178,7 @@ class Asker:
         return Finished(text=text)
 
     async def _compact_only(self, case: Case, focus: str) -> str:
-        candidate = await next_of(await self._plan(case, Role.REASONING), self._clock)
+        candidate = await next_of(await plan_for(self._minds, case, Role.REASONING), self._clock)
         facts = self._minds.model(candidate.ref).facts
         before = self._sizes.measure(case, facts)
         session = case.assignment.session
@@ -206,4 +203,4 @@ def _instead(candidate: Candidate, plan: Plan, failed: ModelFailed | None) -> st
 def _room(facts: ModelFacts, tokens: int) -> int:
     """How long a reply may be, so that it still fits into the window behind what it answers."""
     left = facts.window_tokens - int(tokens * WINDOW_MARGIN)
-    return max(min(facts.output_tokens_max, left), min(OUTPUT_TOKENS_MIN, facts.output_tokens_max))
+    return max(min(facts.output_tokens_max, left), min(OUTPUT_TOKENS_LEAST, facts.output_tokens_max))

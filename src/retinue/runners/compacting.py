@@ -149,13 +149,10 @@ class ContextKeeper:
             # Whoever has asked for it knows already.
             notice = "" if wanted.why is keeping.Why.ASKED else keeping.COMPACTING
             text = await self._summary(case, turn, cut, focus=focus, notice=notice)
-        except (BudgetSpent, PriceUnknown) as error:
-            if wanted.why is not keeping.Why.FULL:
+        except (BudgetSpent, PriceUnknown, ModelFailed, NotCompacted) as error:
+            # While it is only nearly full, there is room for a reply, which may be cheaper. If not, it says so itself.
+            if isinstance(error, BudgetSpent | PriceUnknown) and wanted.why is not keeping.Why.FULL:
                 raise
-            # There is still room for a reply, which may be cheaper. If it is not, it says so itself.
-            log.warning("not compacted", extra={"run": case.journal.run.id, "code": error.code})
-            return False
-        except (ModelFailed, NotCompacted) as error:
             log.warning("not compacted", extra={"run": case.journal.run.id, "code": error.code})
             return False
         await case.journal.compact(Summary(text=text, kept_from=cut.kept_from))

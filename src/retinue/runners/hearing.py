@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import short
-from retinue.domain.model import FREE, Failure, ModelFacts, ModelFailed
+from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.domain.ports import Tell
 from retinue.domain.record import Piece, PieceKind, Reply, Stop, Usage
 from retinue.domain.run import Run
@@ -16,6 +16,7 @@ from retinue.domain.tool import Call
 from retinue.models.base import Asks, Chunk, Ended, Model, Prompt, Seals, Text, Thinking
 from retinue.models.calls import CALLS_MAX, kept, too_many_calls
 from retinue.models.counting import believed
+from retinue.models.failures import broke_off
 from retinue.runners.estimate import is_known
 
 UNCOUNTED_CHARS_MAX = 100  # no single token is so long
@@ -88,14 +89,7 @@ async def _hear(
                     provider=facts.ref.provider,
                     pieces=pieces.worth_keeping(),
                 )
-    raise ModelFailed(
-        f"{facts.ref} broke off in the middle of its reply",
-        because="its stream ended without an end",
-        try_this="ask again",
-        code="model.broke-off",
-        failure=Failure.CONNECTION,
-        begun=True,
-    )
+    raise broke_off(str(facts.ref))
 
 
 def _too_long(name: str) -> ModelFailed:
@@ -111,7 +105,7 @@ def _too_long(name: str) -> ModelFailed:
 
 def _with_cost(usage: Usage, facts: ModelFacts, *, said_chars: int) -> Usage:
     usage = believed(usage)
-    if usage.cost_microusd or facts.price is None or facts.price == FREE or usage.estimated:
+    if usage.cost_microusd or facts.price is None or facts.price.is_free or usage.estimated:
         return usage
     if usage.output_tokens <= 1 and said_chars > UNCOUNTED_CHARS_MAX:
         # Some tell what they will have read, and never what they have said: then nobody knows what it cost.

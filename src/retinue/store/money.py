@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.caps import Payer, Standing, bound_microusd, grant, warning
-from retinue.domain.model import Price
 from retinue.domain.money import CallTerms, Caps, Days, Granted, PriceUnknown
 from retinue.domain.record import NO_USAGE, Usage
 from retinue.domain.run import Run
@@ -109,7 +108,7 @@ def reserve(
         if terms.caps.any:
             raise PriceUnknown(terms.ref)
         return Granted(output_tokens_max=terms.output_tokens_max)
-    if _is_free(price):
+    if price.is_free:
         return Granted(output_tokens_max=terms.output_tokens_max)
     payer = Payer(agent=run.agent, person=_person(conn, run, root))
     standings = _standings(conn, run, terms.caps, payer, days, root)
@@ -172,7 +171,7 @@ def fail(
     to. Otherwise it is released.
     """
     row, is_new = _row_of(conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms)
-    may_have_cost = unknown and (terms.price is None or not _is_free(terms.price))
+    may_have_cost = unknown and (terms.price is None or not terms.price.is_free)
     changed: dict[str, Any] = {
         "settled_microusd": row["reserved_microusd"] if may_have_cost else 0,
         "unknown": may_have_cost,
@@ -225,10 +224,6 @@ def _person(conn: sa.Connection, run: Run, root: str) -> str:
     return sender.name if sender.kind is AddressKind.PERSON else ""
 
 
-def _is_free(price: Price) -> bool:
-    return price.dearest_input == price.output == price.call == 0
-
-
 def _cost(terms: CallTerms, usage: Usage, reserved: int) -> tuple[int, bool]:
     """What a call came to, and whether that is not known."""
     if usage.cost_microusd and not usage.estimated:
@@ -236,7 +231,7 @@ def _cost(terms: CallTerms, usage: Usage, reserved: int) -> tuple[int, bool]:
     price = terms.price
     if price is None:
         return 0, True
-    if _is_free(price):
+    if price.is_free:
         return 0, False
     if usage.estimated or usage == NO_USAGE:
         bound = bound_microusd(price, input_tokens=terms.input_tokens_bound, output_tokens=terms.output_tokens_max)

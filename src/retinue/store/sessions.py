@@ -57,7 +57,6 @@ _guard = (
     .values(epoch=_b("new_epoch"), record_seq=_b("seq"), wakefulness=_b("wake"), updated_ms=_b("now"))
 )
 _guard_with_snippet = _guard.values(snippet=_b("words"))
-_append = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(record_seq=_b("seq"), updated_ms=_b("now"))
 _reset = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
@@ -281,10 +280,6 @@ def guard(
         statement, values["words"] = _guard_with_snippet, snippet
     if conn.execute(statement, values).rowcount != 1:
         raise Stale(id_, epoch)
-
-
-def set_record_seq(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
-    conn.execute(_append, {"the_id": id_, "seq": seq, "now": at_ms})
 
 
 def set_context_from(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
