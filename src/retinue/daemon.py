@@ -32,7 +32,6 @@ from retinue.config.checks import PORT_MAX
 from retinue.connectors.base import Connector
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
-from retinue.domain.envelope import Trust
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.ids import TokenId
 from retinue.domain.person import Person, Role
@@ -40,6 +39,7 @@ from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
+from retinue.domain.trust import Trust
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live

@@ -12,9 +12,10 @@ import pytest
 
 from retinue.connectors.base import Accept, Connector, DeliveryFailed, Incoming
 from retinue.domain import address
-from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status, Trust
+from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
+from retinue.domain.trust import Trust
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.quiet_connector import QuietConnector
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.envelope import Trust
 from retinue.domain.person import Person, Role
 from retinue.domain.principal import LEVEL_OF, TRUST_OF, Principal
+from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.store import agents, people

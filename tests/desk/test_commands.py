@@ -12,10 +12,11 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 
 from retinue.domain.agent import ToolRules
 from retinue.domain.command import CommandName, parse, unescaped
-from retinue.domain.envelope import Outcome, Trust
+from retinue.domain.envelope import Outcome
 from retinue.domain.errors import NotFound
 from retinue.domain.record import RecordKind
 from retinue.domain.times import to_ms
+from retinue.domain.trust import Trust
 from retinue.store import agents, approvals, ledger
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls, says

@@ -13,6 +13,7 @@ from desk.desk_house import desk_house, person
 from retinue.connectors.base import FailureKind
 from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.permission import Rights
 from retinue.domain.tool import Call, ToolResult
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import Household
@@ -77,7 +78,12 @@ async def test_an_agent_that_calls_too_often_reads_when_to_try_again(tmp_path: P
 
     async def read(agent: str = "ada") -> ToolResult:
         scene = Scene(
-            agent=Agent(name=agent), session=SessionId("5" * 32), run=RunId("6" * 32), call="c", home=tmp_path
+            agent=Agent(name=agent),
+            session=SessionId("5" * 32),
+            run=RunId("6" * 32),
+            call="c",
+            home=tmp_path,
+            rights=Rights(workspace=tmp_path),
         )
         return await box.perform(Call(id="c", tool="read", arguments={"path": "note.txt"}), scene)
 

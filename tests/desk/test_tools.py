@@ -12,6 +12,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.permission import Rights
 from retinue.domain.tool import Call
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.tools import tool_name, tools_of
@@ -38,7 +39,14 @@ def ada(level: PermissionLevel = PermissionLevel.STANDARD, allow: tuple[str, ...
 
 
 async def use(house: DeskHouse, tool: str, *, who: Agent | None = None, call: str = "c1", **arguments: object) -> str:
-    scene = Scene(agent=who or ada(), session=SessionId("5" * 32), run=RunId("6" * 32), call=call, home=Path("/"))
+    scene = Scene(
+        agent=who or ada(),
+        session=SessionId("5" * 32),
+        run=RunId("6" * 32),
+        call=call,
+        home=Path("/"),
+        rights=Rights(workspace=Path("/")),
+    )
     result = await box(house).perform(Call(id=call, tool=tool, arguments=dict(arguments)), scene)
     return ("failed: " if result.failed else "") + result.output
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from retinue.domain import address
-from retinue.domain.envelope import Context, Envelope, Kind, Status, Trust
+from retinue.domain.envelope import Context, Envelope, Kind, Status
 from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
+from retinue.domain.trust import Trust
 from retinue.engine import engine as engine_module
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Ready, Slots, next_batch

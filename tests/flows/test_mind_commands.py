@@ -12,9 +12,10 @@ from contracts.engine_house import books_hold, rows
 from flows.provider import KEY, Provider, household_of, provider, says, section, settings_of
 
 from retinue.domain.credential import Credential
-from retinue.domain.envelope import Outcome, Trust
+from retinue.domain.envelope import Outcome
 from retinue.domain.model import EFFORTS
 from retinue.domain.session import Mind
+from retinue.domain.trust import Trust
 from retinue.store import credentials
 from retinue.testing.household import House, Household, terminal
 

@@ -10,17 +10,9 @@ from outages import StoreFails, time_passing, until
 from retinue.connectors.base import Accept, Incoming
 from retinue.domain import address
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import (
-    ATTACHMENTS_MAX,
-    KEY_LENGTH_MAX,
-    TEXT_BYTES_MAX,
-    Context,
-    Envelope,
-    Kind,
-    Receipt,
-    Trust,
-)
+from retinue.domain.envelope import ATTACHMENTS_MAX, KEY_LENGTH_MAX, TEXT_BYTES_MAX, Context, Envelope, Kind, Receipt
 from retinue.domain.session import OriginKind
+from retinue.domain.trust import Trust
 from retinue.mailroom.doorway import Doorway, message_key
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import LineBroke, QuietConnector

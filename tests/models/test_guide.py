@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from retinue.domain import address
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import NO_CONTEXT, TEXT_BYTES_MAX, Envelope, Kind, Outcome, Status, Trust
+from retinue.domain.envelope import NO_CONTEXT, TEXT_BYTES_MAX, Envelope, Kind, Outcome, Status
 from retinue.domain.event import DeltaKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.model import ModelFailed
 from retinue.domain.record import Body, Note, Record, Reply, UserTurn, kind_of
 from retinue.domain.tool import ToolResult, ToolSpec
+from retinue.domain.trust import Trust
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text
 from retinue.models.guide import ABILITIES, COUNT_MAX, PIECES_MAX, Guide, letters, pieces
 from retinue.runners.turn_input import render, render_note

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from retinue.domain import address
 from retinue.domain.address import HOUSE, Address, AddressKind
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import NO_CONTEXT, Context, Envelope, Kind, Status, Trust
+from retinue.domain.envelope import NO_CONTEXT, Context, Envelope, Kind, Status
 from retinue.domain.ids import EnvelopeId
+from retinue.domain.trust import Trust
 from retinue.runners import turn_input
 from retinue.runners.turn_input import NAME_SHOWN_LENGTH_MAX, render
 

@@ -13,13 +13,13 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.agent import Agent
-from retinue.domain.envelope import Trust
 from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Body, Mark, Note, Record, RecordKind, Reply, Stop, Summary, Usage, UserTurn, kind_of
 from retinue.domain.session import Origin, OriginKind, Session
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, ToolResult
+from retinue.domain.trust import Trust
 from retinue.store import agents, exports, sessions
 from retinue.store.exports import Kept, Opening
 from retinue.store.records import Damage

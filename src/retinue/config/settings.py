@@ -10,8 +10,12 @@ from typing import cast
 from zoneinfo import ZoneInfo
 
 from retinue.config import checks
+from retinue.config.mcp import McpServer
 from retinue.config.minds import Budgets, Context, Models, ProviderSettings
 from retinue.config.rules import Effect, Rule, setting
+from retinue.config.sandbox import SandboxSettings
+from retinue.config.skills import PluginSettings, SkillSettings
+from retinue.config.web import WebSettings
 from retinue.domain.agent import PermissionLevel
 
 DRAIN_S = 10.0
@@ -179,7 +183,12 @@ class Settings:
     models: Models = Models()
     context: Context = Context()
     budgets: Budgets = Budgets()
+    sandbox: SandboxSettings = SandboxSettings()
+    web: WebSettings = WebSettings()
+    mcp: Mapping[str, McpServer] = field(default_factory=dict[str, McpServer])
+    skills: SkillSettings = SkillSettings()
+    plugins: Mapping[str, PluginSettings] = field(default_factory=dict[str, PluginSettings])
 
 
-OWN_SECTIONS = ("providers", "models", "context", "budgets")
+OWN_SECTIONS = ("providers", "models", "context", "budgets", "sandbox", "web", "mcp", "skills", "plugins")
 """Fields of the settings that are sections of the file on their own."""

@@ -11,6 +11,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.run import RunRequest
 from retinue.domain.session import Origin
+from retinue.domain.trust import Trust
 
 TEXT_BYTES_MAX = 262_144
 ATTACHMENTS_MAX = 32
@@ -44,14 +45,6 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
     DEAD = "dead"
-
-
-class Trust(StrEnum):
-    OWNER = "owner"
-    PERSON = "person"
-    AGENT = "agent"
-    PRIVATE = "private"
-    UNTRUSTED = "untrusted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

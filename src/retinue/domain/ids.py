@@ -13,6 +13,7 @@ SessionId = NewType("SessionId", str)
 RunId = NewType("RunId", str)
 ApprovalId = NewType("ApprovalId", str)
 TokenId = NewType("TokenId", str)
+GrantId = NewType("GrantId", str)
 
 ID_LENGTH = 32
 SHORT_LENGTH = 8

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.envelope import Trust
 from retinue.domain.person import Role
+from retinue.domain.trust import Trust
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import Trust
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.tool import Call, ToolResult
+from retinue.domain.trust import Trust
 
 
 class RecordKind(StrEnum):

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from retinue.domain.attachment import Attachment
+from retinue.domain.trust import Trust
+
 RESULT_CHARS_MAX = 50_000
+TOOL_TIMEOUT_S = 120.0
 
 
 class Effect(StrEnum):
@@ -24,7 +28,8 @@ class Effect(StrEnum):
 class ToolSpec:
     """What a tool declares of itself. `repeatable` means: after a crash it may simply run again.
 
-    `by_name`: an agent has it only where a rule names it, more closely than with a bare `*`.
+    `by_name`: an agent has it only where a rule names it, more closely than with a bare `*`. `source` is who brings it:
+    `house`, `operation`, `plugin:NAME`, `mcp:NAME`. `capabilities` are words such as `files.read` that rules can name.
     """
 
     name: str
@@ -33,6 +38,9 @@ class ToolSpec:
     effects: frozenset[Effect] = frozenset()
     repeatable: bool = False
     by_name: bool = False
+    capabilities: frozenset[str] = frozenset()
+    source: str = "house"
+    timeout_s: float = TOOL_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +60,18 @@ def call_hash(call: Call) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What the model reads of a call. A failure is a result too."""
+    """What the model reads of a call. A failure is a result too.
+
+    `whole` names the file that holds an output of which only a part is shown here.
+    """
 
     call: str
     tool: str
     output: str
     failed: bool = False
+    trust: Trust = Trust.PRIVATE
+    attachments: tuple[Attachment, ...] = ()
+    whole: str = ""
 
 
 def clipped(output: str) -> str:

@@ -15,13 +15,14 @@ from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.command import Command, CommandName, help_lines, unknown
-from retinue.domain.envelope import Draft, Kind, Outcome, Receipt, Trust
+from retinue.domain.envelope import Draft, Kind, Outcome, Receipt
 from retinue.domain.errors import RetinueError
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, RunId, derived, short
 from retinue.domain.run import RunRequest
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show
+from retinue.domain.trust import Trust
 from retinue.engine import choosing
 from retinue.engine.choosing import Choices
 from retinue.engine.endings import NOTHING_CANCELLED, NOTHING_SAID, Cancelled, Said, cancel_in, decide_in

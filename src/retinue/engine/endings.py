@@ -10,16 +10,7 @@ import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.approval import APPROVAL_EXPIRES_AFTER_S, Approval, ApprovalState
-from retinue.domain.envelope import (
-    TEXT_BYTES_MAX,
-    Context,
-    Draft,
-    Envelope,
-    Kind,
-    Outcome,
-    Trust,
-    answerable,
-)
+from retinue.domain.envelope import TEXT_BYTES_MAX, Context, Draft, Envelope, Kind, Outcome, answerable
 from retinue.domain.errors import Conflict
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import ApprovalId, EnvelopeId, RunId, SessionId, derived, short
@@ -29,6 +20,7 @@ from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness, lan
 from retinue.domain.text import clipped_bytes, storable
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import ToolResult, call_hash
+from retinue.domain.trust import Trust
 from retinue.engine.custody import Append, Work
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
 from retinue.mailroom.inbox import ClockWake, LaneWake, Wake, enter, notify, settle_and_tell

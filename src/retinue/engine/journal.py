@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import sqlalchemy as sa
 
 from retinue.domain.approval import Approval, ApprovalState
-from retinue.domain.envelope import Envelope, Kind, Trust
+from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import short
 from retinue.domain.model import ModelFailed
@@ -24,6 +24,7 @@ from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.session import BATCH_MAX, QueueMode, Wakefulness
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
+from retinue.domain.trust import Trust
 from retinue.engine.custody import Append, Work
 from retinue.engine.endings import interrupted
 from retinue.engine.lanes import voice

@@ -13,10 +13,11 @@ import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.address import AddressKind
-from retinue.domain.envelope import Draft, Envelope, Kind, Outcome, Status, Trust
+from retinue.domain.envelope import Draft, Envelope, Kind, Outcome, Status
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.times import to_ms
+from retinue.domain.trust import Trust
 from retinue.mailroom.inbox import Wake, enter, notify
 from retinue.store import deliveries, envelopes
 from retinue.store.deliveries import DeliveryState

@@ -14,20 +14,12 @@ import msgspec
 from retinue.connectors.base import Connector, Incoming
 from retinue.domain import address
 from retinue.domain.address import Address
-from retinue.domain.envelope import (
-    ATTACHMENTS_MAX,
-    KEY_LENGTH_MAX,
-    TEXT_BYTES_MAX,
-    Context,
-    Draft,
-    Envelope,
-    Receipt,
-    Trust,
-)
+from retinue.domain.envelope import ATTACHMENTS_MAX, KEY_LENGTH_MAX, TEXT_BYTES_MAX, Context, Draft, Envelope, Receipt
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, StoreError
 from retinue.domain.ids import EnvelopeId, short
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.text import clipped_bytes, storable
+from retinue.domain.trust import Trust
 from retinue.store import envelopes
 from retinue.store.connection import Store
 

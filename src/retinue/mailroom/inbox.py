@@ -27,7 +27,6 @@ from retinue.domain.envelope import (
     Kind,
     Outcome,
     Receipt,
-    Trust,
 )
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, StoreError, TooLarge
 from retinue.domain.event import NewsKind
@@ -44,6 +43,7 @@ from retinue.domain.session import (
 )
 from retinue.domain.text import is_storable
 from retinue.domain.times import to_ms
+from retinue.domain.trust import Trust
 from retinue.mailroom.routing import origin_of
 from retinue.store import agents, envelopes, people, purge, runs, sessions
 from retinue.store.connection import HOPELESS, Store

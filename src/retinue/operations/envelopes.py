@@ -23,7 +23,6 @@ from retinue.domain.envelope import (
     Outcome,
     Settled,
     Status,
-    Trust,
 )
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
 from retinue.domain.event import NewsKind
@@ -32,6 +31,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import LaneKind, Origin, OriginKind
 from retinue.domain.times import parse_when, show, to_ms
+from retinue.domain.trust import Trust
 from retinue.mailroom.inbox import Entered, Wake, settle_and_tell
 from retinue.mailroom.retry import retry
 from retinue.operations.base import Desk, Operation

@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from retinue.domain import address
-from retinue.domain.envelope import Draft, Kind, Trust
+from retinue.domain.envelope import Draft, Kind
 from retinue.domain.errors import NotFound, StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Ids, Post
+from retinue.domain.trust import Trust
 from retinue.store.disk import put_private
 
 log = logging.getLogger(__name__)

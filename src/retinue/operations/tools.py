@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from retinue.domain import address
-from retinue.domain.envelope import Trust
 from retinue.domain.errors import RetinueError
 from retinue.domain.principal import Principal
 from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation, perform
 from retinue.tools.base import Scene, ToolFailed
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from retinue.domain.agent import Agent
 from retinue.domain.money import BudgetSpent
+from retinue.domain.permission import Rights
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Note, Record, Reply, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult, call_hash
@@ -209,6 +210,9 @@ class Loop:
             run=journal.run.id,
             call=call.id,
             home=assignment.home,
+            rights=Rights(workspace=assignment.home),
+            origin=assignment.session.origin.kind,
+            sender=journal.run.sender,
         )
         await journal.perform(
             turn,

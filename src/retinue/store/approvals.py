@@ -89,6 +89,11 @@ def add(conn: sa.Connection, approval: Approval, *, turn: int) -> None:
             "asked_ms": to_ms(approval.asked_at),
             "expires_ms": to_ms(approval.expires_at),
             "decided_ms": None,
+            "needs": "[]",
+            "scope": "",
+            "asked_of": "[]",
+            "escalate_ms": None,
+            "words": "",
         },
     )
 

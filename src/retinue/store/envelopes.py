@@ -12,10 +12,11 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import Address
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Envelope, Kind, Outcome, Settled, Status, Trust
+from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Envelope, Kind, Outcome, Settled, Status
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.times import from_ms, to_ms
+from retinue.domain.trust import Trust
 from retinue.store import tables as t
 from retinue.store.lookup import Noun, find
 

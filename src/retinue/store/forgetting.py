@@ -10,11 +10,11 @@ import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.envelope import Trust
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.domain.record import Body, Mark, Note, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult
+from retinue.domain.trust import Trust
 from retinue.store import people, sight, spending, tokens
 from retinue.store import tables as t
 from retinue.store.house import Page

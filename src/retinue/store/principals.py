@@ -6,10 +6,10 @@ import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.address import AddressKind
-from retinue.domain.envelope import Trust
 from retinue.domain.person import Role
 from retinue.domain.principal import LEVEL_OF, TRUST_OF, Principal
 from retinue.domain.token import TokenKind
+from retinue.domain.trust import Trust
 from retinue.store import agents
 from retinue.store import tables as t
 from retinue.store.tokens import VALID

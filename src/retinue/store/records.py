@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from retinue.domain.envelope import Trust
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Body, Mark, Note, Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import ToolResult
+from retinue.domain.trust import Trust
 from retinue.store import tables as t
 from retinue.store.quick import Rows
 

@@ -347,6 +347,106 @@ approvals = sa.Table(
     _ms("asked_ms"),
     _ms("expires_ms"),
     _ms("decided_ms", nullable=True),
+    sa.Column("needs", sa.Text, nullable=False),  # permissions that the calls lack, as a list of tags
+    sa.Column("scope", sa.String(16), nullable=False),  # of a yes: once, session, always
+    sa.Column("asked_of", sa.Text, nullable=False),  # addresses of the people who were asked, as a list
+    sa.Column("words", sa.Text, nullable=False),  # what was said with the decision
+    _ms("escalate_ms", nullable=True),  # when the next one is asked
+)
+
+grants = sa.Table(
+    "grants",
+    metadata,
+    _id("id", primary_key=True),
+    sa.Column("agent", sa.String(64), nullable=False),
+    _id("session", nullable=True),
+    sa.Column("permission", sa.Text, nullable=False),
+    sa.Column("granted_by", sa.Text, nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    _id("approval", nullable=True),
+    _ms("at_ms"),
+    _ms("expires_ms", nullable=True),
+    _ms("revoked_ms", nullable=True),
+    sa.Column("revoked_by", sa.Text, nullable=False),
+)
+_partial("ix_grants_good", grants.c.agent, grants.c.session, where=grants.c.revoked_ms.is_(None))
+
+# Every decision and effect, in the commit it tells of. `chain` is a session, or empty for the house; a row's hash
+# covers the one before it in its chain.
+audit = sa.Table(
+    "audit",
+    metadata,
+    _id("chain", primary_key=True),
+    sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
+    _ms("at_ms"),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("who", sa.Text, nullable=False),
+    sa.Column("agent", sa.String(64), nullable=False),
+    _id("run", nullable=True),
+    sa.Column("subject", sa.Text, nullable=False),  # a tool, an approval, a setting
+    sa.Column("verdict", sa.String(16), nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    sa.Column("content", sa.String(64), nullable=False),  # the hash of what it was about; the content is elsewhere
+    sa.Column("hash", sa.String(64), nullable=False),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_audit_at", audit.c.at_ms)
+
+# Where each chain stood at an hour: a chain that was cut short afterwards no longer reaches it.
+audit_anchors = sa.Table(
+    "audit_anchors",
+    metadata,
+    _ms("at_ms"),
+    _id("chain", nullable=False),
+    sa.Column("position", sa.BigInteger, nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+    sa.PrimaryKeyConstraint("at_ms", "chain"),
+    sqlite_with_rowid=False,
+)
+
+# How far files can be believed that an agent has written. What is not here is the house's own.
+file_labels = sa.Table(
+    "file_labels",
+    metadata,
+    sa.Column("path", sa.Text, primary_key=True),
+    sa.Column("trust", sa.String(16), nullable=False),
+    sa.Column("whole", sa.Boolean, nullable=False),  # a folder: whatever in it has changed since
+    _id("run", nullable=True),
+    _ms("at_ms"),
+)
+
+# Commands that were begun and left to run on.
+processes = sa.Table(
+    "processes",
+    metadata,
+    _id("id", primary_key=True),
+    _id("session", nullable=False),
+    _id("run", nullable=False),
+    sa.Column("agent", sa.String(64), nullable=False),
+    sa.Column("command", sa.Text, nullable=False),
+    sa.Column("folder", sa.Text, nullable=False),
+    sa.Column("pid", sa.BigInteger, nullable=False),
+    sa.Column("boot", sa.Text, nullable=False),  # of the machine and the process: a pid is used again
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("exit_code", sa.Integer),
+    sa.Column("because", sa.Text, nullable=False),
+    sa.Column("trust", sa.String(16), nullable=False),
+    _ms("started_ms"),
+    _ms("ended_ms", nullable=True),
+)
+_partial("ix_processes_running", processes.c.session, where=processes.c.state == word("'running'"))
+
+# What was looked at and found good: skills, tools of an MCP server. One that has changed since is asked about.
+pins = sa.Table(
+    "pins",
+    metadata,
+    sa.Column("kind", sa.String(16), primary_key=True),
+    sa.Column("name", sa.String(256), primary_key=True),
+    sa.Column("hash", sa.String(64), nullable=False),
+    sa.Column("content", sa.Text, nullable=False),  # what was found good, to show a difference by
+    sa.Column("decided_by", sa.Text, nullable=False),
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
 )
 sa.Index("ix_approvals_run", approvals.c.run)
 _partial("ix_approvals_open", approvals.c.expires_ms, where=approvals.c.state == word("'open'"))

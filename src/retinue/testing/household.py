@@ -19,13 +19,14 @@ from retinue.config import Settings
 from retinue.connectors.base import Connector
 from retinue.domain import address
 from retinue.domain.agent import Agent
-from retinue.domain.envelope import Draft, Envelope, Kind, Receipt, Settled, Trust
+from retinue.domain.envelope import Draft, Envelope, Kind, Receipt, Settled
 from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.record import Record
 from retinue.domain.session import Origin, Session
 from retinue.domain.times import to_ms
+from retinue.domain.trust import Trust
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live

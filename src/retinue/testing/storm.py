@@ -20,11 +20,12 @@ from zoneinfo import ZoneInfo
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent
-from retinue.domain.envelope import Draft, Receipt, Trust
+from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, StoreError
 from retinue.domain.ids import EnvelopeId, SessionId, short
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride
 from retinue.domain.times import to_ms
+from retinue.domain.trust import Trust
 from retinue.models.base import Prompt
 from retinue.store import agents, approvals, sessions
 from retinue.store.opening import open_inline

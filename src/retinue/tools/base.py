@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from retinue.domain.address import Address
 from retinue.domain.agent import Agent
+from retinue.domain.attachment import Attachment
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.permission import Permission, Rights
+from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec
+from retinue.domain.trust import Trust
 
 
 class ToolFailed(RetinueError):
@@ -22,17 +28,35 @@ class ToolFailed(RetinueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Where a call happens: all a tool may know beyond its arguments."""
+    """Where a call happens: all a tool may know beyond its arguments.
+
+    `trust` is that of the least trusted words in the context. Whatever a tool makes, stores or sends from here is
+    labelled with it. `sender` is who the run works for.
+    """
 
     agent: Agent
     session: SessionId
     run: RunId
     call: str
     home: Path
+    rights: Rights
+    origin: OriginKind = OriginKind.TERMINAL
+    sender: Address | None = None
+    trust: Trust = Trust.PRIVATE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What a tool has to say. Its trust is that of the words: without one, it follows from the tool's effects."""
+
+    text: str
+    trust: Trust | None = None
+    attachments: tuple[Attachment, ...] = ()
+    failed: bool = False
 
 
 class Tool(Protocol):
-    """One thing an agent can do."""
+    """One thing an agent can do. A text alone is an output."""
 
     @property
     def spec(self) -> ToolSpec: ...
@@ -40,7 +64,14 @@ class Tool(Protocol):
     @property
     def arguments(self) -> type[msgspec.Struct]: ...
 
-    async def perform(self, arguments: Any, scene: Scene) -> str: ...
+    async def perform(self, arguments: Any, scene: Scene) -> Output | str: ...
+
+
+@runtime_checkable
+class Reaching(Protocol):
+    """A tool that reaches beyond the workspace. What it needs and the agent has not, a person is asked for."""
+
+    def needs(self, arguments: Any, scene: Scene) -> Sequence[Permission]: ...
 
 
 def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:

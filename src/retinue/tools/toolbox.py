@@ -16,10 +16,11 @@ from retinue.domain.approval import ApprovalState
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.ports import Ask, Clock
 from retinue.domain.text import storable
-from retinue.domain.tool import Call, ToolResult, ToolSpec, clipped
+from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec, clipped
+from retinue.domain.trust import Trust
 from retinue.policy import tools as policy
 from retinue.policy.rates import Buckets
-from retinue.tools.base import Scene, Tool, ToolFailed
+from retinue.tools.base import Output, Scene, Tool, ToolFailed
 
 RULES_REMEMBERED_MAX = 1_000
 AGENTS_REMEMBERED_MAX = 10_000
@@ -113,4 +114,17 @@ class Toolbox:
             return refusal(call, str(error))
         except Exception as error:  # noqa: BLE001 - a broken tool is something the model reads about
             return refusal(call, f"'{call.tool}' broke: {type(error).__name__}: {error}")
-        return ToolResult(call=call.id, tool=call.tool, output=clipped(storable(output)))
+        if isinstance(output, str):
+            output = Output(text=output)
+        return ToolResult(
+            call=call.id,
+            tool=call.tool,
+            output=clipped(storable(output.text)),
+            failed=output.failed,
+            trust=output.trust or _trust_of(tool.spec),
+            attachments=output.attachments,
+        )
+
+
+def _trust_of(spec: ToolSpec) -> Trust:
+    return Trust.UNTRUSTED if Effect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
