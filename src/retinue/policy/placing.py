@@ -1,0 +1,186 @@
+"""Where a command runs, and whether a person is asked: what is configured against what a call asks for.
+
+The stricter of both wins. The one way to something looser is elevation, and it has gates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from retinue.domain.decision import Decision, Verdict
+from retinue.policy.command_rules import Rule
+
+KEY = "tools.exec"
+KEY_ELEVATED = "tools.exec.elevated"
+
+
+class Where(StrEnum):
+    """From strictest."""
+
+    SANDBOX = "sandbox"
+    HOST = "host"
+
+
+class Security(StrEnum):
+    """Which commands run at all, from strictest."""
+
+    DENY = "deny"
+    ALLOWLIST = "allowlist"
+    FULL = "full"
+
+
+class Asking(StrEnum):
+    """When a person is asked, from strictest. `off` with a list means: what it does not name is denied."""
+
+    ALWAYS = "always"
+    ON_MISS = "on-miss"
+    OFF = "off"
+
+
+class Elevated(StrEnum):
+    """What becomes of a command that asks to leave the sandbox, where all gates are open."""
+
+    OFF = "off"
+    ASK = "ask"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecPolicy:
+    """What the owner has set for commands. `security` and `ask` hold on the host; a sandbox has its own walls."""
+
+    host: Where = Where.SANDBOX
+    security: Security = Security.ALLOWLIST
+    ask: Asking = Asking.ON_MISS
+    sandbox_security: Security = Security.FULL
+    sandbox_ask: Asking = Asking.OFF
+    elevated: Elevated = Elevated.OFF
+    allow: tuple[Rule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a call asks for. It can make things stricter, and looser only through the gates."""
+
+    host: Where | None = None
+    security: Security | None = None
+    ask: Asking | None = None
+    elevated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gates:
+    """What a command needs to leave the sandbox beside the owner's setting. Each one that is closed, closes all."""
+
+    owner: bool = False  # the run works for the owner
+    foreground: bool = False  # a person sits behind the session: no subagent, no schedule
+    agent: bool = True  # the agent's own settings do not forbid it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Where a command is to run, by which rules, and what was decided on the way."""
+
+    where: Where
+    security: Security
+    ask: Asking
+    because: str
+    key: str = KEY  # what to change for another resolution
+    refused: bool = False
+    misses_denied: bool = False  # what the list does not name is not even asked about
+
+
+def resolve(policy: ExecPolicy, wish: Wish, gates: Gates, *, sandbox_works: bool) -> Resolved:
+    """The stricter of what is configured and what is asked for. Only elevation loosens, and only through open gates."""
+    if wish.elevated and policy.host is Where.SANDBOX:
+        return _elevated(policy, wish, gates)
+    if wish.host is Where.HOST and policy.host is Where.SANDBOX:
+        return Resolved(
+            where=Where.SANDBOX,
+            security=Security.DENY,
+            ask=Asking.ALWAYS,
+            because="commands run in the sandbox here; only `elevated` can ask for the host",
+            refused=True,
+        )
+    where = _strictest(Where, policy.host, wish.host)
+    if where is Where.SANDBOX and not sandbox_works:
+        return Resolved(
+            where=Where.HOST,
+            security=_strictest(Security, policy.security, wish.security),
+            ask=Asking.ALWAYS,
+            key="sandbox.kind",
+            because="no sandbox works on this machine, so a person is asked before anything runs bare",
+            misses_denied=_denies_misses(policy.security, policy.ask),
+        )
+    security, ask = (
+        (policy.sandbox_security, policy.sandbox_ask) if where is Where.SANDBOX else (policy.security, policy.ask)
+    )
+    return Resolved(
+        where=where,
+        security=_strictest(Security, security, wish.security),
+        ask=_strictest(Asking, ask, wish.ask),
+        because="commands run in the sandbox" if where is Where.SANDBOX else "commands run on the host",
+        misses_denied=_denies_misses(security, ask),
+    )
+
+
+def decide(resolved: Resolved, listed: Decision) -> Decision:
+    """`listed` is what the list says of the command: see `allows`."""
+    if resolved.refused or resolved.security is Security.DENY:
+        because = resolved.because if resolved.refused else f"`{KEY}` denies every command"
+        return Decision(Verdict.DENY, because, key=resolved.key)
+    if resolved.security is Security.ALLOWLIST and not listed.allowed:
+        denied = resolved.misses_denied or resolved.ask is Asking.OFF
+        return Decision(Verdict.DENY if denied else Verdict.ASK, listed.because, key=listed.key)
+    if resolved.ask is Asking.ALWAYS:
+        return Decision(Verdict.ASK, resolved.because, key=resolved.key)
+    return (
+        listed
+        if resolved.security is Security.ALLOWLIST
+        else Decision(Verdict.ALLOW, resolved.because, key=resolved.key)
+    )
+
+
+def _elevated(policy: ExecPolicy, wish: Wish, gates: Gates) -> Resolved:
+    closed = ""
+    if policy.elevated is Elevated.OFF:
+        closed = f"`{KEY_ELEVATED}` is off"
+    elif not gates.owner:
+        closed = "this run does not work for the owner"
+    elif not gates.foreground:
+        closed = "nobody sits behind this session"
+    elif not gates.agent:
+        closed = "this agent may not leave the sandbox"
+    if closed:
+        return Resolved(
+            where=Where.SANDBOX,
+            security=Security.DENY,
+            ask=Asking.ALWAYS,
+            because=f"not elevated: {closed}",
+            key=KEY_ELEVATED,
+            refused=True,
+        )
+    full = policy.elevated is Elevated.FULL
+    return Resolved(
+        where=Where.HOST,
+        security=_strictest(Security, Security.FULL if full else policy.security, wish.security),
+        ask=_strictest(Asking, Asking.OFF if full else policy.ask, wish.ask),
+        because="elevated: it leaves the sandbox",
+        key=KEY_ELEVATED,
+        misses_denied=not full and _denies_misses(policy.security, policy.ask),
+    )
+
+
+def _denies_misses(security: Security, ask: Asking) -> bool:
+    """To ask where the owner has said no would be looser, although it asks more."""
+    return security is Security.ALLOWLIST and ask is Asking.OFF
+
+
+Level = TypeVar("Level", Where, Security, Asking)
+
+
+def _strictest(levels: type[Level], configured: Level, wished: Level | None) -> Level:
+    order = list(levels)
+    return configured if wished is None or order.index(configured) <= order.index(wished) else wished
