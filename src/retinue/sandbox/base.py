@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from retinue.config.sandbox import SandboxKind, SandboxMode, Scope, WorkspaceAccess
 from retinue.domain.errors import RetinueError
+
+__all__ = [
+    "Child",
+    "Confinement",
+    "Ended",
+    "Limits",
+    "Network",
+    "Probe",
+    "Sandbox",
+    "SandboxFailed",
+    "SandboxKind",
+    "SandboxMode",
+    "Scope",
+    "WorkspaceAccess",
+]
 
 MIB = 1024 * 1024
 
@@ -17,14 +32,6 @@ class SandboxFailed(RetinueError):
     """A command was not begun, because it could not be confined as it should be."""
 
     code = "sandbox.failed"
-
-
-class WorkspaceAccess(StrEnum):
-    """What a sandboxed command has of the agent's workspace."""
-
-    WRITE = "rw"
-    READ = "ro"
-    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +50,13 @@ class Limits:
 class Network:
     """Which hosts a command may reach, as `HOST`, `*.HOST` or `HOST:PORT`. None: no network at all.
 
-    `injected` are headers that the proxy puts into requests to a host, so that a secret is used and never read.
+    A host without a port stands for the ports 80 and 443. `private_hosts` are those of `hosts` that may have an address
+    of the owner's own network, by their exact names. `injected` are headers that the proxy puts into requests to a host,
+    so that a secret is used and never read.
     """
 
     hosts: tuple[str, ...] = ()
+    private_hosts: tuple[str, ...] = ()
     injected: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]], repr=False)
 
 
@@ -72,7 +82,10 @@ class Ended:
 
 
 class Child(Protocol):
-    """A command that runs. Its output is one stream, as a terminal would show it."""
+    """A command that runs. Its output is one stream, as a terminal would show it.
+
+    Someone has to read it: a command whose words nobody takes is held up by them, until its time is over.
+    """
 
     @property
     def pid(self) -> int:
@@ -96,11 +109,12 @@ class Child(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Whether a sandbox works on this machine, and what is in the way."""
+    """Whether a sandbox works on this machine, and what is in the way. `notes` say what it has and has not."""
 
     works: bool
     because: str = ""
     try_this: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Sandbox(Protocol):

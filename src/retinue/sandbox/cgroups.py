@@ -1,0 +1,163 @@
+"""Groups of the kernel's own accounting, where this house may make some: they stop what a look now and then would miss.
+
+Both versions, and each controller on its own: what is there is used, the watch sees to the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from retinue.sandbox.base import Limits
+
+_ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "retinue-command"
+LAUNCHERS = 1  # processes of the sandbox's own in each group
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder in which groups can be made, and which controllers rule there."""
+
+    folder: Path
+    controllers: frozenset[str]
+    unified: bool
+
+
+@dataclass(slots=True)
+class Group:
+    """The groups of one command, one in each place. Counted from the moment it is put in."""
+
+    folders: list[Path] = field(default_factory=list[Path])
+
+    def add(self, pid: int) -> None:
+        for folder in self.folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel ended something in it for want of memory."""
+        return any(_kills(folder) for folder in self.folders)
+
+    def remove(self) -> bool:
+        """False while someone is still in one of them."""
+        self.folders = [folder for folder in self.folders if not _removed(folder)]
+        return not self.folders
+
+
+class Cgroups:
+    """Makes a group for a command. `controllers` says what it can limit here; empty where it can nothing."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = places
+        self._number = itertools.count()
+        self._left: list[Group] = []
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        return frozenset().union(*(place.controllers for place in self._places))
+
+    @classmethod
+    def here(cls, own: str | None = None, root: Path = _ROOT) -> Cgroups:
+        """What this process may use, by really making a group and taking it away again."""
+        places: list[Place] = []
+        for line in (own if own is not None else _own()).splitlines():
+            _, names, path = line.split(":", 2)
+            place = _version_1(root, names, path) if names else _version_2(root, path)
+            if place is not None and _can_be_used(place):
+                places.append(place)
+        return cls(places)
+
+    def group(self, limits: Limits) -> Group:
+        """A new group with these limits. Raises `OSError` where one cannot be had after all."""
+        self._left = [group for group in self._left if not group.remove()]
+        made = Group()
+        try:
+            for place in self._places:
+                folder = place.folder / f"{_PREFIX}-{os.getpid()}-{next(self._number)}"
+                folder.mkdir()
+                made.folders.append(folder)
+                _limit(folder, place, limits)
+        except OSError:
+            made.remove()
+            raise
+        return made
+
+    def give_back(self, group: Group) -> None:
+        """What is still busy dying is taken away with the next one."""
+        if not group.remove():
+            self._left.append(group)
+
+
+def _own() -> str:
+    try:
+        return Path("/proc/self/cgroup").read_text()
+    except OSError:
+        return ""
+
+
+def _version_1(root: Path, names: str, path: str) -> Place | None:
+    found = {"pids", "memory"} & set(names.split(","))
+    folder = root / names / path.lstrip("/")
+    return Place(folder, frozenset(found), unified=False) if found and folder.is_dir() else None
+
+
+def _version_2(root: Path, path: str) -> Place | None:
+    """Beside our own group: one that holds processes cannot hold groups with limits too."""
+    if path == "/":
+        return None
+    folder = (root / path.lstrip("/")).parent
+    try:
+        ruling = frozenset((folder / "cgroup.subtree_control").read_text().split()) & {"pids", "memory"}
+    except OSError:
+        return None
+    return Place(folder, ruling, unified=True) if ruling else None
+
+
+def _can_be_used(place: Place) -> bool:
+    tried = place.folder / f"{_PREFIX}-{os.getpid()}-try"
+    try:
+        tried.mkdir()
+        try:
+            _limit(tried, place, Limits())
+            # Leaving the own group for another takes rights on both.
+            return os.access(place.folder / "cgroup.procs", os.W_OK)
+        finally:
+            tried.rmdir()
+    except OSError:
+        return False
+
+
+def _limit(folder: Path, place: Place, limits: Limits) -> None:
+    if "pids" in place.controllers:
+        (folder / "pids.max").write_text(str(limits.processes + LAUNCHERS))
+    if "memory" not in place.controllers:
+        return
+    name = "memory.max" if place.unified else "memory.limit_in_bytes"
+    (folder / name).write_text(str(limits.memory_bytes))
+    if place.unified:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "memory.swap.max").write_text("0")
+
+
+def _kills(folder: Path) -> int:
+    for name in ("memory.events", "memory.oom_control"):
+        with contextlib.suppress(OSError):
+            for line in (folder / name).read_text().splitlines():
+                key, _, count = line.partition(" ")
+                if key == "oom_kill":
+                    return int(count)
+    return 0
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""Which hosts one command may reach: pure, and one for each command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from retinue.config.sandbox import split_port
+from retinue.policy.addresses import is_lan, plain_host, refused, refused_host
+from retinue.sandbox.base import Network
+
+WEB_PORTS = frozenset({80, 443})
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """`HOST`, `*.HOST` or `HOST:PORT`, made plain."""
+
+    name: str
+    below: bool = False  # hosts below that name, not the name itself
+    port: int | None = None
+
+    def fits(self, host: str, port: int) -> bool:
+        named = host.endswith(f".{self.name}") if self.below else host == self.name
+        return named and (port in WEB_PORTS if self.port is None else port == self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a network of rules comes to: hosts by name first, and then each address that a name turned out to have."""
+
+    allowed: tuple[Pattern, ...]
+    private: frozenset[str] = frozenset()
+    injected: tuple[tuple[Pattern, Mapping[str, str]], ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, network: Network) -> Reach:
+        injected = tuple((_pattern(host), headers) for host, headers in network.injected.items())
+        private = frozenset(plain_host(host) for host in network.private_hosts) - {""}
+        return cls(_patterns(network.hosts), private, tuple((p, h) for p, h in injected if p.name))
+
+    def refusal(self, host: str, port: int) -> str:
+        """Why a host is not to be reached, by its name; empty where its addresses decide. `host` is plain."""
+        if not host:
+            return "it is no host name"
+        if not any(pattern.fits(host, port) for pattern in self.allowed):
+            return "no rule of this command allows it"
+        return "" if host in self.private else refused_host(host)
+
+    def refusal_of_address(self, host: str, address: str) -> str:
+        """Why an address that a host has is not to be connected to."""
+        because = refused(address)
+        return "" if because and host in self.private and is_lan(address) else because
+
+    def headers_for(self, host: str, port: int) -> Mapping[str, str]:
+        """What is put into a request to it. Later rules win."""
+        found: dict[str, str] = {}
+        for pattern, headers in self.injected:
+            if pattern.fits(host, port):
+                found |= headers
+        return found
+
+
+def _patterns(hosts: Iterable[str]) -> tuple[Pattern, ...]:
+    return tuple(pattern for pattern in map(_pattern, hosts) if pattern.name)
+
+
+def _pattern(text: str) -> Pattern:
+    """One that fits nothing where the text is no rule: what cannot be understood allows nothing."""
+    name, port = split_port(text)
+    below = name.startswith("*.")
+    plain = plain_host(name.removeprefix("*."))
+    if (below and "." not in plain) or (port is not None and port <= 0):
+        return Pattern("")
+    return Pattern(plain, below, port)

@@ -1,0 +1,235 @@
+"""What a confined command sees of this machine: pure but for looking at paths. The launcher's arguments come of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retinue.sandbox.base import Confinement, SandboxFailed
+
+USER, GROUP = 1000, 1000
+PATH = "/usr/local/bin:/usr/bin:/bin"
+BINDS_MAX = 64
+SHM_BYTES_MAX = 64 * 1024 * 1024
+
+_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+# Small, public, and asked for by programs of every kind. Nothing else of /etc is seen.
+_ETC = (
+    "alternatives",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "os-release",
+    "pki/ca-trust/extracted",
+    "pki/tls/certs",
+    "protocols",
+    "services",
+    "ssl/cert.pem",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "timezone",
+)
+_ETC_BYTES_MAX = 8 * 1024 * 1024
+_WRITTEN = {
+    "passwd": f"root:x:0:0:root:/:/bin/sh\nagent:x:{USER}:{GROUP}:agent:/tmp:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/:/bin/false\n",
+    "group": f"root:x:0:\nagent:x:{GROUP}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "resolv.conf": "",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+_MASKED_FILES = ("/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/timer_list", "/proc/sched_debug")
+_MASKED_FOLDERS = ("/proc/acpi", "/proc/scsi")
+# Never to be shared with a command, whoever grants it: the machine itself, and what commands it.
+_NEVER = ("/", "/proc", "/sys", "/dev", "/run", "/var/run", "/boot", "/etc", "/root", "/home", "/var", "/var/lib", "/tmp")
+_SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
+# In a home that an agent was given to read, these are still the owner's. A grant can name one, but no folder above does.
+KEYS = (
+    ".ssh",
+    ".gnupg",
+    ".aws",
+    ".azure",
+    ".kube",
+    ".docker",
+    ".netrc",
+    ".git-credentials",
+    ".npmrc",
+    ".pypirc",
+    ".password-store",
+    ".config/gcloud",
+    ".config/gh",
+    ".local/share/keyrings",
+    ".mozilla",
+    ".config/google-chrome",
+    ".config/chromium",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """One folder or file that a command sees, at the place it has outside."""
+
+    path: Path
+    writable: bool = False
+
+
+def build_etc(folder: Path, inside: Path) -> None:
+    """The /etc of all sandboxes, made when the house opens: one folder to show, and nothing private in it."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, mode=0o755)
+    for name in _ETC:
+        source, target = Path("/etc") / name, folder / name
+        if source.exists() or source.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _copy(source, target)
+    for name, text in _WRITTEN.items():
+        (folder / name).write_text(text)
+    (folder / "retinue").mkdir()
+    shutil.copyfile(inside, folder / "retinue" / "inside.py")
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_symlink():
+        target.symlink_to(os.readlink(source))
+    elif source.is_dir():
+        shutil.copytree(source, target, symlinks=True, ignore=_unreadable)
+    elif source.stat().st_size <= _ETC_BYTES_MAX and os.access(source, os.R_OK):
+        shutil.copyfile(source, target)
+
+
+def _unreadable(folder: str, names: list[str]) -> set[str]:
+    return {name for name in names if not os.access(os.path.join(folder, name), os.R_OK)}
+
+
+def system_arguments(etc: Path, *, python_prefix: Path | None = None) -> list[str]:
+    """What every command sees: programs, libraries and a little of /etc, none of it to be changed."""
+    arguments = ["--ro-bind", "/usr", "/usr", "--ro-bind", str(etc), "/etc"]
+    for name in _SYSTEM:
+        path = Path(name)
+        if path.is_symlink():
+            arguments += ["--symlink", os.readlink(path), name]
+        elif path.is_dir():
+            arguments += ["--ro-bind", name, name]
+    if python_prefix is not None and not python_prefix.is_relative_to("/usr"):
+        arguments += ["--ro-bind", str(python_prefix), str(python_prefix)]
+    # As root, only a read-only /proc keeps a command from the settings of the kernel.
+    arguments += ["--proc", "/proc"]
+    for name in _MASKED_FILES:
+        if os.path.exists(name):
+            arguments += ["--ro-bind", "/dev/null", name]
+    for name in _MASKED_FOLDERS:
+        if os.path.isdir(name):
+            arguments += ["--tmpfs", name, "--remount-ro", name]
+    return [*arguments, "--remount-ro", "/proc"]
+
+
+def scratch_arguments(disk_bytes: int) -> list[str]:
+    """Devices that hold nothing, and folders that are gone with the command."""
+    shm_bytes = min(disk_bytes, SHM_BYTES_MAX)
+    return [
+        *("--dev", "/dev", "--size", str(shm_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *("--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp", "--symlink", "/tmp", "/var/tmp"),
+        *("--dir", "/run"),
+    ]
+
+
+def folder_arguments(binds: Iterable[Bind], covered: Iterable[Path]) -> list[str]:
+    """Folders from the outside in, so that a deeper one stands over what a wider one shows, or what covers it."""
+    mounts: dict[Path, list[str]] = {}
+    shown = {bind.path for bind in binds}
+    for path in covered:
+        if path not in shown and any(path.is_relative_to(bind) for bind in shown):
+            mounts[path] = _cover(path)
+    for bind in binds:
+        mounts[bind.path] = ["--bind" if bind.writable else "--ro-bind", str(bind.path), str(bind.path)]
+    return [argument for path in sorted(mounts, key=lambda p: (len(p.parts), p)) for argument in mounts[path]]
+
+
+def _cover(path: Path) -> list[str]:
+    if path.is_dir():
+        return ["--tmpfs", str(path)]
+    return ["--ro-bind", "/dev/null", str(path)] if path.exists() else []
+
+
+def checked_binds(confinement: Confinement, *, state: Sequence[Path], homes: Sequence[Path]) -> list[Bind]:
+    """The folders of a confinement, or why they cannot be had.
+
+    Of the house's own `state` only what is in `homes` can be shared. A path that leads elsewhere by a link is refused:
+    what it leads to may be changed between our look at it and the launcher's.
+    """
+    found: dict[Path, Bind] = {}
+    for writable, paths in ((False, confinement.readable), (True, confinement.writable)):
+        for path in paths:
+            _check(path, state, homes)
+            found[path] = Bind(path, writable)
+    if len(found) > BINDS_MAX:
+        raise _refused(f"{len(found)} folders", f"a command can be given at most {BINDS_MAX}", "grant wider folders")
+    return [bind for bind in found.values() if not _is_shown_by(bind, found.values())]
+
+
+def _is_shown_by(bind: Bind, others: Iterable[Bind]) -> bool:
+    """Whether a folder around it shows it already. One in a writable folder must be: who writes there could replace it."""
+    return any(
+        other is not bind and bind.path.is_relative_to(other.path) and (other.writable or not bind.writable)
+        for other in others
+    )
+
+
+def _check(path: Path, state: Sequence[Path], homes: Sequence[Path]) -> None:
+    text = str(path)
+    if not path.is_absolute() or "\0" in text or ".." in path.parts:
+        raise _refused(text, "it is no absolute path", "name the folder from / on")
+    real = Path(os.path.realpath(path))
+    if real != path:
+        raise _refused(text, "it is or goes through a symbolic link", f"name what it leads to: {real}")
+    if not path.exists():
+        raise _refused(text, "it is not there", "make it first, or do not ask for it")
+    if not (path.is_dir() or path.is_file()):
+        raise _refused(text, "it is no folder and no file", "share the folder around it with nobody")
+    if text in _NEVER or path.is_relative_to("/proc") or path.is_relative_to("/sys") or path.is_relative_to("/dev"):
+        raise _refused(text, "it would show the whole machine, or rule it", "grant a folder further in")
+    if path.name in _SOCKETS:
+        raise _refused(text, "who speaks to it commands the machine", "share no engine's socket")
+    for own in state:
+        if path.is_relative_to(own) and not any(path.is_relative_to(h) and path != h for h in homes):
+            raise _refused(text, "it belongs to the house itself", "grant a folder outside of the house")
+
+
+def _refused(what: str, because: str, try_this: str) -> SandboxFailed:
+    return SandboxFailed(
+        f"{what} cannot be shown to a command", because=because, try_this=try_this, code="sandbox.folder-refused"
+    )
+
+
+def environment_of(confinement: Confinement, *, proxy: str = "") -> Mapping[str, str]:
+    """All that a command is told. What it needs to run at all is added where it is not said."""
+    needed = {
+        "PATH": PATH,
+        "HOME": "/tmp",
+        "TMPDIR": "/tmp",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "USER": "agent",
+        "LOGNAME": "agent",
+    }
+    said = {**needed, **confinement.environment}
+    for name, value in said.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise SandboxFailed(
+                f"{name[:100]!r} cannot be a variable",
+                because="a name has no = in it, and neither it nor its value a NUL",
+                try_this="name it otherwise",
+                code="sandbox.environment-invalid",
+            )
+    if proxy:
+        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+        said |= {spelling: proxy for name in names for spelling in (name, name.lower())}
+        said |= {"NO_PROXY": "", "no_proxy": ""}
+    return said

@@ -1,0 +1,88 @@
+"""How much a command takes, it and all it has begun: looked at from outside, where no rule of the kernel's says stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from retinue.sandbox.base import MIB, Limits
+
+PAGE_BYTES = 4096
+TREE_MAX = 100_000
+_PROC = Path("/proc")
+
+
+class Watch:
+    """Says what a tree of processes takes too much of; empty while it keeps within its limits.
+
+    Resident memory counts shared pages once for each who shares them, and is cheap to read. Only where that sum is too
+    much is the fair share of each asked for, which is not.
+    """
+
+    def __init__(self, root: int, limits: Limits, *, itself: int = 0) -> None:
+        self._root = root
+        self._limits = limits
+        self._itself = itself  # processes of the launcher, which count for nobody
+
+    def excess(self) -> str:
+        processes = list(_tree(self._root))
+        threads = 0
+        resident = 0
+        for pid in processes:
+            threads += _threads(pid)
+            resident += _resident(pid)
+        if threads - self._itself > self._limits.processes:
+            return f"it began more than {self._limits.processes:,} processes"
+        if resident > self._limits.memory_bytes and sum(map(_share, processes)) > self._limits.memory_bytes:
+            return f"it took more than {self._limits.memory_bytes // MIB:,} MiB of memory"
+        return ""
+
+
+def descendants(root: int) -> list[int]:
+    """A process and all it has begun that is still its own."""
+    return list(_tree(root))
+
+
+def _tree(root: int) -> Iterator[int]:
+    waiting = [root]
+    seen = 0
+    while waiting and seen < TREE_MAX:
+        pid = waiting.pop()
+        seen += 1
+        yield pid
+        waiting += _children(pid)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in (_PROC / str(pid) / "task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    except OSError:  # it has ended meanwhile
+        pass
+    return found
+
+
+def _threads(pid: int) -> int:
+    try:
+        return len(list((_PROC / str(pid) / "task").iterdir()))
+    except OSError:
+        return 0
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int((_PROC / str(pid) / "statm").read_text().split()[1]) * PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def _share(pid: int) -> int:
+    """Where it cannot be read, what is resident: rather too much than too little."""
+    try:
+        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        return _resident(pid)
+    return 0
