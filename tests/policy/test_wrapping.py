@@ -97,7 +97,7 @@ def test_what_is_said_of_the_source_cannot_end_its_line() -> None:
     head, _, _ = wrapped.partition(f"<<<UNTRUSTED {ID}>>>")
     assert len(head.splitlines()) == 3
     assert len(MARKER.findall(wrapped)) == 2
-    assert "…" in head and "y" * 501 not in head
+    assert "…" in head and "y" * 401 not in head
     assert unwrap(wrapped) == "text"
 
 

@@ -16,8 +16,8 @@ from itertools import accumulate
 
 from retinue.domain.errors import Invalid
 
-FIELD_CHARS_MAX = 500
-FIELDS_MAX = 12
+FIELD_CHARS_MAX = 400
+FIELDS_MAX = 8
 WRAPPING_CHARS_MAX = FIELDS_MAX * (FIELD_CHARS_MAX + 60) + 600
 """The most that a wrapper adds to its text."""
 

@@ -1,0 +1,63 @@
+"""What was asked for lately. Bounded in number, in size and in time; nothing survives the house."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from datetime import datetime, timedelta
+from typing import Generic, TypeVar
+
+from retinue.domain.ports import Clock
+
+CACHE_S = 15 * 60.0
+CACHE_ENTRIES_MAX = 100
+CACHE_SIZE_MAX = 32 * 1024 * 1024
+
+T = TypeVar("T")
+
+
+class Cache(Generic[T]):
+    """Forgets what is older than `keep_s`, and the least lately used where there is too much."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        keep_s: float = CACHE_S,
+        entries_max: int = CACHE_ENTRIES_MAX,
+        size_max: int = CACHE_SIZE_MAX,
+    ) -> None:
+        self._clock = clock
+        self._keep = timedelta(seconds=keep_s)
+        self._entries_max = entries_max
+        self._size_max = size_max
+        self._entries: OrderedDict[Hashable, tuple[datetime, int, T]] = OrderedDict()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable) -> T | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        at, _, value = entry
+        # A clock that was set back makes what is kept look new for ever.
+        if not timedelta() <= self._clock.now() - at < self._keep:
+            self._drop(key)
+            return None
+        self._entries.move_to_end(key)
+        return value
+
+    def put(self, key: Hashable, value: T, *, size: int = 0) -> None:
+        self._drop(key)
+        if size > self._size_max:
+            return
+        self._entries[key] = (self._clock.now(), size, value)
+        self._size += size
+        while len(self._entries) > self._entries_max or self._size > self._size_max:
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: Hashable) -> None:
+        if (entry := self._entries.pop(key, None)) is not None:
+            self._size -= entry[1]

@@ -1,0 +1,207 @@
+"""The way out: which hosts may be reached, and at which address. Everything that an agent asks of the web goes by here.
+
+A name is resolved once. What it resolved to is judged, and the connection goes to exactly that: a name that means
+something else a moment later leads nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from urllib.parse import urlsplit, urlunsplit
+
+from retinue.config.web import WebSettings
+from retinue.domain.permission import WEB, Permission
+from retinue.policy import addresses
+from retinue.tools.base import Scene, ToolFailed
+
+URL_CHARS_MAX = 4_000
+ADDRESSES_MAX = 16
+PORTS = frozenset({80, 443})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_UNWRITABLE = re.compile(r"[\s\x00-\x20\x7f-\x9f\\\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a name, as texts."""
+
+
+class WebRefused(ToolFailed):
+    """An address that agents do not reach."""
+
+    code = "web.refused"
+
+
+class WebFailed(ToolFailed):
+    """It could not be reached, or did not answer as it should."""
+
+    code = "web.failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a URL leads, written in the one way in which it was checked."""
+
+    url: str
+    scheme: str
+    host: str  # a name, or an address without brackets
+    port: int
+
+
+async def resolve_by_system(host: str, port: int) -> Sequence[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(where[0]) for *_, where in found]
+
+
+class Guard:
+    """Judges where a connection may go. `private` are hosts of the owner's network, as HOST or HOST:PORT.
+
+    `allowed_networks` are reached as if they were public. It is for tests, which have nothing but loopback.
+    """
+
+    def __init__(
+        self,
+        *,
+        ports: Iterable[int] = PORTS,
+        private: Iterable[str] = (),
+        allowed_networks: Iterable[IPv4Network | IPv6Network] = (),
+        resolve: Resolve = resolve_by_system,
+    ) -> None:
+        self._ports = frozenset(ports)
+        self._private = frozenset(map(_plain_private, private))
+        self._allowed = tuple(allowed_networks)
+        self._resolve = resolve
+
+    def target(self, url: str) -> Target:
+        """Read a URL. Raises `WebRefused` for one that leads where nobody may go, as far as its text can tell."""
+        text = url.strip()
+        shown = repr(text[:200])
+        if because := _unreadable(text):
+            raise _refusal(shown, because, "give a whole address, such as https://example.com/page")
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError:
+            raise _refusal(shown, "it is no address", "give a whole address, such as https://example.com/") from None
+        scheme = parts.scheme.lower()
+        if scheme not in _DEFAULT_PORTS or not parts.netloc:
+            raise _refusal(shown, "only http and https can be reached", "begin it with https://")
+        if "@" in parts.netloc:
+            raise _refusal(shown, "it has a name or a password in it", "leave out what is before the @")
+        host = addresses.plain_host(_host_of(parts.netloc))
+        if not host:
+            raise _refusal(shown, "its host is written in a way that can mean more than one thing", "use its name")
+        port = _DEFAULT_PORTS[scheme] if port is None else port
+        self.check(host, port)
+        netloc = f"[{host}]" if ":" in host else host
+        if port != _DEFAULT_PORTS[scheme]:
+            netloc += f":{port}"
+        plain = urlunsplit((scheme, netloc, parts.path or "/", parts.query, ""))
+        return Target(url=plain, scheme=scheme, host=host, port=port)
+
+    def check(self, host: str, port: int) -> None:
+        """Whether a host and port may be asked for at all. Raises `WebRefused`."""
+        private = self._is_private(host, port)
+        if port not in self._ports and f"{host}:{port}" not in self._private:
+            ports = ", ".join(map(str, sorted(self._ports))) or "none"
+            raise _refusal(
+                f"port {port} of '{host}'",
+                f"these ports may be reached: {ports}",
+                "an owner can add to `ports` of [web], or name HOST:PORT in its `private_hosts`",
+            )
+        if not private and not self._in_allowed(host) and (because := addresses.refused_host(host)):
+            raise _private_refusal(host, because)
+
+    async def addresses(self, host: str, port: int) -> tuple[str, ...]:
+        """Where a host is, resolved once, for the connection to be made to exactly these. Raises `WebRefused`.
+
+        One address that may not be reached is enough to refuse them all: such a name was made to mislead.
+        """
+        self.check(host, port)
+        found = (host,) if addresses.is_address(host) else await self._resolved(host, port)
+        for address in found:
+            if self._in_allowed(address) or (self._is_private(host, port) and addresses.is_lan(address)):
+                continue
+            if because := addresses.refused(address):
+                raise _private_refusal(host, because)
+        return found
+
+    async def _resolved(self, host: str, port: int) -> tuple[str, ...]:
+        try:
+            found = await self._resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            because = getattr(error, "strerror", None) or "its name cannot be resolved"
+            raise WebFailed(f"'{host}' was not found", because=because, try_this="see that the name is right") from None
+        unique = tuple(dict.fromkeys(found))[:ADDRESSES_MAX]
+        if not unique:
+            raise WebFailed(f"'{host}' was not found", because="its name has no address")
+        return unique
+
+    def _is_private(self, host: str, port: int) -> bool:
+        return bool(self._private) and (host in self._private or f"{host}:{port}" in self._private)
+
+    def _in_allowed(self, address: str) -> bool:
+        if not self._allowed or not addresses.is_address(address):
+            return False
+        return any(ip_address(address) in network for network in self._allowed)
+
+
+def guard_from(
+    settings: WebSettings,
+    *,
+    allowed_networks: Sequence[IPv4Network | IPv6Network] = (),
+    resolve: Resolve = resolve_by_system,
+) -> Guard:
+    return Guard(
+        ports=settings.ports, private=settings.private_hosts, allowed_networks=allowed_networks, resolve=resolve
+    )
+
+
+def missing(scene: Scene) -> tuple[Permission, ...]:
+    """What an agent lacks that wants to reach the web."""
+    return () if scene.rights.web else (WEB,)
+
+
+def require_web(scene: Scene) -> None:
+    """The right is looked at where it is used, whoever has looked before."""
+    if missing(scene):
+        raise ToolFailed(
+            f"{scene.agent.name} may not reach the web",
+            because="it was not given the permission `web`",
+            try_this="ask for it with request_permission",
+            code="permission.missing",
+        )
+
+
+def _unreadable(text: str) -> str:
+    if len(text) > URL_CHARS_MAX:
+        return f"it is longer than {URL_CHARS_MAX} characters"
+    if _UNWRITABLE.search(text):
+        return "it has a blank, a backslash or a character that cannot be seen in it"
+    return ""
+
+
+def _host_of(netloc: str) -> str:
+    """Without its port. Only what is written as an address in brackets has colons of its own."""
+    if netloc.startswith("["):
+        return netloc[: netloc.rfind("]") + 1]
+    return netloc.partition(":")[0]
+
+
+def _plain_private(entry: str) -> str:
+    """As hosts are compared: `HOST` or `HOST:PORT`, addresses without brackets."""
+    host, colon, port = entry.rpartition(":")
+    if colon and port.isdigit() and (host.startswith("[") or ":" not in host):
+        return f"{addresses.plain_host(host)}:{int(port)}"
+    return addresses.plain_host(entry)
+
+
+def _refusal(what: str, because: str, try_this: str) -> WebRefused:
+    return WebRefused(f"{what} is not reached from here", because=because, try_this=try_this)
+
+
+def _private_refusal(host: str, because: str) -> WebRefused:
+    return _refusal(f"'{host[:200]}'", because, "an owner can name it in `private_hosts` of [web]")

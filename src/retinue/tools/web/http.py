@@ -1,0 +1,239 @@
+"""One guarded request: every hop checked and pinned, everything that comes back bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urljoin
+
+from retinue.tools.web.guard import Guard, Target, WebFailed
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp.abc import AbstractResolver
+
+REDIRECTS_MAX = 3
+BODY_BYTES_MAX = 5 * 1024 * 1024
+PACKED_BYTES_MAX = 16 * 1024 * 1024
+HEADER_BYTES_MAX = 16 * 1024  # of one header; aiohttp bounds how many there are
+CONNECT_S = 15.0
+USER_AGENT = "Mozilla/5.0 (compatible; retinue)"
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CHUNK_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back from the last of the hops. `cut`: there was more of the body than we read."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]  # names in small letters
+    body: bytes = field(repr=False)
+    cut: bool = False
+
+
+class Http:
+    """Asks for pages. Keeps no connection, no cookie and no proxy of the environment: each request stands alone."""
+
+    def __init__(self, guard: Guard, *, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: whom to believe. Without it, the authorities that this machine believes."""
+        self._guard = guard
+        self._tls = tls
+
+    async def get(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float,
+        bytes_max: int = BODY_BYTES_MAX,
+        redirects_max: int = REDIRECTS_MAX,
+    ) -> Answer:
+        """Raises `WebRefused` and `WebFailed`. `headers` go to every hop: with a secret in them, allow no redirect."""
+        target = self._guard.target(url)
+        try:
+            async with asyncio.timeout(timeout_s):
+                for _ in range(redirects_max + 1):
+                    answer = await self._hop(target, headers or {}, bytes_max)
+                    if not (next_url := _redirect(answer, target)):
+                        return answer
+                    target = self._guard.target(next_url)
+        except TimeoutError:
+            raise WebFailed(
+                f"'{target.host}' took too long",
+                because=f"it did not answer in full within {timeout_s:g} seconds",
+                try_this="try again later, or another page",
+                code="web.timeout",
+            ) from None
+        raise WebFailed(
+            f"'{target.host}' redirects too often",
+            because=f"at most {redirects_max} redirects are followed",
+            try_this="ask for the page that it leads to",
+            code="web.redirects",
+        )
+
+    async def _hop(self, target: Target, headers: Mapping[str, str], bytes_max: int) -> Answer:
+        import aiohttp
+        from yarl import URL
+
+        found = await self._guard.addresses(target.host, target.port)
+        connector = aiohttp.TCPConnector(
+            resolver=_pinned(target.host, found),
+            ssl=self._tls if self._tls is not None else True,
+            use_dns_cache=False,
+            force_close=True,
+            limit=1,
+        )
+        try:
+            async with (
+                aiohttp.ClientSession(
+                    connector=connector,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+                    trust_env=False,
+                    auto_decompress=False,  # a small body that unpacks to a huge one is unpacked by us, with a bound
+                    max_line_size=HEADER_BYTES_MAX,
+                    max_field_size=HEADER_BYTES_MAX,
+                ) as session,
+                session.get(URL(target.url), headers=_sent(headers), allow_redirects=False) as response,
+            ):
+                received: dict[str, str] = {}
+                for name, value in response.headers.items():
+                    received.setdefault(name.lower(), value)
+                if response.status in _REDIRECTS and "location" in received:
+                    response.close()  # what else it says is of no interest
+                    return Answer(url=target.url, status=response.status, headers=received, body=b"")
+                body, cut = await _body(response, received.get("content-encoding", ""), bytes_max)
+                if cut:
+                    response.close()
+        except (aiohttp.ClientError, ValueError, OSError) as error:
+            raise _failed(target.host, error) from None
+        return Answer(url=target.url, status=response.status, headers=received, body=body, cut=cut)
+
+
+def _redirect(answer: Answer, target: Target) -> str:
+    if answer.status not in _REDIRECTS or not (location := answer.headers.get("location", "")):
+        return ""
+    try:
+        return urljoin(target.url, location.strip())
+    except ValueError:
+        raise WebFailed(f"'{target.host}' redirects to nowhere", because="its redirect is no address") from None
+
+
+def _sent(headers: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "User-Agent": USER_AGENT,
+        "Accept": "text/html,application/xhtml+xml,text/plain,application/json;q=0.9,*/*;q=0.5",
+        "Accept-Language": "en,*;q=0.5",
+        **headers,
+        "Accept-Encoding": "gzip, deflate",
+    }
+
+
+def _pinned(checked: str, found: Sequence[str]) -> AbstractResolver:
+    """A resolver that knows one name, and gives what was checked."""
+    from aiohttp.abc import AbstractResolver, ResolveResult
+
+    class Pinned(AbstractResolver):
+        async def resolve(
+            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+        ) -> list[ResolveResult]:
+            if host != checked:
+                raise OSError(f"{host} was not checked")
+            return [
+                ResolveResult(
+                    hostname=host,
+                    host=address,
+                    port=port,
+                    family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                    proto=socket.IPPROTO_TCP,
+                    flags=socket.AI_NUMERICHOST,
+                )
+                for address in found
+            ]
+
+        async def close(self) -> None:
+            pass
+
+    return Pinned()
+
+
+async def _body(response: aiohttp.ClientResponse, encoding: str, bytes_max: int) -> tuple[bytes, bool]:
+    """The body, unpacked, and whether there was more of it."""
+    unpack = _unpacking(encoding)
+    pieces: list[bytes] = []
+    size = packed = 0
+    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+        packed += len(chunk)
+        piece = unpack.feed(chunk, bytes_max + 1 - size)
+        pieces.append(piece)
+        size += len(piece)
+        if size > bytes_max or packed > PACKED_BYTES_MAX:
+            return b"".join(pieces)[:bytes_max], True
+    return b"".join(pieces), False
+
+
+class _Unpacking(Protocol):
+    def feed(self, chunk: bytes, most: int) -> bytes: ...
+
+
+class _Plain:
+    def feed(self, chunk: bytes, most: int) -> bytes:
+        return chunk[:most]
+
+
+class _Deflated:
+    """gzip and deflate. A chunk never becomes more than is still wanted."""
+
+    def __init__(self) -> None:
+        self._decoder = zlib.decompressobj(wbits=47)  # gzip or zlib, by what it begins with
+        self._first = True
+
+    def feed(self, chunk: bytes, most: int) -> bytes:
+        try:
+            piece = self._decoder.decompress(chunk, most)
+        except zlib.error as error:
+            if not self._first:
+                raise ValueError("its body is not packed as it says") from error
+            self._decoder = zlib.decompressobj(wbits=-15)  # some call a bare stream `deflate`
+            try:
+                piece = self._decoder.decompress(chunk, most)
+            except zlib.error:
+                raise ValueError("its body is not packed as it says") from error
+        self._first = False
+        return piece
+
+
+def _unpacking(encoding: str) -> _Unpacking:
+    match encoding.strip().lower():
+        case "" | "identity":
+            return _Plain()
+        case "gzip" | "x-gzip" | "deflate":
+            return _Deflated()
+        case other:
+            raise ValueError(f"its body is packed as {other[:40]!r}, which was not asked for")
+
+
+def _failed(host: str, error: Exception) -> WebFailed:
+    import aiohttp
+
+    match error:
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
+            because = "its certificate cannot be trusted for that name"
+        case aiohttp.ConnectionTimeoutError():
+            because = f"no connection within {CONNECT_S:g} seconds"
+        case aiohttp.ClientConnectorError():
+            because = error.os_error.strerror or "no connection"
+        case aiohttp.ClientResponseError():
+            because = "its answer is not HTTP, or has too much in its head"
+        case ValueError() if not isinstance(error, aiohttp.ClientError):
+            because = str(error)
+        case _:
+            because = "the connection broke off"
+    return WebFailed(f"'{host}' could not be read", because=because, try_this="try again later, or another page")

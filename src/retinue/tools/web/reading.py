@@ -1,0 +1,84 @@
+"""What a page says: trafilatura finds what is worth reading in it, where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from retinue.tools.web import html
+from retinue.tools.web.http import Answer
+
+EXTRACT_S = 20.0
+EXTRACT_CHARS_MAX = 2_000_000
+NOT_INSTALLED = "the whole page as plain text, for trafilatura is not installed (pip install 'retinue[web]')"
+NOTHING_FOUND = "the whole page as plain text, for nothing in it stands out as its content"
+TOO_SLOW = "the whole page as plain text, for finding its content took too long"
+
+_SIGNATURES = (
+    (b"%PDF-", "application/pdf"),
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"PK\x03\x04", "application/zip"),
+    (b"\x1f\x8b", "application/gzip"),
+)
+_TEXTS = ("text/", "application/json", "application/xml", "application/javascript", "application/x-ndjson")
+_HTML = ("text/html", "application/xhtml+xml")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    text: str
+    how: str = ""  # where it is not what was asked for, what it is instead
+
+
+def media_type(answer: Answer) -> str:
+    """What the body is: by what it begins with, else by its header, else by a guess."""
+    said = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    for begins, kind in _SIGNATURES:
+        if answer.body.startswith(begins):
+            return kind
+    if said and said != "application/octet-stream":
+        return said
+    if b"\x00" in answer.body[:4096]:
+        return "application/octet-stream"
+    return "text/html" if b"<html" in answer.body[:4096].lower() else "text/plain"
+
+
+def is_html(kind: str) -> bool:
+    return kind in _HTML
+
+
+def is_text(kind: str) -> bool:
+    return kind.startswith(_TEXTS) or kind.endswith(("+json", "+xml")) or is_html(kind)
+
+
+async def extracted(page: str, url: str, *, markdown: bool) -> Reading:
+    """The content of an HTML page, without what is around it."""
+    # Reading a large page takes a while, and would hold up the whole house.
+    try:
+        async with asyncio.timeout(EXTRACT_S):
+            return await asyncio.to_thread(_extract, page[:EXTRACT_CHARS_MAX], url, markdown=markdown)
+    except TimeoutError:
+        return Reading(await asyncio.to_thread(html.plain_text, page, markdown=markdown), TOO_SLOW)
+
+
+def _extract(page: str, url: str, *, markdown: bool) -> Reading:
+    try:
+        import trafilatura
+    except ImportError:
+        return Reading(html.plain_text(page, markdown=markdown), NOT_INSTALLED)
+    try:
+        found = trafilatura.extract(
+            page,
+            url=url,
+            output_format="markdown" if markdown else "txt",
+            include_links=markdown,
+            include_tables=True,
+            include_comments=False,
+        )
+    except Exception:  # noqa: BLE001 - a page may break any parser, and is plain text then
+        found = None
+    if found and found.strip():
+        return Reading(found)
+    return Reading(html.plain_text(page, markdown=markdown), NOTHING_FOUND)

@@ -1,0 +1,303 @@
+"""`web_fetch`: pages as an agent reads them."""
+
+from __future__ import annotations
+
+import builtins
+import gzip
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tools.web_stand_ins import Names, Numbers, Reply, Site, loopback_guard, scene, site
+
+from retinue.config.web import WebSettings
+from retinue.domain.permission import WEB
+from retinue.domain.tool import RESULT_CHARS_MAX, Effect
+from retinue.domain.trust import Trust
+from retinue.policy.wrapping import WARNING, unwrap
+from retinue.store.files import Files
+from retinue.testing.fake_clock import FakeClock
+from retinue.tools.base import Output, ToolFailed
+from retinue.tools.web import html
+from retinue.tools.web.cache import CACHE_S, Cache
+from retinue.tools.web.fetch import ERROR_CHARS_MAX, FETCH_CHARS_MAX, FetchArguments, WebFetch
+from retinue.tools.web.guard import WebRefused
+
+PARAGRAPH = "The kettle was invented long before the stove, and nobody remembers by whom it was first put on a fire. "
+ARTICLE = f"""<!doctype html><html lang="en"><head><title>Kettles &amp; Pots</title>
+<meta name="description" content="All about kettles"><meta property="og:site_name" content="The Kitchen">
+<link rel="canonical" href="https://kitchen.example/kettles"><script>var ignored = "<p>script</p>";</script></head>
+<body><nav><a href="/">Home</a> <a href="/shop">Shop</a></nav><article><h1>Kettles</h1>
+<p>{PARAGRAPH * 4}</p><h2>Pots</h2><p>{PARAGRAPH * 3} See <a href="https://kitchen.example/pots">more on pots</a>.</p>
+</article><footer>Copyright, cookies, imprint</footer></body></html>"""
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def fetcher(server: Site, clock: FakeClock, *, files: Files | None = None, names: Names | None = None) -> WebFetch:
+    settings = WebSettings(ports=(server.port,), page_bytes_max=1024 * 1024)
+    return WebFetch(lambda: settings, clock, Numbers(), files=files, guard=loopback_guard(names))
+
+
+async def fetch(tool: WebFetch, url: str, **arguments: Any) -> Output:
+    given = msgspec.convert({"url": url, **arguments}, FetchArguments)
+    return await tool.perform(given, scene())
+
+
+@pytest.mark.spec("A75", "C66", "C67")
+async def test_a_page_is_its_content_wrapped_and_untrusted(clock: FakeClock) -> None:
+    async with site({"/": Reply(ARTICLE)}) as server:
+        output = await fetch(fetcher(server, clock), server.url())
+
+    assert output.trust is Trust.UNTRUSTED
+    assert output.text.startswith(WARNING)
+    assert f'address: "http://127.0.0.1:{server.port}/"' in output.text
+    text = unwrap(output.text)
+    assert "Kettles & Pots" in text and PARAGRAPH.strip() in text
+    assert "# Pots" in text and "[more on pots](https://kitchen.example/pots)" in text
+    assert "ignored" not in text and "Shop" not in text and "cookies" not in text
+
+
+async def test_content_can_be_had_as_text(clock: FakeClock) -> None:
+    async with site({"/": Reply(ARTICLE)}) as server:
+        text = unwrap((await fetch(fetcher(server, clock), server.url(), format="text")).text)
+
+    assert PARAGRAPH.strip() in text
+    assert "#" not in text and "](" not in text
+
+
+@pytest.mark.spec("A75")
+async def test_a_page_can_be_had_as_it_was_sent(clock: FakeClock) -> None:
+    async with site({"/": Reply(ARTICLE)}) as server:
+        assert unwrap((await fetch(fetcher(server, clock), server.url(), mode="raw")).text) == ARTICLE
+
+
+@pytest.mark.spec("A75")
+async def test_metadata_says_what_a_page_is_without_its_text(clock: FakeClock) -> None:
+    async with site({"/": Reply(ARTICLE), "/n": Reply(b"\x89PNG\r\n\x1a\n....", type="image/png")}) as server:
+        tool = fetcher(server, clock)
+        lines = unwrap((await fetch(tool, server.url(), mode="metadata")).text).splitlines()
+        image = unwrap((await fetch(tool, server.url("/n"), mode="metadata")).text)
+
+    assert {
+        "title: Kettles & Pots",
+        "description: All about kettles",
+        "site: The Kitchen",
+        "language: en",
+        "canonical: https://kitchen.example/kettles",
+        "content-type: text/html; charset=utf-8",
+        f"bytes: {len(ARTICLE.encode())}",
+    } <= set(lines)
+    assert PARAGRAPH[:40] not in "\n".join(lines)
+    assert "content-type: image/png" in image
+
+
+@pytest.mark.spec("C66")
+async def test_without_trafilatura_a_page_is_plain_text_and_says_so(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really: Callable[..., Any] = builtins.__import__
+
+    def missing(name: str, *rest: Any, **named: Any) -> Any:
+        if name.startswith("trafilatura"):
+            raise ImportError(name)
+        return really(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    async with site({"/": Reply(ARTICLE)}) as server:
+        output = await fetch(fetcher(server, clock), server.url())
+
+    assert "trafilatura is not installed" in output.text
+    text = unwrap(output.text)
+    assert "# Kettles" in text and PARAGRAPH.strip() in text and "Home Shop" in text
+    assert "ignored" not in text
+
+
+@pytest.mark.spec("C66")
+async def test_a_long_page_is_read_on_from_where_it_was_cut(clock: FakeClock) -> None:
+    whole = "".join(f"{number:09d}\n" for number in range(10_000))
+    async with site({"/": Reply(whole, type="text/plain")}) as server:
+        tool = fetcher(server, clock)
+        first = await fetch(tool, server.url())
+        read = unwrap(first.text)
+        assert len(read) == FETCH_CHARS_MAX
+        assert len(first.text) <= RESULT_CHARS_MAX
+        assert f"of 100000; to read on, ask with offset {FETCH_CHARS_MAX}" in first.text
+        while len(read) < len(whole):
+            read += unwrap((await fetch(tool, server.url(), offset=len(read))).text)
+        assert read == whole
+        assert unwrap((await fetch(tool, server.url(), max_chars=7)).text) == whole[:7]
+        assert unwrap((await fetch(tool, server.url(), offset=10**9)).text) == ""
+        assert len(server.asked) == 1
+
+
+async def test_more_than_is_read_of_a_page_is_said(clock: FakeClock) -> None:
+    async with site({"/": Reply(b"x" * (1024 * 1024 + 1), type="text/plain")}) as server:
+        output = await fetch(fetcher(server, clock), server.url(), max_chars=10)
+
+    assert "longer than what was read" in output.text
+
+
+@pytest.mark.spec("C66")
+async def test_an_error_page_is_a_failure_of_at_most_so_many_characters(clock: FakeClock) -> None:
+    async with site({"/": Reply("y" * 50_000, 503, type="text/plain")}) as server:
+        tool = fetcher(server, clock)
+        output = await fetch(tool, server.url())
+        await fetch(tool, server.url())
+
+    assert output.failed
+    assert output.trust is Trust.UNTRUSTED
+    assert len(unwrap(output.text)) == ERROR_CHARS_MAX
+    assert 'status: "503"' in output.text
+    assert len(server.asked) == 2  # what failed is asked for again
+
+
+@pytest.mark.parametrize(
+    ("body", "type"),
+    [
+        ("Grüße aus Köln".encode("latin-1"), "text/plain; charset=iso-8859-1"),
+        ("Grüße aus Köln".encode(), "text/plain; charset=utf-8"),
+        ("Grüße aus Köln".encode(), "text/plain"),
+        ("Grüße aus Köln".encode("cp1252"), "text/plain"),
+        ("Grüße aus Köln".encode("utf-16"), "text/plain"),
+        (b"\xef\xbb\xbf" + "Grüße aus Köln".encode(), "text/plain; charset=latin-1"),
+        ("Grüße aus Köln".encode(), 'text/plain; charset="UTF-8"; x=y'),
+        ("Grüße aus Köln".encode(), "text/plain; charset=nonsense"),
+        ("Grüße aus Köln".encode(), "text/plain; charset=zip"),
+        ("Grüße aus Köln".encode(), "text/plain; charset=idna\x00"),
+    ],
+)
+async def test_a_page_is_read_in_its_own_characters(body: bytes, type: str, clock: FakeClock) -> None:
+    async with site({"/": Reply(body, type=type.replace("\x00", ""))}) as server:
+        assert unwrap((await fetch(fetcher(server, clock), server.url())).text) == "Grüße aus Köln"
+
+
+def test_a_page_says_its_own_characters() -> None:
+    page = '<meta charset="windows-1251"><p>Привет</p>'.encode("cp1251")
+
+    assert "Привет" in html.decoded(page, "text/html")
+    assert html.decoded("naïve".encode()[:3], "") == "na\ufffd"
+
+
+async def test_what_is_no_text_is_named_and_attached(clock: FakeClock, tmp_path: Path) -> None:
+    replies = {
+        "/a.pdf": Reply(b"%PDF-1.7\n...", type="text/html"),
+        "/b.png": Reply(b"\x89PNG\r\n\x1a\n....", type="image/png"),
+        "/c": Reply(b"\x00\x01\x02", type="application/octet-stream"),
+    }
+    files = Files(tmp_path / "files")
+    async with site(replies) as server:
+        tool = fetcher(server, clock, files=files)
+        outputs = [await fetch(tool, server.url(path)) for path in replies]
+        bare = await fetch(fetcher(server, clock), server.url("/a.pdf"))
+
+    assert ["application/pdf" in outputs[0].text, "image/png" in outputs[1].text] == [True, True]
+    assert "application/octet-stream, 3 bytes" in outputs[2].text
+    assert [output.attachments[0].name for output in outputs] == ["a.pdf", "b.png", "c"]
+    assert files.path(outputs[0].attachments[0].hash).read_bytes() == b"%PDF-1.7\n..."
+    assert bare.attachments == () and "application/pdf" in bare.text
+
+
+@pytest.mark.spec("C66")
+async def test_a_page_is_kept_for_a_quarter_of_an_hour(clock: FakeClock) -> None:
+    async with site({"/": Reply("one", type="text/plain")}) as server:
+        tool = fetcher(server, clock)
+        await fetch(tool, server.url())
+        server.replies["/"] = Reply("two", type="text/plain")
+        await clock.advance(CACHE_S - 1)
+        assert unwrap((await fetch(tool, server.url())).text) == "one"
+        await clock.advance(1)
+        assert unwrap((await fetch(tool, server.url())).text) == "two"
+
+
+def test_a_cache_is_bounded_in_number_and_size(clock: FakeClock) -> None:
+    cache: Cache[int] = Cache(clock, entries_max=3, size_max=10)
+    for number in range(5):
+        cache.put(number, number, size=1)
+    assert [cache.get(number) for number in range(5)] == [None, None, 2, 3, 4]
+    cache.get(2)
+    cache.put("big", 9, size=8)
+    assert (len(cache), cache.get(2), cache.get(3), cache.get("big")) == (3, 2, None, 9)
+    cache.put("too big", 1, size=11)
+    assert cache.get("too big") is None
+    clock.jump(timedelta(seconds=-10))
+    assert cache.get(2) is None
+
+
+@pytest.mark.spec("A75", "C66")
+async def test_what_is_inside_is_refused_and_nothing_is_asked(clock: FakeClock) -> None:
+    async with site(
+        {"/": Reply("secret"), "/r": Reply(status=302, headers={"Location": "http://10.0.0.1/"})}
+    ) as server:
+        settings = WebSettings(ports=(server.port, 80))
+        real = WebFetch(lambda: settings, clock, Numbers())
+        with pytest.raises(WebRefused):
+            await fetch(real, server.url())
+        assert server.connections == 0
+        with pytest.raises(WebRefused):
+            await fetch(fetcher(server, clock), server.url("/r"))
+
+
+async def test_a_host_that_is_closed_again_is_not_read_from_what_was_kept(clock: FakeClock) -> None:
+    async with site({"/": Reply("mine", type="text/plain")}) as server:
+        settings = [WebSettings(private_hosts=(f"127.0.0.1:{server.port}",))]
+        tool = WebFetch(lambda: settings[0], clock, Numbers())
+        assert unwrap((await fetch(tool, server.url())).text) == "mine"
+        settings[0] = replace(settings[0], private_hosts=())
+        with pytest.raises(WebRefused):
+            await fetch(tool, server.url())
+
+
+async def test_without_the_permission_nothing_is_asked(clock: FakeClock) -> None:
+    async with site({"/": Reply("x")}) as server:
+        tool = fetcher(server, clock)
+        arguments = FetchArguments(url=server.url())
+        assert tool.needs(arguments, scene(web=False)) == (WEB,)
+        assert tool.needs(arguments, scene(web=True)) == ()
+        with pytest.raises(ToolFailed):
+            await tool.perform(arguments, scene(web=False))
+        assert server.connections == 0
+
+
+def test_the_tool_declares_what_it_does(clock: FakeClock) -> None:
+    spec = WebFetch(WebSettings, clock, Numbers()).spec
+
+    assert spec.effects == {Effect.READS_UNTRUSTED}
+    assert spec.parameters["properties"]["mode"]["enum"] == ["extracted", "metadata", "raw"]
+    assert spec.parameters["required"] == ["url"]
+    assert all("description" in each for each in spec.parameters["properties"].values())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"url": ""}, {"url": "x", "mode": "all"}, {"url": "x", "offset": -1}, {"url": "x", "max_chars": 0}],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments: Mapping[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(arguments, FetchArguments)
+
+
+@pytest.mark.parametrize(
+    "piece", ["<", "<!--", "<a", "<p>", "</script", "<script>", "&amp", "<meta ", "<meta a", "<x " + "a" * 900, "-->"]
+)
+def test_reading_a_hostile_page_costs_no_more_than_its_length(piece: str) -> None:
+    page = piece * (500_000 // len(piece))
+
+    html.plain_text(page, markdown=True)
+    html.about(page)
+    html.decoded(page.encode(), "")
+
+
+async def test_an_unpacked_page_has_the_same_bound(clock: FakeClock) -> None:
+    packed = gzip.compress(b"z" * (8 * 1024 * 1024))
+    async with site({"/": Reply(packed, headers={"Content-Encoding": "gzip"}, type="text/plain")}) as server:
+        output = await fetch(fetcher(server, clock), server.url(), offset=1024 * 1024 - 3)
+
+    assert unwrap(output.text) == "zzz"
