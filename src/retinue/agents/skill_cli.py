@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""The command line of a skill bundle, as it is exported: the standard library and this one file.
+
+    RETINUE_URL      where the house is, such as http://127.0.0.1:7717; a path in it is kept
+    RETINUE_SOCKET   or the path of its socket; RETINUE_URL wins
+    RETINUE_TOKEN    who asks
+    RETINUE_SESSION  the session this is done for (or --session-id ID)
+
+An answer is JSON on stdout, an error JSON on stderr. Exit codes: 0 done, 1 something else went wrong, 2 it was typed
+wrongly, 3 it is not set up (no house, no token), 4 the house refused or could not be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import http.client
+import json
+import mimetypes
+import os
+import socket
+import sys
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+OK, UNKNOWN, USAGE, CONFIG, HTTP = range(5)
+CALL_S = 120.0
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+INPUT_BYTES_MAX = 12 * 1024 * 1024
+
+BUNDLE: dict[str, Any] = {"name": "", "summary": "", "commands": []}  # what is exported stands here
+
+
+class Trouble(Exception):
+    """What went wrong, and the exit code that says so."""
+
+    def __init__(self, exits: int, code: str, sentence: str, *, because: str = "", try_this: str = "") -> None:
+        super().__init__(sentence)
+        self.exits = exits
+        self.error: dict[str, Any] = {"code": code, "sentence": sentence, "because": because, "try": try_this}
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Trouble(USAGE, "usage.invalid", message, try_this=f"{self.prog} --help")
+
+
+class OnSocket(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("retinue", timeout=CALL_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(CALL_S)
+        self.sock.connect(self._path)
+
+
+# What can be typed
+
+
+def parser() -> Parser:
+    top = Parser(prog=os.path.basename(sys.argv[0]) or BUNDLE["name"], description=BUNDLE["summary"])
+    commands = top.add_subparsers(dest="_command", required=True, metavar="COMMAND")
+    for command in BUNDLE["commands"]:
+        made = commands.add_parser(command["verb"], help=command["summary"], description=command["summary"])
+        for parameter in command["parameters"]:
+            _add(made, parameter)
+        made.add_argument("-s", "--session-id", dest="_session", metavar="ID", help="the session this is done for")
+        if command["effect"]:
+            made.add_argument(
+                "--once", dest="_once", default="", metavar="KEY", help="asked again with it, it is done once"
+            )
+    return top
+
+
+def _add(parser: Parser, parameter: dict[str, Any]) -> None:
+    shown = {"help": parameter["help"].replace("%", "%%"), "dest": parameter["name"]}
+    if parameter["place"]:
+        del shown["dest"]
+        if not parameter["required"]:
+            shown["nargs"] = "?"
+        parser.add_argument(parameter["name"], metavar=parameter["name"].upper(), **shown)
+    elif parameter["kind"] == "flag" and not parameter["nullable"]:
+        parser.add_argument(
+            parameter["option"], action=argparse.BooleanOptionalAction, required=parameter["required"], **shown
+        )
+    else:
+        action = "append" if parameter["repeated"] else "store"
+        parser.add_argument(
+            parameter["option"],
+            action=action,
+            required=parameter["required"],
+            metavar=parameter["name"].upper(),
+            **shown,
+        )
+
+
+def given(command: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """The parameters that were typed; what was not is left out."""
+    found: dict[str, Any] = {}
+    for parameter in command["parameters"]:
+        typed = getattr(options, parameter["name"], None)
+        if typed is None:
+            continue
+        if parameter["repeated"]:
+            found[parameter["name"]] = _several(parameter, typed)
+        else:
+            found[parameter["name"]] = _single(parameter, typed)
+    return found
+
+
+def _several(parameter: dict[str, Any], typed: list[str]) -> list[Any] | None:
+    """Each time it is given: a JSON array, or words with commas between them. A file is one path."""
+    if parameter["nullable"] and list(typed) == ["null"]:
+        return None
+    values: list[Any] = []
+    for text in typed:
+        if parameter["kind"] == "file":
+            values.append(_upload(text))
+        elif text.lstrip().startswith("["):
+            values += _json(parameter, text)
+        else:
+            values += [_single(parameter, word.strip()) for word in text.split(",") if word.strip()]
+    return values
+
+
+def _single(parameter: dict[str, Any], typed: Any) -> Any:
+    if isinstance(typed, bool):
+        return typed
+    if parameter["nullable"] and typed == "null":
+        return None
+    kind, option = parameter["kind"], parameter["option"]
+    try:
+        if kind == "number":
+            return int(typed)
+        if kind == "decimal":
+            return float(typed)
+    except ValueError:
+        raise Trouble(USAGE, "usage.invalid", f"{option} cannot be '{typed}'", because="it is a number") from None
+    if kind == "flag":
+        if typed not in ("true", "false"):
+            raise Trouble(USAGE, "usage.invalid", f"{option} cannot be '{typed}'", because="it is true or false")
+        return typed == "true"
+    if kind == "choice" and typed not in parameter["choices"]:
+        because = f"it is one of {', '.join(parameter['choices'])}"
+        raise Trouble(USAGE, "usage.invalid", f"{option} cannot be '{typed}'", because=because)
+    if kind == "json":
+        return _json(parameter, typed)
+    if kind == "file":
+        return _upload(typed)
+    if kind == "words" and typed == "-":
+        return _stdin()
+    return typed
+
+
+def _json(parameter: dict[str, Any], typed: str) -> Any:
+    try:
+        return json.loads(typed)
+    except (ValueError, RecursionError) as error:
+        sentence = f"{parameter['option']} is no JSON"
+        raise Trouble(USAGE, "usage.invalid", sentence, because=str(error)) from None
+
+
+def _stdin() -> str:
+    heard = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)
+    if len(heard) > INPUT_BYTES_MAX:
+        raise Trouble(USAGE, "request.too-large", "what came by stdin is too large")
+    try:
+        return heard.decode().removesuffix("\n")
+    except UnicodeDecodeError:
+        raise Trouble(USAGE, "text.not-utf8", "what came by stdin is no text", because="it is not UTF-8") from None
+
+
+def _upload(path: str) -> dict[str, str]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(INPUT_BYTES_MAX + 1)
+    except OSError as error:
+        because = (error.strerror or str(error)).lower()
+        raise Trouble(USAGE, "attachment.unreadable", f"'{path}' cannot be read", because=because) from None
+    if len(data) > INPUT_BYTES_MAX:
+        raise Trouble(USAGE, "request.too-large", f"'{path}' is too large")
+    media_type = mimetypes.guess_type(path, strict=False)[0] or "application/octet-stream"
+    return {"name": os.path.basename(path), "data": base64.b64encode(data).decode(), "media_type": media_type}
+
+
+# What is asked of the house
+
+
+def connection() -> tuple[http.client.HTTPConnection, str]:
+    """A line to the house, and the path before all others there."""
+    url, path = os.environ.get("RETINUE_URL", "").strip(), os.environ.get("RETINUE_SOCKET", "")
+    if url:
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            host, port = parts.hostname or "", parts.port
+        except ValueError:
+            parts, host, port = urlsplit(""), "", None
+        if parts.scheme not in ("http", "https") or not host or parts.username or parts.query or parts.fragment:
+            because = "it is http:// or https://, a host, and a port and a path if need be"
+            raise Trouble(CONFIG, "config.invalid", "RETINUE_URL is no address of a house", because=because)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(host, port, timeout=CALL_S), parts.path.rstrip("/")
+    if path:
+        return OnSocket(path), ""
+    raise Trouble(
+        CONFIG,
+        "config.no-house",
+        "it is not known where the house is",
+        because="neither RETINUE_URL nor RETINUE_SOCKET is set",
+        try_this="RETINUE_URL=http://127.0.0.1:7717",
+    )
+
+
+def headers(options: argparse.Namespace) -> dict[str, str]:
+    token = os.environ.get("RETINUE_TOKEN", "").strip()
+    if not token:
+        because, try_this = "RETINUE_TOKEN is not set", "see `retinue token create`"
+        raise Trouble(CONFIG, "config.no-token", "nobody is signed in", because=because, try_this=try_this)
+    made = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    session = getattr(options, "_session", None) or os.environ.get("RETINUE_SESSION", "")
+    if session:
+        made["X-Retinue-Session"] = session
+    if once := getattr(options, "_once", ""):
+        made["Idempotency-Key"] = once
+    for name, value in made.items():
+        if not (value.isascii() and value.isprintable()):
+            sentence = f"what is sent as {name} has characters that no header can hold"
+            raise Trouble(CONFIG if name == "Authorization" else USAGE, "usage.invalid", sentence)
+    return made
+
+
+def ask(command: dict[str, Any], options: argparse.Namespace) -> bytes:
+    body = json.dumps(given(command, options)).encode()
+    sent = headers(options)
+    link, prefix = connection()
+    try:
+        link.request("POST", prefix + command["route"], body, sent)
+        answer = link.getresponse()
+        heard = answer.read(ANSWER_BYTES_MAX + 1)
+    except (OSError, http.client.HTTPException) as error:
+        because = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise Trouble(HTTP, "house.closed", "the house does not answer", because=because) from None
+    finally:
+        link.close()
+    if len(heard) > ANSWER_BYTES_MAX:
+        raise Trouble(HTTP, "answer.too-large", f"the answer has more than {ANSWER_BYTES_MAX:,} bytes")
+    if answer.status != 200:  # a redirect too: a token does not follow where it is sent
+        raise _refusal(answer.status, heard)
+    return heard
+
+
+def _refusal(status: int, heard: bytes) -> Trouble:
+    trouble = Trouble(HTTP, "http.refused", f"the house answered with {status}")
+    try:
+        error = json.loads(heard)["error"]
+    except (ValueError, KeyError, TypeError):
+        error = {}
+    if isinstance(error, dict):
+        trouble.error.update(error)  # pyright: ignore[reportUnknownArgumentType]
+    trouble.error["status"] = status
+    return trouble
+
+
+def run(arguments: list[str]) -> int:
+    try:
+        options = parser().parse_args(arguments)
+        command = next(each for each in BUNDLE["commands"] if each["verb"] == options._command)
+        sys.stdout.write(ask(command, options).decode() + "\n")
+        sys.stdout.flush()
+        return OK
+    except Trouble as trouble:
+        error, exits = trouble.error, trouble.exits
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNKNOWN
+    except Exception as error_:  # noqa: BLE001 - whoever called can read JSON, and not a traceback
+        error, exits = {"code": "cli.broke", "sentence": f"{type(error_).__name__}: {error_}"}, UNKNOWN
+    sys.stderr.write(json.dumps({"error": error}) + "\n")
+    return exits
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(sys.argv[1:]))

@@ -1,0 +1,216 @@
+"""A skill: a folder with a SKILL.md that says how something is done. Parsed here, and read by `skills_finding`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+from retinue.agents.skills_front import split
+from retinue.domain.errors import Invalid
+from retinue.domain.text import is_storable
+
+FILE = "SKILL.md"
+NAME_LENGTH_MAX = 64
+DESCRIPTION_LENGTH_MAX = 1024
+GATE_NAMES_MAX = 32  # in each list of what a skill requires
+GATE_NAME_LENGTH_MAX = 128
+
+_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_OTHER_HOUSES = ("retinue", "openclaw", "clawdbot", "crocbot")  # who keeps gates under `metadata`
+_SYSTEMS = {"macos": "darwin", "osx": "darwin", "windows": "win32"}
+
+
+class Source(StrEnum):
+    """Where a skill was found. Of two with one name, the one whose source stands first here is used."""
+
+    WORKSPACE = "workspace"
+    AGENT = "agent"  # in the agent's home
+    HOUSE = "house"  # in RETINUE_HOME/skills
+    PLUGIN = "plugin"
+    EXTRA = "extra"  # in a folder that the settings name
+
+
+PRECEDENCE = {source: rank for rank, source in enumerate(Source)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gates:
+    """What must be so for a skill to be of use. `always`: whatever else is asked for, it is."""
+
+    always: bool = False
+    os: tuple[str, ...] = ()
+    bins: tuple[str, ...] = ()
+    any_bins: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    config: tuple[str, ...] = ()
+
+
+NO_GATES = Gates()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What gates are held against: facts that the caller brings."""
+
+    os: str  # as `sys.platform` says it
+    has_bin: Callable[[str], bool]
+    has_env: Callable[[str], bool]
+    has_config: Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """What a SKILL.md says of itself."""
+
+    name: str
+    description: str
+    body: str
+    gates: Gates = NO_GATES
+    for_models: bool = True  # False: a person calls for it, and no model is told of it
+    bundle: str = ""  # the operations whose command line lies beside it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skill:
+    """One skill as it lies on disk now. `hash` is over every file in its folder, `content` what a person is shown."""
+
+    front: Front
+    source: Source
+    owner: str  # whose place it lies in: an agent, a plug-in, a folder; empty in the house's own
+    folder: Path
+    hash: str
+    content: str
+
+    @property
+    def name(self) -> str:
+        return self.front.name
+
+    @property
+    def file(self) -> Path:
+        return self.folder / FILE
+
+    @property
+    def key(self) -> str:
+        """What it is found good under: another's skill of the same name is another."""
+        return "/".join(filter(None, (self.source.value, self.owner, self.name)))
+
+
+def parse(text: str, *, folder: str) -> Front:
+    """Read a SKILL.md that lies in a folder of this name."""
+    said, body = split(text)
+    name = said.get("name")
+    if not isinstance(name, str) or len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
+        raise _invalid(
+            "its name does not fit",
+            f"a name has at most {NAME_LENGTH_MAX} small letters and digits, with single hyphens between them",
+        )
+    if name != folder:
+        raise _invalid(f"its name is '{name}'", "a skill has the name of its folder")
+    description = said.get("description")
+    if not isinstance(description, str) or not 0 < len(description.strip()) <= DESCRIPTION_LENGTH_MAX:
+        raise _invalid("its description does not fit", f"a description has 1 to {DESCRIPTION_LENGTH_MAX} characters")
+    if not is_storable(text):
+        raise _invalid("it is no plain text", "it holds a NUL or half a character")
+    own = _own(said)
+    return Front(
+        name=name,
+        description=" ".join(description.split()),
+        body=body,
+        gates=_gates(own),
+        for_models=not _flag(said, "disable-model-invocation"),
+        bundle=_bundle(own),
+    )
+
+
+def gated(gates: Gates, here: Surroundings) -> str:
+    """Why a skill is of no use here; empty where it is."""
+    if gates.always:
+        return ""
+    if gates.os and here.os not in gates.os:
+        return f"it is for {', '.join(gates.os)}, and this is {here.os}"
+    if missing := [name for name in gates.bins if not here.has_bin(name)]:
+        return f"the command {missing[0]} is not installed"
+    if gates.any_bins and not any(map(here.has_bin, gates.any_bins)):
+        return f"none of the commands {', '.join(gates.any_bins)} is installed"
+    if missing := [name for name in gates.env if not here.has_env(name)]:
+        return f"{missing[0]} is not set for it"
+    if missing := [path for path in gates.config if not here.has_config(path)]:
+        return f"the setting {missing[0]} is not on"
+    return ""
+
+
+def _own(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Gates stand at the top, or under `metadata` in the name of a house that knows them."""
+    metadata = said.get("metadata")
+    if isinstance(metadata, dict):
+        for house in _OTHER_HOUSES:
+            theirs = cast("dict[str, Any]", metadata).get(house)
+            if isinstance(theirs, dict):
+                return {**said, **cast("dict[str, Any]", theirs)}
+    return said
+
+
+def _gates(said: Mapping[str, Any]) -> Gates:
+    requires: object = said.get("requires") or {}
+    if not isinstance(requires, dict):
+        raise _invalid("`requires` does not fit", "it has the keys bins, anyBins, env and config")
+    needs = cast("dict[str, Any]", requires)
+    if unknown := needs.keys() - {"bins", "anyBins", "env", "config"}:
+        # A gate that we passed over would be a gate that stands open.
+        raise _invalid(f"`requires.{min(unknown)}` is not known", "it has the keys bins, anyBins, env and config")
+    return Gates(
+        always=_flag(said, "always"),
+        os=tuple(_SYSTEMS.get(name.casefold(), name.casefold()) for name in _names(said.get("os"), "os")),
+        bins=_names(needs.get("bins"), "requires.bins"),
+        any_bins=_names(needs.get("anyBins"), "requires.anyBins"),
+        env=_names(needs.get("env"), "requires.env"),
+        config=_names(needs.get("config"), "requires.config"),
+    )
+
+
+def _names(value: object, key: str) -> tuple[str, ...]:
+    if value is None or value == "":
+        return ()
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list):
+        raise _invalid(f"`{key}` does not fit", "it is a list of names")
+    names = cast("Sequence[object]", words)
+    if len(names) > GATE_NAMES_MAX or not all(_is_gate_name(name) for name in names):
+        raise _invalid(f"`{key}` does not fit", f"it has at most {GATE_NAMES_MAX} names, without blanks or slashes")
+    return tuple(map(str, names))
+
+
+def _is_gate_name(name: object) -> bool:
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= GATE_NAME_LENGTH_MAX
+        and name.isprintable()
+        and not re.search(r"[\s/\\]", name)
+    )
+
+
+def _flag(said: Mapping[str, Any], key: str) -> bool:
+    value = said.get(key, False)
+    if not isinstance(value, bool):
+        raise _invalid(f"`{key}` does not fit", "it is true or false")
+    return value
+
+
+def _bundle(said: Mapping[str, Any]) -> str:
+    value = said.get("bundle", "")
+    if not isinstance(value, str) or (value and not _NAME.fullmatch(value)):
+        raise _invalid("`bundle` does not fit", "it is the name of a group of operations")
+    return value
+
+
+def _invalid(sentence: str, because: str) -> Invalid:
+    return Invalid(
+        f"this skill cannot be used: {sentence}",
+        because=because,
+        try_this="correct its SKILL.md",
+        code="skill.invalid",
+    )

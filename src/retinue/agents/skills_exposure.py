@@ -1,0 +1,39 @@
+"""How an agent reaches operations: as tools, or by the command line of a skill bundle. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from retinue.agents.skills import Skill
+from retinue.agents.skills_choosing import Lists
+from retinue.config.skills import Exposure
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Tools that are not offered because a command line stands for them, and the bundles that are told of."""
+
+    hidden: frozenset[str]
+    bundles: tuple[str, ...]
+
+
+def expose(exposure: Exposure, tools: Mapping[str, str], present: Iterable[Skill], lists: Lists) -> Exposed:
+    """`tools` has the bundle of every tool that is made from an operation. `present` are skills that can be used.
+
+    With `tools`, every operation is a tool and no bundle is told of. With `skills`, none is a tool. With `mixed`, an
+    operation is a tool unless the agent has the bundle it is in. What is no operation is never hidden.
+    """
+    if exposure is Exposure.TOOLS:
+        return Exposed(frozenset(), ())
+    known = frozenset(tools.values())
+    bundles = tuple(
+        dict.fromkeys(
+            skill.front.bundle
+            for skill in present
+            if skill.front.bundle in known and skill.front.for_models and not lists.permits(skill.name)
+        )
+    )
+    if exposure is Exposure.SKILLS:
+        return Exposed(frozenset(tools), bundles)
+    return Exposed(frozenset(tool for tool, bundle in tools.items() if bundle in bundles), bundles)

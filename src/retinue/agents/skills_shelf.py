@@ -1,0 +1,129 @@
+"""Where a run gets its skills, and people look at them: reads folders and pins, and lets the pure part choose."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from retinue.agents.skills import Surroundings
+from retinue.agents.skills_choosing import (
+    NOTHING,
+    Choice,
+    Scoped,
+    Standing,
+    State,
+    choose,
+    environment_of,
+    lists_for,
+    section,
+    standing,
+)
+from retinue.agents.skills_exposure import Exposed, expose
+from retinue.agents.skills_finding import Found, find, roots_of
+from retinue.config.settings import Settings
+from retinue.store import pins
+from retinue.store.connection import Store
+
+KIND = "skill"  # among the pins
+
+PluginFolders = Callable[[], Sequence[tuple[str, Path]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """What one run has of skills, taken when it begins.
+
+    `section` goes into its instructions, `scoped` into the environment of its commands, `exposed.hidden` are tools it
+    is not offered, and `choice.folders` it may read.
+    """
+
+    choice: Choice = NOTHING
+    exposed: Exposed = Exposed(frozenset(), ())
+    section: str = ""
+    scoped: Scoped = Scoped()
+
+
+class Shelf:
+    """Reads anew each time it is asked: what changed on disk or in the settings counts from the next run on."""
+
+    def __init__(
+        self,
+        home: Path,
+        store: Store,
+        *,
+        settings: Callable[[], Settings],
+        environment: Mapping[str, str],
+        plugins: PluginFolders = tuple,
+    ) -> None:
+        self._home = home
+        self._store = store
+        self._settings = settings
+        self._environment = environment
+        self._plugins = plugins
+
+    async def look(
+        self, *, agent: str = "", agent_home: Path | None = None, workspace: Path | None = None
+    ) -> tuple[Found, tuple[Standing, ...]]:
+        """Every skill that an agent could have, and how it stands; without one, those of the house."""
+        settings = self._settings()
+        roots = roots_of(
+            self._home,
+            agent=agent,
+            agent_home=agent_home,
+            workspace=workspace,
+            plugins=self._plugins(),
+            extra=settings.skills.folders,
+        )
+        found = await asyncio.to_thread(find, roots)
+        good = await self._store.read(partial(pins.hashes, kind=KIND)) if found.skills else {}
+        here = surroundings(settings, self._environment)
+        return found, standing(found.skills, good, here, settings=settings.skills, agent=agent)
+
+    async def kit(
+        self,
+        agent: str,
+        *,
+        agent_home: Path,
+        workspace: Path | None = None,
+        subset: Sequence[str] | None = None,
+        tools: Mapping[str, str] | None = None,
+    ) -> Kit:
+        """What a run of this agent gets. `tools` has the bundle of every tool that is made from an operation."""
+        settings = self._settings().skills
+        _, stood = await self.look(agent=agent, agent_home=agent_home, workspace=workspace)
+        lists = lists_for(settings, agent)
+        ready = [each.skill for each in stood if each.state is State.READY]
+        exposed = expose(lists.telling.exposure, tools or {}, ready, lists)
+        choice = choose(stood, lists=lists, subset=subset, bundles=exposed.bundles)
+        scoped = await asyncio.to_thread(environment_of, choice, settings, self._environment)
+        return Kit(choice=choice, exposed=exposed, section=section(choice), scoped=scoped)
+
+
+def surroundings(settings: Settings, environment: Mapping[str, str]) -> Surroundings:
+    """What gates are held against: this machine, the house's own environment and its settings."""
+    path = environment.get("PATH", "")
+    return Surroundings(
+        os=sys.platform,
+        has_bin=lambda name: shutil.which(name, path=path) is not None,
+        has_env=lambda name: bool(environment.get(name)),
+        has_config=lambda dotted: _is_on(settings, dotted),
+    )
+
+
+def _is_on(settings: Settings, dotted: str) -> bool:
+    """Whether a setting, named by its path in the file, is there and says something."""
+    value: Any = settings
+    for word in dotted.removeprefix("house.").split("."):
+        if is_dataclass(value) and word in value.__dataclass_fields__:
+            value = getattr(value, word)
+        elif isinstance(value, Mapping):
+            value = cast("Mapping[str, Any]", value).get(word)
+        else:
+            return False
+    return bool(value)

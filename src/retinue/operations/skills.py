@@ -1,0 +1,407 @@
+"""What one can ask about skills: which there are, how they stand, what changed; and operations made into one."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.agents import skill_bundles
+from retinue.agents.home import home_of
+from retinue.agents.skill_bundles import Bundle, Command, Option
+from retinue.agents.skills import Skill, Source
+from retinue.agents.skills_choosing import Standing, State
+from retinue.agents.skills_finding import FOLDER, Root, find
+from retinue.agents.skills_shelf import KIND, Shelf
+from retinue.config import Settings, examine
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.errors import Conflict, Invalid, NotFound
+from retinue.domain.principal import Principal
+from retinue.domain.times import to_ms
+from retinue.operations.base import Desk, Operation
+from retinue.operations.declared import parameters
+from retinue.operations.health import Check, Found, Scene, warning
+from retinue.operations.plugins import guests_of
+from retinue.store import agents, pins
+
+DIFFERENCE_LINES_MAX = 2_000
+HASH_DIGITS_MIN = 8
+HASH_DIGITS_SHOWN = 12
+
+OfAgent = Annotated[str, msgspec.Meta(description="also those in the home of this agent; left out, those of the house")]
+SkillName = Annotated[str, msgspec.Meta(description="a skill by name")]
+
+
+class List(msgspec.Struct, forbid_unknown_fields=True):
+    agent: OfAgent = ""
+
+
+class Show(msgspec.Struct, forbid_unknown_fields=True):
+    name: SkillName
+    agent: OfAgent = ""
+
+
+class Approve(msgspec.Struct, forbid_unknown_fields=True):
+    """Without a hash, it shows what is to be found good and changes nothing."""
+
+    name: SkillName
+    hash: Annotated[str, msgspec.Meta(description="of what you have read; without it you are shown that")] = ""
+    agent: OfAgent = ""
+
+
+class Export(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(description="what the operations are about: session, envelope, agent, ...")]
+    to: Annotated[str, msgspec.Meta(description="the folder to put it in; left out, the house's own skills")] = ""
+
+
+class SkillShown(msgspec.Struct, frozen=True, rename="kebab"):
+    name: str
+    description: str
+    path: str
+    source: Source
+    state: State
+    because: str
+    hash: str
+    bundle: str
+
+
+class SkillBroken(msgspec.Struct, frozen=True):
+    folder: str
+    source: Source
+    because: str
+
+
+class SkillsListed(msgspec.Struct, frozen=True):
+    """`shadowed` stand behind another of their name; `broken` are folders that were meant to be skills."""
+
+    skills: list[SkillShown]
+    shadowed: list[str]
+    broken: list[SkillBroken]
+
+
+class SkillRead(
+    msgspec.Struct, frozen=True, rename={"found_good_by": "found-good-by", "found_good_at": "found-good-at"}
+):
+    """`content` is all of it. `difference` is what changed since it was found good; all of it where it never was."""
+
+    skill: SkillShown
+    content: str
+    difference: list[str]
+    found_good_by: str
+    found_good_at: str
+
+
+class SkillApproved(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
+    """`approved` is false where it was only shown."""
+
+    skill: SkillShown
+    approved: bool
+    difference: list[str]
+    try_this: str
+
+
+class SkillRevoked(msgspec.Struct, frozen=True):
+    name: str
+    revoked: bool
+
+
+class SkillExported(msgspec.Struct, frozen=True, rename="kebab"):
+    name: str
+    folder: str
+    files: list[str]
+    commands: list[str]
+    found_good: bool
+
+
+def shelf(desk: Desk) -> Shelf:
+    """The house's skills, as its settings have them now."""
+
+    def settings() -> Settings:
+        if desk.config is not None:
+            return desk.config.current.settings
+        return Settings(home=desk.home, store=desk.home / "house.db", zone=desk.zone)
+
+    environment = desk.config.environment if desk.config is not None else os.environ
+    guests = guests_of(desk)
+    folders = guests.skill_folders if guests is not None else tuple
+    return Shelf(desk.home, desk.store, settings=settings, environment=environment, plugins=folders)
+
+
+async def _home(desk: Desk, name: str) -> tuple[str, Path | None]:
+    if not name:
+        return "", None
+    agent = await desk.store.read(lambda conn: agents.find(conn, name))
+    if agent is None:
+        raise NotFound(
+            f"no agent '{name[:64]}'",
+            because="nobody of that name is on the staff",
+            try_this="look at `agent.list`",
+            code="agent.not-found",
+        )
+    return agent.name, home_of(desk.home, agent.name)
+
+
+async def listed(desk: Desk, caller: Principal, asked: List) -> SkillsListed:
+    agent, home = await _home(desk, asked.agent)
+    found, stood = await shelf(desk).look(agent=agent, agent_home=home)
+    return SkillsListed(
+        skills=[_shown(each) for each in stood],
+        shadowed=[str(skill.folder) for skill in found.shadowed],
+        broken=[SkillBroken(str(each.folder), each.source, each.because) for each in found.broken],
+    )
+
+
+async def show(desk: Desk, caller: Principal, asked: Show) -> SkillRead:
+    stood = await _one(desk, asked.name, asked.agent)
+    pin = await desk.store.read(partial(pins.find, kind=KIND, name=stood.skill.key))
+    return SkillRead(
+        skill=_shown(stood),
+        content=stood.skill.content,
+        difference=_difference(pin.content if pin else "", stood.skill),
+        found_good_by=pin.decided_by if pin else "",
+        found_good_at=pin.at.isoformat() if pin else "",
+    )
+
+
+async def approve(desk: Desk, caller: Principal, asked: Approve) -> SkillApproved:
+    """Find a skill good, as it was read: one that changed in between is not."""
+    stood = await _one(desk, asked.name, asked.agent)
+    skill = stood.skill
+    pin = await desk.store.read(partial(pins.find, kind=KIND, name=skill.key))
+    difference = _difference(pin.content if pin else "", skill)
+    for_agent = f" --agent {asked.agent}" if asked.agent else ""
+    if not asked.hash:
+        again = f"retinue skill approve {skill.name} --hash {skill.hash[:HASH_DIGITS_SHOWN]}{for_agent}"
+        return SkillApproved(_shown(stood), False, difference, again)
+    if len(asked.hash) < HASH_DIGITS_MIN or not skill.hash.startswith(asked.hash):
+        raise Conflict(
+            f"the skill '{skill.name}' is not the one that was read",
+            because=f"its hash begins with {skill.hash[:HASH_DIGITS_SHOWN]}; it changed, or the hash was mistyped",
+            try_this=f"read it again: retinue skill approve {skill.name}{for_agent}",
+            code="skill.changed",
+        )
+    await desk.store.write(partial(_pin, skill=skill, caller=caller, at_ms=to_ms(desk.clock.now())), point="skill")
+    return SkillApproved(_shown(await _one(desk, asked.name, asked.agent)), True, difference, "")
+
+
+async def revoke(desk: Desk, caller: Principal, asked: Show) -> SkillRevoked:
+    """Not found good any more: it is not used until someone looks at it again."""
+    skill = (await _one(desk, asked.name, asked.agent)).skill
+    gone = await desk.store.write(partial(pins.remove, kind=KIND, name=skill.key), point="skill")
+    return SkillRevoked(skill.name, gone)
+
+
+async def export(desk: Desk, caller: Principal, asked: Export) -> SkillExported:
+    """What the house writes into its own folder of skills, at the owner's word, needs no second look."""
+    bundle = bundle_of(asked.name, _operations(desk))
+    own = desk.home / FOLDER
+    folder = Path(asked.to).expanduser() if asked.to else own
+    if not folder.is_absolute():
+        raise Invalid(
+            f"'{asked.to[:200]}' is no absolute path",
+            because="the house does not know which folder you are in",
+            try_this=f"{Path('/path/to')}/{asked.to.strip('/.') or 'skills'}, or leave it out",
+            code="skill.target-relative",
+        )
+    files = await asyncio.to_thread(skill_bundles.write, bundle, folder)
+    found_good = folder == own
+    if found_good:
+        skills = (await asyncio.to_thread(find, [Root(source=Source.HOUSE, path=own)])).skills
+        written = next(skill for skill in skills if skill.name == bundle.name)
+        keep = partial(_pin, skill=written, caller=caller, at_ms=to_ms(desk.clock.now()))
+        await desk.store.write(keep, point="skill")
+    return SkillExported(
+        name=bundle.name,
+        folder=str(folder / bundle.name),
+        files=[str(file) for file in files],
+        commands=[command.verb for command in bundle.commands],
+        found_good=found_good,
+    )
+
+
+def bundle_of(noun: str, operations: Mapping[str, Operation]) -> Bundle:
+    """All operations on a noun, as a bundle."""
+    found = [each for each in operations.values() if each.name.partition(".")[0] == noun]
+    if not found:
+        nouns = sorted({name.partition(".")[0] for name in operations})
+        raise NotFound(
+            f"there are no operations about '{noun[:64]}'",
+            because=f"they are about {', '.join(nouns)}",
+            try_this=f"retinue skill export {nouns[0]}" if nouns else "load the plug-in that brings them",
+            code="skill.no-operations",
+        )
+    return Bundle(noun=noun, commands=tuple(map(_command, found)))
+
+
+def bundles_by_tool(operations: Mapping[str, Operation]) -> dict[str, str]:
+    """The bundle of every tool that is made from an operation: what `skills_exposure` needs to know."""
+    from retinue.operations.tools import tool_name
+
+    return {tool_name(each): each.name.partition(".")[0] for each in operations.values()}
+
+
+def _command(operation: Operation) -> Command:
+    return Command(
+        verb=operation.name.partition(".")[2],
+        summary=operation.summary,
+        route=operation.route,
+        effect=operation.effect,
+        parameters=tuple(
+            Option(
+                name=each.name,
+                option=each.option,
+                kind=each.kind.value,
+                help=each.help,
+                default=each.default,
+                choices=each.choices,
+                required=each.required,
+                repeated=each.repeated,
+                nullable=each.nullable,
+                place=each.place,
+            )
+            for each in parameters(operation)
+        ),
+    )
+
+
+def _operations(desk: Desk) -> Mapping[str, Operation]:
+    from retinue.operations.catalog import OPERATIONS as EVERY  # it imports us
+
+    guests = guests_of(desk)
+    return {**EVERY, **(guests.operations() if guests is not None else {})}
+
+
+async def _one(desk: Desk, name: str, agent: str) -> Standing:
+    of_agent, home = await _home(desk, agent)
+    found, stood = await shelf(desk).look(agent=of_agent, agent_home=home)
+    for each in stood:
+        if each.skill.name == name:
+            return each
+    broken = next((each for each in found.broken if each.folder.name == name), None)
+    raise NotFound(
+        f"there is no skill '{name[:64]}'",
+        because=f"{broken.folder} is not one: {broken.because}"
+        if broken
+        else "no folder of skills has one of that name",
+        try_this="look at `retinue skill list`",
+        code="skill.not-found",
+    )
+
+
+def _pin(conn: sa.Connection, *, skill: Skill, caller: Principal, at_ms: int) -> None:
+    pins.put(
+        conn,
+        KIND,
+        skill.key,
+        hash_=skill.hash,
+        content=skill.content,
+        decided_by=str(caller.address),
+        at_ms=at_ms,
+    )
+
+
+def _difference(before: str, skill: Skill) -> list[str]:
+    if before == skill.content:
+        return []
+    lines = list(
+        difflib.unified_diff(before.splitlines(), skill.content.splitlines(), "found good", "now", lineterm="", n=2)
+    )
+    if len(lines) > DIFFERENCE_LINES_MAX:
+        left = len(lines) - DIFFERENCE_LINES_MAX
+        lines = [*lines[:DIFFERENCE_LINES_MAX], f"[cut: {left} more lines; `retinue skill show` has all of it]"]
+    return lines
+
+
+def _shown(stood: Standing) -> SkillShown:
+    skill = stood.skill
+    return SkillShown(
+        name=skill.name,
+        description=skill.front.description,
+        path=str(skill.file),
+        source=skill.source,
+        state=stood.state,
+        because=stood.because,
+        hash=skill.hash,
+        bundle=skill.front.bundle,
+    )
+
+
+# For the doctor
+
+
+async def _waiting(scene: Scene) -> tuple[tuple[str, str], ...] | None:
+    if scene.store is None:
+        return None
+    settings = (await asyncio.to_thread(examine, scene.environment)).configuration.settings
+    here = Shelf(scene.home, scene.store, settings=lambda: settings, environment=scene.environment)
+    found, stood = await here.look()
+    unread = [(each.skill.name, each.because) for each in stood if each.state in (State.NEW, State.CHANGED)]
+    return (*unread, *((each.folder.name, each.because) for each in found.broken))
+
+
+def _judge(waiting: tuple[tuple[str, str], ...]) -> list[Found]:
+    return [
+        warning(
+            f"the skill '{name}' is not used",
+            because=because,
+            try_this=f"retinue skill approve {name}, which shows it first; `skill list` has them all",
+        )
+        for name, because in waiting
+    ]
+
+
+SKILLS_READ = Check(name="skills", looks_at="every skill of the house can be used", gather=_waiting, judge=_judge)
+
+
+OPERATIONS = (
+    Operation(
+        name="skill.list",
+        summary="List skills, how they stand, and where they lie.",
+        parameters=List,
+        handler=listed,
+        result=SkillsListed,
+        permission=PermissionLevel.PRIVILEGED,
+    ),
+    Operation(
+        name="skill.show",
+        summary="Show all of a skill, and what changed since it was found good.",
+        parameters=Show,
+        handler=show,
+        result=SkillRead,
+        permission=PermissionLevel.PRIVILEGED,
+    ),
+    Operation(
+        name="skill.approve",
+        summary="Find a skill good, once you have read what it says now.",
+        parameters=Approve,
+        handler=approve,
+        result=SkillApproved,
+        permission=PermissionLevel.BOSS,
+        effect=True,
+    ),
+    Operation(
+        name="skill.revoke",
+        summary="Take back that a skill was found good.",
+        parameters=Show,
+        handler=revoke,
+        result=SkillRevoked,
+        permission=PermissionLevel.BOSS,
+        effect=True,
+    ),
+    Operation(
+        name="skill.export",
+        summary="Write operations as a skill with a command line of its own.",
+        parameters=Export,
+        handler=export,
+        result=SkillExported,
+        permission=PermissionLevel.BOSS,
+        effect=True,
+    ),
+)

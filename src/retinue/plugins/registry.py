@@ -1,0 +1,261 @@
+"""What is here beside the house's own, by kind and name, and who brought it. The house's own can use this door too.
+
+A plug-in's things become visible all at once, when its `load` came back well, and go all at once when it is unloaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from retinue.config.minds import ProviderSettings
+from retinue.connectors.base import Connector
+from retinue.domain.agent import ToolRules
+from retinue.domain.errors import Conflict, Invalid
+from retinue.domain.permission import Permission
+from retinue.domain.tool import ToolSpec
+from retinue.models.base import Model
+from retinue.operations.base import Operation
+from retinue.plugins.base import PREFIX, Section
+from retinue.runners.base import Runner
+from retinue.tools.base import Output, Reaching, Scene, Tool, ToolFailed
+
+ENTRIES_MAX = 500  # of one owner
+HOUSE = "house"
+
+_TOOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OPERATION = re.compile(r"[a-z][a-z0-9-]*\.[a-z][a-z0-9-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
+
+
+class Kind(StrEnum):
+    TOOL = "tool"
+    OPERATION = "operation"
+    CONNECTOR = "connector"
+    MODEL = "model"
+    PROVIDER = "provider"
+    RUNNER = "runner"
+    SECTION = "section"
+    POLICY = "policy"
+    SKILLS = "skills"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    kind: Kind
+    name: str
+    owner: str
+    thing: Any
+
+
+Taken = Callable[[Kind, str], bool]
+
+
+class Registry:
+    def __init__(self, *, taken: Taken = lambda _kind, _name: False) -> None:
+        """`taken` says which names the house has already, by another door."""
+        self._entries: dict[tuple[Kind, str], Entry] = {}
+        self._taken = taken
+        self._told: list[Callable[[], None]] = []
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Be told whenever something came or went."""
+        self._told.append(call)
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """All of them, or none where one name is taken."""
+        for entry in entries:
+            there = self._entries.get((entry.kind, entry.name))
+            if there is not None or self._taken(entry.kind, entry.name):
+                raise Conflict(
+                    f"there is a {entry.kind} '{entry.name}' already",
+                    because=f"{there.owner if there else 'the house'} has it",
+                    try_this="unload one of them, or name the instance differently",
+                    code="plugin.name-taken",
+                )
+        self._entries |= {(entry.kind, entry.name): entry for entry in entries}
+        if entries:
+            self._tell()
+
+    def remove(self, owner: str) -> tuple[Entry, ...]:
+        """Take away all that this owner brought."""
+        gone = tuple(entry for entry in self._entries.values() if entry.owner == owner)
+        for entry in gone:
+            del self._entries[entry.kind, entry.name]
+        if gone:
+            self._tell()
+        return gone
+
+    def brought_by(self, owner: str) -> dict[str, list[str]]:
+        """Names by kind."""
+        found: dict[str, list[str]] = {}
+        for entry in self._entries.values():
+            if entry.owner == owner:
+                found.setdefault(entry.kind.value, []).append(entry.name)
+        return found
+
+    def _tell(self) -> None:
+        for call in self._told:
+            call()
+
+    def _of(self, kind: Kind) -> dict[str, Any]:
+        return {entry.name: entry.thing for entry in self._entries.values() if entry.kind is kind}
+
+    def tools(self) -> list[Tool]:
+        return list(self._of(Kind.TOOL).values())
+
+    def operations(self) -> Mapping[str, Operation]:
+        return self._of(Kind.OPERATION)
+
+    def connectors(self) -> Mapping[str, Connector]:
+        return self._of(Kind.CONNECTOR)
+
+    def models(self) -> list[Model]:
+        return list(self._of(Kind.MODEL).values())
+
+    def providers(self) -> Mapping[str, ProviderSettings]:
+        return self._of(Kind.PROVIDER)
+
+    def runners(self) -> Mapping[str, Runner]:
+        return self._of(Kind.RUNNER)
+
+    def sections(self) -> Sequence[Entry]:
+        return [entry for entry in self._entries.values() if entry.kind is Kind.SECTION]
+
+    def policies(self) -> Mapping[str, ToolRules]:
+        return self._of(Kind.POLICY)
+
+    def skill_folders(self) -> list[tuple[str, Path]]:
+        return [(entry.owner, entry.thing) for entry in self._entries.values() if entry.kind is Kind.SKILLS]
+
+
+class Registrar:
+    """Takes what one owner brings, looks at each thing, and holds it until all of it is let in."""
+
+    def __init__(self, owner: str, *, source: str = HOUSE) -> None:
+        self.entries: list[Entry] = []
+        self.alive = True  # what an owner brought says no once this is false
+        self._owner = owner
+        self._source = source
+        self._open = True
+
+    def close(self) -> None:
+        """Nothing more: whoever is late, after we stopped waiting, is told so."""
+        self._open = False
+
+    def tool(self, tool: Tool) -> None:
+        spec: object = getattr(tool, "spec", None)
+        if not isinstance(spec, ToolSpec) or not _TOOL.fullmatch(spec.name):
+            raise _unfit("tool", "it has a `spec`, whose name has at most 64 letters, digits, _ and -")
+        arguments: object = getattr(tool, "arguments", None)
+        if not (isinstance(arguments, type) and issubclass(arguments, msgspec.Struct)) or not _has(tool, "perform"):
+            raise _unfit(f"tool {spec.name}", "it has `arguments`, a msgspec Struct, and a method `perform`")
+        held = _ReachingOnLoan if isinstance(tool, Reaching) else _OnLoan
+        self._add(Kind.TOOL, spec.name, held(tool, source=self._source, registrar=self))
+
+    def operation(self, operation: Operation) -> None:
+        """Its noun is the owner's name, so that nothing of the house, and of no other guest, can be stood before."""
+        if not isinstance(operation, Operation) or not _OPERATION.fullmatch(operation.name):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise _unfit("operation", "it is an Operation, named NOUN.VERB")
+        if self._source != HOUSE and operation.name.partition(".")[0] != self._owner:
+            raise _unfit(f"operation {operation.name}", f"an operation of '{self._owner}' is named {self._owner}.VERB")
+        self._add(Kind.OPERATION, operation.name, operation)
+
+    def connector(self, connector: Connector) -> None:
+        if not all(_has(connector, name) for name in ("listen", "deliver")):
+            raise _unfit("connector", "it has the methods `listen` and `deliver`")
+        self._add(Kind.CONNECTOR, _text(connector, "instance"), connector)
+
+    def model(self, model: Model) -> None:
+        if not _has(model, "reply"):
+            raise _unfit("model", "it has a method `reply`")
+        self._add(Kind.MODEL, _text(model, "name"), model)
+
+    def provider(self, name: str, provider: ProviderSettings) -> None:
+        """Someone who sells models: as [providers.NAME] of the settings would declare it."""
+        self._add(Kind.PROVIDER, name, _is(provider, ProviderSettings, "provider"))
+
+    def runner(self, name: str, runner: Runner) -> None:
+        if not _has(runner, "work"):
+            raise _unfit(f"runner {name}", "it has a method `work`")
+        self._add(Kind.RUNNER, name, runner)
+
+    def section(self, section: Section) -> None:
+        self._add(Kind.SECTION, _text(section, "name"), _is(section, Section, "section"))
+
+    def policy(self, name: str, rules: ToolRules) -> None:
+        """Rules over tools that an agent can be given by name."""
+        self._add(Kind.POLICY, name, _is(rules, ToolRules, "policy"))
+
+    def skills(self, folder: Path) -> None:
+        """A folder in which skills lie."""
+        if not folder.is_absolute() or not folder.is_dir():
+            raise _unfit("folder of skills", "it is an absolute path of a folder that is there")
+        self._add(Kind.SKILLS, f"{self._owner}/{len(self.entries)}", folder)
+
+    def _add(self, kind: Kind, name: str, thing: Any) -> None:
+        if not self._open:
+            raise _unfit(f"{kind} {name}", "it came too late: the plug-in is not being loaded any more")
+        if not _NAME.fullmatch(name):
+            raise _unfit(f"{kind} {name[:80]!r}", "its name has at most 100 letters, digits and . _ : / -")
+        if len(self.entries) >= ENTRIES_MAX:
+            raise _unfit(f"{kind} {name}", f"one plug-in brings at most {ENTRIES_MAX} things")
+        if any(entry.kind is kind and entry.name == name for entry in self.entries):
+            raise _unfit(f"{kind} {name}", "it was registered twice")
+        self.entries.append(Entry(kind=kind, name=name, owner=self._owner, thing=thing))
+
+
+class _OnLoan:
+    """A plug-in's tool, labelled with who brought it. A run that still holds it after the unload is told so."""
+
+    def __init__(self, tool: Tool, *, source: str, registrar: Registrar) -> None:
+        self._tool = tool
+        self._registrar = registrar
+        self.spec: ToolSpec = replace(tool.spec, source=source)
+        self.arguments: type[msgspec.Struct] = tool.arguments
+
+    async def perform(self, arguments: Any, scene: Scene) -> Output | str:
+        if not self._registrar.alive:
+            raise ToolFailed(
+                f"'{self.spec.name}' is not here any more",
+                because=f"{self.spec.source} was unloaded",
+                try_this="go on without it",
+                code="plugin.unloaded",
+            )
+        return await self._tool.perform(arguments, scene)
+
+
+class _ReachingOnLoan(_OnLoan):
+    def needs(self, arguments: Any, scene: Scene) -> Sequence[Permission]:
+        return cast(Reaching, self._tool).needs(arguments, scene)
+
+
+def source_of(plugin: str) -> str:
+    return PREFIX + plugin
+
+
+def _has(thing: object, method: str) -> bool:
+    return callable(getattr(thing, method, None))
+
+
+def _text(thing: object, name: str) -> str:
+    value: object = getattr(thing, name, None)
+    if not isinstance(value, str):
+        raise _unfit(type(thing).__name__, f"its `{name}` is a text")
+    return value
+
+
+def _is(thing: Any, kind: type[Any], what: str) -> Any:
+    if not isinstance(thing, kind):
+        raise _unfit(what, f"it is a {kind.__name__}")
+    return thing
+
+
+def _unfit(what: str, because: str) -> Invalid:
+    return Invalid(f"this {what} cannot be registered", because=because, code="plugin.unfit")
