@@ -73,6 +73,7 @@ from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.tools.base import Tool
 from retinue.tools.files import Read
+from retinue.tools.grants import Grants
 from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
@@ -163,6 +164,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             [*own, *tools_of(OPERATIONS.values(), lambda: desk)],
             clock=clock,
             calls_per_minute=settings.limits.calls_per_minute,
+            settings=lambda: current().tools,
+            grants=Grants(store, clock),
         )
         outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
         asker = Asker(minds, clock, settings.zone, media=FileMedia(files))

@@ -17,6 +17,7 @@ from retinue.domain.tool import Call
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.tools import tool_name, tools_of
 from retinue.policy.permissions import reaches
+from retinue.policy.tools import Circumstances
 from retinue.testing.household import Household
 from retinue.tools.base import Scene
 from retinue.tools.toolbox import Toolbox
@@ -89,9 +90,9 @@ async def test_a_call_that_is_made_again_has_its_effect_once(house: DeskHouse) -
 
 def test_a_bare_star_does_not_hand_out_the_keys_of_the_house(tmp_path: Path) -> None:
     tools = Toolbox(tools_of(OPERATIONS.values(), lambda: pytest.fail("nobody asks")))  # type: ignore[arg-type]
-    assert tools.offered(ada()) == []
-    assert [spec.name for spec in tools.offered(ada(allow=("*", "session_list")))] == ["session_list"]
-    named = {spec.name for spec in tools.offered(ada(allow=("session_*",)))}
+    assert tools.offered(ada(), Circumstances()) == []
+    assert [spec.name for spec in tools.offered(ada(allow=("*", "session_list")), Circumstances())] == ["session_list"]
+    named = {spec.name for spec in tools.offered(ada(allow=("session_*",)), Circumstances())}
     assert "session_list" in named and all(name.startswith("session_") for name in named)
     denied = replace(ada(allow=("session_*",)), tools=ToolRules(allow=("session_*",), deny=("*",)))
-    assert tools.offered(denied) == []
+    assert tools.offered(denied, Circumstances()) == []

@@ -294,7 +294,7 @@ async def test_it_lists_the_tools_that_are_offered(tmp_path: Path) -> None:
         assert "- `read`: Read a text file of your home" in listed
         assert "append_line" not in listed
         answer = await say(house, "call append_line hello")
-        assert answer == "`append_line` did not work: Not allowed: the agent's rules deny 'append_line'."
+        assert answer.startswith("`append_line` did not work: Not allowed: the agent guide denies 'append_line'")
 
 
 async def test_a_tool_that_does_not_exist_is_told_as_the_house_tells_it(household: Household) -> None:

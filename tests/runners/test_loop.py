@@ -365,7 +365,7 @@ async def test_a_call_that_asks_parks_the_run_after_the_others_are_done(desk: De
     with pytest.raises(Parked) as parked:
         await desk.work(journal)
     assert (parked.value.turn, [c.arguments for c in parked.value.calls]) == (0, [{"text": "never"}])
-    assert parked.value.because == "the agent's rules ask 'append_line'"
+    assert parked.value.because == "the agent ada asks before 'append_line'"
     assert desk.witness == []
 
 

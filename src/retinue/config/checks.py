@@ -14,6 +14,7 @@ PORT_MAX = 65_535
 HOST_LENGTH_MAX = 253
 MODEL_LENGTH_MAX = 200
 ALIAS_LENGTH_MAX = 60
+TOOL_PROFILES = ("minimal", "coding", "messaging", "full")
 DEFAULT = "default"  # said of a model or an effort: as it would be without being said
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -126,6 +127,10 @@ def effort(text: str) -> str | None:
 
 def effort_or_default(text: str) -> str | None:
     return None if text == DEFAULT else effort(text)
+
+
+def tool_profile(text: str) -> str | None:
+    return None if text in TOOL_PROFILES else f"must be one of {', '.join(TOOL_PROFILES)}"
 
 
 def header(text: str) -> str | None:

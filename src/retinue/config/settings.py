@@ -10,6 +10,7 @@ from typing import cast
 from zoneinfo import ZoneInfo
 
 from retinue.config import checks
+from retinue.config.hands import ApprovalSettings, ToolSettings
 from retinue.config.mcp import McpServer
 from retinue.config.minds import Budgets, Context, Models, ProviderSettings
 from retinue.config.rules import Effect, Rule, setting
@@ -183,6 +184,8 @@ class Settings:
     models: Models = Models()
     context: Context = Context()
     budgets: Budgets = Budgets()
+    tools: ToolSettings = ToolSettings()
+    approvals: ApprovalSettings = ApprovalSettings()
     sandbox: SandboxSettings = SandboxSettings()
     web: WebSettings = WebSettings()
     mcp: Mapping[str, McpServer] = field(default_factory=dict[str, McpServer])
@@ -190,5 +193,17 @@ class Settings:
     plugins: Mapping[str, PluginSettings] = field(default_factory=dict[str, PluginSettings])
 
 
-OWN_SECTIONS = ("providers", "models", "context", "budgets", "sandbox", "web", "mcp", "skills", "plugins")
+OWN_SECTIONS = (
+    "providers",
+    "models",
+    "context",
+    "budgets",
+    "tools",
+    "approvals",
+    "sandbox",
+    "web",
+    "mcp",
+    "skills",
+    "plugins",
+)
 """Fields of the settings that are sections of the file on their own."""

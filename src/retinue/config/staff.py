@@ -46,6 +46,7 @@ AGENT_RULES: Mapping[str, Rule] = {
     ),
     "concurrency": Rule(least=1, most=1000),
     "queue.cap": Rule(least=1, most=100_000),
+    "tools.profile": Rule(check=checks.tool_profile, example="coding"),
     "turns_max": Rule(least=1, most=100_000),
     "run_seconds_max": Rule(least=1),
     "tokens_max": Rule(least=1),

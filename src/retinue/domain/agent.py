@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -30,12 +31,29 @@ class PermissionLevel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolRules:
-    """Globs over tool names. Deny wins, then ask; what no list names is not offered."""
+class ToolLists:
+    """Globs over names of tools and of groups of them (`group:web`). Deny wins, then ask; what `allow` does not name is
+    not offered.
 
+    Not set, `allow` is everything; an empty list is nothing, here as everywhere. `also_allow` adds to a profile or to
+    `allow` without replacing it. A tool passes `capabilities_allow` when each of its capabilities does.
+    """
+
+    profile: str | None = None
     allow: tuple[str, ...] = ("*",)
+    also_allow: tuple[str, ...] = ()
     ask: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
+    capabilities_allow: tuple[str, ...] = ("*",)
+    capabilities_deny: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRules(ToolLists):
+    """An agent's own. `policy` names one of the house's; `by_provider` is for whoever it thinks with."""
+
+    policy: str | None = None
+    by_provider: Mapping[str, ToolLists] = field(default_factory=dict[str, ToolLists], hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from retinue.domain.address import Address
+from retinue.domain.grant import GrantScope
 from retinue.domain.ids import ApprovalId, RunId, SessionId
+from retinue.domain.permission import Permission
 from retinue.domain.tool import Call
 
 APPROVAL_EXPIRES_AFTER_S = 24 * 3600.0
@@ -32,3 +35,10 @@ class Approval:
     expires_at: datetime
     decided_by: str = ""
     released: bool = False  # its run went on without the answer: a decision now makes a run of its own
+    would_grant: tuple[
+        Permission, ...
+    ] = ()  # by a yes for longer than once; none where only these calls are asked about
+    asked_of: tuple[Address, ...] = ()
+    scope: GrantScope | None = None  # of a yes
+    words: str = ""  # what was said with the decision
+    escalate_at: datetime | None = None  # when the next in line is asked

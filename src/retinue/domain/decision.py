@@ -16,6 +16,7 @@ class Verdict(StrEnum):
 class Decision:
     verdict: Verdict
     because: str
+    key: str = ""  # what to change for another one
 
     @property
     def allowed(self) -> bool:

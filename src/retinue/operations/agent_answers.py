@@ -36,10 +36,19 @@ class AgentQueue(msgspec.Struct, frozen=True):
     overflow: Overflow
 
 
-class AgentTools(msgspec.Struct, frozen=True):
+class AgentToolLists(msgspec.Struct, frozen=True, kw_only=True):
+    profile: str | None
     allow: list[str]
+    also_allow: list[str]
     ask: list[str]
     deny: list[str]
+    capabilities_allow: list[str]
+    capabilities_deny: list[str]
+
+
+class AgentTools(AgentToolLists, frozen=True, kw_only=True):
+    policy: str | None
+    by_provider: dict[str, AgentToolLists]
 
 
 class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,5 +169,5 @@ def full_form(agent: Agent, form: type[Form], /, **more: Any) -> Form:
     told: dict[str, Any] = {each.name: getattr(agent, each.name) for each in fields(agent)}
     told["fallbacks"] = None if agent.fallbacks is None else list(agent.fallbacks)
     told["queue"] = AgentQueue(agent.queue.mode, agent.queue.cap, agent.queue.overflow)
-    told["tools"] = AgentTools(list(agent.tools.allow), list(agent.tools.ask), list(agent.tools.deny))
+    told["tools"] = msgspec.convert(agent.tools, AgentTools, from_attributes=True)
     return form(**told, **more)

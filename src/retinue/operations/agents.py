@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from retinue.agents.changes import DEFAULT, FIELDS, OWN_BUSINESS, changed, differences
 from retinue.agents.home import ensure_home, home_of, remove_home
-from retinue.config.checks import effort_or_default, model_reference
+from retinue.config.checks import TOOL_PROFILES, effort_or_default, model_reference, tool_profile
 from retinue.config.staff import AGENT_RULES, RUNNERS
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
@@ -58,6 +58,9 @@ class ModelGiven(msgspec.Struct, forbid_unknown_fields=True):
     fallbacks: list[str] | None = None
 
 
+ONLY_DECLARED = frozenset({"tools_by_provider"})  # a table, which only the settings file can hold
+
+
 class Fields(msgspec.Struct, forbid_unknown_fields=True):
     """What an agent is. Left out: as it is, or as a new one has it. `default` for model or effort clears it.
 
@@ -77,9 +80,14 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True):
     queue_mode: QueueMode | None = None
     queue_cap: int | None = None
     queue_overflow: Overflow | None = None
+    tools_profile: str | None = None
     tools_allow: list[str] | None = None
+    tools_also_allow: list[str] | None = None
     tools_ask: list[str] | None = None
     tools_deny: list[str] | None = None
+    tools_capabilities_allow: list[str] | None = None
+    tools_capabilities_deny: list[str] | None = None
+    tools_policy: str | None = None
     turns_max: int | None = None
     run_seconds_max: float | None = None
     tokens_max: int | None = None
@@ -367,6 +375,8 @@ def _given(asked: Fields) -> dict[str, Any]:
     """What was said of an agent's fields, as it is kept. Everything has a bound."""
     given: dict[str, Any] = {}
     for name in FIELDS:
+        if name in ONLY_DECLARED:
+            continue
         value = _said(asked, name)
         if isinstance(value, list):
             rules = cast(list[str], value)
@@ -380,6 +390,8 @@ def _given(asked: Fields) -> dict[str, Any]:
             given[name] = value
     if asked.runner is not None and asked.runner not in RUNNERS:
         raise _unfit("runner", f"there is no runner {asked.runner[:64]!r}; there are {', '.join(sorted(RUNNERS))}")
+    if wrong := tool_profile(given.get("tools_profile", TOOL_PROFILES[0])):
+        raise _unfit("tools_profile", f"it {wrong}")
     for name in ("runner", "provider", "model", "effort"):
         if given.get(name) == "":
             raise _unfit(name, "it is empty; `default` and `clear` are there to take it back")

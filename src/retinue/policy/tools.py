@@ -1,21 +1,276 @@
-"""May this agent make this call? Deny wins, then ask; what no list names is denied."""
+"""May this tool be used here? Layers of rules, each of which can only take away: deny wins, then ask.
+
+global -> provider and model -> agent -> session -> sender, and how it is called. What a call needs beyond that
+(permissions, the origin of its arguments, a sandbox) is judged by `policy/judging`.
+"""
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
-from retinue.domain.agent import ToolRules
+from retinue.config.hands import ToolSettings
+from retinue.domain.address import Address
+from retinue.domain.agent import Agent, ToolLists
 from retinue.domain.decision import Decision, Verdict
+from retinue.domain.session import OriginKind
+from retinue.domain.tool import ToolSpec
+from retinue.policy.groups import (
+    EVERYTHING,
+    GROUPS,
+    INVOKE_DENIED,
+    PROFILES,
+    SUBAGENT_DENIED,
+    expanded,
+    fits,
+)
 
-EVERYTHING = "*"
+SYSTEM = "system_"
+AGENTS = "agents_"
+ALLOWED = Decision(Verdict.ALLOW, "no rule is against it")
 
 
-def decide(rules: ToolRules, tool: str, *, by_name: bool = False) -> Decision:
-    """`by_name`: a bare `*` does not let an agent have it."""
-    for globs, verdict in ((rules.deny, Verdict.DENY), (rules.ask, Verdict.ASK), (rules.allow, Verdict.ALLOW)):
-        for glob in globs:
-            if by_name and glob == EVERYTHING and verdict is not Verdict.DENY:
+class Door(StrEnum):
+    """How a call comes in."""
+
+    MODEL = "model"
+    INVOKE = "invoke"  # called directly, over HTTP or from the terminal
+    MCP = "mcp"
+    SKILL = "skill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What is known of whoever wants to use a tool, beside who they are."""
+
+    provider: str = ""
+    model: str = ""
+    origin: OriginKind = OriginKind.TERMINAL
+    sender: Address | None = None
+    channel: str = ""  # CONNECTOR:ROOM, where the words came from one
+    door: Door = Door.MODEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One place where rules stand. `own` are the agent's, which `system_*` tools pass."""
+
+    name: str
+    key: str
+    lists: ToolLists
+    own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one layer says, and which setting says it."""
+
+    layer: str
+    verdict: Verdict
+    because: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rules:
+    """A layer with its names spelled out."""
+
+    layer: Layer
+    profile: tuple[str, ...] | None
+    allow: tuple[str, ...] | None  # None: everything, or a list of nothing but plug-ins, which hides no other tool
+    also_allow: tuple[str, ...]
+    ask: tuple[str, ...]
+    deny: tuple[str, ...]
+
+
+class Chain:
+    """The rules for one agent in its circumstances. Pure, and the same on every door."""
+
+    def __init__(self, layers: Sequence[Layer], known: Iterable[ToolSpec]) -> None:
+        self.layers = tuple(layers)
+        specs = {spec.name: spec for spec in known}
+        sources = _by_source(specs.values())
+        self.warnings: list[str] = []
+        self._rules = [self._spelled_out(layer, specs, sources) for layer in self.layers]
+        # `*` and a profile are not names. What needs to be named is named where it is allowed, in any layer.
+        self._named = [glob for rules in self._rules for glob in (*(rules.allow or ()), *rules.also_allow, *rules.ask)]
+
+    def decide(self, spec: ToolSpec) -> Decision:
+        asked: Finding | None = None
+        for finding in self._look(spec):
+            if finding.verdict is Verdict.DENY:
+                return Decision(Verdict.DENY, finding.because, finding.key)
+            if finding.verdict is Verdict.ASK and asked is None:
+                asked = finding
+        return Decision(Verdict.ASK, asked.because, asked.key) if asked else ALLOWED
+
+    def findings(self, spec: ToolSpec) -> tuple[Finding, ...]:
+        """What every layer says, for whoever wants to know why."""
+        return tuple(self._look(spec))
+
+    def _look(self, spec: ToolSpec) -> Iterator[Finding]:
+        if spec.by_name and not any(glob != EVERYTHING and fits(glob, spec.name) for glob in self._named):
+            because = f"'{spec.name}' is only for agents whose rules name it"
+            yield Finding("by name", Verdict.DENY, because, _agent_key(self.layers, "also_allow"))
+        for rules in self._rules:
+            yield _say(rules, spec)
+
+    def _spelled_out(
+        self, layer: Layer, specs: Mapping[str, ToolSpec], sources: Mapping[str, tuple[str, ...]]
+    ) -> _Rules:
+        lists = layer.lists
+        allow: tuple[str, ...] | None = expanded(lists.allow, sources)
+        for field in ("allow", "also_allow", "ask", "deny"):
+            for entry in getattr(lists, field):
+                if not any(fits(glob, name) for glob in expanded((entry,), sources) for name in specs):
+                    if entry != EVERYTHING and not _is_known(entry):
+                        self.warnings.append(f"{layer.key}.{field} names '{entry}', and there is no such tool")
+        if allow and _only_plugins(allow, specs):
+            self.warnings.append(f"{layer.key}.allow names only plug-ins: it adds to what else is allowed")
+            allow = None
+        return _Rules(
+            layer=layer,
+            profile=PROFILES.get(lists.profile, ()) if lists.profile is not None else None,
+            allow=None if allow == (EVERYTHING,) else allow,
+            also_allow=expanded(lists.also_allow, sources),
+            ask=expanded(lists.ask, sources),
+            deny=expanded(lists.deny, sources),
+        )
+
+
+def _say(rules: _Rules, spec: ToolSpec) -> Finding:
+    """One layer on one tool. Deny first, then what is allowed, then capabilities, then ask."""
+    layer, lists, name = rules.layer, rules.layer.lists, spec.name
+
+    def found(verdict: Verdict, because: str, field: str) -> Finding:
+        return Finding(layer.name, verdict, because, f"{layer.key}.{field}")
+
+    if layer.own and name.startswith(SYSTEM):
+        return found(Verdict.ALLOW, f"{SYSTEM}* tools pass an agent's own lists", "allow")
+    if (glob := _first(rules.deny, name)) is not None:
+        return found(Verdict.DENY, f"{layer.name} denies '{glob}'", "deny")
+    asked = _first(rules.ask, name)  # to be asked about, it has to be there
+    if asked is None and _first(rules.also_allow, name) is None:
+        if rules.profile is not None and _first(rules.profile, name) is None:
+            return found(Verdict.DENY, f"{layer.name} has the profile '{lists.profile}', without '{name}'", "profile")
+        if rules.allow is not None and _first(rules.allow, name) is None:
+            return found(Verdict.DENY, f"{layer.name} does not allow '{name}'", "allow")
+    for capability in sorted(spec.capabilities):
+        if _first(lists.capabilities_allow, capability) is None:
+            because = f"{layer.name} does not allow the capability '{capability}'"
+            return found(Verdict.DENY, because, "capabilities_allow")
+        if (glob := _first(lists.capabilities_deny, capability)) is not None:
+            return found(Verdict.DENY, f"{layer.name} denies the capability '{glob}'", "capabilities_deny")
+    if asked is not None:
+        return found(Verdict.ASK, f"{layer.name} asks before '{asked}'", "ask")
+    return found(Verdict.ALLOW, f"{layer.name} has nothing against it", "allow")
+
+
+def _first(globs: Sequence[str], text: str) -> str | None:
+    return next((glob for glob in globs if fits(glob, text)), None)
+
+
+def _only_plugins(globs: Sequence[str], specs: Mapping[str, ToolSpec]) -> bool:
+    """Whether these fit tools of plug-ins and no other: then they were written to add them, not to hide the rest."""
+    fitting = [spec for name, spec in specs.items() if any(fits(glob, name) for glob in globs)]
+    return bool(fitting) and all(":" in spec.source for spec in fitting)
+
+
+def _by_source(specs: Iterable[ToolSpec]) -> dict[str, tuple[str, ...]]:
+    """The tools of each plug-in or MCP server, under `plugin:NAME` and, where no group is called so, under NAME."""
+    found: dict[str, list[str]] = {}
+    for spec in specs:
+        kind, colon, name = spec.source.casefold().partition(":")
+        if colon:
+            found.setdefault(f"{kind}:{name}", []).append(spec.name)
+            if name not in GROUPS:
+                found.setdefault(name, []).append(spec.name)
+    return {name: tuple(tools) for name, tools in found.items()}
+
+
+def _is_known(entry: str) -> bool:
+    """Names of tools that this house may simply not have, such as those of a browser."""
+    name = entry.casefold()
+    return name.startswith(("group:", SYSTEM)) or name in GROUPS or any(name in tools for tools in GROUPS.values())
+
+
+def _agent_key(layers: Sequence[Layer], field: str) -> str:
+    return next((f"{layer.key}.{field}" for layer in layers if layer.own), f"tools.{field}")
+
+
+# --- which layers there are ---
+
+
+def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> list[Layer]:
+    """In the order of the design: house, provider and model, agent, session, sender, door."""
+    own = agent.tools
+    key = f"agents.{agent.name}.tools"
+    # An agent's profile takes the place of the house's.
+    house = settings if own.profile is None else _without_profile(settings)
+    layers = [Layer(name="the house", key="tools", lists=house)]
+    if not settings.agents_enabled:
+        off = ToolLists(deny=(f"{AGENTS}*",))
+        layers.append(Layer(name="the house (agents_enabled)", key="tools.agents_enabled", lists=off))
+    layers += _by_provider(settings.by_provider, "tools", where, own=False)
+    if own.policy is not None:
+        named = settings.policies.get(own.policy)
+        # A policy that is named and not there lets nothing pass: it was meant to restrict.
+        lists = named if named is not None else ToolLists(allow=())
+        because = own.policy if named is not None else f"{own.policy}, which is not declared"
+        layers.append(Layer(name=f"the policy {because}", key=f"tools.policies.{own.policy}", lists=lists))
+    layers.append(Layer(name=f"the agent {agent.name}", key=key, lists=own, own=True))
+    layers += _by_provider(own.by_provider, key, where, own=True)
+    if where.origin is OriginKind.SUBAGENT:
+        fixed = ToolLists(deny=SUBAGENT_DENIED)
+        layers.append(Layer(name="what subagents never have", key="tools.by_session.subagent", lists=fixed))
+    if (lists := settings.by_session.get(where.origin.value)) is not None:
+        name = f"the rules for {where.origin} sessions"
+        layers.append(Layer(name=name, key=f"tools.by_session.{where.origin}", lists=lists))
+    layers += _by_sender(settings, where)
+    if where.door is Door.INVOKE:
+        denied = tuple(name for name in INVOKE_DENIED if not any(fits(glob, name) for glob in settings.invoke_allow))
+        layers.append(Layer(name="direct calls", key="tools.invoke_allow", lists=ToolLists(deny=denied)))
+    return layers
+
+
+def _without_profile(settings: ToolSettings) -> ToolLists:
+    return ToolLists(
+        allow=settings.allow,
+        also_allow=settings.also_allow,
+        ask=settings.ask,
+        deny=settings.deny,
+        capabilities_allow=settings.capabilities_allow,
+        capabilities_deny=settings.capabilities_deny,
+    )
+
+
+def _by_provider(rules: Mapping[str, ToolLists], key: str, where: Circumstances, *, own: bool) -> list[Layer]:
+    """The rules for a model go before those for its provider."""
+    by_name = {name.casefold(): (name, lists) for name, lists in rules.items()}
+    for wanted in (f"{where.provider}/{where.model}", where.provider):
+        if where.provider and wanted.casefold() in by_name:
+            name, lists = by_name[wanted.casefold()]
+            return [Layer(name=f"the rules for {name}", key=f"{key}.by_provider.{name}", lists=lists, own=own)]
+    return []
+
+
+def _by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
+    layers: list[Layer] = []
+    sender = str(where.sender) if where.sender is not None else ""
+    for name, lists in settings.by_sender.items():
+        if sender and fits(name, sender):
+            layers.append(Layer(name=f"the rules for {name}", key=f"tools.by_sender.{name}", lists=lists))
+    if where.channel:
+        # The nearest rules count alone: of this sender here, of this channel, of the sender anywhere, of any channel.
+        for channel in (where.channel, EVERYTHING):
+            rules = settings.by_channel.get(channel)
+            if rules is None:
                 continue
-            if fnmatchcase(tool, glob):
-                return Decision(verdict, f"the agent's rules {verdict} '{glob}'")
-    return Decision(Verdict.DENY, f"no rule of the agent names '{tool}'")
+            key = f"tools.by_channel.{channel}"
+            for name, lists in rules.by_sender.items():
+                if sender and fits(name, sender):
+                    told = f"the rules for {name} in {channel}"
+                    return [*layers, Layer(name=told, key=f"{key}.by_sender.{name}", lists=lists)]
+            return [*layers, Layer(name=f"the rules for {channel}", key=key, lists=rules)]
+    return layers

@@ -111,7 +111,7 @@ class Asker:
                 session=case.session,
                 instructions=case.instructions,
                 records=self._view(case, facts),  # only now: someone may have joined in with the intent
-                tools=case.tools if facts.tools else (),
+                tools=case.tools(facts),
                 output_tokens_max=granted.output_tokens_max,
                 effort=effort,
                 media=self._media,

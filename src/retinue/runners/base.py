@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from retinue.domain.agent import Agent
+from retinue.domain.permission import Permission
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Body, Reply
 from retinue.domain.run import NO_REQUEST, RunRequest
@@ -57,11 +58,14 @@ def is_silent(body: Body) -> bool:
 class Parked(Exception):
     """Not an error: the run waits for a person and holds nothing meanwhile. It is taken up again where it was."""
 
-    def __init__(self, calls: tuple[Call, ...], *, turn: int, because: str) -> None:
+    def __init__(
+        self, calls: tuple[Call, ...], *, turn: int, because: str, would_grant: tuple[Permission, ...] = ()
+    ) -> None:
         super().__init__(f"waiting for a person to decide about {', '.join(c.tool for c in calls)}")
         self.calls = calls
         self.turn = turn
         self.because = because
+        self.would_grant = would_grant  # by a yes for longer than once
 
 
 class Runner(Protocol):

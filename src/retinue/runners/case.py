@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from retinue.domain.ids import SessionId
-from retinue.domain.model import ModelFacts
+from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.money import CallTerms
 from retinue.domain.ports import Clock, Journal, Tell
 from retinue.domain.record import Reply, UserTurn
@@ -34,7 +34,7 @@ class Case:
     assignment: Assignment
     journal: Journal
     tell: Tell
-    tools: Sequence[ToolSpec]
+    offered: Callable[[ModelRef], Sequence[ToolSpec]]
     remarks: list[str] = field(default_factory=list[str])
     tries: keeping.Tries = keeping.Tries()
     failed_at: int | None = None  # tokens, when a compaction last came to nothing
@@ -65,6 +65,10 @@ class Case:
             for attachment in turn.attachments
         )
 
+    def tools(self, facts: ModelFacts) -> Sequence[ToolSpec]:
+        """What this model is offered: nothing, where it cannot call tools."""
+        return self.offered(facts.ref) if facts.tools else ()
+
     def remark(self, words: str) -> None:
         if words not in self.remarks:
             self.remarks.append(words)
@@ -84,7 +88,7 @@ class Sizes:
         return meter.measure(
             case.journal.records,
             instructions=case.instructions,
-            tools=case.tools if facts.tools else (),
+            tools=case.tools(facts),
             result_chars_max=result_chars_max(facts.window_tokens),
         )
 

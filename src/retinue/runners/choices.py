@@ -16,6 +16,7 @@ from retinue.domain.record import Record
 from retinue.domain.session import Mind, Session
 from retinue.models.fallback import why_now
 from retinue.models.minds import Minds
+from retinue.policy.tools import Circumstances
 from retinue.runners.context import arranged
 from retinue.runners.keeping import report
 from retinue.tools.toolbox import Toolbox
@@ -64,12 +65,13 @@ class HouseChoices:
             return [f"model: {error.sentence}"]
         facts = self._minds.catalog.facts(ref)
         capped, pruned = self._shortened(session.id)
+        where = Circumstances(provider=ref.provider, model=ref.model, origin=session.origin.kind)
         figures = report(
             arranged(records),
             model=str(ref),
             window_tokens=facts.window_tokens,
             instructions=agent.instructions,
-            tools=self._toolbox.offered(agent) if facts.tools else (),
+            tools=self._toolbox.offered(agent, where) if facts.tools else (),
             compactions=session.compactions,
             capped=capped,
             pruned=pruned,

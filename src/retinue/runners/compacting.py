@@ -97,7 +97,7 @@ class ContextKeeper:
         while True:
             state = keeping.ContextState(
                 measure=self._sizes.measure(case, facts),
-                can_write=any(tool.name == keeping.WRITE_TOOL for tool in case.tools),
+                can_write=any(tool.name == keeping.WRITE_TOOL for tool in case.tools(facts)),
                 failed_at=case.failed_at,
             )
             match keeping.assess(state, settings, facts.window_tokens):

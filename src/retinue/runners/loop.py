@@ -7,20 +7,23 @@ its records end; there is no other state to restore.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from retinue.domain.agent import Agent
+from retinue.domain.model import ModelRef
 from retinue.domain.money import BudgetSpent
 from retinue.domain.permission import Rights
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Note, Record, Reply, Stop, UserTurn
-from retinue.domain.tool import Call, ToolResult, call_hash
+from retinue.domain.session import OriginKind
+from retinue.domain.tool import Call, ToolResult, ToolSpec, call_hash
 from retinue.models.calls import unreadable
+from retinue.policy.tools import Circumstances
 from retinue.runners.asking import Asker, Case
 from retinue.runners.base import Assignment, Finished, Parked, is_silent
 from retinue.tools.base import Scene
-from retinue.tools.toolbox import Toolbox, refusal
+from retinue.tools.toolbox import Occasion, Toolbox, refusal
 
 REPEATS_MAX = 5
 
@@ -116,7 +119,8 @@ class Loop:
         self._toolbox = toolbox
 
     async def work(self, assignment: Assignment, journal: Journal, ask: Ask, tell: Tell) -> Finished:
-        case = Case(assignment, journal, tell, tools=self._toolbox.offered(assignment.agent))
+        where = _circumstances(assignment, journal)
+        case = Case(assignment, journal, tell, offered=partial(self._offered, assignment.agent, where))
         if assignment.request.compact is not None:
             return await self._asker.compact_only(case, assignment.request.compact)
         try:
@@ -126,6 +130,9 @@ class Loop:
                 raise
             # What was done so far is not thrown away with what could not be done.
             return _cut_off(journal.own, f"I had to stop: {_in_words(spent_up)}", remarks=case.remarks)
+
+    def _offered(self, agent: Agent, where: Circumstances, ref: ModelRef) -> Sequence[ToolSpec]:
+        return self._toolbox.offered(agent, replace(where, provider=ref.provider, model=ref.model))
 
     async def _take_turns(self, case: Case, ask: Ask) -> Finished:
         assignment, journal = case.assignment, case.journal
@@ -155,23 +162,23 @@ class Loop:
         if refused := [refusal(call, why) for call in calls.values() if (why := unreadable(call))]:
             await journal.keep(refused)  # before anyone is asked about what nobody could read
             calls = {index: call for index, call in calls.items() if not unreadable(call)}
-        plan = self._toolbox.decide(assignment.agent, list(calls.values()), ask)
+        plan = await self._toolbox.decide(list(calls.values()), ask, _occasion(assignment, journal))
         if plan.closed:
             await journal.keep(plan.closed)
         for index, call in calls.items():
             if call in plan.allowed:
-                await self._perform_one(assignment, journal, turn, index, call)
+                await self._perform_one(journal, turn, index, call, plan.scenes[call.id])
         if plan.asked:
-            raise Parked(plan.asked, turn=turn, because=plan.because)
+            raise Parked(plan.asked, turn=turn, because=plan.because, would_grant=plan.would_grant)
 
     async def _perform_stored(self, assignment: Assignment, journal: Journal, ask: Ask, calls: dict[int, Call]) -> None:
         """Calls whose turn has gone by: allowed by a person since, and put to policy once more."""
         calls = await self._perform_begun(assignment, journal, ask, -1, calls, stored=True)
-        plan = self._toolbox.decide(assignment.agent, list(calls.values()), ask)
+        plan = await self._toolbox.decide(list(calls.values()), ask, _occasion(assignment, journal))
         refused = {result.call: result for result in plan.closed}
         for index, call in calls.items():
             if call in plan.allowed:
-                await self._perform_one(assignment, journal, -1, index, call, stored=True)
+                await self._perform_one(journal, -1, index, call, plan.scenes[call.id], stored=True)
             else:
                 await journal.keep_note(refused.get(call.id) or refusal(call, "Not done: nobody has allowed it."))
 
@@ -187,33 +194,27 @@ class Loop:
     ) -> dict[int, Call]:
         """Calls that were cut off come first: whatever policy says by now, they may have happened. Returns the rest."""
         begun = {index: call for index, call in calls.items() if journal.begun(turn, index)}
-        again = self._toolbox.decide(assignment.agent, list(begun.values()), ask).allowed
-        for index, call in begun.items():
-            await self._perform_one(assignment, journal, turn, index, call, again=call in again, stored=stored)
+        if begun:
+            occasion = _occasion(assignment, journal)
+            plan = await self._toolbox.decide(list(begun.values()), ask, occasion)
+            for index, call in begun.items():
+                again = plan.scenes.get(call.id)
+                scene = again or occasion.scene(call)
+                await self._perform_one(journal, turn, index, call, scene, again=again is not None, stored=stored)
         return {index: call for index, call in calls.items() if index not in begun}
 
     async def _perform_one(
         self,
-        assignment: Assignment,
         journal: Journal,
         turn: int,
         index: int,
         call: Call,
+        scene: Scene,
         *,
         again: bool = True,
         stored: bool = False,
     ) -> None:
         spec = self._toolbox.spec(call.tool)
-        scene = Scene(
-            agent=assignment.agent,
-            session=assignment.session.id,
-            run=journal.run.id,
-            call=call.id,
-            home=assignment.home,
-            rights=Rights(workspace=assignment.home),
-            origin=assignment.session.origin.kind,
-            sender=journal.run.sender,
-        )
         await journal.perform(
             turn,
             index,
@@ -222,6 +223,31 @@ class Loop:
             repeatable=again and spec is not None and spec.repeatable,
             stored=stored,
         )
+
+
+def _circumstances(assignment: Assignment, journal: Journal) -> Circumstances:
+    origin = assignment.session.origin
+    return Circumstances(
+        origin=origin.kind,
+        sender=journal.run.sender,
+        channel=origin.key if origin.kind is OriginKind.CHAT else "",
+    )
+
+
+def _occasion(assignment: Assignment, journal: Journal) -> Occasion:
+    """Calls are judged by the rules for whoever asked for them: the model that replied last."""
+    replies = (record.body for record in reversed(journal.own))
+    asked_by = next((body for body in replies if isinstance(body, Reply)), None)
+    where = _circumstances(assignment, journal)
+    return Occasion(
+        agent=assignment.agent,
+        session=assignment.session.id,
+        run=journal.run.id,
+        home=assignment.home,
+        rights=Rights(workspace=assignment.home),
+        where=replace(where, provider=asked_by.provider, model=asked_by.model) if asked_by else where,
+        context=journal.records,
+    )
 
 
 def _context_length(reply: Reply) -> int | None:

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from retinue.domain import address, permission
 from retinue.domain.approval import Approval, ApprovalState
+from retinue.domain.grant import GrantScope
 from retinue.domain.ids import ApprovalId, RunId, SessionId
 from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.times import from_ms, to_ms
@@ -19,6 +21,7 @@ from retinue.store.sight import in_sessions, me, per_scope, scope_of
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _calls = msgspec.json.Decoder(tuple[Call, ...])
+_texts = msgspec.json.Decoder(list[str])
 _OPEN = t.word("'open'")
 
 _insert = t.approvals.insert()
@@ -70,6 +73,11 @@ def approval_of(row: sa.Row[Any]) -> Approval:
         expires_at=from_ms(row.expires_ms),
         decided_by=row.decided_by,
         released=row.released,
+        would_grant=tuple(permission.parse(tag) for tag in _texts.decode(row.needs)),
+        asked_of=tuple(address.parse(text) for text in _texts.decode(row.asked_of)),
+        scope=GrantScope(row.scope) if row.scope else None,
+        words=row.words,
+        escalate_at=from_ms(row.escalate_ms) if row.escalate_ms is not None else None,
     )
 
 
@@ -89,10 +97,10 @@ def add(conn: sa.Connection, approval: Approval, *, turn: int) -> None:
             "asked_ms": to_ms(approval.asked_at),
             "expires_ms": to_ms(approval.expires_at),
             "decided_ms": None,
-            "needs": "[]",
+            "needs": _encode([str(each) for each in approval.would_grant]).decode(),
             "scope": "",
-            "asked_of": "[]",
-            "escalate_ms": None,
+            "asked_of": _encode([str(each) for each in approval.asked_of]).decode(),
+            "escalate_ms": to_ms(approval.escalate_at) if approval.escalate_at is not None else None,
             "words": "",
         },
     )

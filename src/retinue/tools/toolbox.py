@@ -5,39 +5,80 @@ Every mishap of a call is a result that the model reads: an unknown tool, bad ar
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from retinue.domain.agent import Agent, ToolRules
+from retinue.config.hands import ToolSettings
+from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
 from retinue.domain.decision import Decision, Verdict
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.permission import Permission, Rights, with_granted
 from retinue.domain.ports import Ask, Clock
+from retinue.domain.record import Record
 from retinue.domain.text import storable
 from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec, clipped
-from retinue.domain.trust import Trust
-from retinue.policy import tools as policy
+from retinue.domain.trust import Trust, least
+from retinue.policy.grants import missing
+from retinue.policy.judging import Judgement, judge
 from retinue.policy.rates import Buckets
-from retinue.tools.base import Output, Scene, Tool, ToolFailed
+from retinue.policy.tools import Chain, Circumstances, layers_for
+from retinue.tools.base import Output, Reaching, Scene, Tool, ToolFailed
+from retinue.tools.grants import Grants
 
-RULES_REMEMBERED_MAX = 1_000
+CHAINS_REMEMBERED_MAX = 1_000
 AGENTS_REMEMBERED_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Occasion:
+    """What all calls of a turn have in common: who makes them, for whom, where, and knowing what."""
+
+    agent: Agent
+    session: SessionId
+    run: RunId
+    home: Path
+    rights: Rights
+    where: Circumstances = Circumstances()
+    context: Sequence[Record] = ()
+
+    @property
+    def trust(self) -> Trust:
+        return least(record.trust for record in self.context)
+
+    def scene(self, call: Call, *, granted: Sequence[Permission] = ()) -> Scene:
+        return Scene(
+            agent=self.agent,
+            session=self.session,
+            run=self.run,
+            call=call.id,
+            home=self.home,
+            rights=with_granted(self.rights, granted) if granted else self.rights,
+            origin=self.where.origin,
+            sender=self.where.sender,
+            trust=self.trust,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to become of each call of one reply, decided before any is performed."""
+    """What is to become of each call of one reply, decided before any is performed.
+
+    `scenes` are for the calls that are allowed. `would_grant` is what a yes for longer than once would grant.
+    """
 
     allowed: tuple[Call, ...] = ()
     asked: tuple[Call, ...] = ()
     closed: tuple[ToolResult, ...] = ()
     because: str = ""
-
-
-def _decide(agent: Agent, spec: ToolSpec) -> Decision:
-    return policy.decide(agent.tools, spec.name, by_name=spec.by_name)
+    would_grant: tuple[Permission, ...] = ()
+    scenes: dict[str, Scene]
 
 
 def refusal(call: Call, why: str) -> ToolResult:
@@ -45,56 +86,123 @@ def refusal(call: Call, why: str) -> ToolResult:
 
 
 class Toolbox:
-    def __init__(self, tools: Sequence[Tool], *, clock: Clock | None = None, calls_per_minute: int = 0) -> None:
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        *,
+        clock: Clock | None = None,
+        calls_per_minute: int = 0,
+        settings: Callable[[], ToolSettings] = ToolSettings,
+        grants: Grants | None = None,
+    ) -> None:
         """With a clock, no agent makes more calls than that in a minute."""
         self._tools = {tool.spec.name: tool for tool in tools}
         self._clock = clock
         self._calls = Buckets(calls_per_minute, AGENTS_REMEMBERED_MAX)
-        self._offered: dict[ToolRules, Sequence[ToolSpec]] = {}  # the same rules, the same tools: asked every turn
+        self._settings = settings
+        self._grants = grants
+        self._ruled_by: ToolSettings | None = None
+        self._chains: dict[object, tuple[Chain, Sequence[ToolSpec]]] = {}  # asked for every turn
 
     def limit_calls(self, per_minute: int) -> None:
         self._calls.per_minute = per_minute
 
-    def offered(self, agent: Agent) -> Sequence[ToolSpec]:
-        offered = self._offered.get(agent.tools)
-        if offered is None:
-            if len(self._offered) >= RULES_REMEMBERED_MAX:
-                self._offered.clear()
-            offered = [tool.spec for tool in self._tools.values() if not _decide(agent, tool.spec).denied]
-            self._offered[agent.tools] = offered
-        return offered
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        return [tool.spec for tool in self._tools.values()]
 
     def spec(self, name: str) -> ToolSpec | None:
         tool = self._tools.get(name)
         return tool.spec if tool else None
 
-    def decide(self, agent: Agent, calls: Sequence[Call], ask: Ask) -> Plan:
-        """Pure. Policy is asked each time, so a yes from last week does not outlive a rule from today."""
+    # --- what is allowed ---
+
+    def offered(self, agent: Agent, where: Circumstances) -> Sequence[ToolSpec]:
+        return self._known(agent, where)[1]
+
+    def chain(self, agent: Agent, where: Circumstances) -> Chain:
+        return self._known(agent, where)[0]
+
+    def _known(self, agent: Agent, where: Circumstances) -> tuple[Chain, Sequence[ToolSpec]]:
+        settings = self._settings()
+        if settings is not self._ruled_by or len(self._chains) >= CHAINS_REMEMBERED_MAX:
+            self._chains.clear()
+            self._ruled_by = settings
+        key = (agent.name, agent.tools, where)
+        known = self._chains.get(key)
+        if known is None:
+            specs = self.specs
+            chain = Chain(layers_for(settings, agent, where), specs)
+            known = self._chains[key] = (chain, [spec for spec in specs if not chain.decide(spec).denied])
+        return known
+
+    async def judge(self, call: Call, occasion: Occasion) -> Judgement:
+        """The whole verdict on one call. Policy is asked each time: a yes from last week does not outlive a rule from
+        today."""
+        tool = self._tools[call.tool]
+        held = await self._held(occasion)
+        return self._judge(tool, call, occasion, held)[0]
+
+    async def _held(self, occasion: Occasion) -> tuple[Permission, ...]:
+        if self._grants is None:
+            return ()
+        return await self._grants.held(occasion.agent.name, occasion.session, occasion.where.origin)
+
+    def _judge(
+        self, tool: Tool, call: Call, occasion: Occasion, held: Sequence[Permission]
+    ) -> tuple[Judgement, tuple[Permission, ...]]:
+        """The verdict, and what the call needs that was not granted: a person's yes to it gives it that much."""
+        scene = occasion.scene(call, granted=held)
+        lacks = missing(_needs(tool, call, scene), scene.rights, held)
+        chain = self.chain(occasion.agent, occasion.where)
+        return judge(chain, tool.spec, held=held, missing=lacks), lacks
+
+    async def decide(self, calls: Sequence[Call], ask: Ask, occasion: Occasion) -> Plan:
         allowed: list[Call] = []
         asked: list[Call] = []
         closed: list[ToolResult] = []
         because = ""
+        would_grant: list[tuple[Permission, ...]] = []
+        scenes: dict[str, Scene] = {}
+        held = await self._held(occasion) if calls else ()
         for call in calls:
-            if call.tool not in self._tools:
-                known = ", ".join(spec.name for spec in self.offered(agent)) or "none"
+            tool = self._tools.get(call.tool)
+            if tool is None:
+                known = ", ".join(spec.name for spec in self.offered(occasion.agent, occasion.where)) or "none"
                 closed.append(refusal(call, f"There is no tool '{call.tool}'. Tools here: {known}."))
                 continue
-            decision = _decide(agent, self._tools[call.tool].spec)
+            judgement, lacks = self._judge(tool, call, occasion, held)
+            decision = judgement.decision
             # Whoever was asked has the last word, also where the rules would no longer ask: a no stays a no, and a yes
             # that is still to come has a run of its own.
             match decision.verdict, ask.answer_to(call):
                 case Verdict.DENY, _:
-                    closed.append(refusal(call, f"Not allowed: {decision.because}."))
+                    closed.append(refusal(call, _not_allowed(decision)))
                 case Verdict.ASK, None:
                     asked.append(call)
                     because = decision.because
-                case _, None | ApprovalState.ALLOWED:
+                    would_grant.append(judgement.would_grant)
+                case _, None:
                     allowed.append(call)
+                    scenes[call.id] = occasion.scene(call, granted=held)
+                case _, ApprovalState.ALLOWED:
+                    allowed.append(call)
+                    scenes[call.id] = occasion.scene(call, granted=(*held, *lacks))
                 case _, ApprovalState.OPEN:
                     closed.append(refusal(call, f"Waiting for approval {ask.name_of(call)}. Go on without it for now."))
                 case _, state:
                     closed.append(refusal(call, f"Not done: the approval {ask.name_of(call)} is {state}."))
-        return Plan(allowed=tuple(allowed), asked=tuple(asked), closed=tuple(closed), because=because)
+        return Plan(
+            allowed=tuple(allowed),
+            asked=tuple(asked),
+            closed=tuple(closed),
+            because=because,
+            # One that is asked about for itself has all of them asked about for themselves.
+            would_grant=tuple(dict.fromkeys(each for some in would_grant for each in some)) if all(would_grant) else (),
+            scenes=scenes,
+        )
+
+    # --- performing ---
 
     async def perform(self, call: Call, scene: Scene) -> ToolResult:
         tool = self._tools[call.tool]
@@ -105,14 +213,18 @@ class Toolbox:
                 return refusal(
                     call, f"Not done: {scene.agent.name} may make {most} calls in a minute. Try again in {wait_s} s."
                 )
+        bound = asyncio.timeout(tool.spec.timeout_s)
         try:
-            arguments = msgspec.convert(call.arguments, tool.arguments)
-            output = await tool.perform(arguments, scene)
+            arguments = _parsed(tool, call)
+            async with bound:
+                output = await tool.perform(arguments, scene)
         except msgspec.ValidationError as error:
             return refusal(call, f"These arguments do not fit '{call.tool}': {error}.")
         except ToolFailed as error:
             return refusal(call, str(error))
         except Exception as error:  # noqa: BLE001 - a broken tool is something the model reads about
+            if bound.expired():
+                return refusal(call, f"'{call.tool}' took longer than {tool.spec.timeout_s:g} s and was ended.")
             return refusal(call, f"'{call.tool}' broke: {type(error).__name__}: {error}")
         if isinstance(output, str):
             output = Output(text=output)
@@ -124,6 +236,25 @@ class Toolbox:
             trust=output.trust or _trust_of(tool.spec),
             attachments=output.attachments,
         )
+
+
+def _parsed(tool: Tool, call: Call) -> Any:
+    return msgspec.convert(call.arguments, tool.arguments)
+
+
+def _needs(tool: Tool, call: Call, scene: Scene) -> Sequence[Permission]:
+    """What a call reaches for. Arguments that cannot be read reach for nothing: performing it refuses them."""
+    if not isinstance(tool, Reaching):
+        return ()
+    try:
+        return tool.needs(_parsed(tool, call), scene)
+    except (msgspec.ValidationError, ToolFailed):
+        return ()
+
+
+def _not_allowed(decision: Decision) -> str:
+    where = f" (settings: {decision.key})" if decision.key else ""
+    return f"Not allowed: {decision.because}{where}."
 
 
 def _trust_of(spec: ToolSpec) -> Trust:

@@ -1,0 +1,85 @@
+"""Which tools the staff has: rules of the house, over and above those of each agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from retinue.config import checks
+from retinue.config.rules import Effect, setting
+from retinue.domain.agent import ToolLists
+
+_GLOBS = "Names of tools, globs with `*`, groups such as `group:web`."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lists(ToolLists):
+    """Rules over tools. Each place where they stand can only take away from what the others leave."""
+
+    profile: str | None = setting(
+        None,
+        "What to begin with: `minimal`, `coding`, `messaging` or `full`.",
+        effect=Effect.MESSAGE,
+        check=checks.tool_profile,
+        example="coding",
+    )
+    allow: tuple[str, ...] = setting(("*",), f"What may be used at all; an empty list is nothing. {_GLOBS}")
+    also_allow: tuple[str, ...] = setting((), "What is added to the profile or to `allow`.", effect=Effect.MESSAGE)
+    ask: tuple[str, ...] = setting((), "What a person is asked about each time.", effect=Effect.MESSAGE)
+    deny: tuple[str, ...] = setting((), "What may not be used, whatever else says so.", effect=Effect.MESSAGE)
+    capabilities_allow: tuple[str, ...] = setting(
+        ("*",), "Capabilities a tool may have; one that has none passes.", effect=Effect.MESSAGE
+    )
+    capabilities_deny: tuple[str, ...] = setting(
+        (), "Capabilities that no tool may have.", effect=Effect.MESSAGE, example="terminal.exec"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelLists(Lists):
+    """Rules for whoever writes from one channel; `*` is any that has none of its own."""
+
+    by_sender: Mapping[str, Lists] = field(default_factory=dict[str, Lists], hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSettings(Lists):
+    """Rules over tools for the whole house."""
+
+    agents_enabled: bool = setting(
+        True, "Whether agents may reach each other at all, by `agents_*`.", effect=Effect.MESSAGE
+    )
+    invoke_allow: tuple[str, ...] = setting(
+        (),
+        "Of the tools that cannot be called directly, from outside a run, those that can after all.",
+        effect=Effect.MESSAGE,
+        example="write",
+    )
+    by_provider: Mapping[str, Lists] = field(default_factory=dict[str, Lists], hash=False)
+    by_session: Mapping[str, Lists] = field(default_factory=dict[str, Lists], hash=False)
+    by_sender: Mapping[str, Lists] = field(default_factory=dict[str, Lists], hash=False)
+    by_channel: Mapping[str, ChannelLists] = field(default_factory=dict[str, ChannelLists], hash=False)
+    policies: Mapping[str, Lists] = field(default_factory=dict[str, Lists], hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalSettings:
+    """How people are asked."""
+
+    expires_s: float = setting(
+        86_400.0, "How long a question can be answered.", effect=Effect.MESSAGE, least=10, most=30 * 86_400
+    )
+    escalate_after_s: float | None = setting(
+        None,
+        "After how long without an answer the next person is asked. Not set: nobody else is.",
+        effect=Effect.MESSAGE,
+        least=10,
+        most=30 * 86_400,
+    )
+    escalate_to: tuple[str, ...] = setting(
+        cast("tuple[str, ...]", ()),
+        "Who is asked next, one after the other: people of the house.",
+        effect=Effect.MESSAGE,
+        example="maria",
+    )

@@ -1,0 +1,40 @@
+"""Who is asked, who may decide, and how far a yes may go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retinue.domain.address import Address, AddressKind
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.approval import Approval
+from retinue.domain.decision import Decision, Verdict
+from retinue.domain.grant import GrantScope
+from retinue.domain.principal import Principal
+from retinue.policy.permissions import reaches
+
+LEAST_LEVEL = PermissionLevel.STANDARD  # a guest decides about nothing
+
+
+def may_decide(who: Principal, approval: Approval, scope: GrantScope) -> Decision:
+    """Whether this answer of theirs would count. A no always does, from whoever was asked."""
+    if who.sees_all:
+        return Decision(Verdict.ALLOW, "the owner decides about everything")
+    if who.address.kind is not AddressKind.PERSON:
+        return Decision(Verdict.DENY, "only people decide")
+    if who.address not in approval.asked_of:
+        return Decision(Verdict.DENY, f"{who.address} was not asked")
+    if not reaches(who.level, LEAST_LEVEL):
+        return Decision(Verdict.DENY, f"it needs {LEAST_LEVEL}, and you have {who.level}")
+    if scope is GrantScope.ALWAYS:
+        return Decision(Verdict.DENY, "only the owner grants for good")
+    return Decision(Verdict.ALLOW, f"{who.address} was asked")
+
+
+def scope_of(wanted: GrantScope, approval: Approval) -> GrantScope | None:
+    """How far a yes goes; None where it cannot go so far, because each such call is asked about for itself."""
+    return wanted if wanted is GrantScope.ONCE or approval.would_grant else None
+
+
+def next_to_ask(asked: Sequence[Address], line: Sequence[Address]) -> Address | None:
+    """Whom to ask when nobody answers: the first in line who was not asked yet."""
+    return next((address for address in line if address not in asked), None)

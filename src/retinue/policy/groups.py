@@ -1,0 +1,83 @@
+"""Names of tools: groups of them, profiles, other spellings, and what a glob fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+EVERYTHING = "*"
+GROUP = "group:"
+PLUGINS = "plugins"
+
+_FILES = ("read", "write", "edit", "ls", "find")
+_COMMANDS = ("exec", "process")
+_SESSIONS = ("sessions_list", "sessions_history", "sessions_send", "sessions_spawn")
+_MEMORY = ("memory_search", "memory_get", "memory_write")
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "file": _FILES,
+    "fs": _FILES,
+    "exec": _COMMANDS,
+    "runtime": _COMMANDS,
+    "web": ("web_search", "web_fetch", "browser"),
+    "sessions": _SESSIONS,
+    "admin": ("gateway", "agents_list", "cron"),
+    "memory": _MEMORY,
+    "messaging": ("message",),
+    "automation": ("cron", "gateway"),
+    "agents": ("agents_list", "agents_message", "send_agent_message", "start_background_agent"),
+    "permissions": ("request_permission", "request_permission_via_parent", "grant_permission"),
+}
+
+PROFILES: Mapping[str, tuple[str, ...]] = {
+    "minimal": ("session_status",),
+    "coding": (*_FILES, *_COMMANDS, *_SESSIONS, *_MEMORY, "session_status"),
+    "messaging": ("message", "sessions_list", "sessions_history", "sessions_send", "session_status"),
+    "full": (EVERYTHING,),
+}
+
+ALIASES: Mapping[str, str] = {"bash": "exec", "shell": "exec"}
+
+# A subagent works for another agent: it starts nobody, reaches no other conversation and changes no standing thing.
+SUBAGENT_DENIED = (
+    *_SESSIONS,
+    *("gateway", "agents_list", "whatsapp_login", "session_status", "cron", "memory_search", "memory_get"),
+    *("agents_message", "start_background_agent", "schedule_*", "grant_permission", "memory_write"),
+)
+
+# Not to be called from outside a run, where no model was asked and nobody watches, unless the owner says so.
+INVOKE_DENIED = ("exec", "process", "write", "edit", "browser", "sessions_spawn", "sessions_send", "gateway")
+
+
+@lru_cache(maxsize=4_096)
+def _pattern(glob: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(part) for part in glob.split("*")), re.DOTALL)
+
+
+def fits(glob: str, text: str) -> bool:
+    """Whether a glob is for this whole text. Only `*` is special; case does not count."""
+    return _pattern(glob.casefold()).fullmatch(text.casefold()) is not None
+
+
+def expanded(entries: Iterable[str], sources: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Entries of a list as globs over names of tools. `sources` has the tools of each plug-in and MCP server."""
+    globs: list[str] = []
+    for entry in entries:
+        name = entry.casefold()
+        group = name.removeprefix(GROUP)
+        if name.startswith(GROUP):
+            found = [tools for known, tools in (*GROUPS.items(), *_of_plugins(sources)) if fits(group, known)]
+            globs += (tool for tools in found for tool in tools)
+        elif name in GROUPS and name != "exec":  # `exec` alone is the tool
+            globs += GROUPS[name]
+        elif name in sources:
+            globs += sources[name]
+        else:
+            globs.append(ALIASES.get(name, name))
+    return tuple(dict.fromkeys(globs))
+
+
+def _of_plugins(sources: Mapping[str, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
+    """Each source under its name, and all of them together as `plugins`."""
+    return [*sources.items(), (PLUGINS, tuple(tool for tools in sources.values() for tool in tools))]

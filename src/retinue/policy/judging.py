@@ -1,0 +1,73 @@
+"""The whole verdict on one call: rules, grants, what it needs, where its arguments come from, where it would run.
+
+Pure. Every door asks here, and `retinue policy explain` shows what it said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from retinue.domain.decision import Decision, Verdict
+from retinue.domain.permission import Access, Permission
+from retinue.domain.tool import ToolSpec
+from retinue.policy.grants import lets_use
+from retinue.policy.tools import Chain, Finding
+
+GRANTS = "grants"
+PERMISSIONS = "permissions"
+ORIGIN = "origin"
+SANDBOX = "sandbox"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A verdict with everything that led to it.
+
+    `would_grant` is what a yes for longer than once would grant. It is empty where each call has to be asked about for
+    itself: a yes to these arguments says nothing about others.
+    """
+
+    decision: Decision
+    findings: tuple[Finding, ...] = ()
+    would_grant: tuple[Permission, ...] = ()
+
+
+def judge(
+    chain: Chain,
+    spec: ToolSpec,
+    *,
+    held: Sequence[Permission] = (),
+    missing: Sequence[Permission] = (),
+    origin: Decision | None = None,
+    sandbox: Decision | None = None,
+) -> Judgement:
+    """`missing` are permissions that the call needs and nobody gave; `origin` and `sandbox` are what those say of it,
+    None where they have nothing to say."""
+    findings = list(chain.findings(spec))
+    decision = chain.decide(spec)
+    would_grant: list[Permission] = []
+    if decision.verdict is Verdict.ASK:
+        if (granted := lets_use(held, spec.name)) is not None:
+            findings.append(Finding(GRANTS, Verdict.ALLOW, f"{granted} was granted", GRANTS))
+            decision = Decision(Verdict.ALLOW, f"{granted} was granted", GRANTS)
+        else:
+            would_grant.append(Permission(Access.TOOL, spec.name))
+    if missing:
+        named = ", ".join(str(each) for each in missing)
+        because = f"it needs {named}, which was not granted"
+        findings.append(Finding(PERMISSIONS, Verdict.ASK, because, GRANTS))
+        would_grant += missing
+        if decision.allowed:
+            decision = Decision(Verdict.ASK, because, GRANTS)
+    for layer, said in ((ORIGIN, origin), (SANDBOX, sandbox)):
+        if said is None:
+            continue
+        findings.append(Finding(layer, said.verdict, said.because, said.key or layer))
+        if said.verdict is not Verdict.ALLOW:
+            would_grant.clear()
+            if (said.denied and not decision.denied) or decision.allowed:
+                decision = said
+    if decision.denied:
+        would_grant.clear()
+    return Judgement(decision=decision, findings=tuple(findings), would_grant=tuple(would_grant))

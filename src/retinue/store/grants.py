@@ -1,0 +1,89 @@
+"""Grants in the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from retinue.domain import permission
+from retinue.domain.grant import Grant
+from retinue.domain.ids import ApprovalId, GrantId, SessionId
+from retinue.domain.times import from_ms, to_ms
+from retinue.store import tables as t
+
+GRANTS_READ_MAX = 1_000  # of one agent
+GRANTS_LISTED_MAX = 500
+
+_b = sa.bindparam
+_insert = t.grants.insert()
+_good = sa.and_(
+    t.grants.c.revoked_ms.is_(None), sa.or_(t.grants.c.expires_ms.is_(None), t.grants.c.expires_ms > _b("now"))
+)
+_of_agent = (
+    sa.select(t.grants)
+    .where(t.grants.c.agent == _b("the_agent"), _good)
+    .order_by(t.grants.c.at_ms, t.grants.c.id)
+    .limit(GRANTS_READ_MAX)
+)
+_listed = sa.select(t.grants).where(_good).order_by(t.grants.c.at_ms, t.grants.c.id).limit(_b("limit"))
+_found = sa.select(t.grants).where(t.grants.c.id.startswith(_b("prefix"))).limit(2)
+_revoke = (
+    t.grants.update()
+    .where(t.grants.c.id == _b("the_id"), t.grants.c.revoked_ms.is_(None))
+    .values(revoked_ms=_b("at"), revoked_by=_b("who"))
+)
+
+
+def _grant(row: sa.Row[Any]) -> Grant:
+    return Grant(
+        id=GrantId(row.id),
+        agent=row.agent,
+        session=SessionId(row.session) if row.session else None,
+        permission=permission.parse(row.permission),
+        granted_by=row.granted_by,
+        because=row.because,
+        at=from_ms(row.at_ms),
+        approval=ApprovalId(row.approval) if row.approval else None,
+        expires_at=from_ms(row.expires_ms) if row.expires_ms is not None else None,
+        revoked_at=from_ms(row.revoked_ms) if row.revoked_ms is not None else None,
+        revoked_by=row.revoked_by,
+    )
+
+
+def add(conn: sa.Connection, grant: Grant) -> None:
+    conn.execute(
+        _insert,
+        {
+            "id": grant.id,
+            "agent": grant.agent,
+            "session": grant.session,
+            "permission": str(grant.permission),
+            "granted_by": grant.granted_by,
+            "because": grant.because,
+            "approval": grant.approval,
+            "at_ms": to_ms(grant.at),
+            "expires_ms": to_ms(grant.expires_at) if grant.expires_at is not None else None,
+            "revoked_ms": None,
+            "revoked_by": "",
+        },
+    )
+
+
+def of_agent(conn: sa.Connection, agent: str, *, now_ms: int) -> list[Grant]:
+    """Those that are good now, in this session or that."""
+    return [_grant(row) for row in conn.execute(_of_agent, {"the_agent": agent, "now": now_ms})]
+
+
+def listed(conn: sa.Connection, *, now_ms: int, limit: int = GRANTS_LISTED_MAX) -> list[Grant]:
+    return [_grant(row) for row in conn.execute(_listed, {"now": now_ms, "limit": limit})]
+
+
+def find(conn: sa.Connection, prefix: str) -> list[Grant]:
+    """At most two: one is the one that was meant."""
+    return [_grant(row) for row in conn.execute(_found, {"prefix": prefix})]
+
+
+def revoke(conn: sa.Connection, id_: str, *, by: str, at_ms: int) -> bool:
+    """Whether it was still good."""
+    return conn.execute(_revoke, {"the_id": id_, "at": at_ms, "who": by}).rowcount == 1
