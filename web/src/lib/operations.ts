@@ -22,7 +22,9 @@ export type AgentShown = { "name": string; "description": string; "runner": stri
 
 export type AgentState = "idle" | "running";
 
-export type AgentTools = { "allow": Array<string>; "ask": Array<string>; "deny": Array<string> };
+export type AgentToolLists = { "profile": string | null; "allow": Array<string>; "also_allow": Array<string>; "ask": Array<string>; "deny": Array<string>; "capabilities_allow": Array<string>; "capabilities_deny": Array<string> };
+
+export type AgentTools = { "profile": string | null; "allow": Array<string>; "also_allow": Array<string>; "ask": Array<string>; "deny": Array<string>; "capabilities_allow": Array<string>; "capabilities_deny": Array<string>; "policy": string | null; "by_provider": Record<string, AgentToolLists> };
 
 export type AgentVersionListed = { "version": number; "at": string; "by": string; "source": string; "changed": Array<string> };
 
@@ -210,7 +212,7 @@ export type RecordShown = { "seq": number; "kind": RecordKind; "body": unknown; 
 
 export type Refusal = { "error": ErrorForm };
 
-export type Register = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "dry_run"?: boolean; "token"?: boolean };
+export type Register = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "dry_run"?: boolean; "token"?: boolean };
 
 export type Rename = { "session": string; "name": string | null };
 
@@ -252,7 +254,7 @@ export type SessionSummary = { "sessionId": string; "agentId": string; "name": s
 
 export type SessionsListed = { "sessions": Array<SessionSummary>; "next": string | null };
 
-export type Set = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "clear"?: Array<string>; "dry_run"?: boolean };
+export type Set = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "clear"?: Array<string>; "dry_run"?: boolean };
 
 export type SetOrder = { "provider": string; "ids"?: Array<string>; "agent"?: string };
 
