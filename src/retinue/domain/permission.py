@@ -1,4 +1,7 @@
-"""Permissions: what an agent may reach beyond its workspace, written as tags: `web`, `read:/path`, `write:/path`."""
+"""Permissions: what an agent may reach beyond its workspace, written as tags: `web`, `read:/path`, `write:/path`.
+
+Pure: paths are compared as they are written. Whoever opens a file resolves both sides first (see `tools/files/paths`).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,83 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from retinue.domain.errors import Invalid
 
 PATH_LENGTH_MAX = 4096
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+TOOL_GLOB_LENGTH_MAX = 128
+# Control characters, what turns the direction of writing or takes no room, and halves of characters. A person is shown
+# a path before it is permitted, and must be able to see all of it.
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+
+# What an agent has of its home without being granted anything. The rest of the home is the house's business.
+NAMED_IN_HOME = ("SOUL.md", "USER.md", "internal_space", "heartbeat", "skills")
+
+# Not files of anybody: the kernel's own, with every process's memory and environment behind them.
+KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
+
+# Where keys lie, in a person's home and in the system. A grant of a folder above them does not open them.
+KEYS_IN_HOME = (
+    ".ssh",
+    ".gnupg",
+    ".aws",
+    ".azure",
+    ".kube",
+    ".docker",
+    ".oci",
+    ".netrc",
+    ".pgpass",
+    ".my.cnf",
+    ".npmrc",
+    ".pypirc",
+    ".boto",
+    ".s3cfg",
+    ".git-credentials",
+    ".vault-token",
+    ".password-store",
+    ".pki",
+    ".mozilla",
+    ".thunderbird",
+    ".terraform.d/credentials.tfrc.json",
+    ".cargo/credentials",
+    ".cargo/credentials.toml",
+    ".gem/credentials",
+    ".m2/settings.xml",
+    ".m2/settings-security.xml",
+    ".claude",
+    ".claude.json",
+    ".codex",
+    ".gemini",
+    ".config/chromium",
+    ".config/gcloud",
+    ".config/gh",
+    ".config/git/credentials",
+    ".config/google-chrome",
+    ".config/op",
+    ".config/rclone",
+    ".config/sops",
+    ".local/share/keyrings",
+    ".local/share/kwalletd",
+)
+KEYS_OF_SYSTEM = (
+    "/etc/shadow",
+    "/etc/shadow-",
+    "/etc/gshadow",
+    "/etc/gshadow-",
+    "/etc/ssh",
+    "/etc/ssl/private",
+    "/etc/sudoers",
+    "/etc/sudoers.d",
+    "/etc/wireguard",
+    "/run/credentials",
+    "/run/secrets",
+    "/run/user",
+    "/var/run/secrets",
+)
 
 
 class Access(StrEnum):
@@ -36,23 +110,34 @@ class Permission:
         if self.access is other.access and self.what == other.what:
             return True
         if other.access is Access.READ and self.access in (Access.READ, Access.WRITE):
-            return PurePosixPath(other.what).is_relative_to(self.what)
+            return within(other.what, self.what)
         if other.access is Access.WRITE and self.access is Access.WRITE:
-            return PurePosixPath(other.what).is_relative_to(self.what)
+            return within(other.what, self.what)
         return False
 
 
 WEB = Permission(Access.WEB)
 
 
+def within(path: str, folder: str) -> bool:
+    """Whether a path is this folder or in it, as both are written: absolute, without `..`, and without a `/` at the
+    end."""
+    return path == folder or path.startswith(folder if folder == "/" else f"{folder}/")
+
+
+def is_seen(text: str) -> bool:
+    """Whether a person who is shown this sees all of it."""
+    return _UNSEEN.search(text) is None
+
+
 def parse(tag: str) -> Permission:
-    """Read a tag, with or without an `@` before it."""
+    """Read a tag, with or without an `@` before it. White space around it does not count."""
     access, colon, what = tag.strip().removeprefix("@").partition(":")
     if access == Access.WEB and not colon:
         return WEB
     if access in (Access.READ, Access.WRITE) and colon:
         return Permission(Access(access), str(absolute(what)))
-    if access == Access.TOOL and what and not _UNPRINTABLE.search(what) and len(what) <= 128:
+    if access == Access.TOOL and what and is_seen(what) and len(what) <= TOOL_GLOB_LENGTH_MAX:
         return Permission(Access.TOOL, what)
     raise Invalid(
         f"{tag[:200]!r} is not a permission",
@@ -63,12 +148,14 @@ def parse(tag: str) -> Permission:
 
 
 def absolute(text: str) -> PurePosixPath:
-    """A path as a permission can name it: absolute, printable, and not too long."""
+    """A path as a permission can name it: absolute, all of it to be seen, and not too long."""
     because = ""
     if not text.startswith("/"):
         because = "a path in a permission is absolute"
-    elif _UNPRINTABLE.search(text):
+    elif not is_seen(text):
         because = "it has characters that cannot be seen"
+    elif text != text.rstrip():
+        because = "it ends in white space, which nobody would notice"
     elif len(text.encode()) > PATH_LENGTH_MAX:
         because = f"it is longer than {PATH_LENGTH_MAX} bytes"
     elif ".." in PurePosixPath(text).parts:
@@ -77,7 +164,7 @@ def absolute(text: str) -> PurePosixPath:
         raise Invalid(
             f"{text[:200]!r} cannot be permitted", because=because, try_this="name the folder", code="permission.path"
         )
-    return PurePosixPath(text)
+    return PurePosixPath("/" + text.lstrip("/"))  # `//x` would be kept, and be another path than `/x`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +188,11 @@ class Rights:
         return (self.workspace, *self.write, *self.read)
 
 
+def default_rights(home: Path, workspace: Path) -> Rights:
+    """What an agent has without any grant: its workspace, and what in its home is known by name. No web."""
+    return Rights(workspace=workspace, write=tuple(home / name for name in NAMED_IN_HOME))
+
+
 def with_granted(rights: Rights, granted: Iterable[Permission]) -> Rights:
     read, write, web = list(rights.read), list(rights.write), rights.web
     for permission in granted:
@@ -114,3 +206,48 @@ def with_granted(rights: Rights, granted: Iterable[Permission]) -> Rights:
             case Access.TOOL:
                 pass
     return Rights(workspace=rights.workspace, write=tuple(write), read=tuple(read), web=web)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withheld:
+    """What no agent reaches, whatever was granted: the state of the house, other agents' homes, and the kernel's files.
+    And what a grant opens only where it names it: the keys of the person the house belongs to.
+
+    `house` is RETINUE_HOME, `person` the home of the user who runs the house; both, and every path below, resolved.
+    """
+
+    house: Path | None = None
+    person: Path | None = None
+
+    def because(self, path: str, *, home: Path, workspace: Path, granted: Iterable[Path]) -> str:
+        """Why this path is withheld; empty where it is not. A grant names keys if it lies where they do: a grant of
+        `~/.ssh` opens `~/.ssh`, one of `~` does not."""
+        if any(within(path, folder) for folder in KERNEL_FOLDERS):
+            return "the system's own files are for no agent"
+        if self.house is not None and within(path, str(self.house)) and not self._is_own(path, home, workspace):
+            return "the house keeps its own state from every agent"
+        for keys in self._keys():
+            if within(path, keys) and not any(within(str(root), keys) for root in granted):
+                return f"keys lie in {keys}, and only a grant that names it opens it"
+        return ""
+
+    def _keys(self) -> tuple[str, ...]:
+        return KEYS_OF_SYSTEM if self.person is None else (*KEYS_OF_SYSTEM, *_keys_of(str(self.person)))
+
+    def _is_own(self, path: str, home: Path, workspace: Path) -> bool:
+        if within(path, str(home)):
+            return True
+        # A workspace inside the house counts as the agent's own, unless it would take the homes of others with it.
+        agents, own = str(home.parent), str(workspace)
+        return (
+            within(path, own)
+            and own != str(self.house)
+            and within(own, str(self.house))
+            and not within(own, agents)
+            and not within(agents, own)
+        )
+
+
+@lru_cache(maxsize=8)
+def _keys_of(person: str) -> tuple[str, ...]:
+    return tuple(f"{person.rstrip('/')}/{name}" for name in KEYS_IN_HOME)

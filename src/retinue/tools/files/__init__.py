@@ -1,0 +1,17 @@
+"""Files: what an agent reads, writes and finds, within what it may reach and no further."""
+
+from __future__ import annotations
+
+from retinue.tools.base import Tool
+from retinue.tools.files.editing import Edit
+from retinue.tools.files.finding import Find
+from retinue.tools.files.ground import Ground
+from retinue.tools.files.listing import Ls
+from retinue.tools.files.reading import Read, read_confined
+from retinue.tools.files.writing import Write
+
+__all__ = ["Edit", "Find", "Ground", "Ls", "Read", "Write", "file_tools", "read_confined"]
+
+
+def file_tools(ground: Ground) -> tuple[Tool, ...]:
+    return (Read(ground), Write(ground), Edit(ground), Ls(ground), Find(ground))

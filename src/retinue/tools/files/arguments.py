@@ -1,0 +1,50 @@
+"""Arguments of the file tools. Other words for the same argument are taken for it here, before anything looks at it, so
+that no name of an argument leads around what guards it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from retinue.tools.base import schema_of
+
+PATH_ALIASES = ("file_path", "file", "filename")
+TEXT_BYTES_MAX = 8 * 1024 * 1024  # of what is written or searched for in one call
+
+Path = Annotated[
+    str,
+    msgspec.Meta(
+        description="Path in your workspace, such as notes/today.md; absolute paths and ~/ (your home) work too"
+    ),
+]
+Alias = str | None
+
+
+class PathArguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Arguments with a `path`, under whichever of its names it came."""
+
+    path: Path = ""
+    file_path: Alias = None
+    file: Alias = None
+    filename: Alias = None
+
+    def __post_init__(self) -> None:
+        given = {value for value in (self.path or None, self.file_path, self.file, self.filename) if value is not None}
+        if len(given) > 1:
+            raise ValueError("`path` is given twice, and not the same")
+        self.path = given.pop() if given else self.default_path()
+        self.file_path = self.file = self.filename = None
+
+    def default_path(self) -> str:
+        raise ValueError("`path` is missing")
+
+
+def shown_schema(arguments: type[msgspec.Struct], *, required: tuple[str, ...] = ("path",)) -> dict[str, Any]:
+    """What a model is told of the arguments: one name for each."""
+    schema = schema_of(arguments)
+    properties = {name: value for name, value in schema["properties"].items() if name not in PATH_ALIASES}
+    for value in properties.values():
+        value.pop("default", None)
+    order = {name: properties.pop(name) for name in ("path",) if name in properties}
+    return {**schema, "properties": {**order, **properties}, "required": list(required)}

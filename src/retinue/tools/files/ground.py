@@ -1,0 +1,73 @@
+"""What the file tools stand on: where agents may not go, how far files can be believed, one writer for each file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from retinue.domain.permission import Withheld
+from retinue.domain.ports import Clock
+from retinue.domain.times import to_ms
+from retinue.domain.trust import Trust
+from retinue.store import labels
+from retinue.store.connection import Store
+from retinue.store.files import Files
+from retinue.tools.base import Scene
+from retinue.tools.files.looking import Looked
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """Shared by all file tools of a house, so that no two of them are at the same file at once: between a file and its
+    label there is no room for another's."""
+
+    store: Store
+    clock: Clock
+    files: Files
+    withheld: Withheld
+    _locks: WeakValueDictionary[str, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary[str, asyncio.Lock], repr=False
+    )
+
+    @asynccontextmanager
+    async def alone_with(self, real: str) -> AsyncGenerator[None]:
+        lock = self._locks.setdefault(real, asyncio.Lock())
+        async with lock:
+            yield
+
+    async def trust_of(self, real: str, looked: Looked) -> Trust:
+        hash_ = await asyncio.to_thread(lambda: looked.hash)
+        return await self.store.read(partial(labels.label, path=real, ctime_ms=looked.ctime_ms, content=hash_))
+
+    async def below(self, folder: str) -> labels.Labels:
+        return await self.store.scan(partial(labels.below, folder=folder))
+
+    async def mark_untrusted(self, paths: Sequence[str], scene: Scene) -> None:
+        at_ms = to_ms(self.clock.now())
+        await self.store.write(partial(labels.mark_untrusted, paths=paths, at_ms=at_ms, run=scene.run), point="label")
+
+    async def mark_clean(self, real: str, scene: Scene, *, ctime_ms: int) -> None:
+        """Costs a look where nothing in the house is untrusted, and a commit where something is."""
+        if await self.store.read(partial(labels.is_needed, path=real)):
+            body = partial(labels.mark_clean, path=real, ctime_ms=ctime_ms, run=scene.run)
+            await self.store.write(body, point="label")
+
+
+async def done_in_thread(call: Callable[[], T]) -> T:
+    """In a thread, and not left before it is done: whoever gives up meanwhile must not find the file changed after
+    somebody else has had it."""
+    working = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        if working.done() and not working.cancelled():
+            working.exception()  # nobody is left to hear of it
+        raise

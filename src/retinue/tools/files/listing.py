@@ -1,0 +1,103 @@
+"""`ls`: what is in a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Annotated
+
+import msgspec
+
+from retinue.domain.permission import Access, Permission, is_seen
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.trust import least
+from retinue.store import labels
+from retinue.tools.base import Output, Scene
+from retinue.tools.files.arguments import PathArguments, shown_schema
+from retinue.tools.files.ground import Ground
+from retinue.tools.files.paths import Place, lacking, listed, locate, reach_of, seen
+
+ENTRIES_SHOWN_MAX = 500
+ENTRIES_LOOKED_AT_MAX = 100_000
+
+
+class LsArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, description=f"How many entries, at most {ENTRIES_SHOWN_MAX}")] = (
+        ENTRIES_SHOWN_MAX
+    )
+
+    def default_path(self) -> str:
+        return "."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    name: str
+    status: os.stat_result
+
+    def line(self) -> str:
+        mode = self.status.st_mode
+        name = self.name if is_seen(self.name) else seen(self.name)
+        if stat.S_ISDIR(mode):
+            return f"{name}/"
+        if stat.S_ISREG(mode):
+            return f"{name}  {self.status.st_size} bytes"
+        return f"{name}  (link)" if stat.S_ISLNK(mode) else f"{name}  (no file)"
+
+
+@dataclass(frozen=True, slots=True)
+class Ls:
+    ground: Ground
+    arguments: type[msgspec.Struct] = LsArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="ls",
+            description="List a folder: names in order, folders with a / behind them, files with their size.",
+            parameters=shown_schema(LsArguments, required=()),
+            effects=frozenset({Effect.READS_PRIVATE}),
+            capabilities=frozenset({"files.read"}),
+            repeatable=True,
+        )
+    )
+
+    def needs(self, arguments: LsArguments, scene: Scene) -> Sequence[Permission]:
+        return lacking(arguments.path, scene, Access.READ, self.ground.withheld)
+
+    async def perform(self, arguments: LsArguments, scene: Scene) -> Output:
+        place = await asyncio.to_thread(locate, arguments.path, scene, Access.READ, self.ground.withheld)
+        known = await self.ground.below(place.real)
+        shown_max = min(arguments.limit, ENTRIES_SHOWN_MAX)
+        entries, more = await asyncio.to_thread(
+            partial(self._look, place, arguments.path, scene=scene, shown_max=shown_max)
+        )
+        since = await self.ground.below(place.real)
+        # Names are words, too: a file may be called what somebody wants an agent to read.
+        trust = least(
+            each.trust(os.path.join(place.real, entry.name), ctime_ms=labels.ctime_ms(entry.status))
+            for entry in entries
+            for each in (known, since)
+        )
+        lines = [entry.line() for entry in entries] or ["[the folder is empty]"]
+        if more:
+            lines.append(f"[{more} more; use find with a glob]")
+        return Output(text="\n".join(lines), trust=trust)
+
+    def _look(self, place: Place, text: str, *, scene: Scene, shown_max: int) -> tuple[list[Entry], int]:
+        """The first entries by name, and how many more there are."""
+        reach = reach_of(scene, self.ground.withheld)
+        with listed(place.real, text=text) as folder, os.scandir(folder) as found:
+            names = [entry.name for entry in islice(found, ENTRIES_LOOKED_AT_MAX)]
+            names = [name for name in names if not reach.why_withheld(os.path.join(place.real, name))]
+            entries: list[Entry] = []
+            for name in heapq.nsmallest(shown_max, names):
+                try:
+                    entries.append(Entry(name, os.stat(name, dir_fd=folder, follow_symlinks=False)))
+                except FileNotFoundError:  # gone meanwhile
+                    continue
+        return entries, max(len(names) - shown_max, 0)

@@ -1,0 +1,52 @@
+"""A file as it was at one moment."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+
+from retinue.store.labels import ctime_ms
+from retinue.tools.base import ToolFailed
+from retinue.tools.files.paths import opened, seen
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """`status` was taken after `data`: were the file changed in between, it is doubted for the later change."""
+
+    data: bytes
+    status: os.stat_result
+
+    @property
+    def ctime_ms(self) -> int:
+        return ctime_ms(self.status)
+
+    @property
+    def hash(self) -> str:
+        """As attachments are named. Nothing follows from having no bytes, so nothing has no hash."""
+        return hashlib.sha256(self.data).hexdigest() if self.data else ""
+
+
+def look(real: str, *, text: str, bytes_max: int) -> Looked:
+    """All of a file at a resolved path."""
+    with opened(real, text=text) as file:
+        data = file.read(bytes_max + 1)
+        status = os.fstat(file.fileno())
+    if len(data) > bytes_max:
+        raise ToolFailed(
+            f"'{seen(text)}' is too large",
+            because=f"it has {status.st_size} bytes, and at most {bytes_max} are read",
+            try_this="use find with `text`, or a command that cuts out what you need",
+            code="file.too-large",
+        )
+    return Looked(data, status)
+
+
+def look_if_there(real: str, *, text: str, bytes_max: int) -> Looked | None:
+    try:
+        return look(real, text=text, bytes_max=bytes_max)
+    except ToolFailed as failure:
+        if failure.code == "path.not-found":
+            return None
+        raise

@@ -1,0 +1,140 @@
+"""Putting a file in its place: all of it or nothing, and never through a link."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from retinue.domain.permission import within
+from retinue.store.labels import ctime_ms
+from retinue.tools.base import ToolFailed
+from retinue.tools.files.paths import Place, enter_or_make, entered, explain, open_plain, seen
+
+TEMP_PREFIX = ".retinue-"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHANGE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_NEW_MODE = 0o666  # as far as the umask lets it
+_MODE_KEPT = 0o777
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    ctime_ms: int
+    is_new: bool
+
+
+def missing_folders(place: Place) -> list[str]:
+    """The folders on the way that are not there yet: those that `put` would make."""
+    missing: list[str] = []
+    folder = os.path.dirname(place.real)
+    while within(folder, place.root) and not os.path.lexists(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    return missing[::-1]
+
+
+def put(place: Place, data: bytes, *, text: str, was: os.stat_result | None = None) -> Placed:
+    """Replace what is there, or make it new, with the folders on the way; whoever reads meanwhile sees the old file or
+    the new one. A file keeps its mode, and its owner where we may give it away.
+
+    With `was`, only as long as the file is still the one that was looked at.
+    """
+    folder, name = os.path.split(place.real)
+    try:
+        with _made(folder, place, text=text) as parent:
+            old = _status(name, parent)
+            if old is not None:
+                # To rename over a file needs no right to write it. We want that right.
+                os.close(open_plain(name, parent, text=text, flags=_CHANGE))
+            with _temp(parent, mode=_NEW_MODE if old is None else 0o600) as (temp, writing):
+                if old is not None:
+                    _keep_owner_and_mode(writing, old)
+                _write_all(writing, data)
+                os.fsync(writing)
+                if was is not None:
+                    _need_unchanged(was, _status(name, parent), text)
+                os.rename(temp, name, src_dir_fd=parent, dst_dir_fd=parent)
+                placed = os.fstat(writing)
+            _sync(parent)
+        return Placed(ctime_ms(placed), old is None)
+    except OSError as error:
+        raise explain(text, error) from error
+
+
+@contextmanager
+def _made(folder: str, place: Place, *, text: str) -> Generator[int]:
+    """The folder, walked into from the top, made where it is missing and lies in what the agent may write to."""
+    kept = folder if not within(folder, place.root) else os.path.dirname(place.root)
+    with entered(kept, text=text) as top:
+        opened = os.dup(top)
+    try:
+        for part in folder[len(kept) :].split("/"):
+            if part:
+                deeper = enter_or_make(part, opened)
+                os.close(opened)
+                opened = deeper
+        yield opened
+    finally:
+        os.close(opened)
+
+
+@contextmanager
+def _temp(folder: int, *, mode: int) -> Generator[tuple[str, int]]:
+    """A new file in the folder, gone afterwards unless it was renamed."""
+    while True:
+        name = f"{TEMP_PREFIX}{os.getpid()}-{next(_numbers)}"
+        try:
+            writing = os.open(name, _NEW, mode, dir_fd=folder)
+            break
+        except FileExistsError:  # left by a crash of a process with our number
+            continue
+    try:
+        yield name, writing
+    finally:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+        os.close(writing)
+
+
+def _status(name: str, folder: int) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _keep_owner_and_mode(writing: int, old: os.stat_result) -> None:
+    if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+        with suppress(PermissionError):
+            os.fchown(writing, old.st_uid, old.st_gid)
+    os.fchmod(writing, old.st_mode & _MODE_KEPT)
+
+
+def _write_all(writing: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(writing, left) :]
+
+
+def _need_unchanged(was: os.stat_result, now: os.stat_result | None, text: str) -> None:
+    if now is None or (now.st_dev, now.st_ino, now.st_ctime_ns) != (was.st_dev, was.st_ino, was.st_ctime_ns):
+        raise ToolFailed(
+            f"'{seen(text)}' has changed meanwhile",
+            because="somebody else has written it since it was read; nothing was changed",
+            try_this="read it again",
+            code="file.changed",
+        )
+
+
+def _sync(folder: int) -> None:
+    """So that the new name outlives a power cut."""
+    with suppress(OSError):  # some file systems cannot, and the file is there
+        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fsync(readable)
+        finally:
+            os.close(readable)

@@ -1,0 +1,67 @@
+"""A part of a long text, and where the next part begins. Lines and columns count from 1; only `\n` ends a line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """`next_line` is None where nothing follows. `next_column` is not 1 where a line was too long for one page."""
+
+    text: str
+    first_line: int
+    last_line: int
+    next_line: int | None = None
+    next_column: int = 1
+
+
+def page(text: str, *, line: int = 1, column: int = 1, lines_max: int, chars_max: int) -> Page | None:
+    """What begins there, in whole lines where they fit. None where the text has no such line."""
+    start = _start_of(text, line)
+    if start is None:
+        return None
+    start += column - 1
+    end = _end_of(text, start, lines_max)
+    if end - start > chars_max:
+        cut = text.rfind("\n", start, start + chars_max) + 1
+        end = cut if cut > start else start + chars_max
+    shown = text[start:end]
+    breaks = shown.count("\n")
+    last = line + breaks - (1 if shown.endswith("\n") else 0)
+    if end >= len(text):
+        return Page(text=shown, first_line=line, last_line=max(last, line))
+    next_column = 1 if shown.endswith("\n") else (column if not breaks else 1) + len(shown) - (shown.rfind("\n") + 1)
+    return Page(
+        text=shown, first_line=line, last_line=max(last, line), next_line=line + breaks, next_column=next_column
+    )
+
+
+def line_count(text: str) -> int:
+    return text.count("\n") + (0 if text.endswith("\n") or not text else 1)
+
+
+def go_on(page: Page) -> str:
+    """The arguments that show what follows."""
+    column = f", column={page.next_column}" if page.next_column != 1 else ""
+    return f"offset={page.next_line}{column}"
+
+
+def _start_of(text: str, line: int) -> int | None:
+    start = 0
+    for _ in range(line - 1):
+        found = text.find("\n", start)
+        if found < 0:
+            return None
+        start = found + 1
+    return start if start < len(text) or line == 1 else None
+
+
+def _end_of(text: str, start: int, lines: int) -> int:
+    end = start
+    for _ in range(lines):
+        found = text.find("\n", end)
+        if found < 0:
+            return len(text)
+        end = found + 1
+    return end
