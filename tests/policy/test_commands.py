@@ -468,6 +468,8 @@ def test_through_open_gates_a_command_leaves_the_sandbox_as_it_is_set() -> None:
         return decide(resolved, MISS)
 
     assert elevated(Elevated.ASK).verdict is Verdict.ASK
+    bare = ExecPolicy(elevated=Elevated.ASK, security=Security.FULL, ask=Asking.OFF)
+    assert decide(resolve(bare, Wish(elevated=True), OPEN, sandbox_works=True), MISS).verdict is Verdict.ASK
     assert elevated(Elevated.FULL).verdict is Verdict.ALLOW
     assert elevated(Elevated.FULL, ask=Asking.ALWAYS).verdict is Verdict.ASK
 

@@ -108,7 +108,9 @@ def resolve(policy: ExecPolicy, wish: Wish, gates: Gates, *, sandbox_works: bool
     if where is Where.SANDBOX and not sandbox_works:
         return Resolved(
             where=Where.HOST,
-            security=_strictest(Security, policy.security, wish.security),
+            security=_strictest(
+                Security, _strictest(Security, policy.security, policy.sandbox_security), wish.security
+            ),
             ask=Asking.ALWAYS,
             key="sandbox.kind",
             because="no sandbox works on this machine, so a person is asked before anything runs bare",
@@ -136,11 +138,9 @@ def decide(resolved: Resolved, listed: Decision) -> Decision:
         return Decision(Verdict.DENY if denied else Verdict.ASK, listed.because, key=listed.key)
     if resolved.ask is Asking.ALWAYS:
         return Decision(Verdict.ASK, resolved.because, key=resolved.key)
-    return (
-        listed
-        if resolved.security is Security.ALLOWLIST
-        else Decision(Verdict.ALLOW, resolved.because, key=resolved.key)
-    )
+    if resolved.security is Security.ALLOWLIST:
+        return listed
+    return Decision(Verdict.ALLOW, resolved.because, key=resolved.key)
 
 
 def _elevated(policy: ExecPolicy, wish: Wish, gates: Gates) -> Resolved:
@@ -163,10 +163,12 @@ def _elevated(policy: ExecPolicy, wish: Wish, gates: Gates) -> Resolved:
             refused=True,
         )
     full = policy.elevated is Elevated.FULL
+    security = Security.FULL if full else _strictest(Security, policy.security, Security.ALLOWLIST)
+    ask = Asking.OFF if full else _strictest(Asking, policy.ask, Asking.ON_MISS)
     return Resolved(
         where=Where.HOST,
-        security=_strictest(Security, Security.FULL if full else policy.security, wish.security),
-        ask=_strictest(Asking, Asking.OFF if full else policy.ask, wish.ask),
+        security=_strictest(Security, security, wish.security),
+        ask=_strictest(Asking, ask, wish.ask),
         because="elevated: it leaves the sandbox",
         key=KEY_ELEVATED,
         misses_denied=not full and _denies_misses(policy.security, policy.ask),

@@ -1,0 +1,311 @@
+"""`exec`: run a command, wait for it a while, and let it run on where it takes longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+import msgspec
+from msgspec import Meta
+
+from retinue.config.sandbox import allowed_host
+from retinue.domain.decision import Decision, Verdict
+from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.ids import short
+from retinue.domain.permission import WEB, Access, Permission, Withheld
+from retinue.domain.ports import Clock
+from retinue.domain.times import to_ms
+from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
+from retinue.domain.trust import Trust
+from retinue.policy import command_rules, placing
+from retinue.policy.commands import parse
+from retinue.policy.placing import Asking, ExecPolicy, Gates, Resolved, Security, Where, Wish
+from retinue.sandbox.base import Child, Confinement, Limits, Network, Sandbox, SandboxFailed
+from retinue.store import labels
+from retinue.store.connection import Store
+from retinue.tools.base import Output, Scene, ToolFailed, schema_of
+from retinue.tools.files.paths import lacking, locate, reach_of
+from retinue.tools.shell import logs
+from retinue.tools.shell.book import ending
+from retinue.tools.shell.jobs import Job, Jobs, Order
+from retinue.tools.shell.programs import argv_of, environment, find_programs
+
+YIELD_MS, YIELD_MS_MIN, YIELD_MS_MAX = 10_000, 10, 120_000
+TIMEOUT_S, TIMEOUT_S_MAX = 1_800, 86_400
+ANSWER_S = YIELD_MS_MAX / 1000 + 60  # to begin, to wait, and to end what is not waited for
+LIMIT_SLACK_S = 30.0  # we end a command that takes too long, and the sandbox where we could not
+HOSTS_MAX = 32
+TAIL_CHARS = 2_000
+SAYING_CHARS = 1_000  # beside the output, in one result
+JUDGED_MAX = 1_000
+
+
+class ExecArguments(msgspec.Struct, forbid_unknown_fields=True):
+    command: Annotated[str, Meta(description="The command line.")]
+    workdir: Annotated[str, Meta(description="The folder to run it in. Without it, your workspace.")] = ""
+    env: Annotated[dict[str, str], Meta(description="Variables to set for it.")] = {}
+    yield_ms: Annotated[
+        int,
+        Meta(
+            ge=YIELD_MS_MIN, le=YIELD_MS_MAX, description="How long to wait before it is left to run in the background."
+        ),
+    ] = YIELD_MS
+    background: Annotated[bool, Meta(description="Do not wait for it at all.")] = False
+    timeout_s: Annotated[
+        float, Meta(ge=0.1, le=TIMEOUT_S_MAX, description="After how many seconds it is ended, wherever it runs.")
+    ] = TIMEOUT_S
+    pty: Annotated[bool, Meta(description="Give it a terminal: for programs that draw on one or ask at one.")] = False
+    hosts: Annotated[
+        list[str],
+        Meta(
+            max_length=HOSTS_MAX, description="Hosts it has to reach, as HOST, *.HOST or HOST:PORT. Without any, none."
+        ),
+    ] = []
+    elevated: Annotated[bool, Meta(description="Ask to run outside the sandbox. Only where the owner allows it.")] = (
+        False
+    )
+    host: Annotated[Literal["sandbox", "host"] | None, Meta(description="Where to run it, if stricter.")] = None
+    security: Annotated[
+        Literal["deny", "allowlist", "full"] | None, Meta(description="Which commands may run, if stricter.")
+    ] = None
+    ask: Annotated[
+        Literal["always", "on-miss", "off"] | None, Meta(description="When a person is asked, if more often.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a command is to run. `confined`: it has walls, so a shell may run inside them."""
+
+    sandbox: Sandbox
+    confinement: Confinement
+    confined: bool
+
+
+class Confine(Protocol):
+    """Chooses the sandbox, and may make the confinement tighter. Raises `SandboxFailed` rather than looser."""
+
+    async def __call__(self, scene: Scene, confinement: Confinement, where: Where) -> Placed: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What holds for commands at this moment. Asked anew for each call."""
+
+    policy: Callable[[Scene], ExecPolicy]
+    gates: Callable[[Scene], Gates]
+    sandbox_works: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exec:
+    jobs: Jobs
+    store: Store
+    clock: Clock
+    confine: Confine
+    rules: Rules
+    withheld: Withheld
+    arguments: type[msgspec.Struct] = ExecArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="exec",
+            description=(
+                "Run a command in your workspace. It is waited for until yield_ms; then it runs on in the background, "
+                "you use `process` to look at it, and you are told when it ends."
+            ),
+            parameters=schema_of(ExecArguments),
+            effects=frozenset(
+                {Effect.RUNS_CODE, Effect.WRITES, Effect.READS_PRIVATE, Effect.READS_UNTRUSTED, Effect.SENDS_OUT}
+            ),
+            capabilities=frozenset({"terminal.exec"}),
+            timeout_s=ANSWER_S,
+        )
+    )
+    _judged: dict[tuple[str, str, str], tuple[Where, Verdict]] = field(
+        default_factory=dict[tuple[str, str, str], tuple[Where, Verdict]], repr=False
+    )
+
+    def needs(self, arguments: ExecArguments, scene: Scene) -> Sequence[Permission]:
+        needed: list[Permission] = []
+        if arguments.workdir:
+            needed += lacking(arguments.workdir, scene, Access.WRITE, self.withheld)
+        if arguments.hosts:
+            needed.append(WEB)
+        return needed
+
+    def sandbox(self, arguments: ExecArguments, scene: Scene) -> Decision:
+        """Whether this command may run where it would run, or is asked about. To be asked before `perform`."""
+        resolved, decision = self._judge(arguments, scene)
+        while len(self._judged) >= JUDGED_MAX:
+            del self._judged[next(iter(self._judged))]
+        self._judged[_key(scene)] = (resolved.where, decision.verdict)
+        return decision
+
+    async def perform(self, arguments: ExecArguments, scene: Scene) -> Output:
+        where = self._make_sure_it_was_judged(arguments, scene)
+        order = await self._order(arguments, scene, where)
+        try:
+            job = await self.jobs.begin(order, scene)
+        except SandboxFailed as error:
+            raise _as_tool_failed(error) from error
+        try:
+            over = False if arguments.background else await self.jobs.wait(job, arguments.yield_ms / 1000)
+            if not over and not arguments.background:
+                over = not await self.jobs.leave(job)
+            return await (self._finished(job) if over else self._running(job))
+        except BaseException:  # the run was stopped, or we could not write down that it runs on
+            await self.jobs.kill(job, "its run was stopped", by_session=True)
+            raise
+
+    # What may run, and where
+
+    def _judge(self, arguments: ExecArguments, scene: Scene) -> tuple[Resolved, Decision]:
+        policy = self.rules.policy(scene)
+        wish = Wish(
+            host=Where(arguments.host) if arguments.host else None,
+            security=Security(arguments.security) if arguments.security else None,
+            ask=Asking(arguments.ask) if arguments.ask else None,
+            elevated=arguments.elevated,
+        )
+        resolved = placing.resolve(policy, wish, self.rules.gates(scene), sandbox_works=self.rules.sandbox_works())
+        return resolved, placing.decide(resolved, self._listed(arguments, scene, policy))
+
+    def _listed(self, arguments: ExecArguments, scene: Scene, policy: ExecPolicy) -> Decision:
+        if arguments.env:
+            return Decision(Verdict.ASK, "it sets variables, and no rule can say what they do", command_rules.KEY)
+        try:
+            line = parse(arguments.command)
+        except Invalid as error:
+            return Decision(Verdict.ASK, f"{error.sentence}: {error.because}", command_rules.KEY)
+        programs = find_programs(command_rules.programs_named(line, policy.allow))
+        writable = [Path(real) for _, real in reach_of(scene, self.withheld).writable]
+        return command_rules.allows(policy.allow, line, programs, writable=writable)
+
+    def _make_sure_it_was_judged(self, arguments: ExecArguments, scene: Scene) -> Where:
+        """What is asked about runs only after `sandbox` has said so, and only where it said."""
+        resolved, decision = self._judge(arguments, scene)
+        if decision.denied:
+            raise ToolFailed("this command may not run", because=decision.because, code="command.denied")
+        where, verdict = self._judged.pop(_key(scene), (None, Verdict.ALLOW))
+        if where is None and decision.verdict is Verdict.ASK:
+            raise ToolFailed("nobody was asked about this command", because=decision.because, code="command.not-asked")
+        if (where or resolved.where) is not resolved.where or (verdict, decision.verdict) == (
+            Verdict.ALLOW,
+            Verdict.ASK,
+        ):
+            raise ToolFailed(
+                "what holds for commands has changed since this one was decided on",
+                because=decision.because,
+                try_this="ask for it again",
+                code="command.changed",
+            )
+        return resolved.where
+
+    # What is to run
+
+    async def _order(self, arguments: ExecArguments, scene: Scene, where: Where) -> Order:
+        folder = self._folder(arguments, scene)
+        reach = reach_of(scene, self.withheld)
+        writable = tuple(dict.fromkeys(Path(real) for _, real in reach.writable))
+        readable = tuple(dict.fromkeys(Path(real) for _, real in reach.readable))
+        asked = Confinement(
+            folder=folder,
+            writable=writable,
+            readable=tuple(each for each in readable if each not in writable),
+            network=_network(arguments.hosts, scene),
+            limits=Limits(seconds=arguments.timeout_s + LIMIT_SLACK_S, output_bytes=self.jobs.book.caps.log_bytes),
+        )
+        try:
+            placed = await self.confine(scene, asked, where)
+        except SandboxFailed as error:
+            raise _as_tool_failed(error) from error
+        variables = environment(reach.workspace, folder, arguments.env, pty=arguments.pty, confined=placed.confined)
+        argv = argv_of(arguments.command, folder, confined=placed.confined)
+        # What was put there by a rule, a secret say, is not to be overridden by a call.
+        confinement = replace(placed.confinement, environment={**variables, **placed.confinement.environment})
+        return Order(
+            start=partial(_start, placed.sandbox, argv, confinement, pty=arguments.pty),
+            command=arguments.command,
+            folder=folder,
+            timeout_s=arguments.timeout_s,
+            believed=partial(self._believed, scene, placed),
+            pty=arguments.pty,
+            background=arguments.background,
+        )
+
+    def _folder(self, arguments: ExecArguments, scene: Scene) -> Path:
+        named = arguments.workdir or str(scene.rights.workspace)
+        folder = Path(locate(named, scene, Access.WRITE, self.withheld).real)
+        if not folder.is_dir():
+            raise ToolFailed(
+                f"'{named[:200]}' is not a folder", because="a command runs in a folder", code="path.no-folder"
+            )
+        return folder
+
+    async def _believed(self, scene: Scene, placed: Placed, untrusted: bool) -> Trust:
+        """A command without walls may have asked anybody anything."""
+        doubted = untrusted or scene.trust is Trust.UNTRUSTED or placed.confinement.network is not None
+        body = partial(
+            labels.begin_command,
+            readable=[str(each) for each in placed.confinement.readable],
+            writable=[str(each) for each in placed.confinement.writable],
+            untrusted=doubted or not placed.confined,
+            at_ms=to_ms(self.clock.now()),
+            run=scene.run,
+        )
+        return await self.store.write(body, point="label")
+
+    # What came of it
+
+    async def _finished(self, job: Job) -> Output:
+        book = self.jobs.book
+        chars_max = min(book.caps.shown_chars, RESULT_CHARS_MAX - SAYING_CHARS)
+        shown = await asyncio.to_thread(logs.middle_cut, book.path_of(job.id), chars_max=chars_max)
+        said = [ending(job.process)]
+        if shown.cut_bytes:
+            said.append(f"[the whole output: `process` with the action log and the id {short(job.id)}]")
+        else:
+            await book.remove(job.id)
+        said.append(shown.text or "[it said nothing]")
+        return Output(text="\n".join(said), trust=job.process.trust, failed=job.process.exit_code != 0)
+
+    async def _running(self, job: Job) -> Output:
+        tail = await asyncio.to_thread(self.jobs.book.tail, job.id, chars_max=TAIL_CHARS)
+        trust = await self.jobs.weigh(job)
+        text = (
+            f"It runs on in the background: id {short(job.id)}, pid {job.process.pid}. You are told when it ends; "
+            f"until then, look at it with `process`.\n{tail or '[it has said nothing yet]'}"
+        )
+        return Output(text=text, trust=trust)
+
+
+async def _start(sandbox: Sandbox, argv: Sequence[str], confinement: Confinement, *, pty: bool) -> Child:
+    return await sandbox.start(argv, confinement, pty=pty)
+
+
+def _key(scene: Scene) -> tuple[str, str, str]:
+    return scene.session, scene.run, scene.call
+
+
+def _as_tool_failed(error: RetinueError) -> ToolFailed:
+    return ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code)
+
+
+def _network(hosts: Sequence[str], scene: Scene) -> Network | None:
+    if not hosts:
+        return None
+    if not scene.rights.web:
+        raise ToolFailed(
+            "this command may not reach the web",
+            because="the permission `web` was not granted",
+            try_this="ask for it with request_permission, or leave `hosts` out",
+            code="command.no-web",
+        )
+    for host in hosts:
+        if wrong := allowed_host(host):
+            raise ToolFailed(f"{host[:100]!r} names no host", because=f"it {wrong}", code="command.host-invalid")
+    return Network(hosts=tuple(hosts))

@@ -1,0 +1,313 @@
+"""The commands that run right now: begun, watched, ended. Each is in the book before it is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from retinue.domain.errors import StoreError
+from retinue.domain.ids import SessionId
+from retinue.domain.ports import Clock, Ids
+from retinue.domain.text import storable
+from retinue.domain.trust import Trust
+from retinue.sandbox.base import Child, Ended, SandboxFailed
+from retinue.store.processes import Process, ProcessState
+from retinue.tools.base import Scene, ToolFailed
+from retinue.tools.shell.book import Book
+from retinue.tools.shell.logs import Log
+from retinue.tools.shell.marks import mark_of
+
+log = logging.getLogger(__name__)
+
+KILL_WAIT_S = 10.0
+CLOSE_WAIT_S = 15.0
+DRAIN_WAIT_S = 2.0  # for the last words of a command that has ended
+RETRY_S = 5.0
+RETRIES_MAX = 20
+
+T = TypeVar("T")
+
+Believed = Callable[[bool], Awaitable[Trust]]
+"""How far what a command says can be believed at this moment. Handed whether it is told untrusted words from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be begun: a way to do it, and what to write down about it."""
+
+    start: Callable[[], Coroutine[Any, Any, Child]]
+    command: str
+    folder: Path
+    timeout_s: float
+    believed: Believed
+    pty: bool = False
+    background: bool = False
+
+
+class Job:
+    """A command that runs, or has just ended."""
+
+    def __init__(self, process: Process, child: Child, order: Order) -> None:
+        self.process = process
+        self.child = child
+        self.pty = order.pty
+        self.believed = order.believed
+        self.over = asyncio.Event()
+        self.because = ""  # what we did to it, if anything
+        self.ended_by_session = False
+
+    @property
+    def id(self) -> str:
+        return self.process.id
+
+
+class Jobs:
+    def __init__(self, book: Book, clock: Clock, ids: Ids) -> None:
+        self.book = book
+        self._clock = clock
+        self._ids = ids
+        self._live: dict[str, Job] = {}
+        self._beginning: list[SessionId] = []
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._pruning: Callable[[], None] | None = None
+        self._closing = False
+
+    async def open(self) -> None:
+        """See to what an earlier house has left. Before the first command."""
+        await self.book.reconcile()
+        self._prune_later()
+
+    async def close(self) -> None:
+        """End every command, within a bounded time. Their sessions are told when the house is opened again."""
+        self._closing = True
+        if self._pruning is not None:
+            self._pruning()
+        for job in list(self._live.values()):
+            self._spawn(self.kill(job, "the house was closed"))
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=CLOSE_WAIT_S)
+            for task in late:
+                task.cancel()
+            if late:
+                log.warning("commands not ended in time", extra={"count": len(self._live)})
+                await asyncio.wait(late, timeout=1.0)
+
+    def live(self, id_: str) -> Job | None:
+        return self._live.get(id_)
+
+    async def begin(self, order: Order, scene: Scene) -> Job:
+        """Start it and write it down. A caller who is cancelled meanwhile leaves nothing running."""
+        self._make_sure_of_room(scene.session)
+        self._beginning.append(scene.session)
+        beginning = asyncio.ensure_future(self._begin(order, scene))
+        self._tasks.add(beginning)
+        beginning.add_done_callback(self._begun)
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            beginning.add_done_callback(self._discard)
+            raise
+
+    async def wait(self, job: Job, seconds: float) -> bool:
+        """Whether it has ended within so long."""
+        over = asyncio.ensure_future(job.over.wait())
+        late = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({over, late}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+            late.cancel()
+        return job.over.is_set()
+
+    async def leave(self, job: Job) -> bool:
+        """Let it run on. Whether it still ran."""
+        if await self.book.leave(job.id):
+            return True
+        await job.over.wait()  # its end is in the book, so it is here in a moment
+        return False
+
+    async def kill(self, job: Job, because: str, *, by_session: bool = False) -> None:
+        """End it and all it began. Returns when it is over, and after a bounded time in any case."""
+        job.because = job.because or because
+        job.ended_by_session = job.ended_by_session or by_session
+        # In a task of its own: whoever waits here may be cancelled, and it is ended all the same.
+        await asyncio.shield(self._spawn(self._kill(job)))
+
+    async def end_session(self, session: SessionId, because: str) -> None:
+        """End all that a session has begun: it was deleted, say."""
+        for job in [each for each in self._live.values() if each.process.session == session]:
+            await self.kill(job, because, by_session=True)
+
+    async def weigh(self, job: Job, *, untrusted: bool = False) -> Trust:
+        """How far it can be believed by now: since it began, something untrusted may have come within its reach.
+
+        `untrusted`: it is about to be told words that cannot be believed.
+        """
+        if job.process.trust is not Trust.UNTRUSTED and await job.believed(untrusted) is Trust.UNTRUSTED:
+            await self.book.distrust(job.id)
+            job.process = replace(job.process, trust=Trust.UNTRUSTED)
+        return job.process.trust
+
+    async def _begin(self, order: Order, scene: Scene) -> Job:
+        try:
+            await self.book.prune(scene.session)
+            trust = await order.believed(False)
+            id_ = self._ids.new()
+            log_ = self.book.new_log(id_)
+            try:
+                job = await self._start(order, scene, id_, trust)
+            except BaseException:
+                log_.close()
+                self.book.path_of(id_).unlink(missing_ok=True)
+                raise
+            self._live[id_] = job
+            self._spawn(self._watch(job, log_, order.timeout_s))
+            return job
+        finally:
+            self._beginning.remove(scene.session)
+
+    async def _start(self, order: Order, scene: Scene, id_: str, trust: Trust) -> Job:
+        child = await order.start()
+        process = Process(
+            id=id_,
+            session=scene.session,
+            run=scene.run,
+            agent=scene.agent.name,
+            command=storable(order.command),
+            folder=storable(str(order.folder)),
+            pid=child.pid,
+            boot=mark_of(child.pid),
+            trust=trust,
+            started_at=self._clock.now(),
+            state=ProcessState.RUNNING if order.background else ProcessState.WATCHED,
+        )
+        try:
+            await self.book.add(process)
+        except BaseException:  # what is not written down does not run
+            await child.kill()
+            raise
+        return Job(process, child, order)
+
+    def _begun(self, beginning: asyncio.Future[Job]) -> None:
+        self._tasks.discard(beginning)
+        if not beginning.cancelled():
+            beginning.exception()  # its caller hears of it, if still there
+
+    def _discard(self, beginning: asyncio.Future[Job]) -> None:
+        """What was begun for somebody who has gone ends."""
+        if not beginning.cancelled() and beginning.exception() is None:
+            self._spawn(self.kill(beginning.result(), "its run was cancelled", by_session=True))
+
+    def _make_sure_of_room(self, session: SessionId) -> None:
+        if self._closing:
+            raise ToolFailed("nothing new is begun", because="the house is closing", code="process.closing")
+        busy = [job.process.session for job in self._live.values()] + self._beginning
+        caps = self.book.caps
+        for count, most, whose in (
+            (busy.count(session), caps.per_session, "in this session"),
+            (len(busy), caps.per_house, "in this house"),
+        ):
+            if count >= most:
+                raise ToolFailed(
+                    f"{count} commands run already {whose}",
+                    because=f"at most {most} may",
+                    try_this="wait for one to end, or end one with `process` and the action kill",
+                    code="process.too-many",
+                )
+
+    async def _kill(self, job: Job) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILL_WAIT_S):
+                await job.child.kill()
+                await job.over.wait()
+
+    async def _watch(self, job: Job, log_: Log, timeout_s: float) -> None:
+        expiry = self._clock.later(timeout_s, partial(self._expire, job, timeout_s))
+        reading = asyncio.ensure_future(self._read(job, log_))
+        try:
+            ended = await job.child.wait()
+            _, late = await asyncio.wait({reading}, timeout=DRAIN_WAIT_S)
+            if late:  # something that it began has taken its output along
+                await job.child.kill()
+        except SandboxFailed as error:
+            ended = Ended(code=None, because=f"it was lost sight of: {error.sentence}")
+        finally:
+            reading.cancel()
+            expiry()
+            log_.close()
+        await self._finish(job, ended)
+
+    async def _read(self, job: Job, log_: Log) -> None:
+        try:
+            while chunk := await job.child.read():
+                log_.add(chunk)
+        except OSError as error:  # the disk is full, say
+            await self.kill(job, f"its output could not be kept: {error.strerror}")
+
+    def _expire(self, job: Job, timeout_s: float) -> None:
+        self._spawn(self.kill(job, f"it took longer than {timeout_s:g} s"))
+
+    async def _finish(self, job: Job, ended: Ended) -> None:
+        await self._insist(partial(self.weigh, job))
+        because = "" if ended.code == 0 else job.because or ended.because
+        if ended.signal is not None and not because:
+            because = f"a signal ended it: {_name(ended.signal)}"
+        process = replace(job.process, exit_code=ended.code, because=storable(because), ended_at=self._clock.now())
+        try:
+            state = await self._insist(partial(self.book.end, process, told=job.ended_by_session))
+        finally:
+            job.process = process
+            self._live.pop(job.id, None)
+            job.over.set()
+        if state is ProcessState.ENDED and not self._closing:
+            await self._insist(partial(self.book.tell, process))
+        self._prune_later()
+
+    async def _insist(self, act: Callable[[], Awaitable[T]]) -> T | None:
+        """Again and again, while the store cannot take it. What is not written in the end, the next start sees to."""
+        for _ in range(RETRIES_MAX):
+            try:
+                return await act()
+            except StoreError as error:
+                log.warning("end of a command not written", extra={"code": error.code})
+                if self._closing:
+                    return None
+                await self._clock.sleep(RETRY_S)
+        return None
+
+    def _prune_later(self) -> None:
+        if self._pruning is None and not self._closing:
+            self._pruning = self._clock.later(self.book.caps.kept_s, self._prune_now)
+
+    def _prune_now(self) -> None:
+        self._spawn(self._prune())
+
+    async def _prune(self) -> None:
+        self._pruning = None
+        if await self._insist(self.book.prune):
+            self._prune_later()
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("watching a command failed", exc_info=error)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -1,0 +1,102 @@
+"""Keys as a terminal sends them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from retinue.tools.base import ToolFailed
+
+KEYS_MAX = 256
+
+PASTE_BEGINS = b"\x1b[200~"
+PASTE_ENDS = b"\x1b[201~"
+
+_NAMED = {
+    "enter": b"\r",
+    "return": b"\r",
+    "tab": b"\t",
+    "backtab": b"\x1b[Z",
+    "space": b" ",
+    "escape": b"\x1b",
+    "esc": b"\x1b",
+    "backspace": b"\x7f",
+    "up": b"\x1b[A",
+    "down": b"\x1b[B",
+    "right": b"\x1b[C",
+    "left": b"\x1b[D",
+    "home": b"\x1b[H",
+    "end": b"\x1b[F",
+    "insert": b"\x1b[2~",
+    "delete": b"\x1b[3~",
+    "pageup": b"\x1b[5~",
+    "pagedown": b"\x1b[6~",
+    "f1": b"\x1bOP",
+    "f2": b"\x1bOQ",
+    "f3": b"\x1bOR",
+    "f4": b"\x1bOS",
+    "f5": b"\x1b[15~",
+    "f6": b"\x1b[17~",
+    "f7": b"\x1b[18~",
+    "f8": b"\x1b[19~",
+    "f9": b"\x1b[20~",
+    "f10": b"\x1b[21~",
+    "f11": b"\x1b[23~",
+    "f12": b"\x1b[24~",
+}
+_HEX = re.compile(r"(?:0x)?([0-9a-fA-F]{2})")
+
+
+def encoded(keys: Sequence[str], hexes: Sequence[str] = (), literal: str = "") -> bytes:
+    """Named keys (`Enter`, `C-c`, `M-x`, `Up`), then bytes in hex, then a text as it is."""
+    if len(keys) > KEYS_MAX or len(hexes) > KEYS_MAX:
+        raise ToolFailed(
+            "these are too many keys at once", because=f"at most {KEYS_MAX} are sent", code="process.keys-too-many"
+        )
+    return b"".join([*map(_key, keys), *map(_byte, hexes), literal.encode(errors="replace")])
+
+
+def pasted(text: str, *, bracketed: bool) -> bytes:
+    """A text as a terminal pastes it. It cannot end its own brackets and go on as if it were typed."""
+    data = text.encode(errors="replace")
+    if not bracketed:
+        return data
+    while PASTE_ENDS in data or PASTE_BEGINS in data:  # what is left after a removal may be one again
+        data = data.replace(PASTE_ENDS, b"").replace(PASTE_BEGINS, b"")
+    return PASTE_BEGINS + data + PASTE_ENDS
+
+
+def _key(name: str) -> bytes:
+    plain = _NAMED.get(name.lower())
+    if plain is not None:
+        return plain
+    modifier, dash, rest = name.partition("-")
+    if dash and rest:
+        match modifier.lower():
+            case "c" | "ctrl" if len(rest) == 1 and "@" <= rest.upper() <= "_":
+                return bytes([ord(rest.upper()) - 64])
+            case "c" | "ctrl" if rest.lower() == "space":
+                return b"\x00"
+            case "m" | "alt":
+                return b"\x1b" + _key(rest)
+            case _:
+                pass
+    if len(name) == 1:
+        return name.encode(errors="replace")
+    raise ToolFailed(
+        f"there is no key {name[:40]!r}",
+        because="a key is one character, a name such as Enter, Up or F5, or one of these after C- or M-",
+        try_this="send a text as `literal`",
+        code="process.key-unknown",
+    )
+
+
+def _byte(text: str) -> bytes:
+    found = _HEX.fullmatch(text.strip())
+    if found is None:
+        raise ToolFailed(
+            f"{text[:40]!r} is not a byte in hex",
+            because="each is two hex digits, such as 1b",
+            code="process.hex-invalid",
+        )
+    return bytes.fromhex(found[1])
