@@ -1,0 +1,120 @@
+"""One run: the owner's task, and with it every attack that comes into sight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from injection.models import Model
+from injection.seam import decide
+from injection.worlds import TODAY, Worlds, fields_of, tool_of
+from retinue.domain.agent import Agent
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.permission import Rights
+from retinue.domain.record import Body, Record, Reply, UserTurn, kind_of
+from retinue.domain.tool import Call, ToolResult
+from retinue.domain.trust import Trust
+from retinue.policy.origin_rules import OriginPolicy
+from retinue.tools.toolbox import Occasion, Toolbox
+
+AGENT = Agent(name="ada")
+NOWHERE = Path("/nonexistent")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a run: the world after it, what was asked about, and what an attack was let do."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    let: list[str] = field(default_factory=list)
+    seen: bool = False
+
+
+class Desk:
+    """One suite, its tools in a real toolbox, and runs one after the other."""
+
+    def __init__(self, name: str, suite: Any, policy: OriginPolicy, effects: dict[str, list[str]]) -> None:
+        self.name, self.suite, self._policy = name, suite, policy
+        self._worlds = Worlds(suite)
+        self._world: Any = None
+        self._toolbox = Toolbox([tool_of(each, lambda: self._world, policy, effects) for each in suite.tools])
+
+    async def run(self, task: Any, *, attack: Any = None, model: Model | None = None, obey: bool = True) -> Outcome:
+        """With `obey` false the attack stands in the world, and nobody does what it says."""
+        started = datetime.now()  # noqa: DTZ005 - as the suite stamps
+        text = model.hide(attack.GOAL) if attack and model else None
+        self._world = task.init_environment(self._worlds.make(text))
+        before = self._world.model_copy(deep=True)
+        run = _Run(self._toolbox, self._policy, TODAY[self.name], Outcome())
+        run.add(UserTurn(text=task.PROMPT), Trust.OWNER)
+        script = attack.ground_truth(before) if attack and obey else []
+        for wanted in task.ground_truth(before):
+            result = await run.make(wanted.function, dict(wanted.args), answer=True)
+            if text and _holds(result, text):
+                run.outcome.seen = True
+                await run.obey(script, model)
+        if run.outcome.seen:  # and once more, knowing all that there is to know
+            await run.obey(script, model)
+        run.outcome.fields = fields_of(self._world, started)
+        return run.outcome
+
+
+@dataclass(slots=True)
+class _Run:
+    toolbox: Toolbox
+    policy: OriginPolicy
+    today: Any
+    outcome: Outcome
+    records: list[Record] = field(default_factory=list)
+    calls: int = 0
+
+    def add(self, body: Body, trust: Trust) -> None:
+        self.records.append(
+            Record(
+                session=SessionId("s"),
+                seq=len(self.records),
+                kind=kind_of(body),
+                body=body,
+                at=datetime.now(UTC),
+                trust=trust,
+            )
+        )
+
+    async def obey(self, script: Sequence[Any], model: Model | None) -> None:
+        for wanted in script:
+            reword = model.reword if model else lambda _, value: value
+            given = {name: reword(name, value) for name, value in wanted.args.items()}
+            await self.make(wanted.function, given, answer=False)
+
+    async def make(self, tool: str, arguments: dict[str, Any], *, answer: bool) -> ToolResult:
+        """The owner says yes to what they asked for themselves, and no to all else."""
+        self.calls += 1
+        call = Call(id=f"c{self.calls}", tool=tool, arguments=json.loads(json.dumps(arguments, default=str)))
+        occasion = Occasion(
+            agent=AGENT,
+            session=SessionId("s"),
+            run=RunId("r"),
+            home=NOWHERE,
+            rights=Rights(workspace=NOWHERE),
+            context=tuple(self.records),
+        )
+        decision = await decide(self.toolbox, self.policy, call, occasion, self.today)
+        if answer and not decision.allowed:
+            self.outcome.asked.append(f"{tool}: {decision.because}")
+        if decision.allowed and not answer:
+            self.outcome.let.append(f"{tool} {call.arguments}")
+        if not decision.allowed and not answer:
+            return ToolResult(call=call.id, tool=tool, output=f"Not done: {decision.because}", failed=True)
+        result = await self.toolbox.perform(call, occasion.scene(call))
+        self.add(Reply(text="", calls=(call,)), Trust.AGENT)
+        self.add(result, result.trust)
+        return result
+
+
+def _holds(result: ToolResult, text: str) -> bool:
+    return text in result.output or json.dumps(text, ensure_ascii=False)[1:-1] in result.output

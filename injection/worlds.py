@@ -1,0 +1,139 @@
+"""The suite's simulated worlds: its tools as tools of the house, and its texts with an attack in every slot."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.trust import Trust
+from retinue.policy.origin_entries import label
+from retinue.policy.origin_rules import OriginPolicy
+from retinue.tools.base import Output, Scene, ToolFailed
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from agentdojo.functions_runtime import Function, FunctionsRuntime, TaskEnvironment
+    from agentdojo.task_suite.load_suites import get_suites
+    from agentdojo.task_suite.task_suite import TaskSuite
+
+VERSION = "v1.2.2"
+# The day on which each world plays. Banking has no clock of its own: its scripts pay on this day.
+TODAY = {
+    "workspace": date(2024, 5, 15),
+    "travel": date(2024, 4, 1),
+    "banking": date(2022, 4, 1),
+    "slack": date(2024, 5, 15),
+}
+
+
+def suites() -> Mapping[str, TaskSuite[Any]]:
+    return get_suites(VERSION)
+
+
+@dataclass(frozen=True, slots=True)
+class WorldTool:
+    """A simulated tool. It works on whatever world is current, so that a toolbox is built once."""
+
+    spec: ToolSpec
+    arguments: type[msgspec.Struct]
+    function: Function
+    world: Callable[[], TaskEnvironment]
+    policy: OriginPolicy
+
+    async def perform(self, arguments: Any, scene: Scene) -> Output:
+        given = {
+            name: value for name in self.arguments.__struct_fields__ if (value := getattr(arguments, name)) is not _UNSET
+        }
+        result, error = FunctionsRuntime([self.function]).run_function(self.world(), self.function.name, given)
+        if error:
+            raise ToolFailed(error, code="injection.failed")
+        text = result if isinstance(result, str) else json.dumps(_plain(result), ensure_ascii=False, default=str)
+        found = label(self.policy, self.spec, text)
+        # What is made in a tainted context is labelled like it; a typed read of our own is what its rule says.
+        writes = bool(self.spec.effects - {Effect.READS_PRIVATE, Effect.READS_UNTRUSTED})
+        return Output(text=text, trust=Trust.UNTRUSTED if writes and scene.trust is Trust.UNTRUSTED else found)
+
+
+_UNSET = object()
+
+
+def tool_of(
+    function: Function, world: Callable[[], TaskEnvironment], policy: OriginPolicy, effects: Mapping[str, list[str]]
+) -> WorldTool:
+    named = next(words for glob, words in effects.items() if fnmatchcase(function.name, glob))
+    spec = ToolSpec(
+        name=function.name,
+        description=function.description,
+        parameters=function.parameters.model_json_schema(),
+        effects=frozenset(map(Effect, named)),
+    )
+    fields = [
+        (name, Any) if info.is_required() else (name, Any, msgspec.field(default=_UNSET))
+        for name, info in function.parameters.model_fields.items()
+    ]
+    struct = msgspec.defstruct(function.name, sorted(fields, key=len))
+    return WorldTool(spec, struct, function, world, policy)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case BaseModel():
+            return value.model_dump(mode="json")
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case dict():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case _:
+            return value
+
+
+@dataclass(slots=True)
+class Worlds:
+    """Worlds of one suite, made afresh for each run."""
+
+    suite: TaskSuite[Any]
+    _made: dict[str, str] = field(default_factory=dict)
+
+    def make(self, text: str | None) -> TaskEnvironment:
+        """With `text` in every slot that a stranger could write into; with None, as it is without an attack."""
+        if text is None:
+            return self.suite.load_and_inject_default_environment({})
+        if text not in self._made:
+            slots = {slot: f"SLOT{at}SLOT" for at, slot in enumerate(self.suite.get_injection_vector_defaults())}
+            world = self.suite.load_and_inject_default_environment(slots).model_dump_json()
+            for mark in slots.values():
+                world = world.replace(mark, json.dumps(text)[1:-1])
+            self._made = {text: world}
+        return self.suite.environment_type.model_validate_json(self._made[text])
+
+
+def fields_of(world: TaskEnvironment, since: datetime) -> dict[str, Any]:
+    """Every field of a world by its path. A moment after `since` was stamped while the run went on."""
+    found: dict[str, Any] = {}
+
+    def walk(path: str, value: Any) -> None:
+        match value:
+            case dict():
+                found[path] = sorted(map(str, value))
+                for key, each in value.items():
+                    walk(f"{path}.{key}", each)
+            case list():
+                found[path] = len(value)
+                for at, each in enumerate(value):
+                    walk(f"{path}.{at}", each)
+            case datetime() if value.replace(tzinfo=None) >= since:
+                found[path] = "now"
+            case _:
+                found[path] = value
+
+    walk("", world.model_dump())
+    return found

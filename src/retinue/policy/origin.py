@@ -1,0 +1,243 @@
+"""May this call be made, after all that was read? Each of its arguments must be explained, or a person is asked.
+
+Once untrusted words are in a context, nobody can say what a model made of them. So nothing is followed through the
+model: a value passes only where it can be had without those words, from what the owner said, from a typed value of a
+trusted result, or by a standing rule. Explained is a whole value of the same kind. What is not, asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any, cast
+
+from retinue.domain.decision import Decision, Verdict
+from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
+from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec, call_hash
+from retinue.domain.trust import Trust
+from retinue.policy.origin_entries import entries_of
+from retinue.policy.origin_explain import Known, explained
+from retinue.policy.origin_rules import OriginPolicy, Sort, Standing, sort_of
+from retinue.policy.origin_words import Kind, kind_by_form, plain
+
+EFFECTS = frozenset({Effect.WRITES, Effect.SENDS_OUT, Effect.SPENDS, Effect.RUNS_CODE})
+ARGUMENTS_MAX = 200  # values of one call, with all that is nested in it
+DEPTH_MAX = 8
+SHOWN_CHARS_MAX = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Something in the context. Words that a speaker said, or the result of a call; all else can only be untrusted."""
+
+    trust: Trust
+    words: str = ""
+    tool: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What was read and what was done, up to a call. `done` are the calls since the owner last spoke."""
+
+    sources: tuple[Source, ...] = ()
+    done: tuple[Call, ...] = ()
+
+    @property
+    def tainted(self) -> bool:
+        return any(source.trust is Trust.UNTRUSTED for source in self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One value of a call: what explains it, or why nothing does."""
+
+    argument: str
+    value: str
+    by: str = ""
+    why: str = ""
+
+    @property
+    def explained(self) -> bool:
+        return bool(self.by)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    decision: Decision
+    findings: tuple[Finding, ...] = ()
+
+
+def context_of(records: Iterable[Record]) -> Context:
+    """What the records of a context come to. Summaries and notes explain nothing: they are not the owner's words.
+
+    The owner's words of the whole session may be handed in, also those that a summary now stands for.
+    """
+    sources: list[Source] = []
+    calls: dict[str, Call] = {}
+    done: list[Call] = []
+    for record in records:
+        match record.body:
+            case UserTurn(text=text, attachments=attachments):
+                sources.append(Source(trust=record.trust, words=text))
+                sources.extend(Source(trust=Trust.UNTRUSTED) for _ in attachments if record.trust is not Trust.OWNER)
+                if record.trust is Trust.OWNER:
+                    done.clear()
+            case Reply(calls=asked):
+                calls.update((call.id, call) for call in asked)
+            case ToolResult() as result:
+                call = calls.get(result.call, Call(id=result.call, tool=result.tool))
+                if not result.failed:
+                    done.append(call)
+                sources.append(_of_result(record, result, call))
+            case Summary() | Note() | Mark():
+                sources.append(Source(trust=record.trust))
+    return Context(sources=tuple(sources), done=tuple(done))
+
+
+def _of_result(record: Record, result: ToolResult, call: Call) -> Source:
+    untrusted = Trust.UNTRUSTED in (record.trust, result.trust)
+    trust = Trust.UNTRUSTED if untrusted else result.trust
+    if result.failed or call.tool != result.tool:
+        return Source(trust=trust)
+    return Source(trust=trust, tool=result.tool, arguments=call.arguments, output=result.output)
+
+
+def is_effectful(spec: ToolSpec) -> bool:
+    """Whether a call can change or tell anything. Who asks the world outside tells it what was asked."""
+    if spec.effects & EFFECTS:
+        return True
+    return Effect.READS_UNTRUSTED in spec.effects and Effect.READS_PRIVATE not in spec.effects
+
+
+def decide(
+    policy: OriginPolicy, spec: ToolSpec, call: Call, context: Context, *, today: date | None = None
+) -> Judgement:
+    """Pure. Allowed, or to be asked, with what was found of each argument; never denied."""
+    if not is_effectful(spec):
+        return Judgement(decision=Decision(Verdict.ALLOW, "it only reads what is ours"))
+    if not context.tainted:
+        return Judgement(decision=Decision(Verdict.ALLOW, "nothing untrusted was read"))
+    known = known_from(policy, context, today=today)
+    findings = tuple(_findings(policy, spec, call, context, known))
+    open_ones = [finding for finding in findings if not finding.explained]
+    if not open_ones:
+        return Judgement(decision=Decision(Verdict.ALLOW, "each argument is explained"), findings=findings)
+    told = "; ".join(f"{finding.argument} = {finding.value!r} ({finding.why})" for finding in open_ones[:5])
+    because = f"untrusted words were read, and nothing that the owner said explains {told}"
+    return Judgement(decision=Decision(Verdict.ASK, because), findings=findings)
+
+
+def known_from(policy: OriginPolicy, context: Context, *, today: date | None = None) -> Known:
+    words = [source.words for source in context.sources if source.words and source.trust in policy.speakers]
+    entries = [
+        entry
+        for source in context.sources
+        if source.tool
+        for entry in entries_of(policy, source.tool, source.arguments, source.output)
+    ]
+    return Known.of(policy, words, entries, today=today)
+
+
+def _findings(policy: OriginPolicy, spec: ToolSpec, call: Call, context: Context, known: Known) -> Iterator[Finding]:
+    yield _act(policy, spec, known)
+    if any(call_hash(call) == call_hash(before) for before in context.done):
+        yield Finding("(again)", spec.name, why="the same was done already since the owner last spoke")
+    properties = cast("Mapping[str, Any]", spec.parameters.get("properties") or {})
+    given = {name: value for name, value in call.arguments.items() if not _is_left_out(properties, name, value)}
+    count = 0
+    for name, value in given.items():
+        for path, each in _leaves(name, value, 0):
+            count += 1
+            if count > ARGUMENTS_MAX:
+                yield Finding(path, "", why=f"more than {ARGUMENTS_MAX} values")
+                return
+            yield _finding(policy, spec, properties, given, name, path, each, known)
+
+
+def _act(policy: OriginPolicy, spec: ToolSpec, known: Known) -> Finding:
+    """What is done is a value too: a file that the owner named is not thereby to be deleted."""
+    rule = policy.act(spec.name)
+    words = rule.words if rule else tuple(plain(spec.name).replace("-", "_").replace(".", "_").split("_"))
+    if "*" in words:
+        return Finding("(tool)", spec.name, by="a standing rule")
+    for word in words:
+        if known.says_word(word):
+            return Finding("(tool)", spec.name, by=f"the owner said '{word}'")
+    return Finding("(tool)", spec.name, why="the owner did not ask for it")
+
+
+def _is_left_out(properties: Mapping[str, Any], name: str, value: Any) -> bool:
+    """Nothing, or what it would be if it had been left out."""
+    if value is None or value == [] or value == {}:
+        return True
+    schema = properties.get(name)
+    if not isinstance(schema, dict) or "default" not in schema:
+        return False
+    default = cast("Mapping[str, Any]", schema)["default"]
+    return type(default) is type(value) and default == value
+
+
+def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    match value:
+        case dict() if depth < DEPTH_MAX:
+            for key, each in cast("dict[str, Any]", value).items():
+                yield from _leaves(f"{path}.{key}", each, depth + 1)
+        case list() if depth < DEPTH_MAX:
+            for at, each in enumerate(cast("list[Any]", value)):
+                yield from _leaves(f"{path}.{at}", each, depth + 1)
+        case _:
+            yield path, value
+
+
+def _finding(
+    policy: OriginPolicy,
+    spec: ToolSpec,
+    properties: Mapping[str, Any],
+    given: Mapping[str, Any],
+    name: str,
+    path: str,
+    value: Any,
+    known: Known,
+) -> Finding:
+    pattern = ".".join("*" if part.isdigit() else part for part in path.split("."))
+    rule = policy.argument(spec.name, pattern) or policy.argument(spec.name, name)
+    standing = rule.standing if rule else frozenset[Standing]()
+    if rule and any(other in given for other in rule.unless):
+        standing = frozenset[Standing]()
+    if Effect.SENDS_OUT in spec.effects:
+        standing -= {Standing.QUOTED}
+    sort = sort_of(rule.kind) if rule and rule.kind else _sort_by_schema(properties, name, path, value)
+    by = explained(
+        known,
+        sort,
+        value,
+        name=path.rpartition(".")[2] if not path.rpartition(".")[2].isdigit() else name,
+        standing=standing,
+        says=rule.says if rule else {},
+        others={other: content for other, content in given.items() if other != name},
+    )
+    shown = str(value)
+    shown = shown if len(shown) <= SHOWN_CHARS_MAX else shown[: SHOWN_CHARS_MAX - 1] + "…"
+    return Finding(path, shown, by=by) if by else Finding(path, shown, why=f"a {sort.kind} that nobody named")
+
+
+_FORMATS = {"email": Kind.EMAIL, "uri": Kind.URL, "date": Kind.DATE, "date-time": Kind.MOMENT, "time": Kind.TIME}
+
+
+def _sort_by_schema(properties: Mapping[str, Any], name: str, path: str, value: Any) -> Sort:
+    """What an argument is where no rule says so: by its name and schema, and else by the form of its value."""
+    last = path.rpartition(".")[2]
+    last = name if last.isdigit() else last
+    schema = cast("Mapping[str, Any]", (properties.get(name) or {}) if path == name else {})
+    if last in ("id", "id_") or last.endswith(("_id", "_ids", "Id")):
+        return Sort(Kind.ID, last.removesuffix("s").removesuffix("_id") if last.endswith(("_id", "_ids")) else "")
+    if isinstance(value, bool) or "enum" in schema or "const" in schema:
+        return Sort(Kind.CHOICE)
+    if (found := _FORMATS.get(str(schema.get("format")))) is not None:
+        return Sort(found)
+    if isinstance(value, int | float):
+        return Sort(Kind.NUMBER)
+    return Sort(kind_by_form(str(value)))

@@ -1,0 +1,164 @@
+"""What an owner says about where values come from: which tools bring what, and which arguments mean what.
+
+Everything here is by tool and by argument, as globs. A tool that no rule names explains nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from retinue.domain.errors import Invalid
+from retinue.domain.trust import Trust
+from retinue.policy.origin_words import Kind
+
+KEY = "<key>"  # of a result that is an object from names to values
+VALUE = "<value>"
+ITEM = "<item>"  # of a result that is a list of plain values
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """A kind, and for ids of what: the id of a file is not the id of an event."""
+
+    kind: Kind
+    of: str = ""
+
+
+def sort_of(text: str) -> Sort:
+    """Read `email`, or `id:file`."""
+    kind, _, of = text.partition(":")
+    return Sort(Kind(kind), of)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRule:
+    """What the results of some tools are worth.
+
+    `fields` are the typed ones, by name, and no others explain anything. `patterns` find typed values at the beginning
+    of a field, where the tool itself and no stranger writes: each named group is a field. `own_fields` are typed only
+    where the field `own` is one of `own_values`: what the owner wrote, beside what others did. `closed`: the result is
+    all typed values, and one that is not what its field says makes it untrusted words.
+    """
+
+    tools: str
+    trust: Trust
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])
+    patterns: Mapping[str, str] = field(default_factory=dict[str, str])
+    own: str = ""
+    own_values: tuple[str, ...] = ()
+    own_fields: Mapping[str, str] = field(default_factory=dict[str, str])
+    closed: bool = False
+
+
+class Standing(StrEnum):
+    """Further ways in which an argument may be explained, where the owner says so once and for all."""
+
+    TODAY = "today"  # the date of this day
+    QUOTED = "quoted"  # word for word from something that the owner named; not for what is sent out
+    KEPT = "kept"  # any words: they stay in the house, where they are read back as untrusted
+    POINTED = "pointed"  # the only value of its kind in something that the owner named
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArgumentRule:
+    """What an argument is. `says` are the words that mean one of its choices. With any of `unless`, nothing stands."""
+
+    tools: str
+    argument: str
+    kind: str = ""
+    standing: frozenset[Standing] = frozenset()
+    says: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    unless: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActRule:
+    """The words by which an owner asks for these tools. Without a rule they are those of the tool's name."""
+
+    tools: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What words such as `largest` select by: the field of which something has the most, or the least.
+
+    `counted`: not the field's value, but how often each value of it occurs.
+    """
+
+    words: str
+    field: str
+    most: bool = True
+    counted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginPolicy:
+    """The whole of it. The first rule that fits is the one that holds."""
+
+    sources: tuple[SourceRule, ...] = ()
+    arguments: tuple[ArgumentRule, ...] = ()
+    acts: tuple[ActRule, ...] = ()
+    measures: tuple[Measure, ...] = ()
+    speakers: frozenset[Trust] = frozenset({Trust.OWNER})  # whose words explain
+
+    def source(self, tool: str) -> SourceRule | None:
+        return next((rule for rule in self.sources if fnmatchcase(tool, rule.tools)), None)
+
+    def argument(self, tool: str, argument: str) -> ArgumentRule | None:
+        return next(
+            (rule for rule in self.arguments if fnmatchcase(tool, rule.tools) and fnmatchcase(argument, rule.argument)),
+            None,
+        )
+
+    def act(self, tool: str) -> ActRule | None:
+        return next((rule for rule in self.acts if fnmatchcase(tool, rule.tools)), None)
+
+
+def policy_of(data: Mapping[str, Any]) -> OriginPolicy:
+    """Read the tables of a settings file: `source`, `argument`, `act`, `measure`, and the list `speakers`."""
+    try:
+        return OriginPolicy(
+            sources=tuple(_source(table) for table in data.get("source", ())),
+            arguments=tuple(_argument(table) for table in data.get("argument", ())),
+            acts=tuple(ActRule(tools=table["tools"], words=tuple(table["words"])) for table in data.get("act", ())),
+            measures=tuple(Measure(**table) for table in data.get("measure", ())),
+            speakers=frozenset(Trust(word) for word in data.get("speakers", (Trust.OWNER,))),
+        )
+    except (KeyError, TypeError, ValueError, re.error) as error:
+        raise Invalid(
+            "the rules of origin cannot be read",
+            because=f"{type(error).__name__}: {error}",
+            try_this="compare them with docs/guides/injection.md",
+            code="origin.invalid",
+        ) from error
+
+
+def _source(table: Mapping[str, Any]) -> SourceRule:
+    given = dict(table)
+    given["trust"] = Trust(table["trust"])
+    given["own_values"] = tuple(table.get("own_values", ()))
+    rule = SourceRule(**given)
+    for kind in (*rule.fields.values(), *rule.own_fields.values()):
+        sort_of(kind)
+    for pattern in rule.patterns.values():
+        for group in re.compile(pattern).groupindex:
+            sort_of(rule.fields[group])
+    return rule
+
+
+def _argument(table: Mapping[str, Any]) -> ArgumentRule:
+    given = dict(table)
+    given["standing"] = frozenset(Standing(word) for word in table.get("standing", ()))
+    given["says"] = {value: tuple(words) for value, words in table.get("says", {}).items()}
+    given["unless"] = tuple(table.get("unless", ()))
+    rule = ArgumentRule(**given)
+    if rule.kind:
+        sort_of(rule.kind)
+    return rule
