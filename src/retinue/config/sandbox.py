@@ -130,7 +130,7 @@ class DockerSettings:
     cpus: float = setting(1.0, "How many processors a container may use.", effect=Effect.MESSAGE, least=0.1, most=1024)
     binds: tuple[str, ...] = setting(
         (),
-        "Further folders in the container, as FROM:TO or FROM:TO:ro. The engine's socket, a home or the house are refused.",
+        "Further folders in the container, as FROM:TO or FROM:TO:ro. No engine's socket, no home, not the house.",
         effect=Effect.MESSAGE,
         example="/srv/data:/data:ro",
     )
@@ -201,7 +201,7 @@ class SandboxSettings:
     )
     hosts: tuple[str, ...] = setting(
         (),
-        "Which hosts commands may reach where their agent may use the web: HOST, *.HOST or HOST:PORT. None: no network.",
+        "Which hosts commands of agents that may use the web can reach: HOST, *.HOST or HOST:PORT. None: no network.",
         effect=Effect.MESSAGE,
         check=allowed_host,
         example="pypi.org",

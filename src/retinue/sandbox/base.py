@@ -51,8 +51,8 @@ class Network:
     """Which hosts a command may reach, as `HOST`, `*.HOST` or `HOST:PORT`. None: no network at all.
 
     A host without a port stands for the ports 80 and 443. `private_hosts` are those of `hosts` that may have an address
-    of the owner's own network, by their exact names. `injected` are headers that the proxy puts into requests to a host,
-    so that a secret is used and never read.
+    of the owner's own network, by their exact names. `injected` are headers that the proxy puts into requests to a
+    host, so that a secret is used and never read.
     """
 
     hosts: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Commands in namespaces of their own: each starts in an empty house and is shown only what its confinement names.
 
-Nothing is loosened to make a command start. The launcher waits, after all walls stand, until its limits are set; what it
-could not do, it says by ending, and then nothing has run.
+Nothing is loosened to make a command start. The launcher waits, after all walls stand, until its limits are set; what
+it could not do, it says by ending, and then nothing has run.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ class _Start:
 
 
 class Bubblewrap:
-    """`folder` is where it keeps the little that commands see of /etc. `state` is what no command sees: the house's own
-    folder; of that, only what lies below one of `homes` can be shared. `hidden` is covered in whatever is shared.
+    """`folder` is where it keeps the little that commands see of /etc.
+
+    `state` is what no command sees, the house's own folder first of all; of that, only what lies below one of `homes`
+    can be shared. The keys in `user_home` are covered in whatever is shared, unless they are named.
     """
 
     name = "bubblewrap"
@@ -82,7 +84,7 @@ class Bubblewrap:
         folder: Path,
         state: Sequence[Path] = (),
         homes: Sequence[Path] = (),
-        hidden: Sequence[Path] = (),
+        user_home: Path | None = None,
         program: str | None = None,
         cgroups: Cgroups | None = None,
         make_proxy: MakeProxy = Proxy,
@@ -90,7 +92,8 @@ class Bubblewrap:
         self._folder = folder
         self._state = tuple(Path(os.path.realpath(path)) for path in state)
         self._homes = tuple(Path(os.path.realpath(path)) for path in homes)
-        self._hidden = tuple(Path(os.path.realpath(path)) for path in hidden)
+        keys = [user_home / name for name in walls.KEYS] if user_home is not None else []
+        self._covered = (*self._state, *(Path(os.path.realpath(path)) for path in keys))
         self._program = program or shutil.which("bwrap") or ""
         self._cgroups = cgroups
         self._make_proxy = make_proxy
@@ -153,7 +156,7 @@ class Bubblewrap:
 
     def _launch(self, start: _Start, argv: Sequence[str], confinement: Confinement, pty: bool) -> Spawned:
         networked = confinement.network is not None
-        binds = walls.checked_binds(confinement, state=self._state, homes=self._homes)
+        binds = walls.checked_binds(confinement, state=self._state, homes=self._homes, covered=self._covered)
         proxy = f"http://127.0.0.1:{PROXY_PORT}" if networked else ""
         environment = walls.environment_of(confinement, proxy=proxy)
         start.status, status = os.pipe()
@@ -169,7 +172,7 @@ class Bubblewrap:
             *("--json-status-fd", str(status), "--block-fd", str(start.theirs[1])),
             *self._system,
             *walls.scratch_arguments(confinement.limits.disk_bytes),
-            *walls.folder_arguments(binds, (*self._state, *self._hidden)),
+            *walls.folder_arguments(binds, self._covered),
             *("--remount-ro", "/", "--chdir", str(confinement.folder)),
             *(word for name, value in environment.items() for word in ("--setenv", name, value)),
         ]
@@ -223,7 +226,7 @@ class Bubblewrap:
             resource.prlimit(first, kind, (most, most))
 
     async def _let_go(self, start: _Start) -> None:
-        """The launcher takes the word once all walls stand, and closes the gate. Had it died, the word would lie there."""
+        """It takes the word once all walls stand, and shuts the gate. Had it died, the word would still lie there."""
         assert start.gate is not None
         loop = asyncio.get_running_loop()
         start.gate.setblocking(False)
@@ -234,7 +237,8 @@ class Bubblewrap:
             raise self._complaint(start) from None
 
     async def _open_door(self, start: _Start, confinement: Confinement) -> None:
-        assert start.door is not None and confinement.network is not None
+        assert start.door is not None
+        assert confinement.network is not None
         start.door.setblocking(False)
         await _readable(start.door.fileno())
         _, descriptors, _, _ = socket.recv_fds(start.door, 1, 1)
@@ -248,7 +252,13 @@ class Bubblewrap:
 
     def _child(self, start: _Start, first: int, gone: int, confinement: Confinement, pty: bool) -> Process:
         assert start.spawned is not None
-        limits, spawned, status, group, proxy = confinement.limits, start.spawned, start.status, start.group, start.proxy
+        limits, spawned, status, group, proxy = (
+            confinement.limits,
+            start.spawned,
+            start.status,
+            start.group,
+            start.proxy,
+        )
 
         def end() -> None:
             with contextlib.suppress(ProcessLookupError):
@@ -299,7 +309,7 @@ class Bubblewrap:
     async def _try(self) -> Probe:
         """Run a command that tries to see, reach and change what it must not, beside one that may."""
         if sys.platform != "linux":
-            return Probe(False, "bubblewrap is for Linux", "use docker, or `kind = \"off\"` knowing what it means")
+            return Probe(False, "bubblewrap is for Linux", 'use docker, or `kind = "off"` knowing what it means')
         if not self._program:
             return Probe(False, "bubblewrap is not installed", "apt install bubblewrap")
         try:

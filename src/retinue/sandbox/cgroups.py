@@ -58,7 +58,7 @@ class Cgroups:
 
     @property
     def controllers(self) -> frozenset[str]:
-        return frozenset().union(*(place.controllers for place in self._places))
+        return frozenset(name for place in self._places for name in place.controllers)
 
     @classmethod
     def here(cls, own: str | None = None, root: Path = _ROOT) -> Cgroups:

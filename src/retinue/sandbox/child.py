@@ -275,8 +275,8 @@ def spawn(
 ) -> Spawned:
     """Start it, with no descriptor of ours but those named.
 
-    Called in the loop's own thread: a child that dies with its parent dies with the thread that made it. No code of ours
-    runs between fork and exec, so it is safe and quick however large the house is.
+    Called in the loop's own thread: a child that dies with its parent dies with the thread that made it. No code of
+    ours runs between fork and exec, so it is safe and quick however large the house is.
     """
     if pty:
         output, theirs = ptys.openpty()

@@ -73,3 +73,20 @@ def _pattern(text: str) -> Pattern:
     if (below and "." not in plain) or (port is not None and port <= 0):
         return Pattern("")
     return Pattern(plain, below, port)
+
+
+def covered(asked: Iterable[str], allowed: Iterable[str]) -> tuple[str, ...]:
+    """Those that are asked for and allowed. A wider pattern than any that is allowed is not."""
+    known = _patterns(allowed)
+    return tuple(text for text in asked if _is_within(_pattern(text), known))
+
+
+def _is_within(asked: Pattern, allowed: Iterable[Pattern]) -> bool:
+    return bool(asked.name) and any(_covers(pattern, asked) for pattern in allowed)
+
+
+def _covers(pattern: Pattern, asked: Pattern) -> bool:
+    ports = asked.port == pattern.port or (pattern.port is None and asked.port in WEB_PORTS)
+    if pattern.below:
+        return ports and (asked.name.endswith(f".{pattern.name}") or (asked.below and asked.name == pattern.name))
+    return ports and not asked.below and asked.name == pattern.name

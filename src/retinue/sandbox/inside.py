@@ -1,11 +1,11 @@
 """Runs inside a sandbox that has a network: opens the proxy's door there, hands it out, and becomes the command.
 
-A listening socket belongs to the network it was made in, whoever holds it. So the house accepts from it what the command
-says to 127.0.0.1, and nothing of ours stays inside. It must start fast: only modules that are part of the interpreter.
+A listening socket belongs to the network it was made in, whoever holds it. So the house accepts from it what the
+command says to 127.0.0.1, and nothing of ours stays inside. It must start fast: only modules that are part of the
+interpreter.
 """
-# ruff: noqa: I001
 
-import _signal
+import _signal  # pyright: ignore[reportMissingImports]
 import _socket
 import posix
 import sys
@@ -13,6 +13,7 @@ import sys
 NOT_BEGUN = 125
 NOT_FOUND = 127
 BACKLOG = 64
+SIGPIPE, SIGXFSZ, _DEFAULT = 13, 25, 0
 
 
 def main(door: int, port: int, argv: list[str]) -> int:
@@ -26,8 +27,8 @@ def main(door: int, port: int, argv: list[str]) -> int:
         return NOT_BEGUN
     house.close()
     listener.close()
-    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores both; commands expect not to
-        _signal.signal(number, _signal.SIG_DFL)
+    for number in (SIGPIPE, SIGXFSZ):  # Python ignores both; commands expect not to
+        _signal.signal(number, _DEFAULT)  # pyright: ignore[reportUnknownMemberType]
     return become(argv)
 
 

@@ -228,9 +228,7 @@ class Proxy:
             down.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
 
-    async def _copy(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, then_end: bool = False
-    ) -> None:
+    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, then_end: bool = False) -> None:
         while chunk := await _soon(source.read(CHUNK_BYTES)):
             self._count(len(chunk))
             sink.write(chunk)
@@ -330,10 +328,7 @@ def _head(asked: Asked, injected: Mapping[str, str]) -> bytes:
     """One request for one connection: after its answer nothing more is said on it."""
     replaced = {name.lower() for name in injected}
     named = {
-        name.strip().lower()
-        for key, value in asked.headers
-        if key.lower() == "connection"
-        for name in value.split(",")
+        name.strip().lower() for key, value in asked.headers if key.lower() == "connection" for name in value.split(",")
     } - {"content-length", "transfer-encoding"}
     dropped = _OF_THE_HOP | replaced | named
     host = f"[{asked.host}]" if ":" in asked.host else asked.host

@@ -14,6 +14,7 @@ USER, GROUP = 1000, 1000
 PATH = "/usr/local/bin:/usr/bin:/bin"
 BINDS_MAX = 64
 SHM_BYTES_MAX = 64 * 1024 * 1024
+COVER_BYTES = 4096
 
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 # Small, public, and asked for by programs of every kind. Nothing else of /etc is seen.
@@ -44,12 +45,24 @@ _WRITTEN = {
     "resolv.conf": "",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
-_MASKED_FILES = ("/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/timer_list", "/proc/sched_debug")
-_MASKED_FOLDERS = ("/proc/acpi", "/proc/scsi")
 # Never to be shared with a command, whoever grants it: the machine itself, and what commands it.
-_NEVER = ("/", "/proc", "/sys", "/dev", "/run", "/var/run", "/boot", "/etc", "/root", "/home", "/var", "/var/lib", "/tmp")
+_NEVER = (
+    "/",
+    "/proc",
+    "/sys",
+    "/dev",
+    "/run",
+    "/var/run",
+    "/boot",
+    "/etc",
+    "/root",
+    "/home",
+    "/var",
+    "/var/lib",
+    "/tmp",
+)
 _SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
-# In a home that an agent was given to read, these are still the owner's. A grant can name one, but no folder above does.
+# In a home that an agent was given to read, these are still the owner's. A grant has to name them.
 KEYS = (
     ".ssh",
     ".gnupg",
@@ -119,15 +132,8 @@ def system_arguments(etc: Path, *, python_prefix: Path | None = None) -> list[st
             arguments += ["--ro-bind", name, name]
     if python_prefix is not None and not python_prefix.is_relative_to("/usr"):
         arguments += ["--ro-bind", str(python_prefix), str(python_prefix)]
-    # As root, only a read-only /proc keeps a command from the settings of the kernel.
-    arguments += ["--proc", "/proc"]
-    for name in _MASKED_FILES:
-        if os.path.exists(name):
-            arguments += ["--ro-bind", "/dev/null", name]
-    for name in _MASKED_FOLDERS:
-        if os.path.isdir(name):
-            arguments += ["--tmpfs", name, "--remount-ro", name]
-    return [*arguments, "--remount-ro", "/proc"]
+    # As root, only a read-only /proc keeps a command from the settings of the kernel: the launcher leaves them open.
+    return [*arguments, "--proc", "/proc", "--remount-ro", "/proc"]
 
 
 def scratch_arguments(disk_bytes: int) -> list[str]:
@@ -140,13 +146,23 @@ def scratch_arguments(disk_bytes: int) -> list[str]:
     ]
 
 
-def folder_arguments(binds: Iterable[Bind], covered: Iterable[Path]) -> list[str]:
-    """Folders from the outside in, so that a deeper one stands over what a wider one shows, or what covers it."""
+def folder_arguments(binds: Sequence[Bind], covered: Iterable[Path]) -> list[str]:
+    """Folders from the outside in, so that a deeper one stands over what a wider one shows, or what covers it.
+
+    In a writable folder, those on the way to what is covered are bound to themselves: a command could otherwise give
+    one of them another name, and the next command would find what it hid.
+    """
     mounts: dict[Path, list[str]] = {}
     shown = {bind.path for bind in binds}
     for path in covered:
-        if path not in shown and any(path.is_relative_to(bind) for bind in shown):
-            mounts[path] = _cover(path)
+        if path in shown or not path.exists():
+            continue
+        for bind in binds:
+            if path.is_relative_to(bind.path):
+                mounts[path] = _cover(path)
+                between = path.relative_to(bind.path).parents[:-1] if bind.writable else ()
+                for part in between:
+                    mounts.setdefault(bind.path / part, ["--bind", *[str(bind.path / part)] * 2])
     for bind in binds:
         mounts[bind.path] = ["--bind" if bind.writable else "--ro-bind", str(bind.path), str(bind.path)]
     return [argument for path in sorted(mounts, key=lambda p: (len(p.parts), p)) for argument in mounts[path]]
@@ -154,11 +170,13 @@ def folder_arguments(binds: Iterable[Bind], covered: Iterable[Path]) -> list[str
 
 def _cover(path: Path) -> list[str]:
     if path.is_dir():
-        return ["--tmpfs", str(path)]
-    return ["--ro-bind", "/dev/null", str(path)] if path.exists() else []
+        return ["--size", str(COVER_BYTES), "--tmpfs", str(path)]
+    return ["--ro-bind", "/dev/null", str(path)]
 
 
-def checked_binds(confinement: Confinement, *, state: Sequence[Path], homes: Sequence[Path]) -> list[Bind]:
+def checked_binds(
+    confinement: Confinement, *, state: Sequence[Path], homes: Sequence[Path], covered: Sequence[Path]
+) -> list[Bind]:
     """The folders of a confinement, or why they cannot be had.
 
     Of the house's own `state` only what is in `homes` can be shared. A path that leads elsewhere by a link is refused:
@@ -167,42 +185,48 @@ def checked_binds(confinement: Confinement, *, state: Sequence[Path], homes: Seq
     found: dict[Path, Bind] = {}
     for writable, paths in ((False, confinement.readable), (True, confinement.writable)):
         for path in paths:
-            _check(path, state, homes)
-            found[path] = Bind(path, writable)
+            check_path(path, state=state, homes=homes)
+            if path.exists():  # what was granted may have gone since, and then there is nothing to show
+                found[path] = Bind(path, writable)
     if len(found) > BINDS_MAX:
-        raise _refused(f"{len(found)} folders", f"a command can be given at most {BINDS_MAX}", "grant wider folders")
-    return [bind for bind in found.values() if not _is_shown_by(bind, found.values())]
+        raise refused(f"{len(found)} folders", f"a command can be given at most {BINDS_MAX}", "grant wider folders")
+    return [bind for bind in found.values() if not _is_shown_by(bind, found.values(), covered)]
 
 
-def _is_shown_by(bind: Bind, others: Iterable[Bind]) -> bool:
-    """Whether a folder around it shows it already. One in a writable folder must be: who writes there could replace it."""
+def _is_shown_by(bind: Bind, others: Iterable[Bind], covered: Sequence[Path]) -> bool:
+    """Whether a folder around it shows it already, and nothing between them is covered.
+
+    One in a writable folder must be shown by that: who writes there could put something else in its place.
+    """
     return any(
-        other is not bind and bind.path.is_relative_to(other.path) and (other.writable or not bind.writable)
+        other is not bind
+        and bind.path.is_relative_to(other.path)
+        and (other.writable or not bind.writable)
+        and not any(bind.path.is_relative_to(path) and path.is_relative_to(other.path) for path in covered)
         for other in others
     )
 
 
-def _check(path: Path, state: Sequence[Path], homes: Sequence[Path]) -> None:
+def check_path(path: Path, *, state: Sequence[Path], homes: Sequence[Path]) -> None:
+    """Raises where no command may see it, whoever grants it."""
     text = str(path)
     if not path.is_absolute() or "\0" in text or ".." in path.parts:
-        raise _refused(text, "it is no absolute path", "name the folder from / on")
+        raise refused(text, "it is no absolute path", "name the folder from / on")
     real = Path(os.path.realpath(path))
     if real != path:
-        raise _refused(text, "it is or goes through a symbolic link", f"name what it leads to: {real}")
-    if not path.exists():
-        raise _refused(text, "it is not there", "make it first, or do not ask for it")
-    if not (path.is_dir() or path.is_file()):
-        raise _refused(text, "it is no folder and no file", "share the folder around it with nobody")
+        raise refused(text, "it is or goes through a symbolic link", f"name what it leads to: {real}")
+    if path.exists() and not (path.is_dir() or path.is_file()):
+        raise refused(text, "it is no folder and no file", "share the folder around it with nobody")
     if text in _NEVER or path.is_relative_to("/proc") or path.is_relative_to("/sys") or path.is_relative_to("/dev"):
-        raise _refused(text, "it would show the whole machine, or rule it", "grant a folder further in")
+        raise refused(text, "it would show the whole machine, or rule it", "grant a folder further in")
     if path.name in _SOCKETS:
-        raise _refused(text, "who speaks to it commands the machine", "share no engine's socket")
+        raise refused(text, "who speaks to it commands the machine", "share no engine's socket")
     for own in state:
         if path.is_relative_to(own) and not any(path.is_relative_to(h) and path != h for h in homes):
-            raise _refused(text, "it belongs to the house itself", "grant a folder outside of the house")
+            raise refused(text, "it belongs to the house itself", "grant a folder outside of the house")
 
 
-def _refused(what: str, because: str, try_this: str) -> SandboxFailed:
+def refused(what: str, because: str, try_this: str) -> SandboxFailed:
     return SandboxFailed(
         f"{what} cannot be shown to a command", because=because, try_this=try_this, code="sandbox.folder-refused"
     )

@@ -1,4 +1,4 @@
-"""How much a command takes, it and all it has begun: looked at from outside, where no rule of the kernel's says stop."""
+"""How much a command takes, it and all it has begun: looked at from outside, where the kernel sets no bound."""
 
 from __future__ import annotations
 

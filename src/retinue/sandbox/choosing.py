@@ -1,0 +1,155 @@
+"""Which sandbox a command runs in, and what it may touch there: settings and facts in, a choice with a because out.
+
+Pure. The stricter of what is configured and what is asked for wins. Whether a person is asked before a command leaves
+the sandbox is for `policy/placing` to say; here it is only said whether there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from retinue.config.sandbox import LimitSettings, SandboxKind, SandboxMode, SandboxSettings, Scope, WorkspaceAccess
+from retinue.domain.decision import Decision, Verdict
+from retinue.domain.permission import Rights
+from retinue.domain.session import OriginKind
+from retinue.sandbox.base import MIB, Confinement, Limits, Network, Probe
+from retinue.sandbox.hosts import covered
+from retinue.sandbox.walls import refused
+
+NOWHERE = Path("/tmp")  # where a command begins that has nothing of the workspace
+_STRICTEST_FIRST = (WorkspaceAccess.NONE, WorkspaceAccess.READ, WorkspaceAccess.WRITE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Who runs a command, and where. `homes` is the folder of all agents' homes, `home` the agent's own in it."""
+
+    agent: str
+    session: str
+    origin: OriginKind
+    owner: bool  # the run works for the owner
+    rights: Rights
+    home: Path
+    homes: Path
+
+    @property
+    def main(self) -> bool:
+        """Whether the owner sits before it. A channel is no such place: others may speak there."""
+        return self.owner and self.origin in (OriginKind.TERMINAL, OriginKind.WEB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a call asks for itself. It can only make less of what is configured."""
+
+    folder: Path | None = None
+    workspace: WorkspaceAccess | None = None
+    hosts: tuple[str, ...] | None = None
+    seconds: float | None = None
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """`kind` runs it, if `decision` allows; `key` says who shares a container with it.
+
+    Where the decision asks, `kind` is off: no sandbox works, and a person says whether it is to run bare.
+    """
+
+    kind: SandboxKind
+    key: str
+    confinement: Confinement
+    decision: Decision
+
+
+def choose(
+    settings: SandboxSettings, facts: Facts, probes: Mapping[SandboxKind, Probe], asked: Asked | None = None
+) -> Choice:
+    """`probes` says which sandboxes were seen to hold. Raises `SandboxFailed` where a right names what is another's."""
+    kind, decision = _kind(settings, facts, probes)
+    return Choice(
+        kind=kind,
+        key=scope_key(settings.scope, facts),
+        confinement=confinement(settings, facts, asked or Asked()),
+        decision=decision,
+    )
+
+
+def _kind(settings: SandboxSettings, facts: Facts, probes: Mapping[SandboxKind, Probe]) -> tuple[SandboxKind, Decision]:
+    if settings.kind is SandboxKind.OFF:
+        return SandboxKind.OFF, Decision(Verdict.ALLOW, 'the owner chose no sandbox: `sandbox.kind = "off"`')
+    if settings.mode is SandboxMode.OFF:
+        return SandboxKind.OFF, Decision(Verdict.ALLOW, 'the owner chose no sandbox: `sandbox.mode = "off"`')
+    if settings.mode is SandboxMode.NON_MAIN and facts.main:
+        because = 'the owner sits before this session, and `sandbox.mode` is "non-main"'
+        return SandboxKind.OFF, Decision(Verdict.ALLOW, because)
+    probe = probes.get(settings.kind, Probe(False, "it was never tried"))
+    if probe.works:
+        return settings.kind, Decision(Verdict.ALLOW, f"it is confined by {settings.kind}")
+    because = f"{settings.kind} does not work here, so it would run bare: {probe.because}"
+    return SandboxKind.OFF, Decision(Verdict.ASK, because)
+
+
+def scope_key(scope: Scope, facts: Facts) -> str:
+    match scope:
+        case Scope.SESSION:
+            return f"session:{facts.session}"
+        case Scope.AGENT:
+            return f"agent:{facts.agent}"
+        case Scope.SHARED:
+            return "shared"
+
+
+def confinement(settings: SandboxSettings, facts: Facts, asked: Asked) -> Confinement:
+    rights, workspace = facts.rights, facts.rights.workspace
+    for path in (*rights.writable, *rights.readable):
+        _check_own(path, facts)
+    access = strictest(settings.workspace, asked.workspace)
+    writable, readable = list(rights.write), list(rights.read)
+    if access is WorkspaceAccess.WRITE:
+        writable.append(workspace)
+    else:
+        inside = [path for path in writable if path.is_relative_to(workspace)]
+        writable = [path for path in writable if path not in inside]
+        readable = [path for path in (*readable, *inside) if not path.is_relative_to(workspace)]
+        readable += [workspace] if access is WorkspaceAccess.READ else []
+    limits = limits_of(settings.limits)
+    if asked.seconds is not None:
+        limits = replace(limits, seconds=min(limits.seconds, asked.seconds))
+    return Confinement(
+        folder=asked.folder or (NOWHERE if access is WorkspaceAccess.NONE else workspace),
+        writable=tuple(writable),
+        readable=tuple(readable),
+        network=_network(settings, rights, asked.hosts),
+        limits=limits,
+        environment=asked.environment,
+    )
+
+
+def _check_own(path: Path, facts: Facts) -> None:
+    if path.is_relative_to(facts.homes) and not path.is_relative_to(facts.home):
+        raise refused(str(path), "it is in the home of another agent", "let that agent send what is needed")
+
+
+def _network(settings: SandboxSettings, rights: Rights, asked: Sequence[str] | None) -> Network | None:
+    hosts = settings.hosts if asked is None else covered(asked, settings.hosts)
+    if not rights.web or not hosts:
+        return None
+    return Network(hosts=tuple(hosts), private_hosts=settings.private_hosts)
+
+
+def strictest(configured: WorkspaceAccess, asked: WorkspaceAccess | None) -> WorkspaceAccess:
+    return min(configured, asked or configured, key=_STRICTEST_FIRST.index)
+
+
+def limits_of(settings: LimitSettings) -> Limits:
+    return Limits(
+        seconds=settings.seconds,
+        memory_bytes=settings.memory_mib * MIB,
+        processes=settings.processes,
+        file_bytes=settings.file_mib * MIB,
+        disk_bytes=settings.tmp_mib * MIB,
+        output_bytes=settings.output_mib * MIB,
+    )
