@@ -22,6 +22,7 @@ FENCE = "---"
 
 _KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]{0,63})\s*:(?:\s+(.*))?")
 _LOOSE_COMMA = re.compile(r'("(?:\\.|[^"\\])*")|,(\s*[}\]])')
+_ITEM = re.compile(r"""(?:\A|(?<=,))\s*(?:'[^']*'|"[^"]*"|[^,'"\[\]{}]*)\s*(?=,|\Z)""")
 _FORBIDDEN = "&*!%@`"
 
 
@@ -162,10 +163,10 @@ def _flow(text: str, number: int) -> Any:
         pass
     except RecursionError:
         raise _wrong(number, "it is nested too deeply") from None
-    inner = text[1:-1].strip()
-    if text[0] != "[" or text[-1:] != "]" or any(char in inner for char in "[]{}\"'"):
-        raise _wrong(number, "a list or an object on one line is written as JSON writes it")
-    return [word for each in inner.split(",") if (word := each.strip())]
+    items = _ITEM.findall(text[1:-1])
+    if text[0] != "[" or text[-1:] != "]" or ",".join(items) != text[1:-1]:
+        raise _wrong(number, "a list or an object on one line is written as JSON writes it, a list also as [a, b]")
+    return [_single(word, number) for each in items if (word := each.strip())]
 
 
 def _long_flow(row: _Line, rows: Sequence[_Line]) -> tuple[Any, Sequence[_Line]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -336,24 +336,28 @@ def _shown(stood: Standing) -> SkillShown:
 # For the doctor
 
 
-async def _waiting(scene: Scene) -> tuple[tuple[str, str], ...] | None:
+_Unused = tuple[str, str, str]  # a name, why it is not used, what to do
+
+
+async def _waiting(scene: Scene) -> Sequence[_Unused] | None:
     if scene.store is None:
         return None
     settings = (await asyncio.to_thread(examine, scene.environment)).configuration.settings
     here = Shelf(scene.home, scene.store, settings=lambda: settings, environment=scene.environment)
     found, stood = await here.look()
-    unread = [(each.skill.name, each.because) for each in stood if each.state in (State.NEW, State.CHANGED)]
-    return (*unread, *((each.folder.name, each.because) for each in found.broken))
+    unread = [
+        (each.skill.name, each.because, f"retinue skill approve {each.skill.name}: it shows you what it says first")
+        for each in stood
+        if each.state in (State.NEW, State.CHANGED)
+    ]
+    broken = [(each.folder.name, each.because, f"mend {each.folder}, or take it away") for each in found.broken]
+    return [*unread, *broken]
 
 
-def _judge(waiting: tuple[tuple[str, str], ...]) -> list[Found]:
+def _judge(waiting: Sequence[_Unused]) -> list[Found]:
     return [
-        warning(
-            f"the skill '{name}' is not used",
-            because=because,
-            try_this=f"retinue skill approve {name}, which shows it first; `skill list` has them all",
-        )
-        for name, because in waiting
+        warning(f"the skill '{name}' is not used", because=because, try_this=try_this)
+        for name, because, try_this in waiting
     ]
 
 

@@ -88,6 +88,7 @@ class Plugins:
         self._absent: dict[str, _Absent] = {}
         self._silenced: set[tuple[str, str]] = set()  # sections that hung, by owner and name
         self._fitting = asyncio.Lock()
+        self._soon: set[asyncio.Task[None]] = set()
 
     # --- what operations ask ---
 
@@ -150,8 +151,17 @@ class Plugins:
                 else:
                     await self._try(instance, settings)
 
+    def take_up(self, wanted: Mapping[str, PluginSettings]) -> None:
+        """Fit in, soon: for whoever tells us of changed settings and cannot wait."""
+        task = asyncio.create_task(self.fit(wanted))
+        self._soon.add(task)
+        task.add_done_callback(self._soon.discard)
+
     async def close(self) -> None:
         """Unload them all, the last one first."""
+        for task in self._soon:
+            task.cancel()
+        await asyncio.gather(*self._soon, return_exceptions=True)
         async with self._fitting:
             for instance in reversed(list(self._loaded)):
                 await self._unload(instance)

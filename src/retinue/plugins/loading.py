@@ -156,14 +156,21 @@ def settings_from(manifest: Manifest, told: Mapping[str, Any]) -> Any:
         unknown = sorted(told.keys() - known)
         if unknown:
             raise msgspec.ValidationError(f"`{unknown[0]}` is not among {', '.join(sorted(known)) or 'its settings'}")
-        return msgspec.convert(_plain(told), manifest.settings)
-    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        return msgspec.convert(_plain(told), manifest.settings, dec_hook=_path)
+    except (msgspec.ValidationError, ValueError, TypeError, NotImplementedError) as error:
         raise Invalid(
             f"the settings of '{manifest.id}' do not fit",
             because=str(error)[:REASON_CHARS_MAX],
             try_this=f"see `retinue plugin settings`, or [plugins.{manifest.id}.settings] of the settings file",
             code="plugin.settings-invalid",
         ) from None
+
+
+def _path(kind: type[Any], value: Any) -> Any:
+    """Paths are texts in a file, and nothing else is known to us that msgspec does not know."""
+    if kind is Path and isinstance(value, str):
+        return Path(value).expanduser()
+    raise NotImplementedError(f"a setting of the type {kind.__name__} cannot be read")
 
 
 def _fields(kind: type[Any]) -> Sequence[str]:
@@ -188,7 +195,7 @@ def _plain(value: Any) -> Any:
 def schema_of(manifest: Manifest) -> dict[str, Any]:
     """What it can be told, as JSON schema; empty where its types have none."""
     try:
-        schema = msgspec.json.schema(manifest.settings)
+        schema = msgspec.json.schema(manifest.settings, schema_hook=lambda _kind: {"type": "string"})
         json.dumps(schema)
         return schema
     except (TypeError, ValueError):

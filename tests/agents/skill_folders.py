@@ -1,0 +1,32 @@
+"""Skills on disk, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retinue.agents.skills import Source, Surroundings
+from retinue.agents.skills_finding import Root
+
+
+def write_skill(
+    root: Path, name: str, *, description: str = "How it is done.", front: str = "", body: str = "Do it.", **files: str
+) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "SKILL.md").write_text(f"---\nname: {folder.name}\ndescription: {description}\n{front}---\n{body}\n")
+    for file, text in files.items():
+        (folder / file.replace("__", ".")).write_text(text)
+    return folder
+
+
+def house_root(path: Path) -> Root:
+    return Root(source=Source.HOUSE, path=path)
+
+
+def here(*, bins: str = "", env: str = "", config: str = "", os: str = "linux") -> Surroundings:
+    return Surroundings(
+        os=os,
+        has_bin=lambda name: name in bins.split(),
+        has_env=lambda name: name in env.split(),
+        has_config=lambda path: path in config.split(),
+    )

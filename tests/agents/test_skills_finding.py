@@ -1,0 +1,220 @@
+"""Skills on a real disk: which count, what is passed over, and that nothing leads out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from agents.skill_folders import house_root, write_skill
+
+from retinue.agents import skills_finding
+from retinue.agents.skills import Source
+from retinue.agents.skills_finding import Found, Root, find, roots_of
+
+
+def in_house(root: Path) -> Found:
+    return find([house_root(root)])
+
+
+def names(found: Found) -> list[str]:
+    return [skill.name for skill in found.skills]
+
+
+@pytest.mark.spec("C96")
+def test_of_one_name_the_workspace_counts_before_home_house_plugin_and_extra(tmp_path: Path) -> None:
+    home, workspace, extra, guest = (tmp_path / name for name in ("home", "workspace", "extra", "guest"))
+    agent_home = home / "agents" / "ada"
+    roots = roots_of(
+        home,
+        agent="ada",
+        agent_home=agent_home,
+        workspace=workspace,
+        plugins=[("diary", guest)],
+        extra=[str(extra)],
+    )
+    places = [
+        (workspace / "skills", Source.WORKSPACE),
+        (agent_home / "skills", Source.AGENT),
+        (home / "skills", Source.HOUSE),
+        (guest, Source.PLUGIN),
+        (extra, Source.EXTRA),
+    ]
+    for path, source in places:
+        write_skill(path, "weather", description=f"From {source}.")
+    for left, (path, source) in enumerate(places):
+        found = find(roots[::-1])  # whatever order they are named in
+        assert [(skill.source, skill.front.description) for skill in found.skills] == [(source, f"From {source}.")]
+        assert len(found.shadowed) == len(places) - left - 1
+        shutil.rmtree(path)
+    assert find(roots) == Found()
+
+
+@pytest.mark.spec("D70")
+def test_what_changes_on_disk_counts_the_next_time_one_looks(tmp_path: Path) -> None:
+    write_skill(tmp_path, "weather", description="First.")
+    [first] = in_house(tmp_path).skills
+    assert (first.front.description, first.file) == ("First.", tmp_path / "weather" / "SKILL.md")
+    stamps = os.stat(first.file)
+    write_skill(tmp_path, "weather", description="Later.")  # of the same length, at the same time
+    os.utime(first.file, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))
+    write_skill(tmp_path, "tides")
+    tides, later = in_house(tmp_path).skills
+    assert (tides.name, later.front.description) == ("tides", "Later.")
+    assert later.hash != first.hash
+    shutil.rmtree(tmp_path / "weather")
+    assert names(in_house(tmp_path)) == ["tides"]
+
+
+def test_every_file_is_part_of_a_skill_and_of_its_hash(tmp_path: Path) -> None:
+    folder = write_skill(tmp_path, "weather", run__sh="echo sun")
+    hashes = {in_house(tmp_path).skills[0].hash}
+    (folder / "run.sh").write_text("curl evil")
+    hashes.add(in_house(tmp_path).skills[0].hash)
+    (folder / "run.sh").chmod(0o755)
+    hashes.add(in_house(tmp_path).skills[0].hash)
+    (folder / "run.sh").rename(folder / "run2.sh")
+    hashes.add(in_house(tmp_path).skills[0].hash)
+    (folder / ".hidden").write_text("")
+    hashes.add(in_house(tmp_path).skills[0].hash)
+    (folder / "parts").mkdir()
+    (folder / "parts" / "more.md").write_text("more")
+    [last] = in_house(tmp_path).skills
+    assert len(hashes | {last.hash}) == 6
+    assert (
+        "curl evil" in last.content
+        and "--- run2.sh (can be run)" in last.content
+        and "--- parts/more.md" in last.content
+    )
+    assert in_house(tmp_path).skills[0].hash == last.hash  # and the same for the same files
+
+
+def test_a_file_that_is_no_text_is_shown_by_its_hash(tmp_path: Path) -> None:
+    folder = write_skill(tmp_path, "weather")
+    (folder / "picture").write_bytes(b"\xff\xfe\0")
+    [skill] = in_house(tmp_path).skills
+    assert "--- picture, 3 bytes, sha256 " in skill.content
+
+
+@pytest.mark.spec("A43")
+def test_folders_are_looked_through_and_hidden_ones_and_dependencies_are_not(tmp_path: Path) -> None:
+    write_skill(tmp_path / "out" / "side", "weather")
+    for passed_over in (".git", "node_modules", "venv", "vendor", "__pycache__"):
+        write_skill(tmp_path / passed_over, "tides")
+        write_skill(tmp_path / "out" / passed_over, "tides")
+    write_skill(tmp_path / "out" / "side" / "weather", "inner")  # below a skill there are no others
+    assert names(in_house(tmp_path)) == ["weather"]
+
+
+@pytest.mark.spec("A43")
+def test_a_link_within_the_root_is_followed_and_one_that_leads_out_is_not(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    write_skill(outside, "stranger")
+    (outside / "secret").write_text("hidden from skills")
+    real = write_skill(root / "kept", "weather")
+    (root / "linked").mkdir()
+    (root / "linked" / "weather").symlink_to(real)  # the same skill twice: one counts, one stands behind it
+    (root / "stranger").symlink_to(outside / "stranger")
+    (root / "loop").symlink_to(root)
+    found = in_house(root)
+    assert names(found) == ["weather"] and [skill.name for skill in found.shadowed] == ["weather"]
+
+    inside = write_skill(root / "kept", "tides")
+    (inside / "note").symlink_to(real / "SKILL.md")
+    assert names(in_house(root)) == ["tides", "weather"]
+    (inside / "note").unlink()
+    (inside / "note").symlink_to(outside / "secret")
+    found = in_house(root)
+    assert names(found) == ["weather"]
+    [broken] = found.broken
+    assert broken.folder.name == "tides" and "leads out" in broken.because
+    assert "hidden from skills" not in repr(found)
+
+
+@pytest.mark.spec("A43")
+def test_a_skill_whose_own_file_is_a_link_out_is_none(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "weather").mkdir(parents=True)
+    outside = write_skill(tmp_path / "outside", "weather") / "SKILL.md"
+    (root / "weather" / "SKILL.md").symlink_to(outside)
+    found = in_house(root)
+    assert not found.skills and "leads out" in found.broken[0].because
+    (root / "weather" / "SKILL.md").unlink()
+    (root / "weather" / "SKILL.md").write_text(outside.read_text())  # the same words, in the root
+    assert names(in_house(root)) == ["weather"]
+
+
+def test_the_root_itself_may_be_a_link_of_the_owner(tmp_path: Path) -> None:
+    write_skill(tmp_path / "real", "weather")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert names(in_house(tmp_path / "link")) == ["weather"]
+
+
+def test_a_workspace_that_is_the_home_is_looked_through_once(tmp_path: Path) -> None:
+    write_skill(tmp_path / "skills", "weather")
+    roots = [
+        Root(source=Source.WORKSPACE, path=tmp_path / "skills", owner="x"),
+        Root(source=Source.AGENT, path=tmp_path / "skills", owner="ada"),
+    ]
+    found = find(roots)
+    assert len(found.skills) == 1 and not found.shadowed
+
+
+def test_what_is_too_large_too_many_or_no_file_is_told_and_the_rest_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(skills_finding, "FILE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(skills_finding, "SKILL_BYTES_MAX", 5_000)
+    monkeypatch.setattr(skills_finding, "FILES_MAX", 5)
+    write_skill(tmp_path, "a-long", body="x" * 1_000)
+    write_skill(tmp_path, "b-heavy", data="x" * 5_000)
+    write_skill(tmp_path, "c-many", **{f"file{n}": "x" for n in range(6)})
+    piped = write_skill(tmp_path, "d-piped")
+    os.mkfifo(piped / "pipe")  # would keep whoever reads it waiting for ever
+    (write_skill(tmp_path, "e-bytes") / "SKILL.md").write_bytes(b"---\nname: e-bytes\n\xff")
+    (tmp_path / "f-dangling").mkdir()
+    (tmp_path / "f-dangling" / "SKILL.md").symlink_to("nowhere")
+    write_skill(tmp_path, "weather")
+    found = in_house(tmp_path)
+    assert names(found) == ["weather"]
+    assert {each.folder.name: each.because.split(":")[0] for each in found.broken} == {
+        "a-long": "SKILL.md is too large",
+        "b-heavy": "data is too large",
+        "c-many": "it has more than 5 files",
+        "d-piped": "pipe is no plain file",
+        "e-bytes": "its SKILL.md is not UTF-8",
+    }
+
+
+def test_a_root_full_of_folders_is_left_at_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skills_finding, "FOLDERS_MAX", 10)
+    for n in range(20):
+        (tmp_path / f"empty{n:02}").mkdir()
+    write_skill(tmp_path, "weather")
+    found = in_house(tmp_path)
+    assert not found.skills and "more than 10 folders" in found.broken[0].because
+    monkeypatch.setattr(skills_finding, "FOLDERS_MAX", 30)
+    assert names(in_house(tmp_path)) == ["weather"]
+    monkeypatch.setattr(skills_finding, "SKILLS_MAX", 2)
+    for name in ("one", "three", "two"):
+        write_skill(tmp_path, name)
+    found = in_house(tmp_path)
+    assert len(found.skills) == 2 and "more than 2 skills" in found.broken[0].because
+
+
+def test_a_bundle_without_its_command_line_is_none(tmp_path: Path) -> None:
+    folder = write_skill(tmp_path, "retinue-session", front="bundle: session\n")
+    assert "is not beside it" in in_house(tmp_path).broken[0].because
+    cli = folder / "retinue-session-cli"
+    cli.write_text("#!/bin/sh\n")
+    assert "cannot be run" in in_house(tmp_path).broken[0].because
+    cli.chmod(0o755)
+    assert in_house(tmp_path).skills[0].front.bundle == "session"
+
+
+def test_skills_of_one_name_in_two_places_are_found_good_each_for_itself(tmp_path: Path) -> None:
+    write_skill(tmp_path / "a" / "skills", "weather")
+    write_skill(tmp_path / "b" / "skills", "weather")
+    keys = {find(roots_of(tmp_path / "home", workspace=tmp_path / place)).skills[0].key for place in ("a", "b")}
+    assert len(keys) == 2 and all(len(key) <= 256 for key in keys)
