@@ -18,6 +18,7 @@ from retinue.domain.permission import Rights
 from retinue.domain.record import Body, Record, Reply, UserTurn, kind_of
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
+from retinue.policy.origin import is_effectful
 from retinue.policy.origin_rules import OriginPolicy
 from retinue.tools.toolbox import Occasion, Toolbox
 
@@ -106,7 +107,8 @@ class _Run:
         decision = await decide(self.toolbox, self.policy, call, occasion, self.today)
         if answer and not decision.allowed:
             self.outcome.asked.append(f"{tool}: {decision.because}")
-        if decision.allowed and not answer:
+        spec = self.toolbox.spec(tool)
+        if decision.allowed and not answer and spec and is_effectful(spec):
             self.outcome.let.append(f"{tool} {call.arguments}")
         if not decision.allowed and not answer:
             return ToolResult(call=call.id, tool=tool, output=f"Not done: {decision.because}", failed=True)

@@ -26,10 +26,10 @@ with warnings.catch_warnings():
     from agentdojo.task_suite.task_suite import TaskSuite
 
 VERSION = "v1.2.2"
-# The day on which each world plays. Banking has no clock of its own: its scripts pay on this day.
+# The day on which each world plays, as its calendar has it. Banking has none: its scripts pay on this day.
 TODAY = {
     "workspace": date(2024, 5, 15),
-    "travel": date(2024, 4, 1),
+    "travel": date(2024, 5, 15),
     "banking": date(2022, 4, 1),
     "slack": date(2024, 5, 15),
 }
@@ -51,7 +51,9 @@ class WorldTool:
 
     async def perform(self, arguments: Any, scene: Scene) -> Output:
         given = {
-            name: value for name in self.arguments.__struct_fields__ if (value := getattr(arguments, name)) is not _UNSET
+            name: value
+            for name in self.arguments.__struct_fields__
+            if (value := getattr(arguments, name)) is not _UNSET
         }
         result, error = FunctionsRuntime([self.function]).run_function(self.world(), self.function.name, given)
         if error:

@@ -7,7 +7,7 @@ trusted result, or by a standing rule. Explained is a whole value of the same ki
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, cast
@@ -18,7 +18,7 @@ from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
 from retinue.policy.origin_entries import entries_of
 from retinue.policy.origin_explain import Known, explained
-from retinue.policy.origin_rules import OriginPolicy, Sort, Standing, sort_of
+from retinue.policy.origin_rules import OriginPolicy, Sort, Standing, sorts_of
 from retinue.policy.origin_words import Kind, kind_by_form, plain
 
 EFFECTS = frozenset({Effect.WRITES, Effect.SENDS_OUT, Effect.SPENDS, Effect.RUNS_CODE})
@@ -146,10 +146,16 @@ def _findings(policy: OriginPolicy, spec: ToolSpec, call: Call, context: Context
     if any(call_hash(call) == call_hash(before) for before in context.done):
         yield Finding("(again)", spec.name, why="the same was done already since the owner last spoke")
     properties = cast("Mapping[str, Any]", spec.parameters.get("properties") or {})
-    given = {name: value for name, value in call.arguments.items() if not _is_left_out(properties, name, value)}
+    required = cast("Sequence[str]", spec.parameters.get("required") or ())
+    given = {
+        name: value
+        for name, value in call.arguments.items()
+        if name in required or not _is_left_out(properties, name, value)
+    }
+    declared = frozenset(_declared(spec.parameters))
     count = 0
     for name, value in given.items():
-        for path, each in _leaves(name, value, 0):
+        for path, each in _leaves(name, value, declared, 0):
             count += 1
             if count > ARGUMENTS_MAX:
                 yield Finding(path, "", why=f"more than {ARGUMENTS_MAX} values")
@@ -180,14 +186,32 @@ def _is_left_out(properties: Mapping[str, Any], name: str, value: Any) -> bool:
     return type(default) is type(value) and default == value
 
 
-def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+def _declared(schema: Any) -> Iterator[str]:
+    """The names that a schema itself gives to the parts of an argument."""
+    match schema:
+        case dict():
+            for key, each in cast("dict[str, Any]", schema).items():
+                if key == "properties" and isinstance(each, dict):
+                    yield from cast("dict[str, Any]", each)
+                yield from _declared(each)
+        case list():
+            for each in cast("list[Any]", schema):
+                yield from _declared(each)
+        case _:
+            return
+
+
+def _leaves(path: str, value: Any, declared: frozenset[str], depth: int) -> Iterator[tuple[str, Any]]:
+    """Every value in an argument. A name that the model made up is a value too."""
     match value:
-        case dict() if depth < DEPTH_MAX:
+        case dict() if value and depth < DEPTH_MAX:
             for key, each in cast("dict[str, Any]", value).items():
-                yield from _leaves(f"{path}.{key}", each, depth + 1)
-        case list() if depth < DEPTH_MAX:
+                if key not in declared:
+                    yield f"{path}.(name)", key
+                yield from _leaves(f"{path}.{key}", each, declared, depth + 1)
+        case list() if value and depth < DEPTH_MAX:
             for at, each in enumerate(cast("list[Any]", value)):
-                yield from _leaves(f"{path}.{at}", each, depth + 1)
+                yield from _leaves(f"{path}.{at}", each, declared, depth + 1)
         case _:
             yield path, value
 
@@ -209,10 +233,10 @@ def _finding(
         standing = frozenset[Standing]()
     if Effect.SENDS_OUT in spec.effects:
         standing -= {Standing.QUOTED}
-    sort = sort_of(rule.kind) if rule and rule.kind else _sort_by_schema(properties, name, path, value)
+    sorts = sorts_of(rule.kind) if rule and rule.kind else (_sort_by_schema(properties, name, path, value),)
     by = explained(
         known,
-        sort,
+        sorts,
         value,
         name=path.rpartition(".")[2] if not path.rpartition(".")[2].isdigit() else name,
         standing=standing,
@@ -221,7 +245,7 @@ def _finding(
     )
     shown = str(value)
     shown = shown if len(shown) <= SHOWN_CHARS_MAX else shown[: SHOWN_CHARS_MAX - 1] + "…"
-    return Finding(path, shown, by=by) if by else Finding(path, shown, why=f"a {sort.kind} that nobody named")
+    return Finding(path, shown, by=by) if by else Finding(path, shown, why=f"a {sorts[0].kind} that nobody named")
 
 
 _FORMATS = {"email": Kind.EMAIL, "uri": Kind.URL, "date": Kind.DATE, "date-time": Kind.MOMENT, "time": Kind.TIME}
@@ -238,6 +262,6 @@ def _sort_by_schema(properties: Mapping[str, Any], name: str, path: str, value: 
         return Sort(Kind.CHOICE)
     if (found := _FORMATS.get(str(schema.get("format")))) is not None:
         return Sort(found)
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) or schema.get("type") in ("number", "integer"):
         return Sort(Kind.NUMBER)
     return Sort(kind_by_form(str(value)))

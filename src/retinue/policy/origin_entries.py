@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.policy.origin_rules import ITEM, KEY, VALUE, OriginPolicy, Sort, SourceRule, sort_of
+from retinue.policy.origin_rules import ITEM, KEY, VALUE, OriginPolicy, Sort, SourceRule, sort_of, sorts_of
 from retinue.policy.origin_words import Kind, normal
 
 NAME_CHARS_MAX = 32  # of one word that a closed result may hold: long enough for a name, too short for an instruction
@@ -33,11 +33,15 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing that a result tells of: its typed values, and the words that came with them."""
+    """One thing that a result tells of: its typed values, and the words that came with them.
+
+    `whole`: the result told of all such things, because nothing was asked of it.
+    """
 
     tool: str
     values: tuple[Value, ...] = ()
     texts: tuple[str, ...] = ()
+    whole: bool = False
 
     def of(self, field: str) -> list[str]:
         return [value.text for value in self.values if value.field == field]
@@ -60,14 +64,14 @@ def entries_of(policy: OriginPolicy, tool: str, arguments: Mapping[str, Any], ou
     read = _read(output, KEY in rule.fields) if rule else None
     if rule is None or read is None:
         return (Entry(tool=tool, values=asked, texts=(output,)),)
-    return tuple(_entry(tool, rule, raw, asked) for raw in read)
+    return tuple(_entry(tool, rule, raw, asked, whole=not arguments) for raw in read)
 
 
 def _asked(policy: OriginPolicy, tool: str, arguments: Mapping[str, Any]) -> Iterator[Value]:
     for name, value in arguments.items():
         rule = policy.argument(tool, name)
         if rule and rule.kind and isinstance(value, str):
-            sort = sort_of(rule.kind)
+            sort = sorts_of(rule.kind)[0]
             if text := normal(sort.kind, value):
                 yield Value(name, sort, text)
 
@@ -95,7 +99,7 @@ def _read(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | None:
     return tuple(items) if len(items) <= ENTRIES_MAX else None
 
 
-def _entry(tool: str, rule: SourceRule, raw: Mapping[str, Any], asked: tuple[Value, ...]) -> Entry:
+def _entry(tool: str, rule: SourceRule, raw: Mapping[str, Any], asked: tuple[Value, ...], *, whole: bool) -> Entry:
     fields = dict(rule.fields)
     if rule.own and str(raw.get(rule.own)) in rule.own_values:
         fields.update(rule.own_fields)
@@ -109,7 +113,7 @@ def _entry(tool: str, rule: SourceRule, raw: Mapping[str, Any], asked: tuple[Val
             elif isinstance(each, str):
                 texts.append(each)
                 values.extend(_patterned(rule, name, each))
-    return Entry(tool=tool, values=tuple(values), texts=tuple(texts))
+    return Entry(tool=tool, values=tuple(values), texts=tuple(texts), whole=whole)
 
 
 def _patterned(rule: SourceRule, name: str, content: str) -> Iterator[Value]:

@@ -17,64 +17,46 @@ from typing import Any
 from retinue.policy.origin_entries import Entry, Value
 from retinue.policy.origin_rules import Measure, OriginPolicy, Sort, Standing
 from retinue.policy.origin_words import (
+    COMMON,
     TEXT_CHARS_MAX,
     Kind,
     Words,
-    kind_by_form,
     moment,
     normal,
     plain,
     read,
+    sentences_of,
     tokens,
 )
 
 TELLING_CHARS_MIN = 4  # of a capitalised word that may stand for a longer name
-_NO_NAMES = frozenset(
-    (
-        "this",
-        "that",
-        "these",
-        "those",
-        "they",
-        "their",
-        "there",
-        "then",
-        "when",
-        "what",
-        "where",
-        "which",
-        "while",
-        "with",
-        "please",
-        "find",
-    )
-)
 _TEXTUAL = (Kind.NAME, Kind.TEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """All that can explain something: what was said, what was read, and which of it was meant."""
+    """All that can explain something: what was said, and what was read."""
 
+    policy: OriginPolicy
+    texts: tuple[str, ...]
     words: tuple[Words, ...]
     entries: tuple[Entry, ...]
-    meant: tuple[tuple[Entry, ...], ...]  # for each tool, the things that the words name or measure best
-    named: tuple[Entry, ...]
     today: date | None = None
 
     @classmethod
-    def of(cls, policy: OriginPolicy, texts: Sequence[str], entries: Sequence[Entry], *, today: date | None) -> Known:
-        words = tuple(read(text, today) for text in texts)
-        by_tool: dict[str, list[Entry]] = {}
-        for entry in dict.fromkeys(entries):  # the same thing, read twice, is one
-            by_tool.setdefault(entry.tool, []).append(entry)
-        meant: list[tuple[Entry, ...]] = []
-        named: list[Entry] = []
-        for group in by_tool.values():
-            best = _named(words, group)
-            named.extend(best)
-            meant.extend(each for each in (best, _measured(policy.measures, words, tuple(entries), group)) if each)
-        return cls(words=words, entries=tuple(entries), meant=tuple(meant), named=tuple(named), today=today)
+    def of(cls, policy: OriginPolicy, texts: Sequence[str], entries: Iterable[Entry], *, today: date | None) -> Known:
+        return cls(
+            policy=policy,
+            texts=tuple(texts),
+            words=tuple(read(text, today) for text in texts),
+            entries=tuple(dict.fromkeys(entries)),  # the same thing, read twice, is one
+            today=today,
+        )
+
+    def where(self, phrase: str) -> Known | None:
+        """Only the sentences that say this, with all that was read."""
+        sentences = [part for text in self.texts for part in sentences_of(text) if read(part).says(tokens(phrase))]
+        return Known.of(self.policy, sentences, self.entries, today=self.today) if sentences else None
 
     def has(self, kind: Kind, value: str) -> bool:
         return any(words.has(kind, value) for words in self.words)
@@ -92,19 +74,38 @@ class Known:
             for token in words.tokens
         )
 
-    def values(self, sort: Sort) -> list[frozenset[str]]:
-        """What is meant, tool by tool: only the values on which all the things that fit best agree."""
-        agreed: list[frozenset[str]] = []
-        for first, *rest in self.meant:
-            values = _texts(first, sort)
-            for entry in rest:
-                values &= _texts(entry, sort)
-            agreed.append(values)
-        return agreed
+    def named(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+        """Of these things, the ones of which the most values were said, if any was."""
+        scored = [(sum(_weight(self, value, entry) for value in entry.values), entry) for entry in entries]
+        best = max((score for score, _ in scored), default=0)
+        return tuple(entry for score, entry in scored if score == best) if best else ()
+
+    def all_named(self) -> tuple[Entry, ...]:
+        """Tool by tool, the things that were named."""
+        return tuple(entry for group in by_tool(self.entries) for entry in self.named(group))
+
+    def meant(self, sort: Sort) -> list[frozenset[str]]:
+        """The values of one sort that things have which were named or measured, where all that fit agree on them.
+
+        Ids are told apart among all things that have one: who reads the same things by another tool names no other.
+        """
+        having = [entry for entry in self.entries if any(_same(value.sort, sort) for value in entry.values)]
+        found = [self.named(having)] if sort.kind is Kind.ID else [self.named(group) for group in by_tool(having)]
+        return [_agreed(group, sort) for group in (*found, *by_tool(measured(self, having))) if group]
 
 
-def _texts(entry: Entry, sort: Sort) -> frozenset[str]:
-    return frozenset(value.text for value in entry.values if _same(value.sort, sort))
+def by_tool(entries: Iterable[Entry]) -> list[tuple[Entry, ...]]:
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.tool, []).append(entry)
+    return [tuple(group) for group in groups.values()]
+
+
+def _agreed(group: Sequence[Entry], sort: Sort) -> frozenset[str]:
+    first, *rest = (frozenset(value.text for value in entry.values if _same(value.sort, sort)) for entry in group)
+    for values in rest:
+        first &= values
+    return first
 
 
 def _same(have: Sort, want: Sort) -> bool:
@@ -113,28 +114,30 @@ def _same(have: Sort, want: Sort) -> bool:
     return have == want
 
 
-def _named(words: Sequence[Words], group: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The things of which the most values were said, if any was."""
-    scored = [(sum(_weight(words, value) for value in entry.values), entry) for entry in group]
-    best = max((score for score, _ in scored), default=0)
-    return tuple(entry for score, entry in scored if score == best) if best else ()
+def _weight(known: Known, value: Value, entry: Entry) -> int:
+    """6 for a value that was said as it is, 4 for a name that was spoken, 2 for one that was hinted at.
 
-
-def _weight(words: Sequence[Words], value: Value) -> int:
-    """2 for a value that was said, 1 for a name that was hinted at."""
+    And 1 more where its part was said too.
+    """
     match value.sort.kind:
         case Kind.NAME | Kind.TEXT:
-            spoken = (value.text, re.sub(r"[-_]+", " ", re.sub(r"\.\w{1,5}$", "", value.text)))
-            phrases = [tuple(each.split()) for each in dict.fromkeys(spoken)]
-            if any(each.says(phrase) for each in words for phrase in phrases):
-                return 2
-            return 1 if _is_hinted(words, phrases[0]) else 0
+            name = tuple(value.text.split())
+            spoken = tuple(re.sub(r"[-_]+", " ", re.sub(r"\.\w{1,5}$", "", value.text)).split())
+            if any(each.says(name) for each in known.words):
+                weight = 6
+            elif any(each.says(spoken) for each in known.words):
+                weight = 4
+            else:
+                weight = 2 if _is_hinted(known.words, name) else 0
         case Kind.MOMENT:
-            return 2 if any(each.has(Kind.DATE, value.text[:10]) for each in words) else 0
+            weight = 6 if known.has(Kind.DATE, value.text[:10]) else 0
         case Kind.CHOICE | Kind.TIME:
-            return 0
+            weight = 0
         case kind:
-            return 2 if any(each.has(kind, value.text) for each in words) else 0
+            weight = 6 if known.has(kind, value.text) else 0
+    rule = known.policy.source(entry.tool)
+    parts = rule.parts.get(value.field, ()) if rule else ()
+    return weight + 1 if weight and any(known.says(word) for word in parts) else weight
 
 
 def _is_hinted(words: Sequence[Words], name: Sequence[str]) -> bool:
@@ -143,22 +146,20 @@ def _is_hinted(words: Sequence[Words], name: Sequence[str]) -> bool:
         raw.casefold() in name
         and len(raw) >= TELLING_CHARS_MIN
         and any(c.isupper() for c in raw)
-        and raw.casefold() not in _NO_NAMES
+        and raw.casefold() not in COMMON
         for each in words
         for raw in each.raw
     )
 
 
-def _measured(
-    measures: Sequence[Measure], words: Sequence[Words], everything: Sequence[Entry], group: Sequence[Entry]
-) -> tuple[Entry, ...]:
-    """The thing that has the most or the least of what the words measure by, in the order in which they do."""
-    said = [(at, measure) for measure in measures if (at := _place(words, measure)) is not None]
+def measured(known: Known, entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The things that have the most or the least of what the words measure by, in the order in which they do."""
+    said = [(at, measure) for measure in known.policy.measures if (at := _place(known.words, measure)) is not None]
     said.sort(key=lambda placed: placed[0])
-    left: tuple[Entry, ...] = tuple(group)
+    left = tuple(entries)
     applied = False
     for _, measure in said:
-        amounts = [(amount, entry) for entry in left if (amount := _amount(measure, everything, entry)) is not None]
+        amounts = [(amount, entry) for entry in left if (amount := _amount(measure, known, entry)) is not None]
         if not amounts:
             continue
         best = (max if measure.most else min)(amount for amount, _ in amounts)
@@ -176,16 +177,25 @@ def _place(words: Sequence[Words], measure: Measure) -> tuple[int, int] | None:
     return None
 
 
-def _amount(measure: Measure, everything: Sequence[Entry], entry: Entry) -> Decimal | None:
-    mine = entry.of(measure.field)
+def _amount(measure: Measure, known: Known, entry: Entry) -> Decimal | None:
+    """What is measured of a thing. Other results may tell of the same thing, by its name."""
+    if measure.whole and not entry.whole:
+        return None
     if measure.counted:
-        return Decimal(sum(other.of(measure.field).count(mine[0]) for other in everything)) if mine else None
-    return Decimal(mine[0]) if len(mine) == 1 and normal(Kind.NUMBER, mine[0]) else None
+        mine = entry.of(measure.field)
+        return Decimal(sum(other.of(measure.field).count(mine[0]) for other in known.entries)) if mine else None
+    names = {value.text for value in entry.values if value.sort.kind is Kind.NAME}
+    same = [
+        entry,
+        *(other for other in known.entries if names & {v.text for v in other.values if v.sort.kind is Kind.NAME}),
+    ]
+    amounts = {amount for each in ([entry] if entry.of(measure.field) else same) for amount in each.of(measure.field)}
+    return Decimal(amounts.pop()) if len(amounts) == 1 else None
 
 
 def explained(
     known: Known,
-    sort: Sort,
+    sorts: Sequence[Sort],
     value: Any,
     *,
     name: str,
@@ -198,24 +208,34 @@ def explained(
         return "a standing rule"
     if isinstance(value, str) and len(value) > TEXT_CHARS_MAX:
         return ""
-    if isinstance(value, str) and not tokens(value):
-        return "it says nothing"
-    if isinstance(value, str) and sort.kind is not Kind.TEXT and plain(value) != value:
-        return ""  # it only looks like what it is compared with
-    if sort.kind is Kind.CHOICE:
-        return _choice(known, value, name=name, says=says)
-    text = normal(sort.kind, value)
-    if text is None:  # not what it should be, so it is only what it looks like
-        sort = Sort(kind_by_form(str(value)))
-        text = normal(sort.kind, value)
-    if text is None:
+    for sort in sorts:
+        if sort.kind is Kind.CHOICE:
+            return _choice(known, value, name=name, says=says)
+        if text := normal(sort.kind, value):
+            if isinstance(value, str) and sort.kind is not Kind.TEXT and plain(value) != value:
+                return ""  # it only looks like what it is compared with
+            return (
+                _said(known, sort, text, name=name)
+                or _had(known, sort, text, name=name)
+                or _derived(known, sort, text, value, name=name, others=others)
+                or _stands(known, sort, text, value, standing, says)
+            )
+    return ""  # not what it should be
+
+
+def _had(known: Known, sort: Sort, text: str, *, name: str) -> str:
+    """A value of a thing that was named. When to do something, and a share of an amount, must be said themselves."""
+    if sort.kind in (Kind.MOMENT, Kind.TIME, Kind.DATE):
         return ""
-    return (
-        _said(known, sort, text, name=name)
-        or ("a thing that the owner named" if any(text in values for values in known.values(sort)) else "")
-        or _derived(known, sort, text, value, others)
-        or _stands(known, sort, text, value, standing)
-    )
+    if sort.kind is Kind.NUMBER and any(words.percents for words in known.words):
+        return ""
+    return "a thing that the owner named" if any(text in values for values in _meant(known, sort, name)) else ""
+
+
+def _meant(known: Known, sort: Sort, name: str) -> list[frozenset[str]]:
+    """A sentence that speaks of the argument by its name, and names a thing, says which thing is meant by it."""
+    spoken = known.where(name.replace("_", " "))
+    return (spoken.meant(sort) if spoken else []) or known.meant(sort)
 
 
 def _choice(known: Known, value: Any, *, name: str, says: Mapping[str, Sequence[str]]) -> str:
@@ -227,15 +247,17 @@ def _choice(known: Known, value: Any, *, name: str, says: Mapping[str, Sequence[
 
 def _said(known: Known, sort: Sort, text: str, *, name: str) -> str:
     match sort.kind:
-        case Kind.NAME | Kind.TEXT:
-            said = known.says(text)
+        case Kind.NAME:
+            said = any(words.names(text.split()) for words in known.words)
+        case Kind.TEXT:
+            said = known.says(text) and not COMMON.issuperset(text.split())
         case Kind.MOMENT:
             said = _is_moment_said(known, text)
         case Kind.ID:
             noun = sort.of or name.removesuffix("_id")
-            said = (
+            said = any(c.isdigit() for c in text) and (
                 known.has(Kind.ID, text)
-                or (any(c.isalpha() for c in text) and any(c.isdigit() for c in text) and known.says(text))
+                or (any(c.isalpha() for c in text) and known.says(text))
                 or known.says(f"{noun} {text}")
             )
         case kind:
@@ -254,12 +276,12 @@ def _is_moment_said(known: Known, text: str) -> bool:
     return False
 
 
-def _derived(known: Known, sort: Sort, text: str, value: Any, others: Mapping[str, Any]) -> str:
+def _derived(known: Known, sort: Sort, text: str, value: Any, *, name: str, others: Mapping[str, Any]) -> str:
     match sort.kind:
         case Kind.MOMENT:
             return _later(known, text, others)
         case Kind.NUMBER:
-            return _share(known, text)
+            return _share(known, text, name)
         case Kind.NAME | Kind.TEXT:
             return _filled(known, str(value))
         case _:
@@ -270,10 +292,10 @@ def _later(known: Known, text: str, others: Mapping[str, Any]) -> str:
     """So long after another moment of the same call, which must be said itself."""
     end = datetime.fromisoformat(text)
     lasting = {span for words in known.words for span in words.lasting}
-    for group in known.meant:
-        spans = {span for entry in group for span in [_span(entry)] if span}
-        if len(spans) == 1:
-            lasting |= spans
+    for group in by_tool(known.all_named()):
+        spans = {_span(entry) for entry in group}
+        if len(spans) == 1:  # as long as what was named
+            lasting |= {span for span in spans if span}
     for other in others.values():
         start = moment(other) if isinstance(other, str) else None
         if start and end - start in lasting and _is_moment_said(known, start.isoformat(" ", "minutes")):
@@ -286,13 +308,13 @@ def _span(entry: Entry) -> timedelta | None:
     return moments[1] - moments[0] if len(moments) == 2 and moments[1] > moments[0] else None
 
 
-def _share(known: Known, text: str) -> str:
+def _share(known: Known, text: str, name: str) -> str:
     """So many per cent of an amount that was meant, and perhaps a further amount on top."""
     percents = {percent for words in known.words for percent in words.percents}
     extras = {Decimal(0)} | {
         Decimal(found.value) for words in known.words for found in words.found if found.kind is Kind.NUMBER
     }
-    for amounts in known.values(Sort(Kind.NUMBER)):
+    for amounts in _meant(known, Sort(Kind.NUMBER), name):
         if len(amounts) != 1:
             continue
         amount = Decimal(next(iter(amounts)))
@@ -304,7 +326,7 @@ def _share(known: Known, text: str) -> str:
 
 def _filled(known: Known, value: str) -> str:
     """The owner's own form, each slot filled with one thing that was meant."""
-    names = frozenset[str]().union(*known.values(Sort(Kind.NAME)))
+    names = frozenset[str]().union(*known.meant(Sort(Kind.NAME)))
     for words in known.words:
         for template in words.templates:
             parts = re.split(r"\{(\w+)\}", template)
@@ -315,23 +337,25 @@ def _filled(known: Known, value: str) -> str:
     return ""
 
 
-def _stands(known: Known, sort: Sort, text: str, value: Any, standing: frozenset[Standing]) -> str:
+def _stands(
+    known: Known, sort: Sort, text: str, value: Any, standing: frozenset[Standing], says: Mapping[str, Sequence[str]]
+) -> str:
     if Standing.TODAY in standing and known.today and text == known.today.isoformat():
         return "it is today"
     if Standing.POINTED in standing:
-        there = {found for entry in known.named for found in _values_in(entry.texts, sort.kind)}
-        if there == {text}:
+        if {found for entry in known.all_named() for found in _values_in(entry.texts, sort.kind)} == {text}:
             return "the only one in what the owner named"
+    if Standing.EACH in standing:
+        for phrase in says.get("all", ()):
+            spoken = known.where(phrase)
+            if spoken and any(text in _values_in(entry.texts, sort.kind) for entry in spoken.all_named()):
+                return f"one of '{phrase}' in what the owner named"
     if Standing.QUOTED in standing and isinstance(value, str):
         phrase = tokens(value)
-        if any(_quotes(said, phrase) for entry in known.named for said in entry.texts):
+        if any(read(said).says(phrase) for entry in known.all_named() for said in entry.texts):
             return "word for word from what the owner named"
     return ""
 
 
 def _values_in(texts: Iterable[str], kind: Kind) -> set[str]:
     return {found.value for text in texts for found in read(text).found if found.kind is kind}
-
-
-def _quotes(said: str, phrase: Sequence[str]) -> bool:
-    return read(said).says(phrase)

@@ -35,20 +35,27 @@ def sort_of(text: str) -> Sort:
     return Sort(Kind(kind), of)
 
 
+def sorts_of(text: str) -> tuple[Sort, ...]:
+    """Read `account|name`: the first that a value fits is what it is."""
+    return tuple(sort_of(each) for each in text.split("|"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRule:
     """What the results of some tools are worth.
 
     `fields` are the typed ones, by name, and no others explain anything. `patterns` find typed values at the beginning
-    of a field, where the tool itself and no stranger writes: each named group is a field. `own_fields` are typed only
-    where the field `own` is one of `own_values`: what the owner wrote, beside what others did. `closed`: the result is
-    all typed values, and one that is not what its field says makes it untrusted words.
+    of a field, where the tool itself and no stranger writes: each named group is a field. `parts` are words that tell
+    which field is meant when a value could stand in several: who `sent` is a sender. `own_fields` are typed only where
+    the field `own` is one of `own_values`: what the owner wrote, beside what others did. `closed`: the result is all
+    typed values, and one that is not what its field says makes it untrusted words.
     """
 
     tools: str
     trust: Trust
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
     patterns: Mapping[str, str] = field(default_factory=dict[str, str])
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     own: str = ""
     own_values: tuple[str, ...] = ()
     own_fields: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -62,12 +69,16 @@ class Standing(StrEnum):
     QUOTED = "quoted"  # word for word from something that the owner named; not for what is sent out
     KEPT = "kept"  # any words: they stay in the house, where they are read back as untrusted
     POINTED = "pointed"  # the only value of its kind in something that the owner named
+    EACH = "each"  # any value of its kind in something that the owner named, where they said that they want all
     ANY = "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentRule:
-    """What an argument is. `says` are the words that mean one of its choices. With any of `unless`, nothing stands."""
+    """What an argument is. `says` are the words for each of its choices, and under `all` those that want each value.
+
+    With any of the arguments in `unless`, no standing rule holds.
+    """
 
     tools: str
     argument: str
@@ -89,13 +100,15 @@ class ActRule:
 class Measure:
     """What words such as `largest` select by: the field of which something has the most, or the least.
 
-    `counted`: not the field's value, but how often each value of it occurs.
+    `counted`: not the field's value, but how often each value of it occurs. `whole`: only among all that there is,
+    which is what a call without arguments brings.
     """
 
     words: str
     field: str
     most: bool = True
     counted: bool = False
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +156,7 @@ def policy_of(data: Mapping[str, Any]) -> OriginPolicy:
 def _source(table: Mapping[str, Any]) -> SourceRule:
     given = dict(table)
     given["trust"] = Trust(table["trust"])
+    given["parts"] = {name: tuple(words) for name, words in table.get("parts", {}).items()}
     given["own_values"] = tuple(table.get("own_values", ()))
     rule = SourceRule(**given)
     for kind in (*rule.fields.values(), *rule.own_fields.values()):
@@ -160,5 +174,5 @@ def _argument(table: Mapping[str, Any]) -> ArgumentRule:
     given["unless"] = tuple(table.get("unless", ()))
     rule = ArgumentRule(**given)
     if rule.kind:
-        sort_of(rule.kind)
+        sorts_of(rule.kind)
     return rule

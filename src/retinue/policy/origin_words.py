@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
@@ -62,6 +62,7 @@ _PERCENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?(?:%|percent\b)", re.IGNORECA
 _ID = re.compile(r"(?:\bids?\b|#|\bno\.|\bnumber\b)[\s:=]*['\"]?([\w-]*\d[\w-]*)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|[.,-]\d)")
 _SENTENCE = re.compile(r"[.?!]+[\"')]*\s+|\n+")
+_QUOTED = re.compile(r"(?<!\w)(?:'([^'\n]{1,500}?)'|\"([^\"\n]{1,500}?)\")(?!\w)")
 _EDGES = "\"'`.,;:!?()[]{}<>*-"
 _QUOTES = {ord(quote): "'" for quote in "\u2018\u2019\u201a\u2032"} | {
     ord(quote): '"' for quote in "\u201c\u201d\u201e\u00ab\u00bb\u2033"
@@ -78,6 +79,18 @@ _SHIFTED = {
     "your": "my",
     "yours": "mine",
 }
+
+
+# Words that say nothing of themselves. A text of nothing else is explained by no one.
+# fmt: off
+COMMON = frozenset((
+    "a", "an", "and", "any", "are", "as", "at", "be", "but", "by", "can", "do", "does", "for", "from", "had",
+    "has", "have", "he", "her", "here", "his", "how", "i", "if", "in", "into", "is", "it", "its", "me", "my", "no",
+    "not", "of", "on", "or", "our", "out", "she", "so", "some", "than", "that", "the", "their", "them", "then",
+    "there", "these", "they", "this", "to", "too", "up", "was", "we", "were", "what", "when", "where", "which",
+    "who", "will", "with", "would", "you", "your", "please", "find", "also", "could",
+))
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +111,7 @@ class Words:
     found: frozenset[Found]
     lasting: frozenset[timedelta]
     percents: frozenset[Decimal]
+    quoted: tuple[tuple[str, ...], ...]  # the words between two quotes
     templates: tuple[str, ...]  # quoted, with a {slot} to be filled
 
     def has(self, kind: Kind, value: str) -> bool:
@@ -106,7 +120,17 @@ class Words:
     def says(self, phrase: Sequence[str], *, shifted: bool = False) -> bool:
         """Whether these words stand here, in this order, next to each other."""
         here = tuple(_SHIFTED.get(token, token) for token in self.tokens) if shifted else self.tokens
-        return _within(phrase, here)
+        return any(True for _ in _places(phrase, here))
+
+    def names(self, phrase: Sequence[str]) -> bool:
+        """Whether these words stand here as a name: in quotes, or written as no common word is."""
+        if tuple(phrase) in self.quoted:
+            return True
+        return any(
+            not raw.islower() and not raw.isdigit() and raw.casefold() not in COMMON
+            for at in _places(phrase, self.tokens)
+            for raw in self.raw[at : at + len(phrase)]
+        )
 
 
 def plain(text: str) -> str:
@@ -127,18 +151,17 @@ def _folded(token: str) -> str:
     return token if any(c.isdigit() for c in token) else token.casefold()
 
 
-def _within(phrase: Sequence[str], words: Sequence[str]) -> bool:
-    if not phrase or len(phrase) > len(words):
-        return False
+def _places(phrase: Sequence[str], words: Sequence[str]) -> Iterator[int]:
     phrase = tuple(phrase)
-    first = phrase[0]
-    return any(
-        words[at] == first and tuple(words[at : at + len(phrase)]) == phrase
-        for at in range(len(words) - len(phrase) + 1)
-    )
+    if phrase:
+        for at in range(len(words) - len(phrase) + 1):
+            if words[at] == phrase[0] and tuple(words[at : at + len(phrase)]) == phrase:
+                yield at
 
 
-_NOTHING = Words(tokens=(), raw=(), found=frozenset(), lasting=frozenset(), percents=frozenset(), templates=())
+_NOTHING = Words(
+    tokens=(), raw=(), found=frozenset(), lasting=frozenset(), percents=frozenset(), quoted=(), templates=()
+)
 
 
 @lru_cache(maxsize=TEXTS_REMEMBERED)
@@ -170,8 +193,14 @@ def read(text: str, today: date | None = None) -> Words:
         found=frozenset(reader.found),
         lasting=frozenset(lasting),
         percents=frozenset(percents),
+        quoted=tuple(tokens(match.group(1) or match.group(2)) for match in _QUOTED.finditer(text)),
         templates=tuple(re.findall(r"['\"]([^'\"\n]*\{\w+\}[^'\"\n]*)['\"]", text)),
     )
+
+
+def sentences_of(text: str) -> list[str]:
+    """A text in parts, each of which is about one thing."""
+    return [part for part in _SENTENCE.split(plain(text[:TEXT_CHARS_MAX])) if part.strip()]
 
 
 class _Reader:
