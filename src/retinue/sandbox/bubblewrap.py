@@ -29,6 +29,8 @@ from retinue.sandbox.proxy import Proxy
 from retinue.sandbox.watch import Watch
 
 START_WAIT_S = 30.0
+LAUNCHER_WAIT_S = 5.0
+TIDY_S = 1.0
 COMPLAINT_BYTES_MAX = 2000
 STATUS_BYTES_MAX = 4096
 PROXY_PORT = 3128
@@ -37,6 +39,7 @@ NOT_FOUND = 127
 _INSIDE = "/etc/retinue/inside.py"
 _GO = b"x"
 _SETSID = "/usr/bin/setsid"
+WITHOUT_FILTER = ("--disable-userns",)  # what can be closed another way where calls cannot be filtered
 
 MakeProxy = Callable[..., Proxy]
 
@@ -171,7 +174,7 @@ class Bubblewrap:
             *("--die-with-parent", "--clearenv", *([] if pty else ["--new-session"])),
             *("--json-status-fd", str(status), "--block-fd", str(start.theirs[1])),
             *self._system,
-            *walls.scratch_arguments(confinement.limits.disk_bytes),
+            *walls.scratch_arguments(confinement.limits.disk_bytes, binds),
             *walls.folder_arguments(binds, self._covered),
             *("--remount-ro", "/", "--chdir", str(confinement.folder)),
             *(word for name, value in environment.items() for word in ("--setenv", name, value)),
@@ -181,7 +184,7 @@ class Bubblewrap:
             start.theirs.append(descriptor)
             options += ["--seccomp", str(descriptor)]
         else:
-            options += ["--disable-userns"]
+            options += WITHOUT_FILTER
         if networked:
             start.door, door = socket.socketpair()
             start.theirs.append(door.detach())
@@ -252,6 +255,7 @@ class Bubblewrap:
 
     def _child(self, start: _Start, first: int, gone: int, confinement: Confinement, pty: bool) -> Process:
         assert start.spawned is not None
+        loop = asyncio.get_running_loop()
         limits, spawned, status, group, proxy = (
             confinement.limits,
             start.spawned,
@@ -261,10 +265,10 @@ class Bubblewrap:
         )
 
         def end() -> None:
+            """With the first of its namespace, all die; the launcher sees to what is left of it, and ends by itself."""
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(gone, signal.SIGKILL)  # with the first of its namespace, all die
-            with contextlib.suppress(ProcessLookupError):
-                spawned.popen.kill()
+                signal.pidfd_send_signal(gone, signal.SIGKILL)
+                loop.call_later(LAUNCHER_WAIT_S, spawned.popen.kill)
 
         def ended_as(ended: Ended) -> Ended:
             if ended.because:
@@ -283,6 +287,7 @@ class Bubblewrap:
                 proxy.close()
             if group is not None and self._cgroups is not None:
                 self._cgroups.give_back(group)
+                loop.call_later(TIDY_S, self._cgroups.tidy)
 
         return Process(
             spawned,

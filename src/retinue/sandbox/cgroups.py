@@ -17,6 +17,7 @@ from retinue.sandbox.base import Limits
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "retinue-command"
 LAUNCHERS = 1  # processes of the sandbox's own in each group
+_NUMBERS = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,6 @@ class Cgroups:
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = places
-        self._number = itertools.count()
         self._left: list[Group] = []
 
     @property
@@ -73,11 +73,11 @@ class Cgroups:
 
     def group(self, limits: Limits) -> Group:
         """A new group with these limits. Raises `OSError` where one cannot be had after all."""
-        self._left = [group for group in self._left if not group.remove()]
+        self.tidy()
         made = Group()
         try:
             for place in self._places:
-                folder = place.folder / f"{_PREFIX}-{os.getpid()}-{next(self._number)}"
+                folder = place.folder / f"{_PREFIX}-{os.getpid()}-{next(_NUMBERS)}"
                 folder.mkdir()
                 made.folders.append(folder)
                 _limit(folder, place, limits)
@@ -87,9 +87,12 @@ class Cgroups:
         return made
 
     def give_back(self, group: Group) -> None:
-        """What is still busy dying is taken away with the next one."""
-        if not group.remove():
-            self._left.append(group)
+        """What is still busy dying is taken away when someone next tidies up."""
+        self._left.append(group)
+        self.tidy()
+
+    def tidy(self) -> None:
+        self._left = [group for group in self._left if not group.remove()]
 
 
 def _own() -> str:
@@ -118,8 +121,9 @@ def _version_2(root: Path, path: str) -> Place | None:
 
 
 def _can_be_used(place: Place) -> bool:
-    tried = place.folder / f"{_PREFIX}-{os.getpid()}-try"
+    tried = place.folder / f"{_PREFIX}-{os.getpid()}-{next(_NUMBERS)}"
     try:
+        _sweep(place.folder)
         tried.mkdir()
         try:
             _limit(tried, place, Limits())
@@ -129,6 +133,14 @@ def _can_be_used(place: Place) -> bool:
             tried.rmdir()
     except OSError:
         return False
+
+
+def _sweep(folder: Path) -> None:
+    """Groups of houses that are no more. One that still holds someone cannot be taken away, and is not."""
+    for left in folder.glob(f"{_PREFIX}-*-*"):
+        pid = left.name.split("-")[2]
+        if not Path("/proc", pid).exists():
+            _removed(left)
 
 
 def _limit(folder: Path, place: Place, limits: Limits) -> None:

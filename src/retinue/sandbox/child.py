@@ -157,8 +157,8 @@ class Process:
                     await self._changed.wait()
 
     def _stop(self, because: str) -> None:
-        if not self._ended.done():
-            self._because = self._because or because
+        if not self._ended.done() and not self._because:
+            self._because = because
             self._end()
 
     def _expire(self) -> None:
@@ -191,7 +191,7 @@ class Process:
             return
         except OSError as error:
             if error.errno != errno.EIO:  # what a terminal says when its last user has gone
-                self._because = self._because or f"its output could not be read: {error.strerror}"
+                self._stop(f"its output could not be read: {error.strerror}")
             chunk = b""
         if not chunk:
             self._finish_output()

@@ -95,6 +95,10 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
+    @property
+    def serving(self) -> bool:
+        return self._server is not None and self._server.is_serving()
+
     async def serve(self, listener: socket.socket) -> None:
         self._server = await asyncio.start_server(self._accept, sock=listener, limit=HEAD_BYTES_MAX)
 

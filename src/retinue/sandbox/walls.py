@@ -136,12 +136,14 @@ def system_arguments(etc: Path, *, python_prefix: Path | None = None) -> list[st
     return [*arguments, "--proc", "/proc", "--remount-ro", "/proc"]
 
 
-def scratch_arguments(disk_bytes: int) -> list[str]:
+def scratch_arguments(disk_bytes: int, binds: Iterable[Bind]) -> list[str]:
     """Devices that hold nothing, and folders that are gone with the command."""
     shm_bytes = min(disk_bytes, SHM_BYTES_MAX)
+    beside = any(bind.path.is_relative_to("/var/tmp") for bind in binds)  # what is shown there needs a folder, no link
     return [
         *("--dev", "/dev", "--size", str(shm_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
-        *("--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp", "--symlink", "/tmp", "/var/tmp"),
+        *("--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp"),
+        *(() if beside else ("--symlink", "/tmp", "/var/tmp")),
         *("--dir", "/run"),
     ]
 

@@ -1,0 +1,215 @@
+"""A place to confine commands in, and what there is around it that none of them may have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retinue.sandbox.base import Confinement, Ended, Limits, Sandbox
+from retinue.sandbox.bubblewrap import Bubblewrap
+
+PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    text: str
+    ended: Ended
+
+
+async def run(
+    sandbox: Sandbox, argv: Sequence[str], confinement: Confinement, *, pty: bool = False, given: bytes = b""
+) -> Said:
+    """Start it, hear it out, and wait for its end."""
+    async with asyncio.timeout(PATIENCE_S):
+        child = await sandbox.start(argv, confinement, pty=pty)
+        if given:
+            await child.write(given)
+        child.close_input()
+        said = b""
+        while chunk := await child.read():
+            said += chunk
+        return Said(said.decode(errors="replace"), await child.wait())
+
+
+async def shell(sandbox: Sandbox, script: str, confinement: Confinement) -> Said:
+    return await run(sandbox, ["/bin/sh", "-c", script], confinement)
+
+
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """A house on disk with two agents, beside the home of its user."""
+
+    root: Path
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    @property
+    def user_home(self) -> Path:
+        return self.root / "maria"
+
+    @property
+    def readable(self) -> Path:
+        return self.root / "library"
+
+    @property
+    def workspace(self) -> Path:
+        return self.state / "agents" / "ada" / "workspace"
+
+    def bubblewrap(self, **changed: object) -> Bubblewrap:
+        parts: dict[str, object] = {
+            "folder": self.state / "sandbox",
+            "state": (self.state,),
+            "homes": (self.state / "agents",),
+            "user_home": self.user_home,
+        }
+        return Bubblewrap(**(parts | changed))  # pyright: ignore[reportArgumentType]
+
+    def confinement(self, **changed: object) -> Confinement:
+        parts: dict[str, object] = {
+            "folder": self.workspace,
+            "writable": (self.workspace,),
+            "readable": (self.readable,),
+            "limits": Limits(seconds=PATIENCE_S),
+        }
+        return Confinement(**(parts | changed))  # pyright: ignore[reportArgumentType]
+
+
+def make_grounds(root: Path) -> Grounds:
+    grounds = Grounds(root.resolve())
+    for folder in (grounds.workspace, grounds.state / "agents/ben", grounds.user_home / ".ssh", grounds.readable):
+        folder.mkdir(parents=True)
+    for path, text in {
+        grounds.state / "owner-token": "the owner's token",
+        grounds.state / "house.db": "the store",
+        grounds.state / "agents/ben/token": "ben's token",
+        grounds.user_home / "letter.txt": "dear maria",
+        grounds.user_home / ".ssh/id_ed25519": "a key",
+        grounds.readable / "book.txt": "to be read",
+    }.items():
+        path.write_text(text)
+    (grounds.workspace / "planted-link").symlink_to(grounds.state / "owner-token")
+    (grounds.workspace / "planted-link-to-write").symlink_to(grounds.user_home / "letter.txt")
+    return grounds
+
+
+@contextlib.contextmanager
+def greeting(family: int, address: object, kind: int = socket.SOCK_STREAM) -> Generator[socket.socket]:
+    """A service of this machine that says hello to whoever reaches it."""
+    with socket.socket(family, kind) as listener:
+        listener.bind(address)  # pyright: ignore[reportArgumentType]
+        if kind == socket.SOCK_STREAM:
+            listener.listen()
+        thread = threading.Thread(target=_greet, args=(listener, kind), daemon=True)
+        thread.start()
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            thread.join(5)
+
+
+def _greet(listener: socket.socket, kind: int) -> None:
+    while True:
+        try:
+            if kind == socket.SOCK_DGRAM:
+                _, sender = listener.recvfrom(100)
+                if sender:
+                    listener.sendto(b"hello", sender)
+                else:
+                    return
+            else:
+                one, _ = listener.accept()
+                with one:
+                    one.sendall(b"hello")
+        except OSError:
+            return
+
+
+@contextlib.contextmanager
+def daemon() -> Generator[int]:
+    """A process that stands for the house: with a secret in its environment, and deaf to what it is sent."""
+    code = (
+        "import signal, time; signal.signal(signal.SIGUSR1, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [PYTHON, "-c", code, "daemon-stand-in"], env={"DAEMON_SECRET": "s3cret"}, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@contextlib.contextmanager
+def surroundings(grounds: Grounds) -> Generator[dict[str, object]]:
+    """All that an attempt may aim at, running; gives the facts that it needs for that."""
+    path = str(grounds.root / "s")
+    abstract = f"retinue-escape-{os.getpid()}"
+    with contextlib.ExitStack() as stack:
+        port = _open(stack, socket.AF_INET, ("127.0.0.1", 0))
+        yield {
+            "user_home": str(grounds.user_home),
+            "state": str(grounds.state),
+            "workspace": str(grounds.workspace),
+            "readable": str(grounds.readable),
+            "socket": path,
+            "abstract": abstract,
+            "daemon": stack.enter_context(daemon()),
+            "port": port,
+            "port_any": _open(stack, socket.AF_INET, ("127.8.8.8", 0)),
+            "port6": _open(stack, socket.AF_INET6, ("::1", 0)),
+            "port_udp": _open(stack, socket.AF_INET, ("127.0.0.1", 0), socket.SOCK_DGRAM),
+            "_unix": bool(stack.enter_context(greeting(socket.AF_UNIX, path))),
+            "_abstract": bool(stack.enter_context(greeting(socket.AF_UNIX, b"\0" + abstract.encode()))),
+        }
+
+
+def _open(stack: contextlib.ExitStack, family: int, address: object, kind: int = socket.SOCK_STREAM) -> int:
+    return stack.enter_context(greeting(family, address, kind)).getsockname()[1]
+
+
+def place_attempts(grounds: Grounds, facts: dict[str, object], name: str) -> list[str]:
+    """The command that tries everything, with its facts, in the workspace."""
+    script = grounds.workspace / "attempts.py"
+    shutil.copyfile(Path(__file__).with_name("attempts.py"), script)
+    told = grounds.workspace / f"{name}.json"
+    told.write_text(json.dumps(facts))
+    return [PYTHON, "-I", str(script), str(told)]
+
+
+def sleepers(argument: str) -> list[int]:
+    """Processes of this machine that sleep for just so long."""
+    found: list[int] = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if Path(entry.path, "cmdline").read_bytes().split(b"\0")[:2] == [b"sleep", argument.encode()]:
+                    found.append(int(entry.name))
+    return found
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():
+            await asyncio.sleep(0.02)

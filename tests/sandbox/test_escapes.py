@@ -1,0 +1,141 @@
+"""A hostile command tries everything, once inside a sandbox and once with the protection off.
+
+Each attempt is a test: refused inside, and, so that we know it could have succeeded, done by the same words bare, or in a
+sandbox that lacks just the one protection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from retinue.sandbox.bubblewrap import Bubblewrap
+from sandbox.attempts import ATTEMPTS
+from sandbox.support import Grounds, make_grounds, place_attempts, run, sleepers, surroundings
+
+# Bare, they succeed only for root.
+FOR_ROOT = frozenset(
+    {
+        "read-the-passwords-of-the-machine",
+        "write-into-the-system",
+        "write-into-etc",
+        "write-into-the-root",
+        "open-a-setting-of-the-kernel-for-writing",
+        "open-the-machines-trigger-for-writing",
+        "make-a-device",
+        "give-a-file-to-root",
+        "listen-to-the-wire",
+        "enter-the-houses-network",
+        "become-root",
+        "have-capabilities",
+        "change-the-root-folder",
+        "mount-something",
+        "type-into-a-terminal",
+        "give-the-kernel-a-program",
+        "read-the-houses-memory",
+        "trace-the-house",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of every attempt: in the sandbox, bare, and in a sandbox without the filter of calls."""
+
+    inside: dict[str, str]
+    bare: dict[str, str]
+    unfiltered: dict[str, str]
+    outlived_inside: list[int]
+    outlived_bare: list[int]
+
+
+@pytest.fixture(scope="module")
+def grounds() -> Iterator[Grounds]:
+    """Not in /tmp: a sandbox has one of its own, where a command may write what nobody else will ever see."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="retinue-escapes-") as root:
+        yield make_grounds(Path(root))
+
+
+@pytest.fixture(scope="module")
+def outcome(grounds: Grounds, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
+    secret = tmp_path_factory.mktemp("open") / "secret"
+    secret.write_text("inherited")
+    descriptor = os.open(secret, os.O_RDONLY)
+    os.set_inheritable(descriptor, True)
+    os.environ["ESCAPE_SECRET"] = "of the house"
+    try:
+        with surroundings(grounds) as facts:
+            made = _try_everything(grounds, facts)
+        yield made
+    finally:
+        os.close(descriptor)
+        del os.environ["ESCAPE_SECRET"]
+
+
+def _try_everything(grounds: Grounds, facts: dict[str, object]) -> Outcome:
+    lasting = {name: f"98.{os.getpid()}{number}" for number, name in enumerate(("inside", "bare", "unfiltered"))}
+    commands = {name: place_attempts(grounds, {**facts, "outlives": lasting[name]}, name) for name in lasting}
+    unfiltered = _Unfiltered(folder=grounds.state / "sandbox-unfiltered")
+    inside = asyncio.run(_run(grounds.bubblewrap(), commands["inside"], grounds))
+    without = asyncio.run(_run(unfiltered, commands["unfiltered"], grounds))
+    bare = subprocess.run(commands["bare"], capture_output=True, text=True, close_fds=False, timeout=60, check=True)
+    left = sleepers(lasting["bare"])
+    for pid in left:
+        os.kill(pid, 9)
+    return Outcome(inside, json.loads(bare.stdout), without, sleepers(lasting["inside"]), left)
+
+
+class _Unfiltered(Bubblewrap):
+    """All walls, and one protection less."""
+
+    def __init__(self, *, folder: Path) -> None:
+        super().__init__(folder=folder)
+        self._seccomp = None
+
+    def _launch(self, *arguments, **named):  # pyright: ignore  # noqa: ANN
+        import retinue.sandbox.bubblewrap as module  # the launcher would close user namespaces in another way
+
+        before = module.WITHOUT_FILTER
+        module.WITHOUT_FILTER = ()
+        try:
+            return super()._launch(*arguments, **named)
+        finally:
+            module.WITHOUT_FILTER = before
+
+
+async def _run(sandbox: Bubblewrap, argv: list[str], grounds: Grounds) -> dict[str, str]:
+    said = await run(sandbox, argv, grounds.confinement())
+    assert said.ended.code == 0, said
+    return json.loads(said.text)
+
+
+@pytest.mark.parametrize("name", ATTEMPTS)
+def test_a_command_may_not(outcome: Outcome, name: str) -> None:
+    if name == "outlive-the-command":
+        pytest.skip("it cannot know itself; see below")
+    assert outcome.inside[name].startswith("refused: "), outcome.inside[name]
+
+
+@pytest.mark.parametrize("name", ATTEMPTS)
+def test_without_the_protection_it_would(outcome: Outcome, name: str) -> None:
+    if name in FOR_ROOT and os.getuid() != 0:
+        pytest.skip("only root could, and we are not")
+    assert "done" in (outcome.bare[name], outcome.unfiltered[name]), (outcome.bare[name], outcome.unfiltered[name])
+
+
+def test_a_command_may_not_leave_anything_running(outcome: Outcome) -> None:
+    assert outcome.outlived_bare  # bare, it would
+    assert outcome.outlived_inside == []
+
+
+@pytest.mark.spec("D51")
+def test_there_are_at_least_forty_attempts() -> None:
+    assert len(ATTEMPTS) >= 40
