@@ -180,9 +180,7 @@ class Prefixed(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path.startswith("/moved"):
             self.send_response(307)
-            self.send_header(
-                "Location", f"http://127.0.0.1:{self.server.server_address[1]}/house/of/ada{self.path[6:]}"
-            )
+            self.send_header("Location", f"http://{self.headers['Host']}/house/of/ada{self.path[6:]}")
             self.end_headers()
             return
         if not self.path.startswith("/house/of/ada/api/"):
