@@ -181,6 +181,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             zone=settings.zone,
             slots=parts.slots or _slots(settings),
             deliver=outbox.wake,
+            asking=lambda: current().approvals,
             choices=HouseChoices(minds, toolbox, clock, asker.shortened),
             faults=parts.faults,
         )

@@ -39,7 +39,7 @@ from retinue.domain.record import Mark, Note, RecordKind, Reply, Stop
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueuePolicy
 from retinue.domain.tool import ToolSpec
 from retinue.engine.lanes import Slots
-from retinue.testing.household import House, Household
+from retinue.testing.household import House, Household, boss
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.base import Scene, schema_of
 
@@ -382,7 +382,7 @@ async def test_a_decision_whose_giver_hung_up_counts_all_the_same(household: Hou
         await parked(house)
         approval = await open_approval(house)
         with hands.holding("decide") as decide:
-            deciding = asyncio.create_task(house.engine.answer(approval, allow=True, person="maria"))
+            deciding = asyncio.create_task(house.engine.answer(approval, allow=True, by=boss("maria")))
             await decide.reached.wait()
             deciding.cancel()
         assert await house.answer_to(receipt.envelope) == "done"

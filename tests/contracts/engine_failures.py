@@ -35,7 +35,7 @@ from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import RESULT_CHARS_MAX, Call, ToolSpec
 from retinue.engine.lanes import Slots
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text
-from retinue.testing.household import Household
+from retinue.testing.household import Household, boss
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.base import Scene, ToolFailed, schema_of
 
@@ -206,7 +206,7 @@ async def test_arguments_that_no_store_keeps_as_they_are_can_still_be_asked_abou
     async with opened(household) as house:
         receipt = await house.post("try it")
         await parked(house)
-        await house.engine.answer(await open_approval(house), allow=True, person="maria")
+        await house.engine.answer(await open_approval(house), allow=True, by=boss("maria"))
         assert await house.answer_to(receipt.envelope) == "better now"
         assert len(await questions_to(house, "maria")) == 1
         assert len(results(await house.records(receipt.session))) == 1

@@ -41,7 +41,7 @@ from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt
 from retinue.store.connection import NO_FAULTS
-from retinue.testing.household import House, Household
+from retinue.testing.household import House, Household, boss
 from retinue.testing.scripted_model import Line, calls, says
 
 ASKS = ToolRules(ask=("append_line",))
@@ -76,7 +76,7 @@ async def test_a_run_that_waits_for_a_person_holds_no_slot_and_no_task(any_house
         (asked,) = await all_news(house, NewsKind.APPROVAL_ASKED)
         assert asked.body["approval"] == await open_approval(house)
         assert len(await all_news(house, NewsKind.RUN_PARKED)) == 1
-        await house.engine.answer(await open_approval(house), allow=True, person="maria")
+        await house.engine.answer(await open_approval(house), allow=True, by=boss("maria"))
         assert await house.answer_to(first.envelope) == "done"
 
 
@@ -87,7 +87,7 @@ async def test_an_allowed_call_is_performed_once_and_the_model_reads_its_result(
     async with opened(household) as house:
         first = await house.post("write it down")
         await parked(house)
-        decided = await house.engine.answer(await open_approval(house), allow=True, person="maria")
+        decided = await house.engine.answer(await open_approval(house), allow=True, by=boss("maria"))
         assert decided.decided_by == "maria"
         assert await house.answer_to(first.envelope) == "done"
         assert witness(household) == ["once"]
@@ -102,7 +102,7 @@ async def test_a_denied_call_is_not_performed_and_the_model_reads_so(asking: Hou
     async with opened(asking) as house:
         first = await house.post("write it down")
         await parked(house)
-        await house.engine.answer(await open_approval(house), allow=False, person="maria")
+        await house.engine.answer(await open_approval(house), allow=False, by=boss("maria"))
         assert await house.answer_to(first.envelope) == "as you wish"
         assert witness(asking) == []
         (read,) = results(asking.model.prompts[1].records)
@@ -133,7 +133,7 @@ async def test_allowed_calls_are_performed_before_the_run_parks_and_all_that_ask
         assert {result.tool for result in done} == {"session_status", "read", "no_such_tool"}
         assert witness(household) == []
         assert len(await questions_to(house, "maria")) == 1
-        await house.engine.answer(await open_approval(house), allow=True, person="maria")
+        await house.engine.answer(await open_approval(house), allow=True, by=boss("maria"))
         assert await house.answer_to(first.envelope) == "done"
         assert witness(household) == ["one", "two"]
         assert len(results(household.model.prompts[1].records)) == 5
@@ -157,7 +157,7 @@ async def test_new_mail_lets_the_run_go_on_and_a_later_yes_has_a_run_of_its_own(
         assert witness(household) == []
         await house.quiet()
 
-        await house.engine.answer(approval, allow=True, person="owner")
+        await house.engine.answer(approval, allow=True, by=boss("owner"))
         ((decision,),) = await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")
         assert await house.answer_to(decision) == "now it is written"
         assert witness(household) == ["once"]
@@ -169,7 +169,7 @@ async def test_new_mail_lets_the_run_go_on_and_a_later_yes_has_a_run_of_its_own(
             "The call append_line that was waiting for a decision returned:\nappended"
         ]
         with pytest.raises(Conflict):
-            await house.engine.answer(approval, allow=True, person="owner")
+            await house.engine.answer(approval, allow=True, by=boss("owner"))
 
 
 async def test_a_late_decision_comes_at_the_head_of_its_lane(asking: Household, hands: Hands) -> None:
@@ -182,7 +182,7 @@ async def test_a_late_decision_comes_at_the_head_of_its_lane(asking: Household, 
         await house.outcome(first.envelope)
         await until(lambda: len(asking.model.prompts) == 3, what="the run over the second")
         third = await house.post("third")
-        await house.engine.answer(approval, allow=True, person="maria")
+        await house.engine.answer(approval, allow=True, by=boss("maria"))
         await asking.clock.advance(1)
         assert await house.answer_to(second.envelope) == "second"
         assert await house.answer_to(third.envelope) == "third"
@@ -196,7 +196,7 @@ async def test_a_late_no_is_read_by_the_model_and_nothing_is_done(asking: Househ
         await parked(house)
         approval = await open_approval(house)
         await house.outcome((await house.post("something else")).envelope)
-        await house.engine.answer(approval, allow=False, person="maria")
+        await house.engine.answer(approval, allow=False, by=boss("maria"))
         ((decision,),) = await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")
         assert await house.answer_to(decision) == "I let it be"
         assert "maria denied append_line" in shown(asking.model.prompts[3])
@@ -217,7 +217,7 @@ async def test_after_its_waiting_time_a_run_goes_on_without_the_answer(any_house
         assert (await house.envelope(first.envelope)).status is Status.PARKED
         await household.clock.advance(5)  # the alarm would not look by itself so soon: it was told
         assert await house.answer_to(first.envelope) == "I wait for you"
-        await house.engine.answer(approval, allow=True, person="maria")
+        await house.engine.answer(approval, allow=True, by=boss("maria"))
         ((decision,),) = await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")
         assert await house.answer_to(decision) == "now it is written"
         assert witness(household) == ["once"]
@@ -230,7 +230,7 @@ async def test_the_time_spent_waiting_for_a_person_is_not_the_runs_own(household
         first = await house.post("write it down")
         await parked(house)
         await household.clock.advance(300)
-        await house.engine.answer(await open_approval(house), allow=True, person="maria")
+        await house.engine.answer(await open_approval(house), allow=True, by=boss("maria"))
         assert await house.answer_to(first.envelope) == "done"
 
 
@@ -273,7 +273,7 @@ async def test_silent_mail_does_not_end_the_wait(asking: Household) -> None:
         await a_moment(house)
         await house.quiet()
         assert (await house.envelope(first.envelope)).status is Status.PARKED
-        await house.engine.answer(await open_approval(house), allow=True, person="maria")
+        await house.engine.answer(await open_approval(house), allow=True, by=boss("maria"))
         assert await house.answer_to(first.envelope) == "done"
 
 
@@ -286,14 +286,14 @@ async def test_changed_arguments_void_an_approval(asking: Household) -> None:
         house.crash()
     async with opened(asking) as house:
         await house.sql("UPDATE records SET body = replace(body, 'once', 'more than you think')")
-        await house.engine.answer(approval, allow=True, person="maria")
+        await house.engine.answer(approval, allow=True, by=boss("maria"))
         again = await open_approval(house)
         assert again != approval
         await house.quiet()
         assert witness(asking) == []
         questions = await questions_to(house, "maria")
         assert ["more than you think" in question.text for question in questions] == [False, True]
-        await house.engine.answer(again, allow=True, person="maria")
+        await house.engine.answer(again, allow=True, by=boss("maria"))
         assert await house.answer_to(first.envelope) == "done"
         assert witness(asking) == ["more than you think"]
 
@@ -306,15 +306,15 @@ async def test_only_the_first_answer_counts(any_household: Household) -> None:
         first = await house.post("write it down")
         await parked(house)
         approval = await open_approval(house)
-        await house.engine.answer(approval[:8], allow=False, person="maria")
+        await house.engine.answer(approval[:8], allow=False, by=boss("maria"))
         with pytest.raises(Conflict) as raised:
-            await house.engine.answer(approval, allow=True, person="owner")
+            await house.engine.answer(approval, allow=True, by=boss("owner"))
         assert raised.value.code == "approval.not-open"
         assert raised.value.because == "it is denied by maria"
         assert await house.answer_to(first.envelope) == "as you wish"
         assert witness(household) == []
         with pytest.raises(NotFound):
-            await house.engine.answer("0" * 32, allow=True, person="owner")
+            await house.engine.answer("0" * 32, allow=True, by=boss("owner"))
 
 
 async def test_an_expired_approval_cannot_be_answered(asking: Household) -> None:
@@ -326,7 +326,7 @@ async def test_an_expired_approval_cannot_be_answered(asking: Household) -> None
         await as_time_goes_by(house, house.outcome(first.envelope), step_s=60)
         asking.clock.jump(timedelta(seconds=APPROVAL_EXPIRES_AFTER_S))
         with pytest.raises(Conflict) as raised:
-            await house.engine.answer(approval, allow=True, person="maria")
+            await house.engine.answer(approval, allow=True, by=boss("maria"))
         assert raised.value.because == "it is expired"
         await asking.clock.advance(60)
         state = "SELECT state FROM approvals"
@@ -360,7 +360,7 @@ async def test_policy_is_asked_again_when_the_answer_comes(asking: Household, la
             await house.outcome((await house.post("something else")).envelope)
             await house.quiet()
         await change_agent(house, ada(tools=ToolRules(deny=("append_line",))))
-        await house.engine.answer(approval, allow=True, person="maria")
+        await house.engine.answer(approval, allow=True, by=boss("maria"))
         await house.outcome(first.envelope)
         await house.eventually(lambda _: house.engine.active == 0, what="quiet")
         ((decision,),) = await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")
@@ -379,7 +379,7 @@ async def test_a_no_stays_a_no_where_the_rules_would_no_longer_ask(asking: House
         first = await house.post("write it down")
         await parked(house)
         await change_agent(house, ada())
-        await house.engine.answer(await open_approval(house), allow=False, person="maria")
+        await house.engine.answer(await open_approval(house), allow=False, by=boss("maria"))
         assert await house.answer_to(first.envelope) == "as you wish"
         assert witness(asking) == []
 
@@ -395,7 +395,7 @@ async def test_a_call_that_somebody_was_asked_about_is_not_done_twice_when_the_r
         await change_agent(house, ada())
         await house.outcome((await house.post("something else")).envelope)
         await house.quiet()
-        await house.engine.answer(approval, allow=True, person="maria")
+        await house.engine.answer(approval, allow=True, by=boss("maria"))
         ((decision,),) = await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")
         await house.outcome(decision)
         assert witness(asking) == ["once"]
@@ -419,7 +419,7 @@ async def test_a_yes_between_a_crash_and_the_run_that_had_gone_on_is_not_done_tw
     with hands.holding("claim") as claim:
         async with opened(asking) as house:
             await claim.reached.wait()
-            await house.engine.answer(approval, allow=True, person="maria")
+            await house.engine.answer(approval, allow=True, by=boss("maria"))
             hands.release("claim")
             for receipt in (first, second):
                 assert (await house.outcome(receipt.envelope)).outcome is Outcome.ANSWERED
@@ -444,7 +444,7 @@ async def test_an_answer_to_an_older_question_is_not_swallowed_by_a_newer_one(as
             lambda conn: conn.exec_driver_sql("SELECT count(*) FROM approvals").scalar() == 2, what="2"
         )
         await house.outcome(first.envelope)
-        await house.engine.answer(older, allow=True, person="maria")
+        await house.engine.answer(older, allow=True, by=boss("maria"))
         ((decision,),) = await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")
         assert (await house.outcome(decision)).outcome is Outcome.ANSWERED
         assert witness(asking) == ["older"]
@@ -470,7 +470,7 @@ async def test_a_parked_run_goes_on_for_a_late_answer_to_an_older_question(askin
             what="the second run to park",
         )
         await house.quiet()
-        await house.engine.answer(older, allow=True, person="maria")
+        await house.engine.answer(older, allow=True, by=boss("maria"))
         assert (await house.outcome(second.envelope)).outcome is Outcome.ANSWERED
         ((decision,),) = await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")
         assert (await house.outcome(decision)).outcome is Outcome.ANSWERED
@@ -495,7 +495,7 @@ async def test_stored_calls_are_not_repeated_when_the_power_goes_between_them(
         house.crash()
     async with opened(asking) as house:
         faults.house = house
-        await house.engine.answer(approval, allow=True, person="maria")
+        await house.engine.answer(approval, allow=True, by=boss("maria"))
         await until(lambda: faults.reached, what="the power to go")
     asking.faults = NO_FAULTS
     async with opened(asking) as house:
@@ -519,7 +519,7 @@ async def test_a_cancel_closes_the_question_with_the_run(any_household: Househol
         assert len(done.runs) == 1
         assert (await house.outcome(first.envelope)).outcome is Outcome.CANCELLED
         with pytest.raises(Conflict) as raised:
-            await house.engine.answer(approval, allow=True, person="maria")
+            await house.engine.answer(approval, allow=True, by=boss("maria"))
         assert raised.value.because == "it is closed"
         assert [result.output for result in results(await house.records(first.session))] == [
             "Interrupted: this call may or may not have taken effect. Check before you repeat it."
@@ -540,7 +540,7 @@ async def test_a_cancel_closes_also_what_an_earlier_run_had_asked_for(asking: Ho
         await house.outcome(second.envelope)
         await house.engine.cancel((await house.session(second.session)).id, by="maria", why="enough")
         with pytest.raises(Conflict):
-            await house.engine.answer(approval, allow=True, person="maria")
+            await house.engine.answer(approval, allow=True, by=boss("maria"))
 
 
 async def test_a_yes_on_its_way_does_nothing_after_a_cancel(asking: Household, hands: Hands) -> None:
@@ -549,7 +549,7 @@ async def test_a_yes_on_its_way_does_nothing_after_a_cancel(asking: Household, h
         first = await house.post("write it down")
         await parked(house)
         with hands.holding("claim") as claim:
-            await house.engine.answer(await open_approval(house), allow=True, person="maria")
+            await house.engine.answer(await open_approval(house), allow=True, by=boss("maria"))
             await claim.reached.wait()
             await house.engine.cancel((await house.session(first.session)).id, by="maria", why="no, stop")
         ((decision,),) = await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")
@@ -576,7 +576,7 @@ async def told_once(house: House, *, late: bool) -> None:
             await house.outcome(id_)
     ((approval, standing),) = await rows(house, state)
     if standing == "open":
-        await house.engine.answer(approval, allow=True, person="maria")
+        await house.engine.answer(approval, allow=True, by=boss("maria"))
     for id_ in ids:
         await house.outcome(id_)
     ((decision,),) = await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")

@@ -530,7 +530,8 @@ async def test_every_question_the_house_asks_is_understood_by_every_database(pla
         assert runs.open_in(conn, "s") is None and runs.waking(conn, 5, limit=3) == [] and runs.steps(conn, "r") == []
         assert runs.next_wake_ms(conn, after_ms=5) is None
         assert approvals.of_run(conn, "r") == [] and approvals.listed(conn, limit=3) == []
-        assert approvals.next_expiry_ms(conn) is None and approvals.expire(conn, 5) == 0
+        assert approvals.next_moment_ms(conn) is None and approvals.expiring(conn, 5, limit=3) == []
+        assert approvals.overdue(conn, 5, limit=3) == []
         assert records.damaged(conn) == [] and records.get(conn, "s", 1) is None
         assert news.after(conn, 0, limit=3) == [] and news.after(conn, 0, limit=3, session="s") == []
         assert news.newest(conn) == 0 and news.oldest(conn) is None

@@ -34,7 +34,7 @@ from retinue.store.files import Files
 from retinue.store.purge import Horizon
 from retinue.store.threads import thread
 from retinue.store.why import why
-from retinue.testing.household import House, Household
+from retinue.testing.household import House, Household, boss
 from retinue.testing.quiet_connector import QuietConnector
 
 T = TypeVar("T")
@@ -420,7 +420,9 @@ class Life:
     async def decide(self, house: House) -> None:
         waiting = await house.store.scan(partial(approvals.listed, limit=20))
         if waiting:
-            await house.engine.answer(self.random.choice(waiting).id, allow=self.random.random() < 0.5, person="maria")
+            await house.engine.answer(
+                self.random.choice(waiting).id, allow=self.random.random() < 0.5, by=boss("maria")
+            )
         await self.rest(house)
 
     async def read(self, house: House) -> None:

@@ -30,7 +30,7 @@ from retinue.models.guide import ABILITIES, COUNT_MAX, PIECES_MAX, Guide, letter
 from retinue.runners.turn_input import render, render_note
 from retinue.store import envelopes
 from retinue.testing.fake_clock import START, FakeClock
-from retinue.testing.household import House, Household
+from retinue.testing.household import House, Household, boss
 from retinue.tools.base import Scene, schema_of
 from retinue.tools.files import Read
 
@@ -322,7 +322,7 @@ async def test_a_call_that_must_be_allowed_is_done_once_it_is(household: Househo
         receipt = await house.post("ask append_line hello", recipient="agent:clerk")
         approval = await asked(house)
         assert not household.witness.exists()
-        await house.engine.answer(approval, allow=True, person="maria")
+        await house.engine.answer(approval, allow=True, by=boss("maria"))
         assert await house.answer_to(receipt.envelope) == "`append_line` says:\nappended"
         assert household.witness.read_text().endswith(" hello\n")
 
@@ -331,7 +331,7 @@ async def test_a_call_that_is_denied_is_told_as_not_done(household: Household) -
     async with household.open() as house:
         receipt = await house.post("ask append_line hello", recipient="agent:clerk")
         approval = await asked(house)
-        await house.engine.answer(approval, allow=False, person="maria")
+        await house.engine.answer(approval, allow=False, by=boss("maria"))
         answer = await house.answer_to(receipt.envelope)
         assert answer == f"`append_line` was not done: approval {approval[:8]} is denied."
         assert not household.witness.exists()
@@ -347,7 +347,7 @@ async def test_a_call_that_still_waits_is_told_as_waiting_and_its_late_decision_
         assert await say(house, "echo meanwhile", to="agent:clerk") == "meanwhile"
         waiting = await house.answer_to(first.envelope)
         assert waiting.startswith(f"`append_line` is not done yet: it waits for approval {approval[:8]}.")
-        await house.engine.answer(approval, allow=allow, person="maria")
+        await house.engine.answer(approval, allow=allow, by=boss("maria"))
         await house.quiet()
         heard = (await house.mail_for("maria"))[-1].text
         if allow:

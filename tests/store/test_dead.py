@@ -19,7 +19,7 @@ from retinue.mailroom import retry as retrying
 from retinue.mailroom.inbox import Entered
 from retinue.store import approvals, envelopes, ledger
 from retinue.store.dead import DeadLetter, dead
-from retinue.testing.household import House, Household
+from retinue.testing.household import House, Household, boss
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import calls, says
 
@@ -216,7 +216,7 @@ async def test_a_decision_is_not_repeated(household: Household) -> None:
         hurried = (await house.post("hurry", recipient="agent:careful")).envelope  # so it goes on without the answer
         assert await house.answer_to(asked) == "I went on" and await house.answer_to(hurried) == "I hurry"
         household.model.will_reply(FAILS)
-        await house.engine.answer(approval.id, allow=True, person="maria")
+        await house.engine.answer(approval.id, allow=True, by=boss("maria"))
         [letter] = await house.eventually(lambda conn: dead(conn, limit=5) or None, what="the decision to die")
         assert letter.envelope.kind is Kind.DECISION
         with pytest.raises(Conflict) as refused:
@@ -288,7 +288,7 @@ async def test_done_never_reverts_through_crashes_cancels_parking_and_retries(tm
         approval = await house.eventually(
             lambda conn: next(iter(approvals.listed(conn, limit=1)), None), what="an approval"
         )
-        await house.engine.answer(approval.id, allow=True, person="maria")
+        await house.engine.answer(approval.id, allow=True, by=boss("maria"))
         assert await house.answer_to(asked) == "ok"
         stopped = (await house.post("be slow")).envelope
         await house.eventually(lambda _: len(household.model.prompts) == 4, what="the model to be asked")

@@ -25,7 +25,7 @@ from retinue.mailroom.retry import retry
 from retinue.store import approvals, deliveries, envelopes, ledger, runs, sqlite
 from retinue.store.connection import Body, Store, Then
 from retinue.store.equations import RULES
-from retinue.testing.household import House, Household
+from retinue.testing.household import House, Household, boss
 from retinue.testing.postgres import PostgresServer
 from retinue.testing.quiet_connector import QuietConnector
 
@@ -242,7 +242,7 @@ class Day:
     async def questions(self) -> None:
         """Runs that wait for a person: allowed in time, allowed too late, and cancelled."""
         await self.post("asked", "use a tool", to="careful")
-        await self.house.engine.answer(await self.approval("asked"), allow=True, person="maria")
+        await self.house.engine.answer(await self.approval("asked"), allow=True, by=boss("maria"))
         await self.ends("asked", Outcome.ANSWERED)
         await self.post("unheard", "use a tool", to="careful")
         approval = await self.approval("unheard")
@@ -250,7 +250,7 @@ class Day:
         await self.post("goes_on", "and another thing", to="careful", sender="person:noor")
         await self.post("goes_on_2", "and another thing", to="careful")
         await self.ends("goes_on_2", Outcome.ANSWERED)
-        await self.house.engine.answer(approval, allow=True, person="maria")
+        await self.house.engine.answer(approval, allow=True, by=boss("maria"))
         await self.ends("unheard", Outcome.ANSWERED)
         before = len(self.household.model.prompts)
         await self.post("busy", "be slow", to="careful")

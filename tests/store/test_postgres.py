@@ -24,7 +24,7 @@ from retinue.store import tables as t
 from retinue.store.connection import Body
 from retinue.store.opening import open_store
 from retinue.store.postgres import POOL_SIZE, PostgresStore
-from retinue.testing.household import Household
+from retinue.testing.household import Household, boss
 from retinue.testing.postgres import PostgresServer
 from retinue.testing.scripted_model import calls, says
 
@@ -346,7 +346,7 @@ async def test_a_run_waits_for_a_person_and_goes_on(tmp_path: Path, postgres_url
         household.model.will_reply(calls("append_line", text="allowed"), "done")
         receipt = await house.post("do it")
         (approval,) = await house.eventually(lambda conn: approvals.listed(conn, limit=5) or None, what="a question")
-        await house.engine.answer(approval.id, allow=True, person="owner")
+        await house.engine.answer(approval.id, allow=True, by=boss("owner"))
         assert await house.answer_to(receipt.envelope) == "done"
         assert household.witness.read_text().split()[1] == "allowed"
 

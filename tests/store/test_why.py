@@ -21,7 +21,7 @@ from retinue.mailroom.retry import retry
 from retinue.store import approvals, envelopes
 from retinue.store.facts import FACTS_MAX, span
 from retinue.store.why import Why, why
-from retinue.testing.household import House, Household
+from retinue.testing.household import House, Household, boss
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, calls, says
 
@@ -194,7 +194,7 @@ async def test_an_approval_tells_who_was_asked_and_who_decided(either_household:
         assert (await told(house, id_))[0].endswith("is parked: its run waits for a person.")
         assert (await told(house, approval))[0] == f"approval {short(approval)} in session {short(session)}, open."
         await household.clock.advance(5)
-        await house.engine.answer(approval, allow=True, person="maria")
+        await house.engine.answer(approval, allow=True, by=boss("maria"))
         await house.outcome(id_)
         for name in (id_, approval):
             lines = await told(house, name)
@@ -215,7 +215,7 @@ async def test_a_late_decision_tells_that_the_run_had_gone_on(household: Househo
         approval = await approval_of(house, await session_of(house, id_))
         other = (await house.post("something else", recipient="agent:careful")).envelope
         await house.outcome(other)
-        await house.engine.answer(approval, allow=True, person="maria")
+        await house.engine.answer(approval, allow=True, by=boss("maria"))
         await house.eventually(lambda _: household.witness.exists(), what="the call to be made")
         await house.quiet()
         lines = await told(house, id_)

@@ -39,6 +39,7 @@ class Approval:
         Permission, ...
     ] = ()  # by a yes for longer than once; none where only these calls are asked about
     asked_of: tuple[Address, ...] = ()
+    agent: str = ""  # who is to have what was asked for; empty: who asked
     scope: GrantScope | None = None  # of a yes
     words: str = ""  # what was said with the decision
     escalate_at: datetime | None = None  # when the next in line is asked

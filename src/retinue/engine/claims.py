@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 
+from retinue.config.hands import ApprovalSettings
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.envelope import Envelope, Kind, Outcome
@@ -36,6 +37,7 @@ class Terms:
 
     zone: ZoneInfo
     opened_ms: int  # when this house was opened: mail older than that waited through a stop
+    asking: Callable[[], ApprovalSettings] = ApprovalSettings
 
 
 def claim(

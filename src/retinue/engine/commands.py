@@ -13,19 +13,22 @@ import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.address import AddressKind
-from retinue.domain.agent import Agent
+from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.command import Command, CommandName, help_lines, unknown
 from retinue.domain.envelope import Draft, Kind, Outcome, Receipt
 from retinue.domain.errors import RetinueError
 from retinue.domain.event import NewsKind
+from retinue.domain.grant import GrantScope
 from retinue.domain.ids import EnvelopeId, RunId, derived, short
+from retinue.domain.principal import Principal
 from retinue.domain.run import RunRequest
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show
 from retinue.domain.trust import Trust
 from retinue.engine import choosing
+from retinue.engine.approvals import decide_in
 from retinue.engine.choosing import Choices
-from retinue.engine.endings import NOTHING_CANCELLED, NOTHING_SAID, Cancelled, Said, cancel_in, decide_in
+from retinue.engine.endings import NOTHING_CANCELLED, NOTHING_SAID, Cancelled, Said, cancel_in
 from retinue.mailroom.inbox import Wake, enter, keep_command, purged_before, seen_before
 from retinue.mailroom.routing import OWNER, answer_address
 from retinue.store import approvals, envelopes, purge, records, runs
@@ -195,21 +198,40 @@ def _compact(page: Page, draft: Draft, command: Command, session: Session, agent
 
 
 def _decide(page: Page, draft: Draft, command: Command, session: Session) -> _Done:
-    person = draft.sender.name if draft.sender.kind is AddressKind.PERSON else OWNER.name
+    id_, _, more = command.rest.strip().partition(" ")
     try:
-        approval = approvals.resolve(page.conn, command.rest)
-        if approval.session != session.id:
-            return _Done(f"There is no open question {command.rest[:40]} in this conversation.")
+        scope, words = _scope_and_words(more)
+        approval = approvals.resolve(page.conn, id_)
+        if approval.session != session.id and draft.trust is not Trust.OWNER:
+            return _Done(f"There is no open question {id_[:40]} in this conversation.")
         decided, wakes = decide_in(
             page,
             approval,
             allow=command.name is CommandName.ALLOW,
-            person=person,
+            by=_who(draft),
             envelope_id=EnvelopeId(derived(draft.id, "decision")),
+            scope=scope,
+            words=words,
         )
     except RetinueError as error:
         return _Done(f"That could not be done: {error.sentence}." + (f" ({error.because})" if error.because else ""))
     return _Done(f"{short(decided.id)} is {decided.state}.", wakes=list(wakes))
+
+
+def _who(draft: Draft) -> Principal:
+    """Whoever commands, as one who decides. An owner who writes from a channel is the owner."""
+    is_owner = draft.trust is Trust.OWNER
+    level = PermissionLevel.BOSS if is_owner else PermissionLevel.STANDARD
+    who = draft.sender if draft.sender.kind is AddressKind.PERSON else OWNER if is_owner else draft.sender
+    return Principal(address=who, level=level, trust=draft.trust)
+
+
+def _scope_and_words(text: str) -> tuple[GrantScope, str]:
+    """`session because she asked` is for this conversation, with words; without a scope, a yes is for once."""
+    first, _, rest = text.strip().partition(" ")
+    if first in (GrantScope.ONCE, GrantScope.SESSION, GrantScope.ALWAYS):
+        return GrantScope(first), rest.strip()
+    return GrantScope.ONCE, text.strip()
 
 
 def _stopped(done: Cancelled) -> str:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 import sqlalchemy as sa
 
 from retinue.domain import address
-from retinue.domain.approval import APPROVAL_EXPIRES_AFTER_S, Approval, ApprovalState
-from retinue.domain.envelope import TEXT_BYTES_MAX, Context, Draft, Envelope, Kind, Outcome, answerable
-from retinue.domain.errors import Conflict
+from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Envelope, Kind, Outcome, answerable
 from retinue.domain.event import NewsKind
-from retinue.domain.ids import ApprovalId, EnvelopeId, RunId, SessionId, derived, short
+from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
 from retinue.domain.record import Mark, Note, RecordKind, Reply, Stop
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness, lane_kind
 from retinue.domain.text import clipped_bytes, storable
-from retinue.domain.times import from_ms, to_ms
-from retinue.domain.tool import ToolResult, call_hash
+from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
 from retinue.engine.custody import Append, Work
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
-from retinue.mailroom.inbox import ClockWake, LaneWake, Wake, enter, notify, settle_and_tell
-from retinue.mailroom.routing import OWNER, answer_address
-from retinue.runners.base import Finished, Parked
+from retinue.mailroom.inbox import LaneWake, Wake, enter, notify, settle_and_tell
+from retinue.mailroom.routing import answer_address
+from retinue.runners.base import Finished
 from retinue.store import approvals, envelopes, money, records, runs, sessions
 from retinue.store.house import Page
 
@@ -252,75 +248,6 @@ def interrupted(call: str, tool: str) -> ToolResult:
     )
 
 
-def park(
-    conn: sa.Connection, *, work: Work, closings: Sequence[Unwritten], parked: Parked, now_ms: int
-) -> tuple[bool, tuple[Wake, ...]]:
-    """Put the question to a person and let go of everything else. Says whether mail already waits for the lane."""
-    page = Page(conn, now_ms)
-    append = Append(work.session, page, work.run)
-    write_closings(append, closings)
-    waits = _mail_waits(page, work.session.id)
-    sessions.guard(
-        conn,
-        work.session.id,
-        epoch=work.session.epoch,
-        record_seq=append.seq,
-        wakefulness=Wakefulness.ACTIVE if waits else Wakefulness.SLEEPING,
-        at_ms=page.at_ms,
-    )
-    if append.records:
-        records.add(conn, append.records)
-    now = from_ms(page.at_ms)
-    exactly = ",".join(f"{call.id}={call_hash(call)}" for call in parked.calls)
-    approval = Approval(
-        id=ApprovalId(derived(work.run.id, f"approval/{parked.turn}/{exactly}")),
-        session=work.session.id,
-        run=work.run.id,
-        calls=parked.calls,
-        because=parked.because,
-        state=ApprovalState.OPEN,
-        asked_at=now,
-        expires_at=now + timedelta(seconds=APPROVAL_EXPIRES_AFTER_S),
-    )
-    approvals.add(conn, approval, turn=parked.turn)
-    envelopes.park(conn, work.run.id)
-    wake_at = min(now + timedelta(seconds=work.agent.approval_wait_s), approval.expires_at)
-    runs.park(conn, work.run.id, wake_ms=to_ms(wake_at))
-    wakes = enter(page, _question(work, approval)).wakes
-    page.tell(
-        NewsKind.APPROVAL_ASKED, session=work.session.id, run=work.run.id, approval=approval.id, calls=parked.calls
-    )
-    page.tell(NewsKind.RUN_PARKED, session=work.session.id, run=work.run.id, approval=approval.id)
-    page.close()
-    return waits, (*wakes, ClockWake())
-
-
-def _mail_waits(page: Page, session_id: SessionId) -> bool:
-    """Whether mail is due that a parked run makes way for: a late decision, which comes first, or any loud mail."""
-    first = envelopes.due(page.conn, session_id, page.at_ms, limit=1)
-    decision = any(envelope.kind is Kind.DECISION for envelope in first)
-    return decision or envelopes.count_due(page.conn, session_id, page.at_ms) > 0
-
-
-def _question(work: Work, approval: Approval) -> Draft:
-    calls = "\n".join(f"- {call.tool} {call.arguments}" for call in approval.calls)
-    # A person who asked is asked; for everyone else the owner answers.
-    to = work.run.sender if work.run.sender.kind is address.AddressKind.PERSON else OWNER
-    return Draft(
-        id=EnvelopeId(derived(approval.id, "question")),
-        sender=address.agent(work.agent.name, work.session.id),
-        recipient=to,
-        text=clipped_bytes(
-            f"May I?\n{calls}\nAnswer with: /allow {short(approval.id)} or /deny {short(approval.id)}", TEXT_BYTES_MAX
-        ),
-        source="run",
-        key=f"{approval.id}/question",
-        kind=Kind.APPROVAL,
-        reply_to=work.envelopes[-1].id if work.envelopes else None,
-        trust=Trust.AGENT,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Cancelled:
     """What a cancel did: the runs it ended, in which sessions, and how much waiting mail it cleared."""
@@ -481,57 +408,3 @@ def _mark_reset(page: Page, session_id: str, message: str) -> None:
     records.add(page.conn, append.records)
     sessions.set_context_from(page.conn, session_id, mark.seq, at_ms=page.at_ms)
     page.tell(NewsKind.SESSION_RESET, session=session_id, record_seq=mark.seq)
-
-
-def answer_approval(
-    conn: sa.Connection, *, approval_text: str, allow: bool, person: str, envelope_id: EnvelopeId, now_ms: int
-) -> tuple[Approval, tuple[Wake, ...]]:
-    """A person decides. The first answer counts; the decision travels as an envelope at the head of its lane."""
-    page = Page(conn, now_ms)
-    approval = approvals.resolve(conn, approval_text)
-    decided = decide_in(page, approval, allow=allow, person=person, envelope_id=envelope_id)
-    page.close()
-    return decided
-
-
-def decide_in(
-    page: Page, approval: Approval, *, allow: bool, person: str, envelope_id: EnvelopeId
-) -> tuple[Approval, tuple[Wake, ...]]:
-    """The same, within whatever commit `page` belongs to."""
-    conn = page.conn
-    state = ApprovalState.ALLOWED if allow else ApprovalState.DENIED
-    if approval.state is ApprovalState.OPEN and to_ms(approval.expires_at) <= page.at_ms:
-        approvals.decide(conn, approval.id, ApprovalState.EXPIRED, by="house", at_ms=page.at_ms)
-        approval = replace(approval, state=ApprovalState.EXPIRED)
-    if not approvals.decide(conn, approval.id, state, by=person, at_ms=page.at_ms):
-        raise Conflict(
-            f"approval {short(approval.id)} is no longer open",
-            because=f"it is {approval.state}" + (f" by {approval.decided_by}" if approval.decided_by else ""),
-            try_this="ask the agent again if it still matters",
-            code="approval.not-open",
-        )
-    session = sessions.get(conn, approval.session)
-    assert session is not None  # approvals point to sessions, which are never removed while they do
-    word = "allowed" if allow else "denied"
-    tools = ", ".join(call.tool for call in approval.calls)
-    draft = Draft(
-        id=envelope_id,
-        sender=address.person(person),
-        recipient=address.agent(session.agent, session.id),
-        text=f"{person} {word} {tools} (approval {short(approval.id)}).",
-        source=f"person:{person}",
-        key=f"{approval.id}/decision",
-        kind=Kind.DECISION,
-        context=Context(approval=approval.id, verdict="allow" if allow else "deny"),
-        trust=Trust.OWNER,
-    )
-    wakes = enter(page, draft).wakes
-    page.tell(
-        NewsKind.APPROVAL_DECIDED,
-        session=session.id,
-        run=approval.run,
-        approval=approval.id,
-        state=state.value,
-        by=person,
-    )
-    return replace(approval, state=state, decided_by=person), wakes

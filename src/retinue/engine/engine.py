@@ -13,20 +13,24 @@ from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 
+from retinue.config.hands import ApprovalSettings
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.command import Command
 from retinue.domain.envelope import Draft, Envelope, Outcome, Receipt
 from retinue.domain.errors import Stale, StoreError
+from retinue.domain.grant import GrantScope
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.ports import Clock, Faults, Ids
+from retinue.domain.principal import Principal
 from retinue.domain.session import LaneKind, OriginKind, QueueMode, Session, lane_kind
 from retinue.domain.times import to_ms
+from retinue.engine.approvals import answer_approval, escalate, expire
 from retinue.engine.choosing import Choices, NoChoices
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
 from retinue.engine.commands import Commanded, carry_out
 from retinue.engine.custody import Nothing, Work
-from retinue.engine.endings import NEWER, Cancelled, Said, answer_approval, cancel
+from retinue.engine.endings import NEWER, Cancelled, Said, cancel
 from retinue.engine.lanes import READY_MAX, Ready, Slots
 from retinue.engine.live import Live
 from retinue.engine.runs import Ended, Watch
@@ -83,7 +87,15 @@ class Engine(Protocol):
         """Stop whoever works on runs that a commit, ours or another's, has ended."""
         ...
 
-    async def answer(self, approval: str, *, allow: bool, person: str) -> Approval: ...
+    async def answer(
+        self,
+        approval: str,
+        *,
+        allow: bool,
+        by: Principal,
+        scope: GrantScope = GrantScope.ONCE,
+        words: str = "",
+    ) -> Approval: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +160,7 @@ class EmbeddedEngine:
         ready_max: int = READY_MAX,
         deliver: Callable[[str], None] = lambda _channel: None,
         choices: Choices | None = None,
+        asking: Callable[[], ApprovalSettings] = ApprovalSettings,
         faults: Faults = NO_FAULTS,
     ) -> None:
         self._store = store
@@ -155,7 +168,7 @@ class EmbeddedEngine:
         self._ids = ids
         self._deliver = deliver
         self._choices = choices or NoChoices()
-        self.terms = Terms(zone=zone, opened_ms=to_ms(clock.now()))
+        self.terms = Terms(zone=zone, opened_ms=to_ms(clock.now()), asking=asking)
         self._live = live
         self._watch = Watch(store, clock, runners, live, self.terms, homes, faults, self.wake)
         self._concurrency: dict[str, int] = {}
@@ -257,14 +270,24 @@ class EmbeddedEngine:
     async def reset(self, session: SessionId, *, by: str, message: str = "") -> Cancelled:
         return await self._cancel(session, by=by, why="the session was reset", reset=message)
 
-    async def answer(self, approval: str, *, allow: bool, person: str) -> Approval:
+    async def answer(
+        self,
+        approval: str,
+        *,
+        allow: bool,
+        by: Principal,
+        scope: GrantScope = GrantScope.ONCE,
+        words: str = "",
+    ) -> Approval:
         body = partial(
             answer_approval,
             approval_text=approval,
             allow=allow,
-            person=person,
+            by=by,
             envelope_id=EnvelopeId(self._ids.new()),
             now_ms=self._now_ms(),
+            scope=scope,
+            words=words,
         )
 
         def decided(done: tuple[Approval, tuple[Wake, ...]] | None) -> None:
@@ -474,7 +497,7 @@ class EmbeddedEngine:
         self._ready.overflowed = self._ready.overflowed or look.full
         self._looked_ms = look.latest_ms
         if look.overdue:
-            closed = await self._store.write(partial(sweep, now_ms=now_ms), point="sweep")
+            closed = await self._store.write(partial(sweep, now_ms=now_ms, asking=self.terms.asking()), point="sweep")
             self._wake_all(closed)
         if look.next_ms is None:
             return None
@@ -511,7 +534,7 @@ def look_around(conn: sa.Connection, *, since_ms: int, now_ms: int, active: bool
     moments = [
         envelopes.next_moment_ms(conn, at_ms),
         runs.next_wake_ms(conn, after_ms=at_ms),
-        approvals.next_expiry_ms(conn),
+        approvals.next_moment_ms(conn),
     ]
     return Look(
         lanes=lanes,
@@ -524,7 +547,7 @@ def look_around(conn: sa.Connection, *, since_ms: int, now_ms: int, active: bool
     )
 
 
-def sweep(conn: sa.Connection, *, now_ms: int) -> tuple[Wake, ...]:
+def sweep(conn: sa.Connection, *, now_ms: int, asking: ApprovalSettings) -> tuple[Wake, ...]:
     """Close what expired while it waited, a bounded number at a time, and tell whoever sent it.
 
     Mail for people that had waited for its time is handed over.
@@ -536,6 +559,7 @@ def sweep(conn: sa.Connection, *, now_ms: int) -> tuple[Wake, ...]:
         because = "it expired before its turn came"
         wakes += settle_and_tell(page, envelope, Outcome.EXPIRED, because=because, text=f"Not worked on: {because}.")
     hand_over_due(page)
-    approvals.expire(conn, now_ms)
+    wakes += expire(page)
+    wakes += escalate(page, asking)
     page.close()
     return (*wakes, ClockWake())

@@ -18,9 +18,10 @@ from retinue.domain.record import Record
 from retinue.domain.run import NO_REQUEST
 from retinue.domain.session import Wakefulness
 from retinue.domain.times import to_ms
+from retinue.engine.approvals import park
 from retinue.engine.claims import Terms, claim_next
 from retinue.engine.custody import Nothing, Work
-from retinue.engine.endings import fail, finish, park
+from retinue.engine.endings import fail, finish
 from retinue.engine.journal import Answers, RunJournal
 from retinue.engine.live import Live
 from retinue.engine.transcripts import Transcripts
@@ -124,7 +125,14 @@ class Watch:
         return await self._store.write(body, point="finish")
 
     async def _park(self, journal: RunJournal, parked: Parked) -> Ended:
-        body = partial(park, work=journal.work, closings=tuple(journal.closings), parked=parked, now_ms=self._now_ms())
+        body = partial(
+            park,
+            work=journal.work,
+            closings=tuple(journal.closings),
+            parked=parked,
+            now_ms=self._now_ms(),
+            asking=self._terms.asking(),
+        )
         waits, wakes = await self._store.write(body, point="park")
         return Ended(wakes, more=waits)
 

@@ -32,14 +32,14 @@ def answer_address(sender: Address, *, origin: Origin) -> Address | None:
     """
     match sender.kind:
         case AddressKind.SCHEDULE:
-            return _who_listens(origin)
+            return who_listens(origin)
         case AddressKind.HOUSE:
             return None
         case _:
             return sender
 
 
-def _who_listens(origin: Origin) -> Address:
+def who_listens(origin: Origin) -> Address:
     """Whoever sits behind a session; the owner where nobody does, or where its door names its rooms in its own way."""
     if origin.kind.foreground:
         # A person's own conversations bear a name behind theirs; a room's address may hold a slash of its own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import sqlalchemy as sa
@@ -15,6 +15,7 @@ from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.approval import ApprovalState
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
 from retinue.domain.event import NewsKind
+from retinue.domain.grant import GrantScope
 from retinue.domain.ids import SessionId, prefix, short
 from retinue.domain.principal import Principal
 from retinue.domain.record import Body, Mark, Record, RecordKind, Reply
@@ -112,8 +113,12 @@ class Share(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True):
+    """`scope` of a yes: for these calls once, for this conversation, or for good. `because` is told to the agent."""
+
     id: str
     allow: bool
+    scope: GrantScope = GrantScope.ONCE
+    because: Annotated[str, msgspec.Meta(max_length=2_000)] = ""
 
 
 class RunShown(msgspec.Struct):
@@ -322,7 +327,7 @@ async def set_queue(desk: Desk, caller: Principal, asked: Queue) -> QueueSet:
 
 async def answer(desk: Desk, caller: Principal, asked: Answer) -> ApprovalAnswered:
     seen = await desk.store.read(partial(approvals.resolve, text=asked.id, seen_by=caller))
-    approval = await desk.engine.answer(seen.id, allow=asked.allow, person=caller.address.name)
+    approval = await desk.engine.answer(seen.id, allow=asked.allow, by=caller, scope=asked.scope, words=asked.because)
     return ApprovalAnswered(approval=short(approval.id), state=approval.state)
 
 

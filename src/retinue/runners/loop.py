@@ -230,7 +230,7 @@ def _circumstances(assignment: Assignment, journal: Journal) -> Circumstances:
     return Circumstances(
         origin=origin.kind,
         sender=journal.run.sender,
-        channel=origin.key if origin.kind is OriginKind.CHAT else "",
+        channel=origin.key.removeprefix("channel:") if origin.kind is OriginKind.CHAT else "",
     )
 
 

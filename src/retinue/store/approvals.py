@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from retinue.domain import address, permission
+from retinue.domain.address import Address
 from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import ApprovalId, RunId, SessionId
@@ -32,7 +34,9 @@ _of_run = (
 _decide = (
     t.approvals.update()
     .where(t.approvals.c.id == _b("the_id"), t.approvals.c.state == _OPEN)
-    .values(state=_b("new_state"), decided_by=_b("who"), decided_ms=_b("now"))
+    .values(
+        state=_b("new_state"), decided_by=_b("who"), decided_ms=_b("now"), scope=_b("new_scope"), words=_b("new_words")
+    )
 )
 _release = t.approvals.update().where(t.approvals.c.run == _b("the_run")).values(released=True)
 _close = (
@@ -45,12 +49,27 @@ _close_in = (
     .where(t.approvals.c.session == _b("the_session"), t.approvals.c.state == _OPEN)
     .values(state="closed", decided_ms=_b("now"))
 )
-_expire = (
-    t.approvals.update()
+_release_one = t.approvals.update().where(t.approvals.c.id == _b("the_id")).values(released=True)
+_expiring = (
+    sa.select(t.approvals)
     .where(t.approvals.c.state == _OPEN, t.approvals.c.expires_ms <= _b("now"))
-    .values(state="expired", decided_ms=_b("now"))
+    .order_by(t.approvals.c.expires_ms)
+    .limit(_b("limit"))
 )
-_next_expiry = sa.select(sa.func.min(t.approvals.c.expires_ms)).where(t.approvals.c.state == _OPEN)
+_overdue = (
+    sa.select(t.approvals)
+    .where(t.approvals.c.state == _OPEN, t.approvals.c.escalate_ms <= _b("now"))
+    .order_by(t.approvals.c.escalate_ms)
+    .limit(_b("limit"))
+)
+_set_asked = (
+    t.approvals.update()
+    .where(t.approvals.c.id == _b("the_id"))
+    .values(asked_of=_b("addresses"), escalate_ms=_b("next_ms"))
+)
+_next_expiry = sa.select(sa.func.min(t.approvals.c.expires_ms), sa.func.min(t.approvals.c.escalate_ms)).where(
+    t.approvals.c.state == _OPEN
+)
 _listed = per_scope(
     lambda scope: (
         sa.select(t.approvals)
@@ -77,6 +96,7 @@ def approval_of(row: sa.Row[Any]) -> Approval:
         asked_of=tuple(address.parse(text) for text in _texts.decode(row.asked_of)),
         scope=GrantScope(row.scope) if row.scope else None,
         words=row.words,
+        agent=row.agent,
         escalate_at=from_ms(row.escalate_ms) if row.escalate_ms is not None else None,
     )
 
@@ -102,6 +122,7 @@ def add(conn: sa.Connection, approval: Approval, *, turn: int) -> None:
             "asked_of": _encode([str(each) for each in approval.asked_of]).decode(),
             "escalate_ms": to_ms(approval.escalate_at) if approval.escalate_at is not None else None,
             "words": "",
+            "agent": approval.agent,
         },
     )
 
@@ -122,9 +143,19 @@ def of_run(conn: sa.Connection, run: str) -> list[Approval]:
     return [approval_of(row) for row in conn.execute(_of_run, {"run": run})]
 
 
-def decide(conn: sa.Connection, id_: str, state: ApprovalState, *, by: str, at_ms: int) -> bool:
+def decide(
+    conn: sa.Connection,
+    id_: str,
+    state: ApprovalState,
+    *,
+    by: str,
+    at_ms: int,
+    scope: GrantScope | None = None,
+    words: str = "",
+) -> bool:
     """Whether this answer was the first."""
-    return conn.execute(_decide, {"the_id": id_, "new_state": state.value, "who": by, "now": at_ms}).rowcount == 1
+    said = {"new_state": state.value, "who": by, "new_scope": scope.value if scope else "", "new_words": words}
+    return conn.execute(_decide, {"the_id": id_, "now": at_ms, **said}).rowcount == 1
 
 
 def release(conn: sa.Connection, run: str) -> None:
@@ -141,12 +172,28 @@ def close_in(conn: sa.Connection, session: str, *, at_ms: int) -> None:
     conn.execute(_close_in, {"the_session": session, "now": at_ms})
 
 
-def expire(conn: sa.Connection, now_ms: int) -> int:
-    return conn.execute(_expire, {"now": now_ms}).rowcount
+def release_one(conn: sa.Connection, id_: str) -> None:
+    conn.execute(_release_one, {"the_id": id_})
 
 
-def next_expiry_ms(conn: sa.Connection) -> int | None:
-    return conn.execute(_next_expiry).scalar()
+def expiring(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
+    return [approval_of(row) for row in conn.execute(_expiring, {"now": now_ms, "limit": limit})]
+
+
+def overdue(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
+    """Open ones that have waited so long that the next person is to be asked."""
+    return [approval_of(row) for row in conn.execute(_overdue, {"now": now_ms, "limit": limit})]
+
+
+def set_asked(conn: sa.Connection, id_: str, asked: Sequence[Address], *, escalate_ms: int | None) -> None:
+    addresses = _encode([str(each) for each in asked]).decode()
+    conn.execute(_set_asked, {"the_id": id_, "addresses": addresses, "next_ms": escalate_ms})
+
+
+def next_moment_ms(conn: sa.Connection) -> int | None:
+    """When the next one expires, or is put to someone else."""
+    row = conn.execute(_next_expiry).one()
+    return min((ms for ms in row if ms is not None), default=None)
 
 
 def listed(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Approval]:

@@ -101,6 +101,13 @@ _active = (
     .order_by(t.sessions.c.updated_ms, t.sessions.c.id)
     .limit(_b("limit"))
 )
+_FOREGROUND = (t.word("'chat'"), t.word("'web'"), t.word("'terminal'"))
+_latest_foreground = (
+    sa.select(t.sessions)
+    .where(_here, t.sessions.c.origin_kind.in_(_FOREGROUND))
+    .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+    .limit(1)
+)
 _children = sa.select(t.sessions).where(t.sessions.c.parent == _b("parent")).limit(_b("limit"))
 _recent = per_scope(
     lambda scope: (
@@ -356,6 +363,12 @@ def every(conn: sa.Connection, *, after: str, limit: int) -> list[SessionId]:
 def active(conn: sa.Connection, *, limit: int) -> list[tuple[SessionId, str, OriginKind]]:
     """The sessions that have something to do; all others sleep and are not loaded."""
     return [(SessionId(r.id), r.agent, OriginKind(r.origin_kind)) for r in conn.execute(_active, {"limit": limit})]
+
+
+def latest_foreground(conn: sa.Connection) -> Session | None:
+    """The conversation that a person last had, with whichever agent."""
+    row = conn.execute(_latest_foreground).one_or_none()
+    return session_of(row) if row else None
 
 
 def children(conn: sa.Connection, parent: str, *, limit: int) -> list[Session]:

@@ -351,6 +351,7 @@ approvals = sa.Table(
     sa.Column("scope", sa.String(16), nullable=False),  # of a yes: once, session, always
     sa.Column("asked_of", sa.Text, nullable=False),  # addresses of the people who were asked, as a list
     sa.Column("words", sa.Text, nullable=False),  # what was said with the decision
+    sa.Column("agent", sa.String(64), nullable=False),  # who is to have what was asked for; empty: who asked
     _ms("escalate_ms", nullable=True),  # when the next one is asked
 )
 

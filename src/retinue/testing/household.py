@@ -18,11 +18,12 @@ from retinue.agents.home import ensure_home
 from retinue.config import Settings
 from retinue.connectors.base import Connector
 from retinue.domain import address
-from retinue.domain.agent import Agent
+from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.envelope import Draft, Envelope, Kind, Receipt, Settled
 from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, Faults, Ids
+from retinue.domain.principal import Principal
 from retinue.domain.record import Record
 from retinue.domain.session import Origin, Session
 from retinue.domain.times import to_ms
@@ -48,6 +49,11 @@ from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
 WAIT_S = 20.0
+
+
+def boss(name: str) -> Principal:
+    """Someone who may decide about everything."""
+    return Principal(address=address.person(name), level=PermissionLevel.BOSS, trust=Trust.OWNER)
 
 
 class CountedIds:

@@ -29,7 +29,7 @@ from retinue.domain.trust import Trust
 from retinue.models.base import Prompt
 from retinue.store import agents, approvals, sessions
 from retinue.store.opening import open_inline
-from retinue.testing.household import CountedIds
+from retinue.testing.household import CountedIds, boss
 from retinue.testing.invariants import Judge, keep_watch
 from retinue.testing.scripted_model import Line
 from retinue.testing.simulated_cast import LONG_WORDS, PEOPLE, Casting, Correspondence, say, tool_rules
@@ -301,7 +301,7 @@ class Storm:
                 self._do(self._answer(approval.id, allow=allow, person=person))
 
     async def _answer(self, approval: str, *, allow: bool, person: str) -> None:
-        await self._ask(lambda house: house.engine.answer(approval, allow=allow, person=person))
+        await self._ask(lambda house: house.engine.answer(approval, allow=allow, by=boss(person)))
 
     async def let_an_agent_go(self) -> None:
         agent = self.chance.choice(self.staff)

@@ -13,6 +13,7 @@ _NEW = (
     ("scope", sa.String(length=16), ""),
     ("asked_of", sa.Text(), "[]"),
     ("words", sa.Text(), ""),
+    ("agent", sa.String(length=64), ""),
 )
 
 
