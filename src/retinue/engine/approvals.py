@@ -1,0 +1,428 @@
+"""Questions put to people: who is asked, what a decision brings about, and who is asked next when nobody answers.
+
+A question is an envelope, and so is its answer: both outlive a stop, and the first answer counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+
+from retinue.config.hands import ApprovalSettings
+from retinue.domain import address
+from retinue.domain.address import Address, AddressKind
+from retinue.domain.approval import Approval, ApprovalState
+from retinue.domain.envelope import TEXT_BYTES_MAX, Context, Draft, Kind
+from retinue.domain.errors import Conflict, NotAllowed
+from retinue.domain.event import NewsKind
+from retinue.domain.grant import Grant, GrantScope
+from retinue.domain.ids import ApprovalId, EnvelopeId, GrantId, RunId, SessionId, derived, short
+from retinue.domain.permission import Permission
+from retinue.domain.person import Role
+from retinue.domain.principal import Principal
+from retinue.domain.run import Run
+from retinue.domain.session import Session, Wakefulness
+from retinue.domain.text import clipped_bytes
+from retinue.domain.times import from_ms, to_ms
+from retinue.domain.tool import Call, call_hash
+from retinue.domain.trust import Trust
+from retinue.engine.custody import Append, Work
+from retinue.engine.writing import Unwritten, write_closings
+from retinue.mailroom.inbox import ClockWake, Wake, enter
+from retinue.mailroom.routing import OWNER, who_listens
+from retinue.policy.approvals import may_decide, next_to_ask, scope_of
+from retinue.runners.base import Parked
+from retinue.store import approvals, envelopes, grants, people, records, runs, sessions
+from retinue.store.house import Page
+
+ESCALATED_AT_ONCE_MAX = 100
+FOR_ANOTHER_S = 86_400.0  # how long an agent has what another has asked for on its behalf, unless for good
+
+
+# --- asking ---
+
+
+def park(
+    conn: sa.Connection,
+    *,
+    work: Work,
+    closings: Sequence[Unwritten],
+    parked: Parked,
+    now_ms: int,
+    asking: ApprovalSettings,
+) -> tuple[bool, tuple[Wake, ...]]:
+    """Put the question to a person and let go of everything else. Says whether mail already waits for the lane."""
+    page = Page(conn, now_ms)
+    append = Append(work.session, page, work.run)
+    write_closings(append, closings)
+    waits = _mail_waits(page, work.session.id)
+    sessions.guard(
+        conn,
+        work.session.id,
+        epoch=work.session.epoch,
+        record_seq=append.seq,
+        wakefulness=Wakefulness.ACTIVE if waits else Wakefulness.SLEEPING,
+        at_ms=page.at_ms,
+    )
+    if append.records:
+        records.add(conn, append.records)
+    exactly = ",".join(f"{call.id}={call_hash(call)}" for call in parked.calls)
+    approval, wakes = _ask(
+        page,
+        work.run,
+        work.session,
+        id_=ApprovalId(derived(work.run.id, f"approval/{parked.turn}/{exactly}")),
+        calls=parked.calls,
+        because=parked.because,
+        would_grant=parked.would_grant,
+        asking=asking,
+        turn=parked.turn,
+        reply_to=work.envelopes[-1].id if work.envelopes else None,
+    )
+    envelopes.park(conn, work.run.id)
+    wake_at = min(approval.asked_at + timedelta(seconds=work.agent.approval_wait_s), approval.expires_at)
+    runs.park(conn, work.run.id, wake_ms=to_ms(wake_at))
+    page.tell(NewsKind.RUN_PARKED, session=work.session.id, run=work.run.id, approval=approval.id)
+    page.close()
+    return waits, (*wakes, ClockWake())
+
+
+def request(
+    conn: sa.Connection,
+    *,
+    run_id: RunId,
+    call: str,
+    agent: str,
+    permission: Permission,
+    reason: str,
+    now_ms: int,
+    asking: ApprovalSettings,
+) -> tuple[Approval, tuple[Wake, ...]]:
+    """Ask for a permission and go on: the answer comes as mail of its own. `agent` is who is to have it, which may be
+    another one than who asks. The same call asks once, however often it is made."""
+    page = Page(conn, now_ms)
+    run = runs.get(conn, run_id)
+    assert run is not None  # whoever asks is in the middle of one
+    session = sessions.get(conn, run.session)
+    assert session is not None
+    id_ = ApprovalId(derived(run_id, f"request/{call}/{agent}/{permission}"))
+    if (seen := approvals.get(conn, id_)) is not None:
+        return seen, ()
+    approval, wakes = _ask(
+        page,
+        run,
+        session,
+        id_=id_,
+        calls=(),
+        because=reason,
+        would_grant=(permission,),
+        agent="" if agent == session.agent else agent,
+        asking=asking,
+        turn=0,
+        reply_to=None,
+    )
+    approvals.release_one(conn, approval.id)
+    page.close()
+    return replace(approval, released=True), (*wakes, ClockWake())
+
+
+def _ask(
+    page: Page,
+    run: Run,
+    session: Session,
+    *,
+    id_: ApprovalId,
+    calls: tuple[Call, ...],
+    because: str,
+    would_grant: tuple[Permission, ...],
+    asking: ApprovalSettings,
+    turn: int,
+    reply_to: EnvelopeId | None,
+    agent: str = "",
+) -> tuple[Approval, tuple[Wake, ...]]:
+    now = from_ms(page.at_ms)
+    to, beside = _whom(page, run, session)
+    approval = Approval(
+        id=id_,
+        session=session.id,
+        run=run.id,
+        calls=calls,
+        because=because,
+        state=ApprovalState.OPEN,
+        asked_at=now,
+        expires_at=now + timedelta(seconds=asking.expires_s),
+        would_grant=would_grant,
+        asked_of=(to,),
+        agent=agent,
+        escalate_at=_escalate_at(now, (to,), asking),
+    )
+    approvals.add(page.conn, approval, turn=turn)
+    wakes = list(enter(page, _question(approval, session, to, reply_to=reply_to)).wakes)
+    if beside is not None:
+        words = f"{session.agent} asks {to}: {_what(approval)} (approval {short(id_)}; because: {because})."
+        wakes += _tell_beside(page, approval, session, beside, "asked", words)
+    page.tell(NewsKind.APPROVAL_ASKED, session=session.id, run=run.id, approval=id_, calls=calls)
+    return approval, tuple(wakes)
+
+
+def _whom(page: Page, run: Run, session: Session) -> tuple[Address, Session | None]:
+    """The person to ask; and, where nobody sits behind the session, the conversation they had last, whose agent hears
+    of it. A guest decides about nothing, so the owner is asked instead."""
+    if run.sender.kind is AddressKind.PERSON:
+        known = people.find(page.conn, run.sender.name)
+        return (OWNER if known is not None and known.role is Role.GUEST else run.sender), None
+    if session.origin.kind.foreground:
+        return OWNER, None
+    beside = sessions.latest_foreground(page.conn)
+    if beside is None:
+        return OWNER, None
+    listens = who_listens(beside.origin)
+    return (listens if listens.kind is AddressKind.PERSON else OWNER), beside
+
+
+def _question(
+    approval: Approval, session: Session, to: Address, *, reply_to: EnvelopeId | None = None, nth: int = 0
+) -> Draft:
+    id_ = short(approval.id)
+    wish = f"{session.agent} asks: may {_for_whom(approval, session)} have {_what(approval)}?"
+    lines = [
+        "May I?" if approval.calls else wish,
+        *(f"- {call.tool} {call.arguments}" for call in approval.calls),
+        f"Because: {approval.because}." if not approval.calls else "",
+        f"Answer with: /allow {id_} or /deny {id_}",
+    ]
+    if approval.would_grant:
+        granted = ", ".join(str(each) for each in approval.would_grant)
+        lines.append(f"For longer than once ({granted}): /allow {id_} session, or /allow {id_} always")
+    return Draft(
+        id=EnvelopeId(derived(approval.id, f"question/{nth}" if nth else "question")),
+        sender=address.agent(session.agent, session.id),
+        recipient=to,
+        text=clipped_bytes("\n".join(line for line in lines if line), TEXT_BYTES_MAX),
+        source="run",
+        key=f"{approval.id}/question/{nth}" if nth else f"{approval.id}/question",
+        kind=Kind.APPROVAL,
+        context=Context(approval=approval.id),
+        reply_to=reply_to,
+        trust=Trust.AGENT,
+    )
+
+
+def _what(approval: Approval) -> str:
+    return ", ".join(call.tool for call in approval.calls) or ", ".join(str(each) for each in approval.would_grant)
+
+
+def _tell_beside(
+    page: Page, approval: Approval, asker: Session, beside: Session, purpose: str, words: str
+) -> tuple[Wake, ...]:
+    """A silent notice to the agent whom the person talks to: it may be asked about it, and has nothing to do."""
+    if beside.id == asker.id:
+        return ()
+    draft = Draft(
+        id=EnvelopeId(derived(approval.id, f"beside/{purpose}")),
+        sender=address.agent(asker.agent, asker.id),
+        recipient=address.agent(beside.agent, beside.id),
+        text=clipped_bytes(words, TEXT_BYTES_MAX),
+        source="house",
+        key=f"{approval.id}/beside/{purpose}",
+        kind=Kind.SYSTEM,
+        silent=True,
+        trust=Trust.AGENT,
+    )
+    return enter(page, draft).wakes
+
+
+def _mail_waits(page: Page, session_id: SessionId) -> bool:
+    """Whether mail is due that a parked run makes way for: a late decision, which comes first, or any loud mail."""
+    first = envelopes.due(page.conn, session_id, page.at_ms, limit=1)
+    decision = any(envelope.kind is Kind.DECISION for envelope in first)
+    return decision or envelopes.count_due(page.conn, session_id, page.at_ms) > 0
+
+
+# --- asking the next ---
+
+
+def _line(asking: ApprovalSettings) -> tuple[Address, ...]:
+    return tuple(address.person(name) for name in asking.escalate_to)
+
+
+def _escalate_at(now: datetime, asked: Sequence[Address], asking: ApprovalSettings) -> datetime | None:
+    if asking.escalate_after_s is None or next_to_ask(asked, _line(asking)) is None:
+        return None
+    return now + timedelta(seconds=asking.escalate_after_s)
+
+
+def escalate(page: Page, asking: ApprovalSettings) -> tuple[Wake, ...]:
+    """Where nobody has answered for too long, ask the next in line. The others may still answer."""
+    wakes: list[Wake] = []
+    now = from_ms(page.at_ms)
+    for approval in approvals.overdue(page.conn, page.at_ms, limit=ESCALATED_AT_ONCE_MAX):
+        session = sessions.get(page.conn, approval.session)
+        to = next_to_ask(approval.asked_of, _line(asking))
+        if to is None or session is None:
+            approvals.set_asked(page.conn, approval.id, approval.asked_of, escalate_ms=None)
+            continue
+        asked = (*approval.asked_of, to)
+        at = _escalate_at(now, asked, asking)
+        approvals.set_asked(page.conn, approval.id, asked, escalate_ms=to_ms(at) if at is not None else None)
+        wakes += enter(page, _question(approval, session, to, nth=len(approval.asked_of))).wakes
+    return tuple(wakes)
+
+
+def expire(page: Page) -> tuple[Wake, ...]:
+    """Close what nobody has answered in time. Whoever went on without the answer is told that none will come."""
+    wakes: list[Wake] = []
+    for approval in approvals.expiring(page.conn, page.at_ms, limit=ESCALATED_AT_ONCE_MAX):
+        approvals.decide(page.conn, approval.id, ApprovalState.EXPIRED, by="house", at_ms=page.at_ms)
+        session = sessions.get(page.conn, approval.session)
+        if session is None or not approval.released:
+            continue
+        draft = Draft(
+            id=EnvelopeId(derived(approval.id, "expired")),
+            sender=address.HOUSE,
+            recipient=address.agent(session.agent, session.id),
+            text=f"Nobody has answered approval {short(approval.id)} ({_what(approval)}) in time: it was not done.",
+            source="house",
+            key=f"{approval.id}/expired",
+            kind=Kind.SYSTEM,
+            silent=True,
+            trust=Trust.PRIVATE,
+        )
+        wakes += enter(page, draft).wakes
+    return tuple(wakes)
+
+
+# --- deciding ---
+
+
+def answer_approval(
+    conn: sa.Connection,
+    *,
+    approval_text: str,
+    allow: bool,
+    by: Principal,
+    envelope_id: EnvelopeId,
+    now_ms: int,
+    scope: GrantScope = GrantScope.ONCE,
+    words: str = "",
+) -> tuple[Approval, tuple[Wake, ...]]:
+    """A person decides. The first answer counts; the decision travels as an envelope at the head of its lane."""
+    page = Page(conn, now_ms)
+    approval = approvals.resolve(conn, approval_text)
+    decided = decide_in(page, approval, allow=allow, by=by, envelope_id=envelope_id, scope=scope, words=words)
+    page.close()
+    return decided
+
+
+def decide_in(
+    page: Page,
+    approval: Approval,
+    *,
+    allow: bool,
+    by: Principal,
+    envelope_id: EnvelopeId,
+    scope: GrantScope = GrantScope.ONCE,
+    words: str = "",
+) -> tuple[Approval, tuple[Wake, ...]]:
+    """The same, within whatever commit `page` belongs to."""
+    conn = page.conn
+    person = by.address.name
+    scope = _checked(approval, by, allow=allow, scope=scope)
+    if approval.state is ApprovalState.OPEN and to_ms(approval.expires_at) <= page.at_ms:
+        approvals.decide(conn, approval.id, ApprovalState.EXPIRED, by="house", at_ms=page.at_ms)
+        approval = replace(approval, state=ApprovalState.EXPIRED)
+    state = ApprovalState.ALLOWED if allow else ApprovalState.DENIED
+    if not approvals.decide(
+        conn, approval.id, state, by=person, at_ms=page.at_ms, scope=scope if allow else None, words=words
+    ):
+        raise Conflict(
+            f"approval {short(approval.id)} is no longer open",
+            because=f"it is {approval.state}" + (f" by {approval.decided_by}" if approval.decided_by else ""),
+            try_this="ask the agent again if it still matters",
+            code="approval.not-open",
+        )
+    session = sessions.get(conn, approval.session)
+    assert session is not None  # approvals point to sessions, which are never removed while they do
+    granted = _grant(page, approval, session, by=person, scope=scope, words=words) if allow else ""
+    word = "allowed" if allow else "denied"
+    said = f" They said: {words}" if words else ""
+    draft = Draft(
+        id=envelope_id,
+        sender=address.person(person),
+        recipient=address.agent(session.agent, session.id),
+        text=f"{person} {word} {_what(approval)} (approval {short(approval.id)}).{granted}{said}",
+        source=f"person:{person}",
+        key=f"{approval.id}/decision",
+        kind=Kind.DECISION,
+        context=Context(approval=approval.id, verdict="allow" if allow else "deny"),
+        trust=by.trust,
+    )
+    wakes = list(enter(page, draft).wakes)
+    if not session.origin.kind.foreground and (beside := sessions.latest_foreground(conn)) is not None:
+        told = f"{person} {word} what {session.agent} asked for: {_what(approval)} (approval {short(approval.id)})."
+        wakes += _tell_beside(page, approval, session, beside, "decided", told)
+    page.tell(
+        NewsKind.APPROVAL_DECIDED,
+        session=session.id,
+        run=approval.run,
+        approval=approval.id,
+        state=state.value,
+        by=person,
+    )
+    return replace(approval, state=state, decided_by=person, scope=scope if allow else None, words=words), tuple(wakes)
+
+
+def _checked(approval: Approval, by: Principal, *, allow: bool, scope: GrantScope) -> GrantScope:
+    if not allow:
+        scope = GrantScope.ONCE
+    entitled = may_decide(by, approval, scope)
+    if not entitled.allowed:
+        raise NotAllowed(
+            f"you may not decide approval {short(approval.id)} so",
+            because=entitled.because,
+            try_this="ask the owner of this house",
+            code="approval.not-yours",
+        )
+    good_for = scope_of(scope, approval)
+    if good_for is None:
+        raise Conflict(
+            f"approval {short(approval.id)} can only be given once",
+            because="these exact arguments are asked about, and a yes to them says nothing about others",
+            try_this=f"/allow {short(approval.id)}",
+            code="approval.only-once",
+        )
+    return good_for
+
+
+def _grant(page: Page, approval: Approval, session: Session, *, by: str, scope: GrantScope, words: str) -> str:
+    """Keep a yes that is for longer than once. A permission asked for by itself is for the session at least."""
+    if scope is GrantScope.ONCE and approval.calls:
+        return ""
+    now = from_ms(page.at_ms)
+    always = scope is GrantScope.ALWAYS
+    for permission in approval.would_grant:
+        grants.add(
+            page.conn,
+            Grant(
+                id=GrantId(derived(approval.id, f"grant/{permission}")),
+                agent=_for_whom(approval, session),
+                session=None if always or approval.agent else session.id,
+                permission=permission,
+                granted_by=by,
+                because=words or approval.because,
+                at=now,
+                approval=approval.id,
+                # It asked for another, who has no part in this session.
+                expires_at=now + timedelta(seconds=FOR_ANOTHER_S) if approval.agent and not always else None,
+            ),
+        )
+    named = ", ".join(str(each) for each in approval.would_grant)
+    for_long = "for good" if always else "for a day" if approval.agent else "for this conversation"
+    return f" Granted {for_long}: {named}."
+
+
+def _for_whom(approval: Approval, session: Session) -> str:
+    return approval.agent or session.agent
