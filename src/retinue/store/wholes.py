@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from retinue.domain.ids import SessionId
 from retinue.domain.record import RecordKind
 from retinue.domain.tool import ToolResult
+from retinue.domain.trust import Trust
 from retinue.store import tables as t
 
 ROWS_AT_ONCE_MAX = 500
@@ -23,7 +24,7 @@ _has_attachments = _r.body.like('%"attachments":[{%')
 _of_session = (
     sa.select(_r.body)
     .where(_r.session == _b("the_session"), _is_result, _r.body.like(_b("named")))
-    .order_by(_r.seq.desc())
+    .order_by(sa.case((_r.body.like(f'%"trust":"{Trust.UNTRUSTED}"%'), 0), else_=1), _r.seq.desc())
     .limit(1)
 )
 _naming = (
@@ -39,7 +40,10 @@ _naming = (
 
 
 def find(conn: sa.Connection, session: SessionId, prefix: str) -> ToolResult | None:
-    """The result in this session whose whole has a hash that begins so. `prefix` is hex digits, and nothing else."""
+    """The result in this session whose whole has a hash that begins so; of several, one that is trusted least.
+
+    `prefix` is hex digits, and nothing else.
+    """
     body = conn.execute(_of_session, {"the_session": session, "named": f'%"whole":"{prefix}%'}).scalar()
     result = _decoded(body) if body is not None else None
     return result if result is not None and result.whole.startswith(prefix) else None

@@ -22,6 +22,8 @@ from retinue.tools.files.looking import Looked
 
 T = TypeVar("T")
 
+HASHED_AT_ONCE_BYTES = 64 * 1024  # takes less than a thread would
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
@@ -43,7 +45,9 @@ class Ground:
             yield
 
     async def trust_of(self, real: str, looked: Looked) -> Trust:
-        hash_ = await asyncio.to_thread(lambda: looked.hash)
+        hash_ = (
+            looked.hash if len(looked.data) <= HASHED_AT_ONCE_BYTES else await asyncio.to_thread(lambda: looked.hash)
+        )
         return await self.store.read(partial(labels.label, path=real, ctime_ms=looked.ctime_ms, content=hash_))
 
     async def below(self, folder: str) -> labels.Labels:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,11 +82,14 @@ class Reach:
 
 def reach_of(scene: Scene, withheld: Withheld) -> Reach:
     rights = scene.rights
+    # Each is resolved once for all that is asked of it here, and anew for the next call.
+    resolved = {path: os.path.realpath(path) for path in {scene.home, *rights.readable}}
+    writable = _roots(rights.writable, rights.writable, resolved)
     return Reach(
-        home=Path(os.path.realpath(scene.home)),
-        workspace=Path(os.path.realpath(rights.workspace)),
-        readable=_roots(rights.readable, rights.writable),
-        writable=_roots(rights.writable, rights.writable),
+        home=Path(resolved[scene.home]),
+        workspace=Path(resolved[rights.workspace]),
+        readable=(*writable, *_roots(rights.read, rights.writable, resolved)),
+        writable=writable,
         withheld=withheld,
     )
 
@@ -143,13 +146,15 @@ def _written(text: str, scene: Scene) -> str:
     return "/" + os.path.normpath(joined).lstrip("/")
 
 
-def _roots(allowed: Iterable[Path], writable: Iterable[Path]) -> tuple[tuple[str, str], ...]:
+def _roots(
+    allowed: Iterable[Path], writable: Iterable[Path], resolved: Mapping[Path, str]
+) -> tuple[tuple[str, str], ...]:
     """A root that lies in a folder where the agent may write could have been replaced by a link since it was granted:
     it counts only while it still lies there."""
-    changeable = [(_plain(each), os.path.realpath(each)) for each in writable]
+    changeable = [(_plain(each), resolved[each]) for each in writable]
     found: list[tuple[str, str]] = []
     for each in allowed:
-        named, real = _plain(each), os.path.realpath(each)
+        named, real = _plain(each), resolved[each]
         above = [
             folder_real
             for folder_named, folder_real in changeable

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from retinue.domain.permission import Access, Permission, Withheld, within
+from retinue.domain.permission import Access, Permission, Withheld, is_seen, within
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.tools.base import Output, Scene, ToolFailed
@@ -106,8 +106,8 @@ class Read:
 def read_confined(home: Path, path: str) -> bytes:
     """A file in a folder, by its path there: for whoever reads for the house and has no scene."""
     root = os.path.realpath(home)
-    real = os.path.realpath(os.path.join(root, path))
-    if path.startswith("/") or "\x00" in path or real == root or not within(real, root):
+    real = os.path.realpath(os.path.join(root, path)) if is_seen(path) else root
+    if path.startswith("/") or real == root or not within(real, root):
         raise ToolFailed(
             f"'{seen(path)}' is not a path inside",
             because="a path here is relative, and leads to nowhere else",
@@ -130,8 +130,6 @@ _BOM = "\ufeff"
 
 
 def _shown(text: str, arguments: ReadArguments) -> str:
-    if not text:
-        return "[the file is empty]"
     lines_max = min(arguments.limit, READ_LINES_MAX)
     found = page(text, line=arguments.offset, column=arguments.column, lines_max=lines_max, chars_max=READ_CHARS_MAX)
     if found is None:

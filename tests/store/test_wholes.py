@@ -1,0 +1,53 @@
+"""Which files the results in sessions name, in either kind of store."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+from stores import POSTGRES, SQLITE, Place, place_of
+
+from retinue.domain.ids import SessionId
+from retinue.domain.record import Record, RecordKind
+from retinue.domain.tool import ToolResult
+from retinue.domain.trust import Trust
+from retinue.store import records, wholes
+
+HERE, THERE = SessionId("5" * 32), SessionId("7" * 32)
+
+
+@pytest.fixture(params=[SQLITE, POSTGRES])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return place_of(request.param, request, tmp_path)
+
+
+def record(session: SessionId, seq: int, result: ToolResult) -> Record:
+    return Record(
+        session=session,
+        seq=seq,
+        kind=RecordKind.TOOL,
+        body=result,
+        at=datetime(2026, 3, 1, tzinfo=UTC),
+        run=None,
+        trust=result.trust,
+    )
+
+
+async def test_a_whole_is_found_in_its_session_by_how_its_hash_begins(place: Place) -> None:
+    one, two = "ab" * 32, "cd" * 32
+    kept = [
+        record(HERE, 1, ToolResult(call="1", tool="exec", output=f'"whole":"{two}"', whole=one)),
+        record(HERE, 2, ToolResult(call="2", tool="exec", output="short")),
+        record(HERE, 3, ToolResult(call="3", tool="web_fetch", output="", whole=one, trust=Trust.UNTRUSTED)),
+        record(HERE, 4, ToolResult(call="4", tool="exec", output="", whole=one)),
+        record(THERE, 1, ToolResult(call="5", tool="exec", output="", whole=two)),
+    ]
+    async with place.open() as store:
+        await store.write(partial(records.add, records=kept), point="test")
+        found = await store.scan(partial(wholes.find, session=HERE, prefix=one[:16]))
+        assert found is not None and (found.call, found.trust) == ("3", Trust.UNTRUSTED)
+        assert await store.scan(partial(wholes.find, session=HERE, prefix=two[:16])) is None
+        assert await store.scan(partial(wholes.find, session=THERE, prefix=two[:16])) is not None
+        assert await store.scan(wholes.named_files) == {one, two}
