@@ -160,6 +160,7 @@ class Bubblewrap:
     def _launch(self, start: _Start, argv: Sequence[str], confinement: Confinement, pty: bool) -> Spawned:
         networked = confinement.network is not None
         binds = walls.checked_binds(confinement, state=self._state, homes=self._homes, covered=self._covered)
+        walls.check_beginning(confinement.folder, binds)
         proxy = f"http://127.0.0.1:{PROXY_PORT}" if networked else ""
         environment = walls.environment_of(confinement, proxy=proxy)
         start.status, status = os.pipe()

@@ -148,6 +148,16 @@ def scratch_arguments(disk_bytes: int, binds: Iterable[Bind]) -> list[str]:
     ]
 
 
+def check_beginning(folder: Path, binds: Iterable[Bind]) -> None:
+    """Raises where a command cannot begin there: it is not shown to it, or is not there."""
+    if folder == Path("/tmp"):
+        return
+    if not any(folder.is_relative_to(bind.path) for bind in binds):
+        raise refused(str(folder), "it is in no folder that this command may see", "begin in the workspace, or in /tmp")
+    if ".." in folder.parts or not folder.is_dir():
+        raise refused(str(folder), "there is no such folder", "make it first, or begin in the workspace")
+
+
 def folder_arguments(binds: Sequence[Bind], covered: Iterable[Path]) -> list[str]:
     """Folders from the outside in, so that a deeper one stands over what a wider one shows, or what covers it.
 
