@@ -21,11 +21,12 @@ from retinue.domain.envelope import Draft, Envelope, Outcome, Receipt
 from retinue.domain.errors import Stale, StoreError
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.principal import Principal
 from retinue.domain.session import LaneKind, OriginKind, QueueMode, Session, lane_kind
 from retinue.domain.times import to_ms
-from retinue.engine.approvals import answer_approval, escalate, expire
+from retinue.engine.approvals import answer_approval, escalate, expire, request
 from retinue.engine.choosing import Choices, NoChoices
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
 from retinue.engine.commands import Commanded, carry_out
@@ -75,6 +76,7 @@ class Engine(Protocol):
         """An agent was let go: nothing more begins for it."""
         ...
 
+    async def request(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval: ...
     async def command(self, draft: Draft, command: Command) -> Receipt:
         """Carry out what someone asked of the house in a conversation, and answer it."""
         ...
@@ -295,6 +297,25 @@ class EmbeddedEngine:
                 self._wake_all(done[1])
 
         return (await self._store.write(body, point="decide", then=decided))[0]
+
+    async def request(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval:
+        """Ask a person for a permission, for a run that goes on meanwhile."""
+        body = partial(
+            request,
+            run_id=run,
+            call=call,
+            agent=agent,
+            permission=permission,
+            reason=reason,
+            now_ms=self._now_ms(),
+            asking=self.terms.asking(),
+        )
+
+        def asked(done: tuple[Approval, tuple[Wake, ...]] | None) -> None:
+            if done is not None:
+                self._wake_all(done[1])
+
+        return (await self._store.write(body, point="ask", then=asked))[0]
 
     async def command(self, draft: Draft, command: Command) -> Receipt:
         body = partial(

@@ -70,6 +70,14 @@ def add(conn: sa.Connection, grant: Grant) -> None:
     )
 
 
+def add_once(conn: sa.Connection, grant: Grant) -> bool:
+    """The same for a call that may be made again after a crash: whether it was the first time."""
+    if find(conn, grant.id):
+        return False
+    add(conn, grant)
+    return True
+
+
 def of_agent(conn: sa.Connection, agent: str, *, now_ms: int) -> list[Grant]:
     """Those that are good now, in this session or that."""
     return [_grant(row) for row in conn.execute(_of_agent, {"the_agent": agent, "now": now_ms})]

@@ -1,0 +1,170 @@
+"""`request_permission` and `grant_permission`: how an agent comes by more than it has, and hands on what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Annotated, Protocol
+
+import msgspec
+
+from retinue.domain import permission
+from retinue.domain.approval import Approval
+from retinue.domain.errors import Invalid
+from retinue.domain.grant import Grant
+from retinue.domain.ids import GrantId, RunId, derived, short
+from retinue.domain.permission import Permission
+from retinue.domain.ports import Clock
+from retinue.domain.times import to_ms
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.store import agents, grants
+from retinue.store.connection import Store
+from retinue.tools.base import Scene, ToolFailed, schema_of
+from retinue.tools.grants import Grants
+
+REASON_LENGTH_MAX = 1_000
+HANDED_ON_S = 86_400.0  # how long another agent has what the giver has for one conversation only
+
+Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=REASON_LENGTH_MAX)]
+Tag = Annotated[str, msgspec.Meta(description="`web`, `read:/path`, `write:/path` or `tool:name`")]
+
+
+class RequestArguments(msgspec.Struct, forbid_unknown_fields=True):
+    permission: Tag
+    reason: Reason
+    agent: Annotated[str, msgspec.Meta(description="Who is to have it; left out: yourself")] = ""
+
+
+class GrantArguments(msgspec.Struct, forbid_unknown_fields=True):
+    agent: str
+    permission: Tag
+    reason: Reason
+
+
+class Asks(Protocol):
+    """Puts a question to a person and does not wait: the answer comes as mail."""
+
+    async def __call__(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPermission:
+    """Asks once for each call, however often it is made: the question's id follows from it."""
+
+    ask: Asks
+    held: Grants
+    store: Store
+    name: str = "request_permission"
+    arguments: type[msgspec.Struct] = RequestArguments
+    spec: ToolSpec = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = ToolSpec(
+            name=self.name,
+            description=(
+                "Ask the person for a permission that you lack. Returns at once; their decision comes as a message, "
+                "and you go on then."
+            ),
+            parameters=schema_of(RequestArguments),
+            capabilities=frozenset({"permissions.request"}),
+            repeatable=True,
+        )
+        object.__setattr__(self, "spec", spec)
+
+    async def perform(self, arguments: RequestArguments, scene: Scene) -> str:
+        wanted = _parsed(arguments.permission)
+        name = arguments.agent or scene.agent.name
+        if name.casefold() != scene.agent.name.casefold():
+            if not scene.origin.foreground:
+                raise ToolFailed(
+                    "you can only ask for yourself",
+                    because="nobody sits behind this conversation who would know why another needs it",
+                    try_this="leave `agent` out",
+                    code="permission.for-another",
+                )
+            name = await _known(self.store, name)
+        elif any(have.covers(wanted) for have in await self.held.held(name, scene.session, scene.origin)):
+            return f"You have {wanted} already."
+        approval = await self.ask(
+            scene.run, call=scene.call, agent=name, permission=wanted, reason=arguments.reason.strip()
+        )
+        who = ", ".join(str(each) for each in approval.asked_of)
+        return f"Asked {who} for {wanted} (approval {short(approval.id)}). The decision will come as a message."
+
+
+@dataclass(frozen=True, slots=True)
+class GrantPermission:
+    """Nobody hands on what they do not hold, or for longer than they hold it."""
+
+    store: Store
+    clock: Clock
+    held: Grants
+    arguments: type[msgspec.Struct] = GrantArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="grant_permission",
+            description="Give another agent a permission that you hold yourself, and say why.",
+            parameters=schema_of(GrantArguments),
+            effects=frozenset({Effect.WRITES}),
+            capabilities=frozenset({"permissions.grant"}),
+            repeatable=True,  # the grant's id follows from the call
+        )
+    )
+
+    async def perform(self, arguments: GrantArguments, scene: Scene) -> str:
+        wanted = _parsed(arguments.permission)
+        if not arguments.reason.strip():
+            raise ToolFailed("a grant needs a reason", because="none was given", code="permission.no-reason")
+        name = await _known(self.store, arguments.agent)
+        now = self.clock.now()
+        giver = await self._holds(scene, wanted, now)
+        ends = now + timedelta(seconds=HANDED_ON_S) if giver.session is not None else None
+        grant = Grant(
+            id=GrantId(derived(scene.run, f"grant/{scene.call}")),
+            agent=name,
+            session=None,
+            permission=wanted,
+            granted_by=f"agent:{scene.agent.name}",
+            because=arguments.reason.strip(),
+            at=now,
+            expires_at=min((at for at in (giver.expires_at, ends) if at is not None), default=None),
+        )
+
+        await self.store.write(partial(grants.add_once, grant=grant), point="grant")
+        self.held.forget()
+        until = f" until {grant.expires_at:%Y-%m-%d %H:%M} UTC" if grant.expires_at is not None else ""
+        return f"{name} has {wanted} now{until}."
+
+    async def _holds(self, scene: Scene, wanted: Permission, now: datetime) -> Grant:
+        """The grant that lets the giver give: the widest, where there are several."""
+        name = scene.agent.name
+        found = await self.store.read(partial(grants.of_agent, agent=name, now_ms=to_ms(now)))
+        good = [
+            grant
+            for grant in found
+            if grant.permission.covers(wanted)
+            and (grant.session == scene.session if grant.session is not None else scene.origin.foreground)
+        ]
+        if not good:
+            raise ToolFailed(
+                f"you do not hold {wanted} yourself",
+                because="nobody has granted it to you here",
+                try_this="ask for it with request_permission",
+                code="permission.not-held",
+            )
+        return max(good, key=lambda grant: (grant.session is None, grant.expires_at is None))
+
+
+def _parsed(tag: str) -> Permission:
+    try:
+        return permission.parse(tag)
+    except Invalid as error:
+        raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+
+
+async def _known(store: Store, name: str) -> str:
+    agent = await store.read(lambda conn: agents.find(conn, name))
+    if agent is None:
+        raise ToolFailed(f"there is no agent '{name[:64]}'", because="nobody of that name works here")
+    return agent.name

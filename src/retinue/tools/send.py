@@ -1,0 +1,102 @@
+"""`message`: an envelope from an agent to a person or into a room, beside the answer it owes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated
+
+import msgspec
+
+from retinue.domain import address
+from retinue.domain.address import AddressKind
+from retinue.domain.attachment import Attachment
+from retinue.domain.envelope import ATTACHMENTS_MAX, Draft
+from retinue.domain.errors import RetinueError
+from retinue.domain.ids import EnvelopeId, derived, short
+from retinue.domain.permission import Access
+from retinue.domain.ports import Post
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.trust import Trust, least
+from retinue.tools.base import Scene, ToolFailed, schema_of
+from retinue.tools.files import Ground
+from retinue.tools.files.looking import look
+from retinue.tools.files.paths import locate
+
+SENT_BYTES_MAX = 20 * 1024 * 1024  # of one file
+
+
+class MessageArguments(msgspec.Struct, forbid_unknown_fields=True):
+    to: Annotated[str, msgspec.Meta(description="person:NAME, or channel:CONNECTOR:ROOM")]
+    text: str
+    files: Annotated[
+        list[str], msgspec.Meta(max_length=ATTACHMENTS_MAX, description="Paths of files to send with it")
+    ] = []
+    silent: Annotated[bool, msgspec.Meta(description="To be noticed when they next look, and not at once")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Its key is the call's, so that one which is made again after a crash is sent once."""
+
+    post: Post
+    ground: Ground
+    arguments: type[msgspec.Struct] = MessageArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="message",
+            description=(
+                "Send a message to a person or into a room. Your answer to whoever wrote to you is sent by itself; "
+                "use this for everyone else."
+            ),
+            parameters=schema_of(MessageArguments),
+            effects=frozenset({Effect.SENDS_OUT}),
+            capabilities=frozenset({"messages.send"}),
+            repeatable=True,
+        )
+    )
+
+    async def perform(self, arguments: MessageArguments, scene: Scene) -> str:
+        try:
+            to = address.parse(arguments.to)
+            if to.kind not in (AddressKind.PERSON, AddressKind.CHANNEL):
+                raise ToolFailed(
+                    f"'{arguments.to[:100]}' gets no messages this way",
+                    because="this is for people and rooms",
+                    try_this="person:owner",
+                    code="message.not-for",
+                )
+            attached = [await self._attach(path, scene) for path in arguments.files]
+            draft = Draft(
+                id=EnvelopeId(derived(scene.run, f"message/{scene.call}")),
+                sender=address.agent(scene.agent.name, scene.session),
+                recipient=to,
+                text=arguments.text,
+                source="run",
+                key=f"{scene.run}/{scene.call}/message",
+                attachments=tuple(attachment for attachment, _ in attached),
+                trust=least((Trust.AGENT, scene.trust, *(trust for _, trust in attached))),
+                silent=arguments.silent,
+            )
+            receipt = await self.post.post(draft)
+        except ToolFailed:
+            raise
+        except RetinueError as error:
+            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+        if receipt.outcome is not None and receipt.because:
+            return f"Not delivered: {receipt.because}."
+        return f"Sent to {to} (envelope {short(receipt.envelope)})."
+
+    async def _attach(self, path: str, scene: Scene) -> tuple[Attachment, Trust]:
+        place = await asyncio.to_thread(locate, path, scene, Access.READ, self.ground.withheld)
+        async with self.ground.alone_with(place.real):
+            found = await asyncio.to_thread(partial(look, place.real, text=path, bytes_max=SENT_BYTES_MAX))
+            trust = await self.ground.trust_of(place.real, found)
+        keep = partial(
+            self.ground.files.keep,
+            [found.data],
+            name=place.real.rpartition("/")[2],
+            media_type="application/octet-stream",
+        )
+        return await asyncio.to_thread(keep), trust
