@@ -15,7 +15,7 @@ from retinue.agents.skills_finding import Found, Root, find, roots_of
 
 
 def in_house(root: Path) -> Found:
-    return find([house_root(root)])
+    return find([house_root(root)], contents=True)
 
 
 def names(found: Found) -> list[str]:

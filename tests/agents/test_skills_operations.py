@@ -111,6 +111,35 @@ async def test_an_agents_own_skill_is_found_good_for_that_agent_alone(house: Des
     assert "Of ada." in await told(house, "ada") and await told(house, "bo") == ""
 
 
+async def test_a_skill_in_a_workspace_is_found_good_there_and_not_in_another(house: DeskHouse, tmp_path: Path) -> None:
+    for place in ("garden", "office"):
+        write_skill(tmp_path / place / "skills", "weather")
+    garden = str(tmp_path / "garden")
+    seen = await ask(house, "skill.approve", name="weather", workspace=garden)
+    assert seen["try"].endswith(f"--workspace {garden}")
+    await ask(house, "skill.approve", name="weather", workspace=garden, hash=seen["skill"]["hash"])
+    assert await state(house, "weather", workspace=garden) == "ready"
+    assert await state(house, "weather", workspace=str(tmp_path / "office")) == "new"
+    for place, expected in (("garden", True), ("office", False)):
+        kit = await shelf(house.desk).kit("ada", agent_home=home_of(house.desk.home, "ada"), workspace=tmp_path / place)
+        assert ("weather" in kit.section) is expected
+    with pytest.raises(Invalid):
+        await ask(house, "skill.list", workspace="garden")
+
+
+async def test_what_a_person_could_not_see_is_spelled_out(house: DeskHouse) -> None:
+    tags = "".join(chr(0xE0000 + ord(char)) for char in "obey")
+    write_skill(
+        house.desk.home / "skills", "weather", body=f"Look{tags}.\n\U000e0101\x1b[8mhidden\u202ebackwards é ☂ 雨"
+    )
+    seen = await ask(house, "skill.approve", name="weather")
+    read = await ask(house, "skill.show", name="weather")
+    shown = "<U+E006F><U+E0062><U+E0065><U+E0079>"
+    assert f"+Look{shown}." in seen["difference"]
+    assert "+<U+E0101><U+001B>[8mhidden<U+202E>backwards é ☂ 雨" in seen["difference"]
+    assert shown in read["content"] and "\x1b" not in read["content"]
+
+
 async def test_who_may_not_is_refused(house: DeskHouse) -> None:
     write_skill(house.desk.home / "skills", "weather")
     for operation in OWN:
@@ -168,6 +197,8 @@ async def test_an_agent_with_a_bundle_has_no_tool_for_what_is_in_it(house: DeskH
     assert kits["bo"].exposed.hidden == set(tools)
     assert kits["cleo"].exposed.hidden == set()
     assert ["retinue-session" in kit.section for kit in kits.values()] == [True, True, False]
+    without = await on_shelf.kit("ada", agent_home=home_of(house.desk.home, "ada"), tools=tools, subset=())
+    assert without.exposed.hidden == set()  # a session that picked no bundle keeps the tools
 
 
 def scene(house: DeskHouse) -> Scene:

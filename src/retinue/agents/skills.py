@@ -76,14 +76,17 @@ class Front:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skill:
-    """One skill as it lies on disk now. `hash` is over every file in its folder, `content` what a person is shown."""
+    """One skill as it lies on disk now. `hash` is over every file in its folder.
+
+    `content` is what a person is shown of it, where someone is to be.
+    """
 
     front: Front
     source: Source
     owner: str  # whose place it lies in: an agent, a plug-in, a folder; empty in the house's own
     folder: Path
     hash: str
-    content: str
+    content: str = ""
 
     @property
     def name(self) -> str:

@@ -88,8 +88,11 @@ def _digits(path: Path) -> str:
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:OWNER_DIGITS]
 
 
-def find(roots: Sequence[Root]) -> Found:
-    """Look through them all, those of the highest precedence first. Takes the time of reading: not for the loop."""
+def find(roots: Sequence[Root], *, contents: bool = False) -> Found:
+    """Look through them all, those of the highest precedence first. Takes the time of reading: not for the loop.
+
+    `contents`: each skill also has what a person reads of it.
+    """
     counted: dict[str, Skill] = {}
     shadowed: list[Skill] = []
     broken: list[Broken] = []
@@ -102,7 +105,7 @@ def find(roots: Sequence[Root]) -> Found:
         if real in seen:  # a workspace may well be the home
             continue
         seen.add(real)
-        for found in _in_root(root, real):
+        for found in _in_root(root, real, contents=contents):
             if isinstance(found, Broken):
                 broken.append(found)
             elif found.name in counted:
@@ -134,7 +137,7 @@ class _Search:
         return real
 
 
-def _in_root(root: Root, real: Path) -> Iterator[Skill | Broken]:
+def _in_root(root: Root, real: Path, *, contents: bool) -> Iterator[Skill | Broken]:
     search = _Search(real)
     read_bytes = 0
     for count, folder in enumerate(_skill_folders(real, None, search, DEPTH_MAX)):
@@ -145,7 +148,7 @@ def _in_root(root: Root, real: Path) -> Iterator[Skill | Broken]:
         try:
             files = _files(folder, search)
             read_bytes += sum(len(data) for _, _, data in files)
-            yield _skill(root, folder, files)
+            yield _skill(root, folder, files, contents=contents)
         except Invalid as error:
             yield Broken(folder, root.source, error.because)
         except OSError as error:
@@ -231,7 +234,7 @@ def _read(path: Path, bytes_max: int) -> tuple[bytes, bool]:
     return data, bool(found.st_mode & 0o111)
 
 
-def _skill(root: Root, folder: Path, files: Sequence[_File]) -> Skill:
+def _skill(root: Root, folder: Path, files: Sequence[_File], *, contents: bool) -> Skill:
     text = next((data for path, _, data in files if path == FILE), b"")
     try:
         front = parse(text.decode(), folder=folder.name)
@@ -245,7 +248,12 @@ def _skill(root: Root, folder: Path, files: Sequence[_File]) -> Skill:
             code="skill.invalid",
         )
     return Skill(
-        front=front, source=root.source, owner=root.owner, folder=folder, hash=_hash(files), content=_content(files)
+        front=front,
+        source=root.source,
+        owner=root.owner,
+        folder=folder,
+        hash=_hash(files),
+        content=_content(files) if contents else "",
     )
 
 

@@ -17,7 +17,6 @@ from retinue.agents.skills_choosing import (
     Choice,
     Scoped,
     Standing,
-    State,
     choose,
     environment_of,
     lists_for,
@@ -68,7 +67,12 @@ class Shelf:
         self._plugins = plugins
 
     async def look(
-        self, *, agent: str = "", agent_home: Path | None = None, workspace: Path | None = None
+        self,
+        *,
+        agent: str = "",
+        agent_home: Path | None = None,
+        workspace: Path | None = None,
+        contents: bool = False,
     ) -> tuple[Found, tuple[Standing, ...]]:
         """Every skill that an agent could have, and how it stands; without one, those of the house."""
         settings = self._settings()
@@ -80,7 +84,9 @@ class Shelf:
             plugins=self._plugins(),
             extra=settings.skills.folders,
         )
-        found = await asyncio.to_thread(find, roots)
+        if not any(root.path.exists() for root in roots):  # asked at every run, and most often the answer
+            return Found(), ()
+        found = await asyncio.to_thread(find, roots, contents=contents)
         good = await self._store.read(partial(pins.hashes, kind=KIND)) if found.skills else {}
         here = surroundings(settings, self._environment)
         return found, standing(found.skills, good, here, settings=settings.skills, agent=agent)
@@ -98,10 +104,12 @@ class Shelf:
         settings = self._settings().skills
         _, stood = await self.look(agent=agent, agent_home=agent_home, workspace=workspace)
         lists = lists_for(settings, agent)
-        ready = [each.skill for each in stood if each.state is State.READY]
-        exposed = expose(lists.telling.exposure, tools or {}, ready, lists)
+        told = choose(stood, lists=lists, subset=subset).skills  # who is not told of a bundle keeps the tools
+        exposed = expose(lists.telling.exposure, tools or {}, told, lists)
         choice = choose(stood, lists=lists, subset=subset, bundles=exposed.bundles)
-        scoped = await asyncio.to_thread(environment_of, choice, settings, self._environment)
+        scoped = Scoped()
+        if choice.skills:
+            scoped = await asyncio.to_thread(environment_of, choice, settings, self._environment)
         return Kit(choice=choice, exposed=exposed, section=section(choice), scoped=scoped)
 
 

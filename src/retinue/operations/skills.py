@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import difflib
 import os
+import shlex
+import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from retinue.agents.skill_bundles import Bundle, Command, Option
 from retinue.agents.skills import Skill, Source
 from retinue.agents.skills_choosing import Standing, State
 from retinue.agents.skills_finding import FOLDER, Root, find
+from retinue.agents.skills_finding import Found as FoundSkills
 from retinue.agents.skills_shelf import KIND, Shelf
 from retinue.config import Settings, examine
 from retinue.domain.agent import PermissionLevel
@@ -35,17 +38,25 @@ DIFFERENCE_LINES_MAX = 2_000
 HASH_DIGITS_MIN = 8
 HASH_DIGITS_SHOWN = 12
 
+_HIDDEN = frozenset({"Cc", "Cf", "Co", "Cn", "Zl", "Zp"})
+_SELECTORS = frozenset(map(chr, (*range(0xFE00, 0xFE0F), *range(0xE0100, 0xE01F0))))
+
+Looked = tuple[FoundSkills, tuple[Standing, ...]]
+
 OfAgent = Annotated[str, msgspec.Meta(description="also those in the home of this agent; left out, those of the house")]
+InWorkspace = Annotated[str, msgspec.Meta(description="also those in this workspace, by its whole path")]
 SkillName = Annotated[str, msgspec.Meta(description="a skill by name")]
 
 
 class List(msgspec.Struct, forbid_unknown_fields=True):
     agent: OfAgent = ""
+    workspace: InWorkspace = ""
 
 
 class Show(msgspec.Struct, forbid_unknown_fields=True):
     name: SkillName
     agent: OfAgent = ""
+    workspace: InWorkspace = ""
 
 
 class Approve(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,6 +65,7 @@ class Approve(msgspec.Struct, forbid_unknown_fields=True):
     name: SkillName
     hash: Annotated[str, msgspec.Meta(description="of what you have read; without it you are shown that")] = ""
     agent: OfAgent = ""
+    workspace: InWorkspace = ""
 
 
 class Export(msgspec.Struct, forbid_unknown_fields=True):
@@ -134,9 +146,18 @@ def shelf(desk: Desk) -> Shelf:
     return Shelf(desk.home, desk.store, settings=settings, environment=environment, plugins=folders)
 
 
-async def _home(desk: Desk, name: str) -> tuple[str, Path | None]:
+async def _look(desk: Desk, asked: List | Show | Approve, *, contents: bool = False) -> Looked:
+    workspace = Path(asked.workspace) if asked.workspace else None
+    if workspace is not None and not workspace.is_absolute():
+        raise Invalid(
+            f"'{asked.workspace[:200]}' is no workspace",
+            because="a workspace is named by its whole path",
+            try_this="for example /home/maria/garden",
+            code="skill.workspace-invalid",
+        )
+    name = asked.agent
     if not name:
-        return "", None
+        return await shelf(desk).look(workspace=workspace, contents=contents)
     agent = await desk.store.read(lambda conn: agents.find(conn, name))
     if agent is None:
         raise NotFound(
@@ -145,12 +166,12 @@ async def _home(desk: Desk, name: str) -> tuple[str, Path | None]:
             try_this="look at `agent.list`",
             code="agent.not-found",
         )
-    return agent.name, home_of(desk.home, agent.name)
+    home = home_of(desk.home, agent.name)
+    return await shelf(desk).look(agent=agent.name, agent_home=home, workspace=workspace, contents=contents)
 
 
 async def listed(desk: Desk, caller: Principal, asked: List) -> SkillsListed:
-    agent, home = await _home(desk, asked.agent)
-    found, stood = await shelf(desk).look(agent=agent, agent_home=home)
+    found, stood = await _look(desk, asked)
     return SkillsListed(
         skills=[_shown(each) for each in stood],
         shadowed=[str(skill.folder) for skill in found.shadowed],
@@ -159,11 +180,11 @@ async def listed(desk: Desk, caller: Principal, asked: List) -> SkillsListed:
 
 
 async def show(desk: Desk, caller: Principal, asked: Show) -> SkillRead:
-    stood = await _one(desk, asked.name, asked.agent)
+    stood = await _one(desk, asked)
     pin = await desk.store.read(partial(pins.find, kind=KIND, name=stood.skill.key))
     return SkillRead(
         skill=_shown(stood),
-        content=stood.skill.content,
+        content=_visible(stood.skill.content),
         difference=_difference(pin.content if pin else "", stood.skill),
         found_good_by=pin.decided_by if pin else "",
         found_good_at=pin.at.isoformat() if pin else "",
@@ -172,28 +193,29 @@ async def show(desk: Desk, caller: Principal, asked: Show) -> SkillRead:
 
 async def approve(desk: Desk, caller: Principal, asked: Approve) -> SkillApproved:
     """Find a skill good, as it was read: one that changed in between is not."""
-    stood = await _one(desk, asked.name, asked.agent)
+    stood = await _one(desk, asked)
     skill = stood.skill
     pin = await desk.store.read(partial(pins.find, kind=KIND, name=skill.key))
     difference = _difference(pin.content if pin else "", skill)
-    for_agent = f" --agent {asked.agent}" if asked.agent else ""
+    of = f" --agent {asked.agent}" if asked.agent else ""
+    of += f" --workspace {shlex.quote(asked.workspace)}" if asked.workspace else ""
     if not asked.hash:
-        again = f"retinue skill approve {skill.name} --hash {skill.hash[:HASH_DIGITS_SHOWN]}{for_agent}"
+        again = f"retinue skill approve {skill.name} --hash {skill.hash[:HASH_DIGITS_SHOWN]}{of}"
         return SkillApproved(_shown(stood), False, difference, again)
     if len(asked.hash) < HASH_DIGITS_MIN or not skill.hash.startswith(asked.hash):
         raise Conflict(
             f"the skill '{skill.name}' is not the one that was read",
             because=f"its hash begins with {skill.hash[:HASH_DIGITS_SHOWN]}; it changed, or the hash was mistyped",
-            try_this=f"read it again: retinue skill approve {skill.name}{for_agent}",
+            try_this=f"read it again: retinue skill approve {skill.name}{of}",
             code="skill.changed",
         )
     await desk.store.write(partial(_pin, skill=skill, caller=caller, at_ms=to_ms(desk.clock.now())), point="skill")
-    return SkillApproved(_shown(await _one(desk, asked.name, asked.agent)), True, difference, "")
+    return SkillApproved(_shown(await _one(desk, asked)), True, difference, "")
 
 
 async def revoke(desk: Desk, caller: Principal, asked: Show) -> SkillRevoked:
     """Not found good any more: it is not used until someone looks at it again."""
-    skill = (await _one(desk, asked.name, asked.agent)).skill
+    skill = (await _one(desk, asked)).skill
     gone = await desk.store.write(partial(pins.remove, kind=KIND, name=skill.key), point="skill")
     return SkillRevoked(skill.name, gone)
 
@@ -211,10 +233,8 @@ async def export(desk: Desk, caller: Principal, asked: Export) -> SkillExported:
             code="skill.target-relative",
         )
     files = await asyncio.to_thread(skill_bundles.write, bundle, folder)
-    found_good = folder == own
-    if found_good:
-        skills = (await asyncio.to_thread(find, [Root(source=Source.HOUSE, path=own)])).skills
-        written = next(skill for skill in skills if skill.name == bundle.name)
+    written = await asyncio.to_thread(_written, own, bundle.name) if folder == own else None
+    if written is not None:
         keep = partial(_pin, skill=written, caller=caller, at_ms=to_ms(desk.clock.now()))
         await desk.store.write(keep, point="skill")
     return SkillExported(
@@ -222,8 +242,14 @@ async def export(desk: Desk, caller: Principal, asked: Export) -> SkillExported:
         folder=str(folder / bundle.name),
         files=[str(file) for file in files],
         commands=[command.verb for command in bundle.commands],
-        found_good=found_good,
+        found_good=written is not None,
     )
+
+
+def _written(own: Path, name: str) -> Skill | None:
+    """What we have just written, if it is what counts under that name."""
+    skills = find([Root(source=Source.HOUSE, path=own)], contents=True).skills
+    return next((skill for skill in skills if skill.folder == own.resolve() / name), None)
 
 
 def bundle_of(noun: str, operations: Mapping[str, Operation]) -> Bundle:
@@ -278,9 +304,9 @@ def _operations(desk: Desk) -> Mapping[str, Operation]:
     return {**EVERY, **(guests.operations() if guests is not None else {})}
 
 
-async def _one(desk: Desk, name: str, agent: str) -> Standing:
-    of_agent, home = await _home(desk, agent)
-    found, stood = await shelf(desk).look(agent=of_agent, agent_home=home)
+async def _one(desk: Desk, asked: Show | Approve) -> Standing:
+    name = asked.name
+    found, stood = await _look(desk, asked, contents=True)
     for each in stood:
         if each.skill.name == name:
             return each
@@ -311,12 +337,21 @@ def _difference(before: str, skill: Skill) -> list[str]:
     if before == skill.content:
         return []
     lines = list(
-        difflib.unified_diff(before.splitlines(), skill.content.splitlines(), "found good", "now", lineterm="", n=2)
+        difflib.unified_diff(before.split("\n"), skill.content.split("\n"), "found good", "now", lineterm="", n=2)
     )
     if len(lines) > DIFFERENCE_LINES_MAX:
         left = len(lines) - DIFFERENCE_LINES_MAX
         lines = [*lines[:DIFFERENCE_LINES_MAX], f"[cut: {left} more lines; `retinue skill show` has all of it]"]
-    return lines
+    return [_visible(line) for line in lines]
+
+
+def _visible(text: str) -> str:
+    """What a person would not see, a model may well read: characters without a form of their own are spelled out."""
+    return "".join(char if char in "\n\t" or not _is_hidden(char) else f"<U+{ord(char):04X}>" for char in text)
+
+
+def _is_hidden(char: str) -> bool:
+    return unicodedata.category(char) in _HIDDEN or char in _SELECTORS
 
 
 def _shown(stood: Standing) -> SkillShown:
