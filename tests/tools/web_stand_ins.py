@@ -53,10 +53,11 @@ class Site:
         self.replies: dict[str, Reply | Act] = {}
         self.asked: list[Asked] = []
         self.connections = 0
+        self.host = "127.0.0.1"
         self.port = 0
 
-    def url(self, path: str = "/", *, host: str = "127.0.0.1", scheme: str = "http") -> str:
-        return f"{scheme}://{host}:{self.port}{path}"
+    def url(self, path: str = "/", *, host: str = "", scheme: str = "http") -> str:
+        return f"{scheme}://{host or self.host}:{self.port}{path}"
 
     @property
     def paths(self) -> list[str]:
@@ -86,11 +87,12 @@ class Site:
 
 @asynccontextmanager
 async def site(
-    replies: Mapping[str, Reply | Act] | None = None, *, tls: ssl.SSLContext | None = None
+    replies: Mapping[str, Reply | Act] | None = None, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[Site]:
     made = Site()
     made.replies.update(replies or {})
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=tls)
+    made.host = host
+    server = await asyncio.start_server(made.serve, host, 0, ssl=tls)
     made.port = server.sockets[0].getsockname()[1]
     try:
         yield made
@@ -114,13 +116,15 @@ class Names:
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
-def loopback_guard(names: Names | None = None) -> Callable[[WebSettings], Guard]:
-    """The guard of the settings, but that loopback counts as public."""
+def loopback_guard(
+    names: Names | None = None, networks: Sequence[IPv4Network] = LOOPBACK
+) -> Callable[[WebSettings], Guard]:
+    """The guard of the settings, but that these networks count as public."""
 
     def made(settings: WebSettings) -> Guard:
         if names is None:
-            return guard_from(settings, allowed_networks=LOOPBACK)
-        return guard_from(settings, allowed_networks=LOOPBACK, resolve=names)
+            return guard_from(settings, allowed_networks=networks)
+        return guard_from(settings, allowed_networks=networks, resolve=names)
 
     return made
 

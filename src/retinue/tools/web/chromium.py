@@ -1,0 +1,283 @@
+"""A headless Chromium of our own: how it is found, confined, begun and ended.
+
+Where bubblewrap is, it has no network but a socket to our proxy, no files but the system's, and what it writes is gone
+with it; inside of that its own sandbox works too, also for root. Without bubblewrap its own sandbox must do, which
+Chromium does not have for root: root without bubblewrap has no browser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retinue.tools.base import ToolFailed
+from retinue.tools.web.cdp import Cdp
+from retinue.tools.web.guard import Guard
+from retinue.tools.web.proxy import GuardedProxy
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+START_S = 30.0
+END_S = 5.0
+SCRATCH_BYTES_MAX = 512 * 1024 * 1024
+WIDTH, HEIGHT = 1280, 800
+_COMPLAINT_BYTES_MAX = 500
+_CHUNK_BYTES = 16 * 1024
+_PORT = 3128  # of its own loopback, where nobody else is
+
+_OFF = (
+    "AutofillServerCommunication,BackForwardCache,CertificateTransparencyComponentUpdater,DialMediaRouteProvider,HttpsUpgrades,"
+    "InterestFeedContentSuggestions,MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,Prerender2,Translate"
+)
+FLAGS = (
+    "--headless",
+    "--remote-debugging-pipe",
+    "--no-startup-window",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--no-pings",
+    "--disable-gpu",
+    "--disable-back-forward-cache",
+    "--disable-quic",
+    "--disable-sync",
+    "--disable-breakpad",
+    "--disable-extensions",
+    "--disable-default-apps",
+    "--disable-dev-shm-usage",
+    "--disable-component-update",
+    "--disable-background-networking",
+    "--disable-domain-reliability",
+    "--disable-client-side-phishing-detection",
+    "--disable-component-extensions-with-background-pages",
+    f"--disable-features={_OFF}",
+    "--deny-permission-prompts",
+    "--metrics-recording-only",
+    "--password-store=basic",
+    "--mute-audio",
+    "--renderer-process-limit=4",
+    "--js-flags=--max-old-space-size=512",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--proxy-bypass-list=<-loopback>",  # to loopback, too, only through the proxy, which will not have it
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",  # names are for the proxy to resolve
+    f"--window-size={WIDTH},{HEIGHT}",
+)
+
+# Runs inside: gives Chromium the two ends that it is led by, and carries what comes to its loopback to our proxy.
+_INSIDE = """
+import os, socket, sys, threading
+def carry(a, b):
+    try:
+        while data := a.recv(65536):
+            b.sendall(data)
+    except OSError:
+        pass
+    try:
+        b.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+def serve(listener, door):
+    while True:
+        here, _ = listener.accept()
+        there = socket.socket(socket.AF_UNIX)
+        try:
+            there.connect(door)
+        except OSError:
+            here.close()
+            continue
+        for ends in ((here, there), (there, here)):
+            threading.Thread(target=carry, args=ends, daemon=True).start()
+door, port, *argv = sys.argv[1:]
+listener = socket.create_server(("127.0.0.1", int(port)), backlog=128)
+child = os.fork()
+if not child:
+    os.dup2(0, 3)
+    os.dup2(1, 4)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.execv(argv[0], argv)
+os.close(0)
+os.close(1)
+threading.Thread(target=serve, args=(listener, door), daemon=True).start()
+os.waitpid(child, 0)
+"""
+_BARE = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a browser can be begun here. At least one of the two confines it."""
+
+    bubblewrap: bool
+    own_sandbox: bool
+
+
+def ways(*, bubblewrap: bool, root: bool) -> tuple[Way, ...]:
+    """What to try, the best first."""
+    inside = (Way(True, True), Way(True, False)) if bubblewrap else ()
+    return inside if root else (*inside, Way(False, True))
+
+
+def find(path: Path | None, search: str) -> str | None:
+    """The program: the one that was named, or else the first that is found."""
+    if path is not None:
+        return shutil.which(path, path=search)
+    return next(filter(None, (shutil.which(name, path=search) for name in NAMES)), None)
+
+
+def find_bubblewrap(search: str) -> str | None:
+    return shutil.which("bwrap", path=search)
+
+
+class Chromium:
+    """One that runs, and the proxy that it has to itself."""
+
+    def __init__(self, process: asyncio.subprocess.Process, proxy: GuardedProxy, folder: Path) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.cdp = Cdp(process.stdout, process.stdin)
+        self.proxy = proxy
+        self._process = process
+        self._folder = folder
+        self._complaint = b""
+        self._hearing = asyncio.get_running_loop().create_task(self._hear(process.stderr))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def close(self) -> None:
+        """End it and all it has begun, and remove what it has written."""
+        await self.cdp.close()
+        await _end(self._process)
+        self._hearing.cancel()
+        await asyncio.wait([self._hearing])
+        await self.proxy.close()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def complaint(self) -> str:
+        """Why it did not start."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await self._process.wait()
+        if self._process.returncode is None:
+            return f"it did not answer within {START_S:g} seconds"
+        last = self._complaint.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"it ended at once, with {self._process.returncode}{f': {last}' if last else ''}"
+
+    async def _hear(self, errors: asyncio.StreamReader | None) -> None:
+        """Its errors are read, for a full pipe would stop it, and the last of them kept."""
+        while errors is not None and (chunk := await errors.read(_CHUNK_BYTES)):
+            self._complaint = (self._complaint + chunk)[-_COMPLAINT_BYTES_MAX:]
+
+
+async def begin(
+    program: str,
+    guard: Callable[[], Guard],
+    *,
+    search: str,
+    bytes_max: int,
+    spent: Callable[[], None],
+    tried: Sequence[Way],
+) -> tuple[Chromium, Way]:
+    """Begin one in the first of these ways in which it answers. Raises `ToolFailed`, and leaves nothing behind."""
+    bubblewrap = find_bubblewrap(search) or ""
+    complaint = ""
+    for way in tried:
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="retinue-browser-"))
+        proxy = GuardedProxy(guard, bytes_max=bytes_max, spent=spent)
+        try:
+            process = await _spawn(program, way, bubblewrap, folder, proxy)
+        except BaseException:
+            await proxy.close()
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            raise
+        chromium = Chromium(process, proxy, folder)
+        try:
+            async with asyncio.timeout(START_S):
+                await chromium.cdp.call("Browser.getVersion")
+        except (ToolFailed, TimeoutError):
+            complaint = await chromium.complaint()
+            await chromium.close()
+        except BaseException:
+            await chromium.close()
+            raise
+        else:
+            return chromium, way
+    raise ToolFailed(
+        "the browser did not start",
+        because=complaint or "it could not be confined",
+        try_this="an owner can see with `retinue doctor` what is missing; web_fetch works without a browser",
+        code="browser.not-started",
+    )
+
+
+async def _spawn(
+    program: str, way: Way, bubblewrap: str, folder: Path, proxy: GuardedProxy
+) -> asyncio.subprocess.Process:
+    if way.bubblewrap:
+        await proxy.listen(folder / "proxy")
+        argv = _confined(bubblewrap, program, folder / "proxy", _flags(way, _PORT, "/tmp/profile"))
+        environment: Mapping[str, str] = {}
+    else:
+        port = await proxy.listen_on_loopback()
+        argv = ["/bin/sh", "-c", _BARE, "sh", program, *_flags(way, port, str(folder / "profile"))]
+        environment = {"HOME": str(folder), "PATH": os.defpath, "LANG": "C.UTF-8"}
+    return await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+    )
+
+
+def _flags(way: Way, port: int, profile: str) -> list[str]:
+    own = [] if way.own_sandbox else ["--no-sandbox"]
+    return [*FLAGS, *own, f"--proxy-server=http://127.0.0.1:{port}", f"--user-data-dir={profile}", "--log-level=3"]
+
+
+def _confined(bubblewrap: str, program: str, door: Path, flags: Sequence[str]) -> list[str]:
+    """In namespaces of its own, without our files, our processes and our network."""
+    python = os.path.realpath(sys.executable)
+    shown = [
+        "/usr",
+        "/etc/fonts",
+        "/etc/alternatives",
+        "/etc/ld.so.cache",
+        "/etc/chromium.d",
+        "/etc/ssl",
+        "/opt/google",
+    ]
+    argv = [bubblewrap, "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000"]
+    argv += ["--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    for path in [*shown, sys.base_prefix, python, program]:
+        argv += ["--ro-bind-try", path, path]
+    for name in ("bin", "sbin", "lib", "lib64", "lib32"):
+        if os.path.islink(f"/{name}"):
+            argv += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
+        else:
+            argv += ["--ro-bind-try", f"/{name}", f"/{name}"]
+    argv += ["--proc", "/proc", "--dev", "/dev", "--size", str(SCRATCH_BYTES_MAX), "--tmpfs", "/tmp"]
+    argv += ["--tmpfs", "/run", "--bind", str(door), "/run/door", "--chdir", "/tmp"]
+    for name, value in {"HOME": "/tmp", "PATH": os.defpath, "LANG": "C.UTF-8"}.items():
+        argv += ["--setenv", name, value]
+    return [*argv, "--", python, "-I", "-S", "-c", _INSIDE, "/run/door", str(_PORT), program, *flags]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        # The first process of a namespace takes all others with it; without one, they are a group of their own.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            await process.wait()

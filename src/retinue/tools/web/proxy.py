@@ -1,0 +1,168 @@
+"""The only way out of a browser: a proxy that asks the guard about every host, and connects to what was checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from retinue.policy.addresses import plain_host
+from retinue.tools.base import ToolFailed
+from retinue.tools.web.guard import Guard, WebFailed, WebRefused
+
+HEAD_BYTES_MAX = 64 * 1024
+CONNECTIONS_MAX = 128
+HEAD_S = 30.0
+CONNECT_S = 15.0
+SILENCE_S = 300.0
+REFUSALS_MAX = 20
+_CHUNK_BYTES = 64 * 1024
+# What Chromium asks for on its own account, whatever it is told: it does not concern the page.
+_ITS_OWN = frozenset({"update.googleapis.com", "clients2.google.com", "optimizationguide-pa.googleapis.com"})
+_OF_THE_HOP = frozenset({"proxy-connection", "connection", "keep-alive", "proxy-authorization", "host", "upgrade"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Where a request goes, and what is said there first; nothing where it asks for a tunnel."""
+
+    host: str
+    port: int
+    head: bytes
+
+
+class GuardedProxy:
+    """Listens on a unix socket, or on a port of loopback. Reads no more of what goes through than where it goes to."""
+
+    def __init__(self, guard: Callable[[], Guard], *, bytes_max: int, spent: Callable[[], None]) -> None:
+        """`spent` is called when more than `bytes_max` have gone through, both ways together."""
+        self._guard = guard
+        self._left = bytes_max
+        self._spent = spent
+        self._server: asyncio.Server | None = None
+        self._lines: set[asyncio.Task[None]] = set()
+        self._refusals: deque[str] = deque(maxlen=REFUSALS_MAX)
+
+    async def listen(self, path: Path) -> None:
+        self._server = await asyncio.start_unix_server(self._accept, path, limit=HEAD_BYTES_MAX)
+
+    async def listen_on_loopback(self) -> int:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=HEAD_BYTES_MAX)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def refusals(self) -> list[str]:
+        """Which hosts were refused since this was last asked, and why; each once."""
+        told = list(dict.fromkeys(self._refusals))
+        self._refusals.clear()
+        return told
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for line in self._lines:
+            line.cancel()
+        if self._lines:
+            await asyncio.wait(self._lines)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._lines) >= CONNECTIONS_MAX:
+            writer.close()
+            return
+        line = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._lines.add(line)
+        line.add_done_callback(self._lines.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(HEAD_S):
+                asked = _understood(await reader.readuntil(b"\r\n\r\n"))
+            if asked is None:
+                await _say(writer, 400, "This is no request that a proxy can pass on.")
+                return
+            try:
+                theirs, there = await self._connect(asked)
+            except (ToolFailed, OSError, TimeoutError) as error:
+                await self._refuse(writer, asked.host, error)
+                return
+            with contextlib.closing(there):
+                if asked.head:
+                    there.write(asked.head)
+                else:
+                    writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
+                await asyncio.gather(self._pump(reader, there), self._pump(theirs, writer))
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # one side is gone, or never said what it wants
+        finally:
+            writer.close()
+
+    async def _connect(self, asked: _Asked) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """To the very address that was checked: where there are several, to the first that answers."""
+        if asked.host in _ITS_OWN:
+            raise OSError("not for the page")
+        async with asyncio.timeout(CONNECT_S):
+            failure: OSError | None = None
+            for address in await self._guard().addresses(asked.host, asked.port):
+                try:
+                    return await asyncio.open_connection(address, asked.port)
+                except OSError as error:
+                    failure = error
+            raise failure or OSError("no address")
+
+    async def _refuse(self, writer: asyncio.StreamWriter, host: str, error: Exception) -> None:
+        match error:
+            case WebRefused():
+                self._refusals.append(f"{host} was refused: {error.because}")
+                await _say(writer, 403, f"Refused: {error.because}.")
+            case WebFailed():
+                await _say(writer, 502, error.because)
+            case _:
+                await _say(writer, 502, "It could not be reached.")
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while True:
+            async with asyncio.timeout(SILENCE_S):
+                chunk = await source.read(_CHUNK_BYTES)
+            if not chunk:
+                break
+            self._left -= len(chunk)
+            if self._left < 0:
+                self._spent()
+                raise ConnectionAbortedError
+            sink.write(chunk)
+            await sink.drain()
+        if sink.can_write_eof():
+            sink.write_eof()
+
+
+def _understood(raw: bytes) -> _Asked | None:
+    """Read the head of a request. Each line carries one request: the connection to the server ends with the answer."""
+    try:
+        first, *lines = raw[:-4].decode("latin-1").split("\r\n")
+        method, target, version = first.split(" ")
+        parts = urlsplit(f"//{target}" if method == "CONNECT" else target)
+        port = parts.port
+    except ValueError:
+        return None
+    host = plain_host(parts.netloc.rpartition(":")[0] if port is not None else parts.netloc)
+    if not host or not version.startswith("HTTP/1.") or "@" in parts.netloc:
+        return None
+    if method == "CONNECT":
+        return _Asked(host, port, b"") if port else None
+    if parts.scheme.lower() != "http":
+        return None
+    netloc = f"[{host}]" if ":" in host else host
+    kept = [line for line in lines if line.partition(":")[0].strip().lower() not in _OF_THE_HOP]
+    path = urlunsplit(("", "", parts.path or "/", parts.query, ""))
+    begins = [f"{method} {path} HTTP/1.1", f"Host: {netloc}{f':{port}' if port else ''}", "Connection: close"]
+    return _Asked(host, port or 80, "\r\n".join([*begins, *kept, "", ""]).encode("latin-1"))
+
+
+async def _say(writer: asyncio.StreamWriter, status: int, words: str) -> None:
+    body = words.encode()
+    head = f"HTTP/1.1 {status} Refused\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(body)}\r\n"
+    writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+    await writer.drain()

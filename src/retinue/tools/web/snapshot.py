@@ -1,0 +1,131 @@
+"""What a page is, for someone who cannot see it: an outline by what things are, with names to point at them by.
+
+Made of the accessibility tree, which Chromium makes of the page: scripts of the page have no say in how it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+NODES_MAX = 20_000
+NAMES_MAX = 40_000
+DEPTH_MAX = 12  # shown as indentation; what is deeper stands at the last
+NAME_CHARS_MAX = 300
+LINK_CHARS_MAX = 300
+
+_ACTED_ON = frozenset(
+    {"button", "link", "textbox", "searchbox", "combobox", "checkbox", "radio", "switch", "slider", "spinbutton"}
+    | {"menuitem", "menuitemcheckbox", "menuitemradio", "option", "tab", "treeitem", "listbox", "ColorWell", "Date"}
+    | {"DateTime", "InputTime", "DisclosureTriangle", "PopUpButton", "MenuListPopup"}
+)
+_PASSED_THROUGH = frozenset({"none", "generic", "presentation", "InlineTextBox", "LineBreak", "RootWebArea", "Section"})
+_STATES = ("checked", "selected", "expanded", "disabled", "required", "focused", "pressed")
+
+
+@dataclass(slots=True)
+class Names:
+    """What things are called: each keeps its name while its page is there, and no name means two things."""
+
+    given: int = 0  # over all pages
+    nodes: dict[str, int] = field(default_factory=dict[str, int])
+    of: dict[int, str] = field(default_factory=dict[int, str])
+
+    def name(self, node: int) -> str:
+        known = self.of.get(node)
+        if known is not None:
+            return known
+        if len(self.of) >= NAMES_MAX:
+            self.forget()
+        self.given += 1
+        name = self.of[node] = f"e{self.given}"
+        self.nodes[name] = node
+        return name
+
+    def forget(self) -> None:
+        """Another page is there, on which nothing is what it was."""
+        self.nodes.clear()
+        self.of.clear()
+
+
+@dataclass(slots=True)
+class Outline:
+    """Collects the lines of a page, frame by frame."""
+
+    names: Names
+    lines: list[str] = field(default_factory=list[str])
+
+    def add(self, nodes: Sequence[Mapping[str, Any]], *, depth: int = 0) -> None:
+        """One frame, as `Accessibility.getFullAXTree` tells of it."""
+        if not nodes:
+            return
+        by_id = {str(node.get("nodeId")): node for node in nodes[:NODES_MAX]}
+        # Without recursion: a page can be nested deeper than we can call.
+        left: list[tuple[Mapping[str, Any], int]] = [(nodes[0], depth)]
+        seen: set[str] = set()
+        while left:
+            node, at = left.pop()
+            node_id = str(node.get("nodeId"))
+            if node_id in seen:
+                continue
+            seen.add(node_id)
+            shown, below = self._line(node, at)
+            children = (
+                [] if shown == "leaf" else [by_id[str(each)] for each in node.get("childIds", []) if each in by_id]
+            )
+            left += [(child, below) for child in reversed(children)]
+
+    def _line(self, node: Mapping[str, Any], depth: int) -> tuple[str, int]:
+        """Writes the line of a node, where it has one. Says whether to look below it, and how deep that is."""
+        role, name = _value(node, "role"), " ".join(_value(node, "name").split())[:NAME_CHARS_MAX]
+        if node.get("ignored") or role in _PASSED_THROUGH:
+            return "", depth
+        indent = "  " * min(depth, DEPTH_MAX)
+        if role == "StaticText":
+            if name:
+                self.lines.append(f"{indent}{name}")
+            return "leaf", depth
+        properties = _properties(node)
+        ref = self._ref(node) if role in _ACTED_ON or properties.get("focusable") is True else ""
+        words = [f"- {role}", *([f'"{name}"'] if name else []), *_told(node, role, properties), ref]
+        self.lines.append(indent + " ".join(filter(None, words)))
+        # Where one thing is below, it is the name once more.
+        leaf = role in ("button", "link", "option", "tab", "heading") and name and len(node.get("childIds", [])) < 2
+        return ("leaf" if leaf else "", depth + 1)
+
+    def _ref(self, node: Mapping[str, Any]) -> str:
+        backend = node.get("backendDOMNodeId")
+        if not isinstance(backend, int):
+            return ""
+        return f"[{self.names.name(backend)}]"
+
+
+def _told(node: Mapping[str, Any], role: str, properties: Mapping[str, Any]) -> list[str]:
+    told: list[str] = []
+    if level := properties.get("level"):
+        told.append(f"level {level}")
+    value = " ".join(_value(node, "value").split())[:NAME_CHARS_MAX]
+    if value:
+        told.append(f'= "{value}"')
+    told += [state for state in _STATES if properties.get(state) in (True, "true", "mixed")]
+    if role == "link" and isinstance(url := properties.get("url"), str) and url:
+        told.append(f"-> {url[:LINK_CHARS_MAX]}")
+    return told
+
+
+def _value(node: Mapping[str, Any], key: str) -> str:
+    found = node.get(key)
+    value: object = cast("dict[str, object]", found).get("value") if isinstance(found, dict) else None
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _properties(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        str(each.get("name")): _inner(each.get("value"))
+        for each in cast("list[dict[str, Any]]", node.get("properties", []))
+    }
+
+
+def _inner(value: Any) -> Any:
+    return cast("dict[str, Any]", value).get("value") if isinstance(value, dict) else None

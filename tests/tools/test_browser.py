@@ -1,0 +1,650 @@
+"""The browser: a real Chromium, and pages on loopback that try what they can."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tools.web_stand_ins import LOOPBACK, Numbers, Reply, Site, loopback_guard, scene, site
+from tools.web_stand_ins import Names as Resolver
+
+from retinue.config.web import BrowserSettings, WebSettings
+from retinue.domain.ids import SessionId
+from retinue.domain.permission import WEB
+from retinue.domain.tool import Effect
+from retinue.domain.trust import Trust
+from retinue.policy.wrapping import WARNING, unwrap
+from retinue.store.files import Files
+from retinue.testing.fake_clock import FakeClock
+from retinue.tools.base import Output, ToolFailed
+from retinue.tools.web import cdp as cdp_module
+from retinue.tools.web import chromium
+from retinue.tools.web.browser import ActArguments, Browser, BrowserAct, BrowserArguments, Browsers
+from retinue.tools.web.cdp import BrowserFailed, Cdp, TooMuch
+from retinue.tools.web.chromium import Way, ways
+from retinue.tools.web.proxy import GuardedProxy
+from retinue.tools.web.snapshot import Names, Outline
+
+PATH = os.environ.get("PATH", os.defpath)
+ROOT = os.getuid() == 0
+MISSING = chromium.find(None, PATH) is None or (ROOT and shutil.which("bwrap") is None)
+if os.environ.get("CI"):
+    MISSING = False
+needs_chromium = pytest.mark.skipif(MISSING, reason="there is no Chromium here, or nothing to confine it with")
+
+SESSION = SessionId("5" * 32)
+OUTSIDE = (IPv4Network("127.0.0.2/32"),)  # stands for the world; all else of loopback is what it is
+
+
+class Desk:
+    """The two tools, over one set of browsers, as a session has them at hand."""
+
+    def __init__(self, browsers: Browsers, folder: Path) -> None:
+        self.browsers = browsers
+        self.files = Files(folder / "files")
+        ids = Numbers()
+        self.browser = Browser(browsers, ids, self.files)
+        self.browser_act = BrowserAct(browsers, ids)
+
+    async def look(self, action: str, *, session: str = "5" * 32, **arguments: Any) -> Output:
+        given = msgspec.convert({"action": action, **arguments}, BrowserArguments)
+        return await self.browser.perform(given, scene(session=session))
+
+    async def act(self, action: str, *, session: str = "5" * 32, **arguments: Any) -> str:
+        given = msgspec.convert({"action": action, **arguments}, ActArguments)
+        return unwrap((await self.browser_act.perform(given, scene(session=session))).text)
+
+    async def open(self, url: str, **more: Any) -> str:
+        return unwrap((await self.look("open", url=url, **more)).text)
+
+    async def until(self, words: str) -> str:
+        """What is on the page, once these words are: its scripts take their time."""
+        while words not in (text := unwrap((await self.look("snapshot")).text)):
+            await asyncio.sleep(0.05)
+        return text
+
+
+@asynccontextmanager
+async def desk(
+    folder: Path,
+    *servers: Site,
+    names: Resolver | None = None,
+    networks: Sequence[IPv4Network] = LOOPBACK,
+    settings: WebSettings | None = None,
+    clock: FakeClock | None = None,
+) -> AsyncIterator[Desk]:
+    given = replace(settings or WebSettings(), ports=tuple(server.port for server in servers), timeout_s=20.0)
+    browsers = Browsers(
+        lambda: given,
+        clock or FakeClock(),
+        search=PATH,
+        root=ROOT,
+        guard=loopback_guard(names or Resolver({}), networks),
+    )
+    try:
+        yield Desk(browsers, folder)
+    finally:
+        await browsers.close()
+
+
+def ref_of(outline: str, words: str) -> str:
+    [line] = [line for line in outline.splitlines() if words in line]
+    return line.rpartition("[")[2].rstrip("]")
+
+
+def descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    left = [pid]
+    while left:
+        parent = left.pop()
+        for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            found.append(int(child))
+            left.append(int(child))
+    return found
+
+
+SHOP = """<title>The Shop</title><h1>Kettles</h1><p>We sell <b>kettles</b>.</p>
+<a href="/pots">Pots</a> <div style="display:none">hidden words</div>
+<form action="/order" method="post"><label>Name <input name="who" value="nobody"></label>
+<label><input type="checkbox" name="gift"> A gift</label>
+<label>Colour <select name="colour"><option value="r">Red<option value="b">Blue</select></label>
+<input type="password" aria-label="Secret" name="secret" value="hunter2"><button>Order now</button></form>"""
+
+
+@needs_chromium
+async def test_a_page_is_told_as_an_outline_wrapped_and_untrusted(tmp_path: Path) -> None:
+    async with site({"/": Reply(SHOP), "/pots": Reply("<h1>Pots</h1>")}) as shop, desk(tmp_path, shop) as at:
+        output = await at.look("open", url=shop.url())
+        assert output.trust is Trust.UNTRUSTED
+        assert output.text.startswith(WARNING)
+        assert 'title: "The Shop"' in output.text and f'address: "{shop.url()}"' in output.text
+        text = unwrap(output.text)
+        assert '- heading "Kettles" level 1' in text
+        assert '- textbox "Name" = "nobody"' in text and '- checkbox "A gift"' in text
+        assert f'- link "Pots" -> {shop.url("/pots")}' in text
+        assert "hidden words" not in text and "hunter2" not in text
+
+        shot = await at.look("screenshot")
+        [attachment] = shot.attachments
+        image = at.files.path(attachment.hash).read_bytes()
+        assert image.startswith(b"\x89PNG") and int.from_bytes(image[16:20]) == chromium.WIDTH
+        assert attachment.media_type == "image/png" and shot.trust is Trust.UNTRUSTED
+
+        pots = await at.act("click", ref=ref_of(text, "Pots"))
+        assert '- heading "Pots"' in pots
+        with pytest.raises(BrowserFailed, match="snapshot"):
+            await at.act("click", ref=ref_of(text, "Order now"))  # it was on the other page
+        assert "Kettles" in unwrap((await at.look("back")).text)
+        with pytest.raises(BrowserFailed, match="back"):
+            await at.look("back")
+        assert (await at.look("close")).text == "Closed."
+        assert (await at.look("close")).text == "No browser was open."
+        with pytest.raises(BrowserFailed, match="open"):
+            await at.look("snapshot")
+
+
+@needs_chromium
+async def test_a_form_is_filled_in_and_sent(tmp_path: Path) -> None:
+    async with site({"/": Reply(SHOP), "/order": Reply("<h1>Thank you</h1>")}) as shop, desk(tmp_path, shop) as at:
+        text = await at.open(shop.url())
+        text = await at.act("type", ref=ref_of(text, '"Name"'), text="Maria & Noor")
+        assert '= "Maria & Noor"' in text
+        text = await at.act("click", ref=ref_of(text, '"A gift"'))
+        assert "checked" in text
+        text = await at.act("select", ref=ref_of(text, '- combobox "Colour"'), text="Blue")
+        with pytest.raises(BrowserFailed, match="choice"):
+            await at.act("select", ref=ref_of(text, '- combobox "Colour"'), text="Green")
+        with pytest.raises(BrowserFailed, match="no key"):
+            await at.act("press", key="Hyper+x")
+        await at.act("press", key="Control+a")
+        assert shop.paths == ["/"] or set(shop.paths) == {"/", "/favicon.ico"}
+        thanks = await at.act("type", ref=ref_of(text, '"Secret"'), text="s3", submit=True)
+        assert "Thank you" in thanks
+        [order] = [each for each in shop.asked if each.path == "/order"]
+        assert (order.method, order.body) == ("POST", b"who=Maria+%26+Noor&gift=on&colour=b&secret=s3")
+
+
+def trap(inside: Site) -> str:
+    """A page that tries every way to what is inside."""
+    own = inside.url("/own", host="127.0.0.1")
+    named = [inside.url("/named", host=host) for host in ("localhost", "x.localhost", "rebind.test", "[::1]", "127.1")]
+    urls = [
+        own,
+        *named,
+        inside.url("/mapped", host="[::ffff:127.0.0.1]"),
+        "http://10.0.0.1/",
+        "http://169.254.169.254/",
+    ]
+    images = "".join(f'<img src="{url}">' for url in urls)
+    return f"""<title>Trap</title>{images}<iframe src="{own}"></iframe><script src="{own}"></script>
+    <link rel="stylesheet" href="{own}"><script>
+    const tries = {urls!r}.map(url => fetch(url, {{mode: 'no-cors'}}).then(() => 1, () => 0));
+    navigator.sendBeacon({own!r}, 'x');
+    try {{ new WebSocket({own!r}.replace('http', 'ws')); }} catch (e) {{}}
+    try {{ const pc = new RTCPeerConnection({{iceServers: [{{urls: 'stun:127.0.0.1:{inside.port}'}}]}});
+           pc.createDataChannel('x'); pc.createOffer().then(o => pc.setLocalDescription(o)); }} catch (e) {{}}
+    Promise.all(tries).then(all => document.body.append('all tried: ' + all.filter(Boolean).length));
+    </script><body></body>"""
+
+
+@needs_chromium
+@pytest.mark.parametrize("open_to", [OUTSIDE, (*OUTSIDE, *LOOPBACK)], ids=["guarded", "control"])
+async def test_no_page_reaches_what_is_inside(open_to: Sequence[IPv4Network], tmp_path: Path) -> None:
+    names = Resolver({"evil.test": [["127.0.0.2"]], "rebind.test": [["127.0.0.1"]]})
+    async with (
+        site(host="127.0.0.2") as evil,
+        site({"/own": Reply("secret", type="text/plain")}) as inside,
+        desk(tmp_path, evil, inside, names=names, networks=open_to) as at,
+    ):
+        evil.replies["/"] = Reply(trap(inside))
+        evil.replies["/r"] = Reply(status=302, headers={"Location": inside.url("/own")})
+        opened = await at.look("open", url=evil.url(host="evil.test"))
+        told = unwrap(opened.text) + await at.until("all tried: ")
+        if open_to == OUTSIDE:
+            assert "127.0.0.1 was refused: it is loopback" in told
+            assert "localhost was refused: it names this machine" in told
+            redirected = await at.open(evil.url("/r", host="evil.test"))
+            assert "secret" not in redirected and "127.0.0.1 was refused" in redirected
+            assert inside.connections == 0
+        else:
+            assert "/own" in inside.paths  # so it is the guard that keeps it closed
+            assert "secret" in await at.open(evil.url("/r", host="evil.test"))
+
+
+@needs_chromium
+async def test_windows_dialogues_and_downloads_of_a_page_are_dealt_with(tmp_path: Path) -> None:
+    page = """<button onclick="window.open('/two')">Window</button><button onclick="alert('Hear me')">Speak</button>
+    <a href="/file.zip" download>Take</a><button onclick="for (let i = 0; i < 9; i++) open('/two')">Flood</button>
+    <input type="file" aria-label="Upload">"""
+    replies = {
+        "/": Reply(page),
+        "/two": Reply("<h1>Second</h1>"),
+        "/file.zip": Reply(b"PK\x03\x04", type="application/zip"),
+    }
+    async with site(replies) as server, desk(tmp_path, server) as at:
+        text = await at.open(server.url())
+        spoken = await at.act("click", ref=ref_of(text, "Speak"))
+        assert "'Hear me'" in spoken and "dialogue" in spoken
+        taken = await at.act("click", ref=ref_of(spoken, "Take"))
+        assert "download, which was refused" in taken or "refused" in await at.until("download")
+        second = await at.act("click", ref=ref_of(taken, "Window"))
+        assert "Second" in second and "opened a window" in second
+        first = unwrap((await at.look("back")).text)
+        assert "Speak" in first
+        await at.act("click", ref=ref_of(first, "Flood"))
+        targets = await at.browsers.pages(SESSION).targets()
+        assert len(targets) <= 4
+
+
+@needs_chromium
+async def test_each_session_has_a_browser_of_its_own_and_only_so_many_are_open(tmp_path: Path) -> None:
+    keeps = "<script>document.cookie = 'seen=1'; document.title = document.cookie</script><h1>Here</h1>"
+    settings = WebSettings(browser=BrowserSettings(browsers_max=2))
+    one, two, three = "1" * 32, "2" * 32, "3" * 32
+    async with (
+        site({"/": Reply(keeps), "/c": Reply("<h1>c</h1>")}) as server,
+        desk(tmp_path, server, settings=settings) as at,
+    ):
+        await at.open(server.url(), session=one)
+        await at.open(server.url("/c"), session=two)
+        assert "cookie" in server.asked[-1].headers or len(at.browsers) == 2
+        assert all("cookie" not in each.headers for each in server.asked if each.path == "/c")
+        await at.open(server.url("/c"), session=three)
+        assert len(at.browsers) == 2
+        with pytest.raises(BrowserFailed):
+            await at.look("snapshot", session=one)  # the longest idle had to go
+        await at.look("snapshot", session=two)
+
+
+@needs_chromium
+async def test_a_browser_that_nobody_uses_is_closed_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with site({"/": Reply("<h1>Here</h1>")}) as server, desk(tmp_path, server, clock=clock) as at:
+        await at.open(server.url())
+        pid = at.browsers.pid(SESSION)
+        family = [pid, *descendants(pid)]
+        assert len(family) > 2
+        await clock.advance(200)
+        await at.look("snapshot")
+        await clock.advance(200)
+        assert len(at.browsers) == 1
+        await clock.advance(150)
+        while len(at.browsers) or any(Path(f"/proc/{each}/exe").is_symlink() and alive(each) for each in family):
+            await asyncio.sleep(0.05)
+        assert "Here" in await at.open(server.url())
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@needs_chromium
+async def test_a_browser_that_dies_is_begun_anew(tmp_path: Path) -> None:
+    async with site({"/": Reply("<h1>Here</h1>")}) as server, desk(tmp_path, server) as at:
+        await at.open(server.url())
+        os.kill(at.browsers.pid(SESSION), 9)
+        with pytest.raises(BrowserFailed):
+            await at.until("never")
+        assert "Here" in await at.open(server.url())
+
+
+@needs_chromium
+async def test_a_browser_that_takes_too_much_from_the_network_is_closed(tmp_path: Path) -> None:
+    settings = WebSettings(browser=BrowserSettings(traffic_bytes_max=1024 * 1024))
+    big = Reply(b"x" * (3 * 1024 * 1024), type="text/plain")
+    async with (
+        site({"/": Reply("<h1>Small</h1>"), "/big": big}) as server,
+        desk(tmp_path, server, settings=settings) as at,
+    ):
+        assert "Small" in await at.open(server.url())
+        with contextlib.suppress(ToolFailed):
+            await at.open(server.url("/big"))
+        while len(at.browsers):
+            await asyncio.sleep(0.05)
+        with pytest.raises(BrowserFailed):
+            await at.look("snapshot")
+
+
+@needs_chromium
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="without bubblewrap there is only Chromium's own sandbox")
+async def test_in_bubblewrap_a_browser_has_no_files_and_no_network_of_ours(tmp_path: Path) -> None:
+    canary = tmp_path / "canary.txt"
+    canary.write_text("the owner's own words")
+    async with site({"/": Reply("<h1>Here</h1>")}) as server, desk(tmp_path, server) as at:
+        await at.open(server.url())
+        pages, pid = at.browsers.pages(SESSION), at.browsers.pid(SESSION)
+        programs = [each for each in descendants(pid) if "chrom" in os.path.basename(os.readlink(f"/proc/{each}/exe"))]
+        assert programs
+        for each in programs:
+            assert os.readlink(f"/proc/{each}/ns/net") != os.readlink("/proc/self/ns/net")
+            assert os.readlink(f"/proc/{each}/ns/pid") != os.readlink("/proc/self/ns/pid")
+        assert not any(os.path.exists(f"/proc/{each}/root{canary}") for each in programs)
+        # Even if someone found a way to have it open a file, ours are not there, and what it opens is not shown.
+        with pytest.raises(ToolFailed, match="FILE_NOT_FOUND"):
+            await pages.open(canary.as_uri())
+        await pages.open("file:///usr/")
+        with pytest.raises(BrowserFailed, match="no page of the web"):
+            await at.look("snapshot")
+        await at.open(server.url())
+        await pages.open("chrome://version")
+        with pytest.raises(BrowserFailed, match="no page of the web"):
+            await at.look("snapshot")
+        assert "Here" in await at.open(server.url())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "chrome://settings",
+        "about:blank",
+        "view-source:http://127.0.0.2/",
+        "javascript:alert(1)",
+        "http://localhost/",
+        "http://127.0.0.1/",
+        "http://rebind.test/",
+        None,
+    ],
+)
+async def test_what_is_no_page_of_the_world_is_refused_before_a_browser_is_begun(
+    url: str | None, tmp_path: Path
+) -> None:
+    names = Resolver({"rebind.test": [["127.0.0.1"]]})
+    settings = WebSettings()
+    guard = loopback_guard(names, OUTSIDE)
+    browsers = Browsers(lambda: settings, FakeClock(), search=PATH, root=ROOT, guard=guard)
+    with pytest.raises(ToolFailed):
+        await Desk(browsers, tmp_path).look("open", url=url)
+    assert len(browsers) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "search", "root", "because"),
+    [
+        (BrowserSettings(), "/nonexistent", False, "not installed"),
+        (BrowserSettings(path=Path("/nonexistent/chromium")), PATH, False, "not installed"),
+        (BrowserSettings(enabled=False), PATH, False, "switched it off"),
+        (BrowserSettings(path=Path("/bin/sh")), "/nonexistent", True, "cannot be confined"),
+    ],
+)
+async def test_where_there_is_no_browser_it_is_said_what_is_missing(
+    settings: BrowserSettings, search: str, root: bool, because: str, tmp_path: Path
+) -> None:
+    given = WebSettings(browser=settings)
+    guard = loopback_guard(Resolver({"a.test": [["127.0.0.1"]]}))
+    browsers = Browsers(lambda: given, FakeClock(), search=search, root=root, guard=guard)
+    with pytest.raises(ToolFailed) as error:
+        await Desk(browsers, tmp_path).look("open", url="http://a.test/")
+    assert error.value.code == "browser.missing"
+    assert because in error.value.because
+    assert because in browsers.hint()
+
+
+async def test_a_program_that_is_no_browser_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "fake").write_text("#!/bin/sh\nexit 7\n")
+    (tmp_path / "fake").chmod(0o755)
+    given = WebSettings(browser=BrowserSettings(path=tmp_path / "fake"))
+    guard = loopback_guard(Resolver({"a.test": [["127.0.0.1"]]}))
+    browsers = Browsers(lambda: given, FakeClock(), search=PATH, root=False, guard=guard)
+    with pytest.raises(ToolFailed) as error:
+        await Desk(browsers, tmp_path).look("open", url="http://a.test/")
+    assert error.value.code == "browser.not-started"
+    assert len(browsers) == 0
+
+
+def test_no_browser_runs_that_nothing_confines() -> None:
+    for bubblewrap in (True, False):
+        for root in (True, False):
+            for way in ways(bubblewrap=bubblewrap, root=root):
+                assert way.bubblewrap or way.own_sandbox
+                assert bubblewrap or not way.bubblewrap
+                assert way.bubblewrap or not root
+    assert ways(bubblewrap=False, root=True) == ()
+    assert ways(bubblewrap=True, root=True)[0] == Way(True, True)
+
+
+async def test_without_the_permission_no_browser_is_begun(tmp_path: Path) -> None:
+    at = Desk(Browsers(WebSettings, FakeClock(), search=PATH, root=ROOT), tmp_path)
+    looking = BrowserArguments(action="open", url="https://example.com/")
+    acting = ActArguments(action="press", key="Enter")
+    for tool, arguments in ((at.browser, looking), (at.browser_act, acting)):
+        assert list(tool.needs(arguments, scene(web=False))) == [WEB]  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ToolFailed):
+            await tool.perform(arguments, scene(web=False))  # pyright: ignore[reportArgumentType]
+    assert len(at.browsers) == 0
+
+
+def test_looking_and_acting_are_two_tools_with_effects_of_their_own(tmp_path: Path) -> None:
+    at = Desk(Browsers(WebSettings, FakeClock(), search=PATH, root=ROOT), tmp_path)
+
+    assert at.browser.spec.effects == {Effect.READS_UNTRUSTED}
+    assert at.browser_act.spec.effects == {Effect.READS_UNTRUSTED, Effect.SENDS_OUT, Effect.WRITES}
+    assert not at.browser.spec.repeatable and not at.browser_act.spec.repeatable
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"action": "click"}, {"action": "type", "ref": "e1"}, {"action": "select", "text": "x"}, {"action": "press"}],
+)
+async def test_an_act_without_what_it_needs_is_refused(arguments: dict[str, str], tmp_path: Path) -> None:
+    at = Desk(Browsers(WebSettings, FakeClock(), search=PATH, root=ROOT), tmp_path)
+    with pytest.raises(ToolFailed, match="needs"):
+        await at.act(**arguments)
+
+
+class TestProxy:
+    """What the browser's only way out does with what it is asked."""
+
+    @staticmethod
+    @asynccontextmanager
+    async def running(*ports: int, bytes_max: int = 100_000) -> AsyncIterator[tuple[GuardedProxy, int, list[bool]]]:
+        names = Resolver(
+            {"out.test": [["127.0.0.2"]], "in.test": [["127.0.0.1"]], "flip.test": [["127.0.0.2"], ["127.0.0.1"]]}
+        )
+        settings = WebSettings(ports=ports)
+        spent: list[bool] = []
+        guard = loopback_guard(names, OUTSIDE)
+        proxy = GuardedProxy(lambda: guard(settings), bytes_max=bytes_max, spent=lambda: spent.append(True))
+        port = await proxy.listen_on_loopback()
+        try:
+            yield proxy, port, spent
+        finally:
+            await proxy.close()
+
+    @staticmethod
+    async def say(port: int, words: str, then: str = "") -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(words.encode())
+            if not then:
+                return await reader.read()
+            head = await reader.readuntil(b"\r\n\r\n")
+            writer.write(then.encode())
+            return head + await reader.read()
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+    async def test_a_tunnel_and_a_plain_request_go_to_what_is_outside(self) -> None:
+        async with site({"/x": Reply("here")}, host="127.0.0.2") as out, self.running(out.port) as (_, port, _):
+            get = f"GET /x HTTP/1.1\r\nHost: out.test:{out.port}\r\n\r\n"
+            tunnelled = await self.say(port, f"CONNECT out.test:{out.port} HTTP/1.1\r\n\r\n", get)
+            assert tunnelled.startswith(b"HTTP/1.1 200 ") and tunnelled.endswith(b"here")
+            plain = await self.say(
+                port,
+                f"GET http://out.test:{out.port}/x HTTP/1.1\r\nHost: lies.test\r\nProxy-Connection: keep-alive\r\n\r\n",
+            )
+            assert plain.endswith(b"here")
+            assert out.asked[-1].headers["host"] == f"out.test:{out.port}"
+            assert "proxy-connection" not in out.asked[-1].headers
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "in.test", "[::1]", "[::ffff:127.0.0.1]"])
+    async def test_neither_goes_to_what_is_inside(self, host: str) -> None:
+        async with site({"/": Reply("secret")}) as inside, self.running(inside.port) as (proxy, port, _):
+            for words in (
+                f"CONNECT {host}:{inside.port} HTTP/1.1\r\n\r\n",
+                f"GET http://{host}:{inside.port}/ HTTP/1.1\r\n\r\n",
+            ):
+                assert (await self.say(port, words)).startswith(b"HTTP/1.1 403 ")
+            assert inside.connections == 0
+            assert len(proxy.refusals()) == 1
+            assert proxy.refusals() == []
+
+    async def test_a_name_is_resolved_once_for_check_and_connection(self) -> None:
+        async with site({"/": Reply("secret")}) as inside, self.running(inside.port) as (_, port, _):
+            words = f"GET http://flip.test:{inside.port}/ HTTP/1.1\r\n\r\n"
+            assert (await self.say(port, words)).startswith(b"HTTP/1.1 502 ")  # nobody is at the first address
+            assert (await self.say(port, words)).startswith(b"HTTP/1.1 403 ")  # and the second is inside
+            assert inside.connections == 0
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "GET / HTTP/1.1\r\n\r\n",
+            "GET https://out.test/ HTTP/1.1\r\n\r\n",
+            "GET ftp://out.test/ HTTP/1.1\r\n\r\n",
+            "GET http://a@out.test/ HTTP/1.1\r\n\r\n",
+            "GET http://2130706433/ HTTP/1.1\r\n\r\n",
+            "CONNECT out.test HTTP/1.1\r\n\r\n",
+            "CONNECT out.test:x HTTP/1.1\r\n\r\n",
+            "CONNECT 0x7f.1:80 HTTP/1.1\r\n\r\n",
+            "nonsense\r\n\r\n",
+            "GET http://out.test/ HTTP/2\r\n\r\n",
+            "\r\n\r\n",
+        ],
+    )
+    async def test_what_it_does_not_understand_it_does_not_pass_on(self, words: str) -> None:
+        async with self.running(80) as (_, port, _):
+            assert (await self.say(port, words)).startswith(b"HTTP/1.1 400 ")
+
+    async def test_more_than_its_share_ends_it(self) -> None:
+        async with (
+            site({"/": Reply(b"x" * 300_000)}, host="127.0.0.2") as out,
+            self.running(out.port, bytes_max=50_000) as (_, port, spent),
+        ):
+            got = await self.say(port, f"GET http://out.test:{out.port}/ HTTP/1.1\r\n\r\n")
+            assert len(got) <= 50_000 and spent
+
+    async def test_an_endless_head_is_cut_off(self) -> None:
+        async with self.running(80) as (_, port, _):
+            assert await self.say(port, "GET http://out.test/ HTTP/1.1\r\nX: " + "x" * 200_000) == b""
+
+
+class TestProtocol:
+    """The two pipes, with someone else than Chromium at their end."""
+
+    @staticmethod
+    @asynccontextmanager
+    async def led() -> AsyncIterator[tuple[Cdp, asyncio.StreamReader, asyncio.StreamWriter]]:
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=theirs)
+        cdp = Cdp(*await asyncio.open_connection(sock=ours))
+        try:
+            yield cdp, reader, writer
+        finally:
+            await cdp.close()
+            writer.close()
+
+    async def test_answers_find_who_asked_in_whatever_order_and_events_who_listens(self) -> None:
+        async with self.led() as (cdp, reader, writer):
+            heard: list[tuple[str, str]] = []
+            cdp.listen(lambda name, params, session: heard.append((name, session)))
+            first, second = asyncio.ensure_future(cdp.call("A")), asyncio.ensure_future(cdp.call("B", session="s"))
+            assert b'"method":"A"' in await reader.readuntil(b"\0")
+            assert b'"sessionId":"s"' in await reader.readuntil(b"\0")
+            writer.write(b'{"id":2,"result":{"b":1}}\0{"method":"Seen","params":{},"sessionId":"s"}\0{"id":1,"res')
+            assert await second == {"b": 1}
+            writer.write(b'ult":{"a":1}}\0{"id":99,"result":{}}\0')
+            assert await first == {"a": 1}
+            assert heard == [("Seen", "s")]
+
+    async def test_a_refusal_a_silence_and_an_end_are_failures_in_words(self) -> None:
+        async with self.led() as (cdp, _, writer):
+            refused = asyncio.ensure_future(cdp.call("A"))
+            writer.write(b'{"id":1,"error":{"code":-32000,"message":"No node"}}\0')
+            with pytest.raises(BrowserFailed, match="No node"):
+                await refused
+            with pytest.raises(BrowserFailed) as silent:
+                await cdp.call("B", timeout_s=0.05)
+            assert silent.value.code == "browser.timeout"
+            waiting = asyncio.ensure_future(cdp.call("C"))
+            await asyncio.sleep(0)
+            writer.close()
+            with pytest.raises(BrowserFailed) as gone:
+                await waiting
+            assert gone.value.code == "browser.gone"
+            assert not cdp.open
+            with pytest.raises(BrowserFailed):
+                await cdp.call("D")
+
+    async def test_an_answer_that_is_too_large_fails_and_the_next_is_heard(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cdp_module, "MESSAGE_BYTES_MAX", 100_000)
+        async with self.led() as (cdp, _, writer):
+            large = asyncio.ensure_future(cdp.call("A"))
+            writer.write(b'{"id":1,"result":{"x":"' + b"x" * 3_000_000 + b'"}}\0')
+            with pytest.raises(TooMuch):
+                await large
+            small = asyncio.ensure_future(cdp.call("B"))
+            writer.write(b'{"id":2,"result":{}}\0')
+            assert await small == {}
+
+    async def test_who_stops_waiting_leaves_nothing_behind(self) -> None:
+        async with self.led() as (cdp, _, writer):
+            given_up = asyncio.ensure_future(cdp.call("A"))
+            await asyncio.sleep(0.01)
+            given_up.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+            writer.write(b'{"id":1,"result":{}}\0')
+            after = asyncio.ensure_future(cdp.call("B"))
+            writer.write(b'{"id":2,"result":{"ok":true}}\0')
+            assert await after == {"ok": True}
+
+
+def node(id: str, role: str, name: str = "", children: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    made = {"nodeId": id, "role": {"value": role}, "name": {"value": name}, "childIds": list(children)}
+    return {**made, "backendDOMNodeId": int(id), **more}
+
+
+def test_an_outline_of_a_page_that_is_nested_without_end_ends() -> None:
+    deep = [node(str(number), "group", f"g{number}", [str(number + 1)]) for number in range(1, 15_000)]
+    round_about = [node("1", "group", "a", ["2"]), node("2", "group", "b", ["1", "2"]), node("9", "button", "lost")]
+    outline = Outline(Names())
+    outline.add(deep)
+    outline.add(round_about)
+    outline.add([])
+
+    assert len(outline.lines) == 14_999 + 2
+    assert max(len(line) - len(line.lstrip()) for line in outline.lines) == 24
+
+
+def test_a_thing_keeps_its_name_and_no_name_means_two_things() -> None:
+    page = [node("1", "RootWebArea", "t", ["2", "3"]), node("2", "button", "A"), node("3", "link", "B")]
+    names = Names(7)
+    first, second, third = Outline(names), Outline(names), Outline(names)
+    first.add(page)
+    second.add([node("1", "RootWebArea", "t", ["3", "4"]), *page[2:], node("4", "textbox", "C", value={"value": "v"})])
+    names.forget()
+    third.add(page)
+
+    assert first.lines == ['- button "A" [e8]', '- link "B" [e9]']
+    assert second.lines == ['- link "B" [e9]', '- textbox "C" = "v" [e10]']
+    assert third.lines == ['- button "A" [e11]', '- link "B" [e12]']
+    assert names.nodes == {"e11": 2, "e12": 3}
