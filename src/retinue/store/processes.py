@@ -54,8 +54,8 @@ class Process:
 
 _insert = t.processes.insert()
 _its = _c.id == _b("the_id")
-_open = _c.state.in_([state.value for state in OPEN])
-_over = _c.state.not_in([state.value for state in OPEN])
+_open = sa.or_(*(_c.state == state.value for state in OPEN))
+_over = sa.and_(*(_c.state != state.value for state in OPEN))
 _leave = (
     t.processes.update().where(_its, _c.state == ProcessState.WATCHED.value).values(state=ProcessState.RUNNING.value)
 )

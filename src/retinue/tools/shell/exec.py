@@ -31,13 +31,15 @@ from retinue.tools.base import Output, Scene, ToolFailed, schema_of
 from retinue.tools.files.paths import lacking, locate, reach_of
 from retinue.tools.shell import logs
 from retinue.tools.shell.book import ending
+from retinue.tools.shell.confining import Placed
 from retinue.tools.shell.jobs import Job, Jobs, Order
-from retinue.tools.shell.programs import argv_of, environment, find_programs
+from retinue.tools.shell.programs import argv_of, environment, find_programs, program_of
 
 YIELD_MS, YIELD_MS_MIN, YIELD_MS_MAX = 10_000, 10, 120_000
 TIMEOUT_S, TIMEOUT_S_MAX = 1_800, 86_400
 ANSWER_S = YIELD_MS_MAX / 1000 + 60  # to begin, to wait, and to end what is not waited for
 LIMIT_SLACK_S = 30.0  # we end a command that takes too long, and the sandbox where we could not
+SAID_PER_KEPT = 16  # how much more than is kept a command may say before it is ended
 HOSTS_MAX = 32
 TAIL_CHARS = 2_000
 SAYING_CHARS = 1_000  # beside the output, in one result
@@ -77,19 +79,13 @@ class ExecArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a command is to run. `confined`: it has walls, so a shell may run inside them."""
-
-    sandbox: Sandbox
-    confinement: Confinement
-    confined: bool
-
-
 class Confine(Protocol):
-    """Chooses the sandbox, and may make the confinement tighter. Raises `SandboxFailed` rather than looser."""
+    """Chooses the sandbox, and may make the confinement tighter. Raises `SandboxFailed` rather than looser.
 
-    async def __call__(self, scene: Scene, confinement: Confinement, where: Where) -> Placed: ...
+    `program` is the real path of what runs, and empty where that is for a shell to say.
+    """
+
+    async def __call__(self, scene: Scene, confinement: Confinement, where: Where, program: str) -> Placed: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +94,7 @@ class Rules:
 
     policy: Callable[[Scene], ExecPolicy]
     gates: Callable[[Scene], Gates]
-    sandbox_works: Callable[[], bool]
+    sandbox_works: Callable[[Scene], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +167,7 @@ class Exec:
             ask=Asking(arguments.ask) if arguments.ask else None,
             elevated=arguments.elevated,
         )
-        resolved = placing.resolve(policy, wish, self.rules.gates(scene), sandbox_works=self.rules.sandbox_works())
+        resolved = placing.resolve(policy, wish, self.rules.gates(scene), sandbox_works=self.rules.sandbox_works(scene))
         return resolved, placing.decide(resolved, self._listed(arguments, scene, policy))
 
     def _listed(self, arguments: ExecArguments, scene: Scene, policy: ExecPolicy) -> Decision:
@@ -217,11 +213,13 @@ class Exec:
             writable=writable,
             readable=tuple(each for each in readable if each not in writable),
             network=_network(arguments.hosts, scene),
-            limits=Limits(seconds=arguments.timeout_s + LIMIT_SLACK_S, output_bytes=self.jobs.book.caps.log_bytes),
+            limits=Limits(
+                seconds=arguments.timeout_s + LIMIT_SLACK_S, output_bytes=self.jobs.book.caps.log_bytes * SAID_PER_KEPT
+            ),
         )
         try:
-            placed = await self.confine(scene, asked, where)
-        except SandboxFailed as error:
+            placed = await self.confine(scene, asked, where, program_of(arguments.command))
+        except (SandboxFailed, Invalid) as error:  # it cannot be confined so; or a secret that it needs is missing
             raise _as_tool_failed(error) from error
         variables = environment(reach.workspace, folder, arguments.env, pty=arguments.pty, confined=placed.confined)
         argv = argv_of(arguments.command, folder, confined=placed.confined)

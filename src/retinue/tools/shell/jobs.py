@@ -18,6 +18,7 @@ from retinue.domain.ports import Clock, Ids
 from retinue.domain.text import storable
 from retinue.domain.trust import Trust
 from retinue.sandbox.base import Child, Ended, SandboxFailed
+from retinue.store.connection import HOPELESS
 from retinue.store.processes import Process, ProcessState
 from retinue.tools.base import Scene, ToolFailed
 from retinue.tools.shell.book import Book
@@ -277,7 +278,7 @@ class Jobs:
                 return await act()
             except StoreError as error:
                 log.warning("end of a command not written", extra={"code": error.code})
-                if self._closing:
+                if self._closing or error.code in HOPELESS:
                     return None
                 await self._clock.sleep(RETRY_S)
         return None

@@ -46,7 +46,8 @@ class ProcessArguments(msgspec.Struct, forbid_unknown_fields=True):
     ]
     id: Annotated[str, Meta(description="Which one: the id that exec or list told.")] = ""
     offset: Annotated[
-        int | None, Meta(ge=0, description="log: the first line, counted from 0. Without it, the last lines.")
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="log: the first line, counted from 0. Without it, the last lines."),
     ] = None
     limit: Annotated[int, Meta(ge=1, le=LINES_MAX, description="log: how many lines.")] = LINES
     data: Annotated[str, Meta(max_length=DATA_CHARS_MAX, description="write, paste: the text.")] = ""

@@ -19,9 +19,11 @@ VARIABLES_MAX = 64
 VALUE_CHARS_MAX = 32_768
 
 # Words that are no program, and that a shell knows.
-_OF_THE_SHELL = frozenset(
-    {"cd", "export", "type", "ulimit", "umask", "command", "set", "unset", "read", "wait", ":", "."}
-)
+_WORDS = """
+    . : alias bg cd command eval exec exit export fg getopts hash jobs local read readonly return set shift source times
+    trap type ulimit umask unalias unset wait
+    """
+_OF_THE_SHELL = frozenset(_WORDS.split())
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 # Whoever sets one of these decides what a program loads, runs or believes. Inside a sandbox that is its own affair.
@@ -107,6 +109,16 @@ def argv_of(command: str, folder: Path, *, confined: bool) -> list[str]:
             code="command.not-found",
         )
     return [program.path, *argv[1:]]
+
+
+def program_of(command: str) -> str:
+    """The real path of the one program that a plain command runs; empty where it is for a shell, or not found."""
+    try:
+        argv = parse(command).argv
+    except Invalid:
+        return ""
+    found = find_programs(argv[:1]) if argv is not None else None
+    return found[argv[0]].real if argv and found else ""
 
 
 def _no_shell(because: str) -> ToolFailed:

@@ -1,0 +1,118 @@
+"""Which sandbox a command of `exec` gets: what is configured, put to work. The choice itself is `sandbox/choosing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from retinue.config.sandbox import SandboxKind, SandboxSettings, WorkspaceAccess
+from retinue.domain.permission import Rights
+from retinue.policy.placing import ExecPolicy, Where
+from retinue.sandbox.base import Confinement, Network, Probe, Sandbox, SandboxFailed
+from retinue.sandbox.choosing import Asked, Choice, Facts, choose
+from retinue.sandbox.secrets import applicable, with_secrets
+from retinue.tools.base import Scene
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a command is to run. `confined`: it has walls, so a shell may run inside them."""
+
+    sandbox: Sandbox
+    confinement: Confinement
+    confined: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confining:
+    """`container` gives the sandbox of a scope. `environment` is the house's own, for secrets that are in it."""
+
+    settings: Callable[[], SandboxSettings]
+    host: Sandbox
+    bubblewrap: Sandbox
+    container: Callable[[str], Sandbox]
+    homes: Path
+    is_owner: Callable[[Scene], bool]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    _probes: dict[SandboxKind, Probe] = field(default_factory=dict[SandboxKind, Probe], repr=False)
+
+    async def probe(self) -> Probe:
+        """Try what is configured. At the start, and when that has changed: until then, nothing is taken to work."""
+        kind = self.settings().kind
+        match kind:
+            case SandboxKind.BUBBLEWRAP:
+                probe = await self.bubblewrap.probe()
+            case SandboxKind.DOCKER:
+                probe = await self.container("").probe()
+            case SandboxKind.OFF:
+                probe = await self.host.probe()
+        self._probes[kind] = probe
+        return probe
+
+    def policy(self, scene: Scene, policy: ExecPolicy) -> ExecPolicy:
+        """Where the owner has chosen to have no sandbox for this session, commands run on the host, by its rules."""
+        choice = self._choose(scene, Confinement(folder=scene.rights.workspace))
+        return replace(policy, host=Where.HOST) if choice.kind is SandboxKind.OFF and self.works(scene) else policy
+
+    def works(self, scene: Scene) -> bool:
+        return self._choose(scene, Confinement(folder=scene.rights.workspace)).decision.allowed
+
+    async def __call__(self, scene: Scene, confinement: Confinement, where: Where, program: str) -> Placed:
+        """`program` is the real path of what runs, and empty where that is for a shell to say."""
+        choice = self._choose(scene, confinement)
+        _make_sure_of_hosts(confinement.network, choice.confinement.network)
+        if where is Where.HOST:
+            chosen, sandbox = replace(choice.confinement, network=None), self.host
+        else:
+            chosen, sandbox = choice.confinement, self._sandbox(choice)
+        given = applicable(self.settings(), scene.agent.name, Path(program), chosen) if program else ()
+        return Placed(sandbox, with_secrets(chosen, given, self.environment), where is Where.SANDBOX)
+
+    def _sandbox(self, choice: Choice) -> Sandbox:
+        match choice.kind:
+            case SandboxKind.BUBBLEWRAP:
+                return self.bubblewrap
+            case SandboxKind.DOCKER:
+                return self.container(choice.key)
+            case SandboxKind.OFF:
+                raise SandboxFailed("the command was not begun", because=choice.decision.because)
+
+    def _choose(self, scene: Scene, confinement: Confinement) -> Choice:
+        settings = self.settings()
+        workspace = scene.rights.workspace
+        rights = Rights(
+            workspace=workspace,
+            write=tuple(each for each in confinement.writable if each != workspace),
+            read=confinement.readable,
+            web=scene.rights.web,
+        )
+        facts = Facts(
+            agent=scene.agent.name,
+            session=scene.session,
+            origin=scene.origin,
+            owner=self.is_owner(scene),
+            rights=rights,
+            home=scene.home,
+            homes=self.homes,
+        )
+        hidden = settings.workspace is WorkspaceAccess.NONE and confinement.folder.is_relative_to(workspace)
+        asked = Asked(
+            folder=None if hidden else confinement.folder,
+            hosts=confinement.network.hosts if confinement.network else (),
+            seconds=confinement.limits.seconds,
+        )
+        return choose(settings, facts, self._probes, asked)
+
+
+def _make_sure_of_hosts(asked: Network | None, chosen: Network | None) -> None:
+    """To run without a host that was asked for would fail in a way that nobody understands."""
+    left: Sequence[str] = chosen.hosts if chosen else ()
+    missing = [host for host in (asked.hosts if asked else ()) if host not in left]
+    if missing:
+        raise SandboxFailed(
+            f"no command may reach {', '.join(missing)[:200]}",
+            because="`sandbox.hosts` does not name it",
+            try_this="ask the owner to add it there, or leave it out",
+            code="sandbox.host-not-allowed",
+        )

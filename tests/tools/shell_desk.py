@@ -1,0 +1,214 @@
+"""A house with `exec` and `process` on a real store and a real inbox, and a clock to turn. Processes are real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Envelope
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.permission import Rights, Withheld
+from retinue.domain.session import Origin, OriginKind
+from retinue.mailroom.inbox import Inbox
+from retinue.policy.placing import ExecPolicy, Gates, Where
+from retinue.real import RandomIds
+from retinue.sandbox.base import Child, Confinement, Sandbox
+from retinue.sandbox.bubblewrap import Bubblewrap
+from retinue.sandbox.host import Host
+from retinue.store import agents, envelopes, processes, sessions
+from retinue.store import tables as t
+from retinue.store.connection import Store
+from retinue.store.house import Page
+from retinue.store.opening import open_store
+from retinue.store.processes import Process as Written
+from retinue.testing.fake_clock import FakeClock
+from retinue.tools.base import Output, Scene
+from retinue.tools.shell.book import Book, Caps
+from retinue.tools.shell.confining import Placed
+from retinue.tools.shell.exec import Exec, ExecArguments, Rules
+from retinue.tools.shell.jobs import Jobs
+from retinue.tools.shell.process import Process, ProcessArguments
+
+WAIT_S = 40.0
+SESSION = SessionId("5e" * 16)
+OTHER = SessionId("0f" * 16)
+ON_HOST = ExecPolicy(host=Where.HOST)
+
+# One for all tests: it tries itself out, once.
+_walls: list[Bubblewrap] = []
+
+
+def walls() -> Bubblewrap:
+    if not _walls:
+        _walls.append(Bubblewrap(folder=Path(tempfile.mkdtemp(prefix="retinue-shell-walls-"))))
+    return _walls[0]
+
+
+async def until(holds: Callable[[], Any]) -> Any:
+    """What `holds` gives, once it is something."""
+    deadline = asyncio.get_running_loop().time() + WAIT_S
+    while not (found := holds()):
+        assert asyncio.get_running_loop().time() < deadline, "it never came to be"
+        await asyncio.sleep(0.01)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+class Slow:
+    """A sandbox that begins only when it is let."""
+
+    name = "slow"
+
+    def __init__(self, inside: Sandbox) -> None:
+        self.inside = inside
+        self.asked = asyncio.Event()
+        self.may = asyncio.Event()
+        self.children: list[Child] = []
+
+    async def probe(self) -> Any:
+        return await self.inside.probe()
+
+    async def start(self, argv: Any, confinement: Confinement, *, pty: bool = False) -> Child:
+        self.asked.set()
+        await self.may.wait()
+        self.children.append(await self.inside.start(argv, confinement, pty=pty))
+        return self.children[-1]
+
+
+@dataclass
+class Desk:
+    store: Store
+    folder: Path
+    clock: FakeClock
+    inbox: Inbox
+    jobs: Jobs
+    policy: ExecPolicy = field(default_factory=ExecPolicy)
+    gates: Gates = field(default_factory=Gates)
+    sandbox_works: bool = True
+    sandbox: Sandbox | None = None  # instead of the usual one
+    withheld: Withheld = field(default_factory=Withheld)
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        rules = Rules(
+            policy=lambda _: self.policy, gates=lambda _: self.gates, sandbox_works=lambda _: self.sandbox_works
+        )
+        self.exec = Exec(
+            jobs=self.jobs,
+            store=self.store,
+            clock=self.clock,
+            confine=self.confine,
+            rules=rules,
+            withheld=self.withheld,
+        )
+        self.process = Process(jobs=self.jobs)
+
+    async def confine(self, scene: Scene, confinement: Confinement, where: Where, program: str) -> Placed:
+        if where is Where.HOST:
+            return Placed(self.sandbox or Host(), confinement, False)
+        return Placed(self.sandbox or walls(), confinement, True)
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "workspace"
+
+    def scene(self, **changes: Any) -> Scene:
+        self.calls += 1
+        scene = Scene(
+            agent=Agent(name="ada", model="scripted"),
+            session=SESSION,
+            run=RunId("ab" * 16),
+            call=f"call-{self.calls}",
+            home=self.folder / "home",
+            rights=Rights(workspace=self.workspace),
+        )
+        return replace(scene, **changes)
+
+    async def run(self, command: str, *, scene: Scene | None = None, **arguments: Any) -> Output:
+        """As the toolbox does it: judged first, with a yes to whatever is asked."""
+        scene = scene or self.scene()
+        parsed = msgspec.convert({"command": command, **arguments}, ExecArguments)
+        self.exec.sandbox(parsed, scene)
+        return await self.exec.perform(parsed, scene)
+
+    async def do(self, action: str, id_: str = "", *, scene: Scene | None = None, **arguments: Any) -> Output:
+        parsed = msgspec.convert({"action": action, "id": id_, **arguments}, ProcessArguments)
+        return await self.process.perform(parsed, scene or self.scene())
+
+    async def background(self, command: str, **arguments: Any) -> str:
+        """The id of a command that was begun without waiting."""
+        output = await self.run(command, background=True, **arguments)
+        return output.text.split("id ")[1].split(",")[0]
+
+    async def over(self, id_: str) -> Written:
+        """Once it has ended, and whoever is to be told has been."""
+        while True:
+            found = [each for each in await self.written() if each.id.startswith(id_)]
+            if found and found[0].state is processes.ProcessState.TOLD:
+                return found[0]
+            await asyncio.sleep(0.01)
+
+    async def written(self) -> list[Written]:
+        statement = sa.select(t.processes).order_by(t.processes.c.started_ms, t.processes.c.id)
+
+        def body(conn: sa.Connection) -> list[Written]:
+            ids = [row.id for row in conn.execute(statement)]
+            return [found for id_ in ids if (found := processes.get(conn, id_))]
+
+        return await self.store.scan(body)
+
+    async def told(self) -> list[Envelope]:
+        statement = sa.select(t.envelopes).order_by(t.envelopes.c.seq)
+        return await self.store.scan(lambda conn: [envelopes.envelope_of(row) for row in conn.execute(statement)])
+
+    async def says(self, id_: str, words: str) -> str:
+        """What it has said so far, once these words are in it."""
+        while words not in (said := (await self.do("log", id_)).text):
+            await asyncio.sleep(0.02)
+        return said
+
+
+def _begin(conn: sa.Connection) -> None:
+    agents.put(conn, Agent(name="ada", model="scripted"), source="test", at_ms=0)
+    page = Page(conn, 0)
+    for id_, key in ((SESSION, "person:owner"), (OTHER, "person:maria")):
+        if sessions.get(conn, id_) is None:
+            sessions.start(page, id_, agent="ada", origin=Origin(OriginKind.TERMINAL, key))
+    page.close()
+
+
+@asynccontextmanager
+async def desk_in(folder: Path, *, caps: Caps | None = None, clock: FakeClock | None = None) -> AsyncGenerator[Desk]:
+    """A house in this folder, opened and closed in good order."""
+    for name in ("workspace", "home"):
+        os.makedirs(folder / name, exist_ok=True)
+    clock = clock or FakeClock()
+    store = await open_store(folder / "house.db")
+    try:
+        await store.write(_begin, point="setup")
+        inbox = Inbox(store, clock, lambda _: None)
+        book = Book(store, clock, inbox, folder / "logs", caps=caps)
+        jobs = Jobs(book, clock, RandomIds())
+        await jobs.open()
+        try:
+            yield Desk(store, folder, clock, inbox, jobs)
+        finally:
+            await jobs.close()
+    finally:
+        await store.close()

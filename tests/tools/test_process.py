@@ -1,0 +1,332 @@
+"""`process`: looking at commands, talking to them and ending them, each session for itself. With real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tools.shell_desk import ON_HOST, OTHER, Desk, desk_in, is_alive
+
+from retinue.domain.tool import RESULT_CHARS_MAX
+from retinue.domain.trust import Trust
+from retinue.tools.base import ToolFailed
+from retinue.tools.shell import logs
+from retinue.tools.shell.keys import PASTE_BEGINS, PASTE_ENDS, encoded, pasted
+from retinue.tools.shell.logs import LINE_CHARS_MAX, Log, plain
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncGenerator[Desk]:
+    async with desk_in(tmp_path) as desk:
+        yield desk
+
+
+async def poll_until(desk: Desk, id_: str, words: str) -> str:
+    """All that polls have told, once these words were among it."""
+    said = ""
+    while words not in said:
+        said += (await desk.do("poll", id_)).text
+        await asyncio.sleep(0.02)
+    return said
+
+
+# Looking
+
+
+@pytest.mark.spec("C59")
+async def test_the_commands_of_a_session_are_listed(desk: Desk) -> None:
+    assert (await desk.do("list")).text.startswith("No commands")
+    running = await desk.background("read line")
+    ended = await desk.background("exit 4")
+    await desk.over(ended)
+    listed = (await desk.do("list")).text.splitlines()
+
+    assert any(line.startswith(f"{running}  running, pid ") and line.endswith("read line") for line in listed)
+    assert any(line.startswith(f"{ended}  exit code 4") for line in listed)
+
+
+@pytest.mark.spec("C59")
+async def test_a_poll_tells_what_is_new(desk: Desk) -> None:
+    id_ = await desk.background("echo one; read line; echo two; exit 5")
+    assert "It runs." in await poll_until(desk, id_, "one")
+    assert (await desk.do("poll", id_)).text == "It runs.\n[nothing new]"
+    await desk.do("write", id_, data="\n")
+    await desk.over(id_)
+    last = (await desk.do("poll", id_)).text
+
+    assert last.startswith("It has ended: exit code 5") and last.endswith("\ntwo\n") and "one" not in last
+
+
+@pytest.mark.spec("C59")
+async def test_a_log_is_read_page_by_page(desk: Desk) -> None:
+    id_ = await desk.background("seq 1 1000")
+    await desk.over(id_)
+
+    assert (await desk.do("log", id_, limit=2)).text == "Lines 998 to 999 of 1000.\n999\n1000"
+    assert (await desk.do("log", id_, offset=0, limit=2)).text == ("Lines 0 to 1 of 1000. Go on with offset 2.\n1\n2")
+    assert (await desk.do("log", id_, offset=2_000)).text == "There are 1000 lines."
+    lines: list[str] = []
+    while len(lines) < 1000:
+        lines += (await desk.do("log", id_, offset=len(lines), limit=300)).text.splitlines()[1:]
+    assert lines == [str(n) for n in range(1, 1001)]
+
+
+@pytest.mark.spec("C59")
+async def test_a_page_of_long_lines_fits_and_goes_on(desk: Desk) -> None:
+    id_ = await desk.background("head -c 300000 /dev/zero | tr '\\0' x")
+    await desk.over(id_)
+    read, offset = "", 0
+    while True:
+        page = (await desk.do("log", id_, offset=offset, limit=2000)).text
+        assert len(page) <= RESULT_CHARS_MAX
+        said, *lines = page.splitlines()
+        read += "".join(lines)
+        if "Go on" not in said:
+            break
+        offset += len(lines)
+
+    assert read == "x" * 300_000
+    newest = (await desk.do("log", id_, limit=2000)).text
+    assert len(newest) <= RESULT_CHARS_MAX and "of 75." in newest.splitlines()[0]
+
+
+@pytest.mark.spec("C59")
+async def test_another_session_does_not_see_it(desk: Desk) -> None:
+    id_ = await desk.background("read line")
+    [written] = await desk.written()
+    elsewhere = desk.scene(session=OTHER)
+
+    assert (await desk.do("list", scene=elsewhere)).text.startswith("No commands")
+    for action in ("poll", "log", "write", "send_keys", "submit", "paste", "kill", "clear", "remove"):
+        for name in (id_, written.id):
+            with pytest.raises(ToolFailed, match=r"process\.not-found"):
+                await desk.do(action, name, data="x", literal="x", scene=elsewhere)
+    await desk.do("clear", scene=elsewhere)
+    assert is_alive(written.pid)
+    assert "running" in (await desk.do("list")).text  # the control
+
+
+@pytest.mark.parametrize("id_", ["", "zz", "12345678", "../../etc"])
+async def test_an_id_that_names_nothing_is_refused(desk: Desk, id_: str) -> None:
+    with pytest.raises(ToolFailed, match=r"process\.not-found|id\.invalid"):
+        await desk.do("log", id_)
+
+
+def test_an_action_that_is_none_is_refused(tmp_path: Path) -> None:
+    from retinue.tools.shell.process import ProcessArguments
+
+    for wrong in ({"action": "restart"}, {"action": "log", "offset": -1}, {"action": "log", "limit": 0}, {}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(wrong, ProcessArguments)
+
+
+# Talking
+
+
+@pytest.mark.spec("C59")
+async def test_words_are_written_to_its_input_until_the_last(desk: Desk) -> None:
+    id_ = await desk.background("cat; echo end")
+    await desk.do("write", id_, data="one\n")
+    await poll_until(desk, id_, "one")
+    await desk.do("write", id_, data="two\n", eof=True)
+    await desk.over(id_)
+
+    assert (await desk.do("log", id_)).text.splitlines()[1:] == ["one", "two", "end"]
+    with pytest.raises(ToolFailed, match=r"process\.ended"):
+        await desk.do("write", id_, data="three\n")
+
+
+@pytest.mark.spec("C59")
+async def test_keys_reach_a_terminal(desk: Desk) -> None:
+    id_ = await desk.background(
+        "trap 'echo interrupted; exit 9' INT; echo ready; while :; do read line; done", pty=True
+    )
+    await desk.says(id_, "ready")
+    await desk.do("send_keys", id_, keys=["C-c"])
+
+    assert (await desk.over(id_)).exit_code == 9
+    assert "interrupted" in (await desk.do("log", id_)).text
+
+
+@pytest.mark.spec("C59")
+async def test_a_line_is_typed_and_submitted(desk: Desk) -> None:
+    id_ = await desk.background("read line; echo got $line", pty=True)
+    await desk.do("send_keys", id_, literal="ab", hex=["63"], keys=[])
+    await desk.do("submit", id_)
+    await desk.over(id_)
+    assert "got cab" in (await desk.do("log", id_)).text
+
+    piped = await desk.background("read line; echo got $line")
+    await desk.do("write", piped, data="abc")
+    await desk.do("submit", piped)
+    await desk.over(piped)
+    assert "got abc" in (await desk.do("log", piped)).text
+
+
+@pytest.mark.spec("C59")
+@pytest.mark.parametrize(("bracketed", "seen"), [(True, "1b5b3230307e6869"), (False, "6869")])
+async def test_a_paste_is_marked_as_one(desk: Desk, bracketed: bool, seen: str) -> None:
+    count = 14 if bracketed else 2
+    id_ = await desk.background(
+        f"stty raw -echo; echo ready; head -c {count} | od -An -v -tx1 | tr -d ' \\n'", pty=True
+    )
+    await desk.says(id_, "ready")
+    await desk.do("paste", id_, data="hi", bracketed=bracketed)
+    await desk.over(id_)
+
+    assert seen in (await desk.do("log", id_)).text
+
+
+async def test_nothing_to_send_is_refused(desk: Desk) -> None:
+    id_ = await desk.background("read line")
+    for action in ("write", "send_keys"):
+        with pytest.raises(ToolFailed, match=r"process\.empty"):
+            await desk.do(action, id_)
+
+
+async def test_what_untrusted_words_were_told_to_is_untrusted(desk: Desk) -> None:
+    id_ = await desk.background("cat")
+    assert (await desk.do("poll", id_)).trust is Trust.PRIVATE
+    await desk.do("write", id_, data="words\n", eof=True, scene=desk.scene(trust=Trust.UNTRUSTED))
+    await desk.over(id_)
+
+    assert (await desk.do("log", id_)).trust is Trust.UNTRUSTED
+    assert (await desk.do("list")).trust is Trust.UNTRUSTED
+    assert [each.trust for each in await desk.told()] == [Trust.UNTRUSTED]
+
+
+# Ending
+
+
+@pytest.mark.spec("C59")
+async def test_a_command_is_killed_with_all_it_began(desk: Desk) -> None:
+    desk.policy = ON_HOST
+    script = desk.workspace / "family.sh"
+    script.write_text("#!/bin/sh\nsleep 600 &\necho $! $$\nwait\n")
+    script.chmod(0o755)
+    id_ = await desk.background("./family.sh")
+    pids = [int(pid) for pid in (await desk.says(id_, " ")).splitlines()[-1].split() if pid.isdigit()]
+    while len(pids) != 2:
+        pids = [int(pid) for pid in (await desk.do("log", id_)).text.splitlines()[-1].split() if pid.isdigit()]
+    assert all(map(is_alive, pids))
+    await desk.do("kill", id_)
+
+    assert not any(map(is_alive, pids))
+    with pytest.raises(ToolFailed, match=r"process\.ended"):
+        await desk.do("kill", id_)
+
+
+@pytest.mark.spec("C59")
+async def test_only_what_has_ended_is_cleared(desk: Desk) -> None:
+    running, ended = await desk.background("read line"), await desk.background("echo hi")
+    await desk.over(ended)
+    with pytest.raises(ToolFailed, match=r"process\.running"):
+        await desk.do("clear", running)
+    await desk.do("clear", ended)
+    assert [each.id[:8] for each in await desk.written()] == [running]
+
+    await desk.over(await desk.background("true"))
+    assert (await desk.do("clear")).text.startswith("1 ")
+    assert [each.id[:8] for each in await desk.written()] == [running]
+
+
+@pytest.mark.spec("C59")
+async def test_one_that_is_removed_is_ended_and_forgotten(desk: Desk) -> None:
+    id_ = await desk.background("read line")
+    [written] = await desk.written()
+    await desk.do("remove", id_)
+
+    assert not is_alive(written.pid)
+    assert await desk.written() == [] and list((desk.folder / "logs").iterdir()) == []
+    assert await desk.told() == []
+
+
+# Keys and logs
+
+
+@pytest.mark.spec("C59")
+@pytest.mark.parametrize(
+    ("keys", "sent"),
+    [
+        (["Enter"], b"\r"),
+        (["C-c", "ctrl-D", "C-["], b"\x03\x04\x1b"),
+        (["C-Space"], b"\x00"),
+        (["M-x", "alt-Enter"], b"\x1bx\x1b\r"),
+        (["Up", "F5", "esc", "BackTab"], b"\x1b[A\x1b[15~\x1b\x1b[Z"),
+        (["-", "é", " "], "-é ".encode()),
+    ],
+)
+def test_keys_are_sent_as_a_terminal_sends_them(keys: list[str], sent: bytes) -> None:
+    assert encoded(keys) == sent
+
+
+@pytest.mark.parametrize(("keys", "hexes"), [(["Entr"], []), (["C-cc"], []), (["X-x"], []), ([], ["1"]), ([], ["zz"])])
+def test_a_key_that_is_none_is_refused(keys: list[str], hexes: list[str]) -> None:
+    with pytest.raises(ToolFailed, match=r"process\.(key|hex)"):
+        encoded(keys, hexes)
+    with pytest.raises(ToolFailed, match=r"keys-too-many"):
+        encoded(["a"] * 257)
+
+
+@given(st.text(alphabet="\x1b[201~0a\n"))
+def test_a_paste_cannot_end_its_own_brackets(text: str) -> None:
+    data = pasted(text, bracketed=True)
+
+    assert data.startswith(PASTE_BEGINS) and data.endswith(PASTE_ENDS)
+    assert PASTE_ENDS not in data[len(PASTE_BEGINS) : -len(PASTE_ENDS)]
+    assert pasted(text, bracketed=False) == text.encode()
+
+
+@given(st.binary(max_size=300), st.integers(1, 50), st.integers(0, 400))
+def test_plain_words_have_no_controls(data: bytes, cut: int, bound: int) -> None:
+    assert not set(plain(data.decode(errors="replace"))) & {chr(c) for c in range(32) if c not in (9, 10)}
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=200), max_size=20),
+    st.integers(min_value=0, max_value=300),
+)
+def test_a_log_keeps_its_beginning_whole(
+    tmp_path_factory: pytest.TempPathFactory, chunks: list[bytes], room: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "a.log"
+    log = Log(path, bytes_max=room)
+    for chunk in chunks:
+        log.add(chunk)
+    log.close()
+    log.close()
+    said, kept = b"".join(chunks), path.read_bytes()
+
+    assert kept[:room] == said[:room]
+    assert kept == said  # what is beyond fits into what is kept of the end
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@given(st.text(alphabet="ab\né\u4e2d", max_size=400), st.integers(2, 60))
+def test_the_shown_part_is_the_whole_or_both_its_ends(
+    tmp_path_factory: pytest.TempPathFactory, text: str, chars: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "a.log"
+    path.write_text(text)
+    shown = logs.middle_cut(path, chars_max=chars)
+
+    if len(text) <= chars:
+        assert shown == logs.Shown(text)
+    else:
+        half = chars // 2
+        assert shown.text.startswith(text[:half]) and shown.text.endswith(text[-half:])
+        assert shown.cut_bytes == len(text[half:-half].encode())
+
+
+def test_a_line_without_end_is_told_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    path.write_text("é" * (LINE_CHARS_MAX + 1) + "\nlast")
+    page = logs.page(path, offset=0, limit=10)
+
+    assert [len(line) for line in page.lines] == [LINE_CHARS_MAX, 1, 4]
+    assert page.total == 3
