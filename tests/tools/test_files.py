@@ -54,6 +54,7 @@ async def test_a_long_text_is_read_in_pages_that_say_how_to_go_on(desk: Desk) ->
     )
     assert await desk.text("read", path="long", offset=4_500, limit=9_999_999) == "".join(lines[4_499:])
     assert await desk.refusal("read", path="long", offset=5_001) == "file.no-line"
+    assert await desk.refusal("read", path="long", offset=5_000, column=11) == "file.no-line"
 
 
 async def test_a_line_that_is_longer_than_a_page_is_read_by_columns(desk: Desk) -> None:
@@ -210,7 +211,7 @@ async def test_an_edit_changes_exactly_what_it_names(desk: Desk) -> None:
     file = desk.work / "a.py"
     file.write_text("def a():\n    return 1\n\ndef b():\n    return 2\n")
     said = await desk.text("edit", path="a.py", old="return 2", new="return 3")
-    assert said == "edited a.py in 1 places (lines 5)"
+    assert said == "edited a.py in 1 place (line 5)"
     assert file.read_text() == "def a():\n    return 1\n\ndef b():\n    return 3\n"
     await desk.call("edit", path="a.py", old="return", new="yield", replace_all=True)
     assert file.read_text() == "def a():\n    yield 1\n\ndef b():\n    yield 3\n"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tools.file_desk import Desk, open_desk
 
-from retinue.domain.permission import Access
+from retinue.domain.permission import WEB, Access, Permission
 from retinue.tools.base import ToolFailed
-from retinue.tools.files import read_confined
+from retinue.tools.files import as_granted, read_confined
 from retinue.tools.files.looking import look
 from retinue.tools.files.paths import locate
 from retinue.tools.files.placing import put
@@ -256,6 +256,35 @@ async def test_a_granted_folder_that_the_agent_replaced_by_a_link_is_no_longer_g
         assert await desk.refusal("read", granted, path=f"{name}/secret.txt") == "path.link"
         assert await desk.refusal("read", granted, path=str(desk.root / "outside" / "secret.txt")) == "path.outside"
     assert await desk.refusal("write", granted, path="out/secret.txt", content="x") == "path.link"
+
+
+@pytest.mark.spec("D31")
+async def test_a_grant_is_for_the_place_as_it_was_and_no_link_can_widen_it(desk: Desk) -> None:
+    """Another agent may be able to write where the granted folder lies."""
+    shared = desk.root / "shared"
+    shared.mkdir()
+    (desk.root / "by-link").symlink_to(shared)
+    asked = Permission(Access.READ, str(desk.root / "by-link"))
+    assert as_granted(asked) == Permission(Access.READ, str(shared))
+    assert as_granted(WEB) == WEB
+    granted = desk.with_rights(read=(shared,))
+    (shared / "secret.txt").write_text("theirs")
+    assert await desk.text("read", granted, path=str(shared / "secret.txt")) == "theirs"
+    (shared / "secret.txt").unlink()
+    shared.rmdir()
+    shared.symlink_to(desk.root / "outside")
+    assert await desk.refusal("read", granted, path=str(shared / "secret.txt")) == "path.outside"
+    assert await desk.refusal("read", granted, path=str(desk.root / "outside" / "secret.txt")) == "path.outside"
+
+
+async def test_a_link_to_a_name_that_is_no_text_is_refused(desk: Desk) -> None:
+    odd = desk.work / os.fsdecode(b"\xff")
+    odd.write_text("x")
+    (desk.work / "link").symlink_to(odd)
+    assert await desk.refusal("read", path="link") == "path.invalid"
+    assert await desk.refusal("write", path="link", content="x") == "path.invalid"
+    assert await desk.text("ls") == "link  (link)\n\\udcff  1 bytes"
+    assert await desk.text("find", text="x") == "\\udcff:1: x"
 
 
 async def test_a_workspace_that_the_owner_reaches_by_a_link_works(desk: Desk) -> None:

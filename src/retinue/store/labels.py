@@ -8,7 +8,8 @@ A file without a label is the house's own. There are three kinds of labels, all 
     sha256:HASH         these bytes came from outside, wherever they lie
 
 A ctime is what no program can set, so a file that was changed behind our back is told from one that was not. It comes
-from another clock than ours and is coarse: `CTIME_SLACK_MS` stands between them, on the side of doubt.
+from another clock than ours and is coarse: `CTIME_SLACK_MS` stands between them, on the side of doubt. A clock that is
+set back by more while a command runs hides what the command changes.
 
 Paths are resolved by the caller. Finding the label of a file is one look by key.
 """
@@ -40,8 +41,10 @@ _b = sa.bindparam
 _f = t.file_labels.c
 _UNTRUSTED = t.word(f"'{Trust.UNTRUSTED}'")
 _by_keys = sa.select(t.file_labels).where(_f.path.in_([_b(f"key{i}") for i in range(_KEYS_AT_ONCE)]))
-# Not LIKE: it has signs of its own, and knows no case in SQLite. Few files have labels, so looking at each is cheap.
-_below = sa.select(t.file_labels).where(sa.func.substr(_f.path, 1, _b("length")) == _b("folder"))
+# By range where paths are ordered by their bytes. Elsewhere an order may pass over signs such as `/`, so each label is
+# looked at. Not LIKE: it has signs of its own.
+_below_in_order = sa.select(t.file_labels).where(_f.path >= _b("folder"), _f.path < _b("beyond"))
+_below_anyhow = sa.select(t.file_labels).where(sa.func.substr(_f.path, 1, _b("length")) == _b("folder"))
 _any_untrusted = sa.select(_f.path).where(_f.trust == _UNTRUSTED).limit(1)
 _page = sa.select(t.file_labels).where(_f.path > _b("after")).order_by(_f.path).limit(LABELS_AT_ONCE_MAX)
 _insert = t.file_labels.insert()
@@ -92,8 +95,11 @@ def around(conn: sa.Connection, path: str, *, content: str = "") -> Labels:
 def below(conn: sa.Connection, folder: str) -> Labels:
     """What is known about everything in a folder."""
     prefix = folder.rstrip("/") + "/"
-    found = [_label(row) for row in conn.execute(_below, {"folder": prefix, "length": len(prefix)})]
-    return Labels({**around(conn, folder).by_key, **{label.key: label for label in found}})
+    if conn.dialect.name == "sqlite":
+        rows = conn.execute(_below_in_order, {"folder": prefix, "beyond": prefix[:-1] + chr(ord("/") + 1)})
+    else:
+        rows = conn.execute(_below_anyhow, {"folder": prefix, "length": len(prefix)})
+    return Labels({**around(conn, folder).by_key, **{row.path: _label(row) for row in rows}})
 
 
 def label(conn: sa.Connection, path: str, *, ctime_ms: int, content: str = "") -> Trust:
@@ -154,6 +160,8 @@ def begin_command(
     doubted since the earliest moment that anything it could reach was.
     """
     since = [at_ms] if untrusted else []
+    if conn.execute(_any_untrusted).first() is None and not untrusted:
+        return Trust.PRIVATE
     for folder in dict.fromkeys((*readable, *writable)):
         since += [each.at_ms for each in below(conn, folder).by_key.values() if each.trust is Trust.UNTRUSTED]
     if not since:

@@ -17,9 +17,9 @@ class Page:
 
 
 def page(text: str, *, line: int = 1, column: int = 1, lines_max: int, chars_max: int) -> Page | None:
-    """What begins there, in whole lines where they fit. None where the text has no such line."""
+    """What begins there, in whole lines where they fit. None where the text has no such place."""
     start = _start_of(text, line)
-    if start is None:
+    if start is None or (column > 1 and column > _end_of(text, start, 1) - start):
         return None
     start += column - 1
     end = _end_of(text, start, lines_max)

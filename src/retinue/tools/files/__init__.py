@@ -7,10 +7,11 @@ from retinue.tools.files.editing import Edit
 from retinue.tools.files.finding import Find
 from retinue.tools.files.ground import Ground
 from retinue.tools.files.listing import Ls
+from retinue.tools.files.paths import as_granted
 from retinue.tools.files.reading import Read, read_confined
 from retinue.tools.files.writing import Write
 
-__all__ = ["Edit", "Find", "Ground", "Ls", "Read", "Write", "file_tools", "read_confined"]
+__all__ = ["Edit", "Find", "Ground", "Ls", "Read", "Write", "as_granted", "file_tools", "read_confined"]
 
 
 def file_tools(ground: Ground) -> tuple[Tool, ...]:

@@ -143,9 +143,9 @@ class Edit:
                 # It may quote the file, so it is no better than that.
                 return Output(text=str(changed), failed=True, trust=await self.ground.trust_of(place.real, old))
             await put_changed(self.ground, place, old, changed.text.encode(), text=path, scene=scene)
-        lines = ", ".join(map(str, changed.lines))
-        more = ", ..." if changed.places > PLACES_SHOWN_MAX else ""
-        return Output(text=f"edited {seen(path)} in {changed.places} places (lines {lines}{more})", trust=Trust.PRIVATE)
+        lines = ", ".join(map(str, changed.lines)) + (", ..." if changed.places > PLACES_SHOWN_MAX else "")
+        places = "1 place" if changed.places == 1 else f"{changed.places} places"
+        return Output(text=f"edited {seen(path)} in {places} (line {lines})", trust=Trust.PRIVATE)
 
 
 def _decoded(data: bytes, path: str) -> str:

@@ -9,7 +9,8 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -119,15 +120,15 @@ class Search:
         self._until_s = time.monotonic() + FIND_S_MAX
         limit = min(self._arguments.limit, FOUND_MAX)
         hits: list[Hit] = []
-        with listed(self._place.real, text=self._arguments.path) as top:
-            for hit in self._below(top, "", 0):
+        with listed(self._place.real, text=self._arguments.path) as top, closing(self._below(top, "", 0)) as found:
+            for hit in found:
                 if len(hits) == limit:
                     self._notices[f"there is more: only the first {limit} are shown"] = None
                     break
                 hits.append(hit)
         return hits, [f"[{notice}]" for notice in self._notices]
 
-    def _below(self, folder: int, path: str, depth: int) -> Iterator[Hit]:
+    def _below(self, folder: int, path: str, depth: int) -> Generator[Hit]:
         try:
             with os.scandir(folder) as found:
                 names = sorted(name for entry in found if self._is_looked_at(name := entry.name))
@@ -150,7 +151,7 @@ class Search:
             if stat.S_ISDIR(status.st_mode):
                 yield from self._deeper(folder, name, below, depth)
 
-    def _deeper(self, folder: int, name: str, below: str, depth: int) -> Iterator[Hit]:
+    def _deeper(self, folder: int, name: str, below: str, depth: int) -> Generator[Hit]:
         if depth == FIND_DEPTH_MAX:
             self._notices[f"not all: folders more than {FIND_DEPTH_MAX} deep were left out"] = None
             return
@@ -164,7 +165,7 @@ class Search:
         finally:
             os.close(opened)
 
-    def _hits(self, folder: int, name: str, below: str, real: str, status: os.stat_result) -> Iterator[Hit]:
+    def _hits(self, folder: int, name: str, below: str, real: str, status: os.stat_result) -> Generator[Hit]:
         shown = below if is_seen(below) else seen(below)
         if not self._text:
             mark = "/" if stat.S_ISDIR(status.st_mode) else ""

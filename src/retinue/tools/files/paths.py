@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from retinue.domain.errors import Invalid
 from retinue.domain.permission import PATH_LENGTH_MAX, Access, Permission, Withheld, absolute, is_seen, within
+from retinue.domain.text import is_storable
 from retinue.tools.base import Scene, ToolFailed
 
 HOME = "~/"
@@ -67,7 +68,10 @@ def seen(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What an agent may reach, as it is on the disk now: each root as it was named, and as it is."""
+    """What an agent may reach, as it is on the disk now: each root as it was named, and as it is.
+
+    A granted root that is reached through a link does not count: see `as_granted`.
+    """
 
     home: Path
     workspace: Path
@@ -84,14 +88,32 @@ def reach_of(scene: Scene, withheld: Withheld) -> Reach:
     rights = scene.rights
     # Each is resolved once for all that is asked of it here, and anew for the next call.
     resolved = {path: os.path.realpath(path) for path in {scene.home, *rights.readable}}
-    writable = _roots(rights.writable, rights.writable, resolved)
+    roots = {path: (_plain(path), real) for path, real in resolved.items()}
+    given = {path for path in rights.readable if path == rights.workspace or path.is_relative_to(scene.home)}
+    changeable = [roots[path] for path in rights.writable]
+
+    def counting(paths: Iterable[Path]) -> tuple[tuple[str, str], ...]:
+        return tuple(
+            roots[path]
+            for path in paths
+            if (_still_lies(roots[path], changeable) if path in given else roots[path][0] == roots[path][1])
+        )
+
     return Reach(
         home=Path(resolved[scene.home]),
         workspace=Path(resolved[rights.workspace]),
-        readable=(*writable, *_roots(rights.read, rights.writable, resolved)),
-        writable=writable,
+        readable=counting(rights.readable),
+        writable=counting(rights.writable),
         withheld=withheld,
     )
+
+
+def as_granted(permission: Permission) -> Permission:
+    """What is to be granted when somebody says yes to this: the place as it is now. A path that leads through a link
+    would be another one as soon as the link is, and whoever may change the link could widen the grant."""
+    if permission.access in (Access.READ, Access.WRITE):
+        return Permission(permission.access, str(absolute(os.path.realpath(permission.what))))
+    return permission
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +125,8 @@ class _Refused:
 def _find(text: str, scene: Scene, access: Access, withheld: Withheld) -> Place | _Refused:
     written = _written(text, scene)
     real = os.path.realpath(written)
+    if not is_storable(real):
+        return _Refused(_no_path(text, "it leads to a name that is no text"))
     reach = reach_of(scene, withheld)
     roots = reach.readable if access is Access.READ else reach.writable
     if because := reach.why_withheld(real):
@@ -136,9 +160,7 @@ def _written(text: str, scene: Scene) -> str:
     elif len(text.encode()) > PATH_LENGTH_MAX:
         because = f"it is longer than {PATH_LENGTH_MAX} bytes"
     if because:
-        raise ToolFailed(
-            f"'{seen(text)}' is not a path", because=because, try_this="for example notes/today.md", code="path.invalid"
-        )
+        raise _no_path(text, because)
     if text == "~" or text.startswith(HOME):
         joined = os.path.join(scene.home, text[len(HOME) :])
     else:
@@ -146,24 +168,22 @@ def _written(text: str, scene: Scene) -> str:
     return "/" + os.path.normpath(joined).lstrip("/")
 
 
-def _roots(
-    allowed: Iterable[Path], writable: Iterable[Path], resolved: Mapping[Path, str]
-) -> tuple[tuple[str, str], ...]:
-    """A root that lies in a folder where the agent may write could have been replaced by a link since it was granted:
-    it counts only while it still lies there."""
-    changeable = [(_plain(each), resolved[each]) for each in writable]
-    found: list[tuple[str, str]] = []
-    for each in allowed:
-        named, real = _plain(each), resolved[each]
-        above = [
-            folder_real
-            for folder_named, folder_real in changeable
-            if (named != folder_named and within(named, folder_named))
-            or (named != folder_real and within(named, folder_real))
-        ]
-        if all(within(real, folder) for folder in above):
-            found.append((named, real))
-    return tuple(found)
+def _no_path(text: str, because: str) -> ToolFailed:
+    return ToolFailed(
+        f"'{seen(text)}' is not a path", because=because, try_this="for example notes/today.md", code="path.invalid"
+    )
+
+
+def _still_lies(root: tuple[str, str], changeable: Iterable[tuple[str, str]]) -> bool:
+    """The workspace and what is named in the home may be reached by a link of the owner's. But one that lies in a
+    folder where the agent may write could have been replaced by the agent: it counts only while it still lies there."""
+    named, real = root
+    return all(
+        within(real, folder_real)
+        for folder_named, folder_real in changeable
+        if (named != folder_named and within(named, folder_named))
+        or (named != folder_real and within(named, folder_real))
+    )
 
 
 def _plain(path: Path) -> str:

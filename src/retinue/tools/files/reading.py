@@ -134,9 +134,9 @@ def _shown(text: str, arguments: ReadArguments) -> str:
     found = page(text, line=arguments.offset, column=arguments.column, lines_max=lines_max, chars_max=READ_CHARS_MAX)
     if found is None:
         raise ToolFailed(
-            f"there is no line {arguments.offset}",
-            because=f"the text ends with line {line_count(text)}",
-            try_this="use a smaller offset",
+            f"there is nothing at line {arguments.offset}, column {arguments.column}",
+            because=f"the text ends with line {line_count(text)}, or that line is shorter",
+            try_this="use a smaller offset or column",
             code="file.no-line",
         )
     return found.text + _notice(found, text)
