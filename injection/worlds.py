@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime
 from fnmatch import fnmatchcase
 from typing import Any
@@ -98,24 +98,23 @@ def _plain(value: Any) -> Any:
             return value
 
 
-@dataclass(slots=True)
 class Worlds:
-    """Worlds of one suite, made afresh for each run."""
+    """Worlds of one suite: each is made once, and copied for each run."""
 
-    suite: TaskSuite[Any]
-    _made: dict[str, str] = field(default_factory=dict)
+    def __init__(self, suite: TaskSuite[Any]) -> None:
+        self._made: dict[str | None, TaskEnvironment] = {None: suite.load_and_inject_default_environment({})}
+        self._type = suite.environment_type
+        self._slots = {slot: f"SLOT{at}SLOT" for at, slot in enumerate(suite.get_injection_vector_defaults())}
+        self._slotted = suite.load_and_inject_default_environment(self._slots).model_dump_json()
 
     def make(self, text: str | None) -> TaskEnvironment:
         """With `text` in every slot that a stranger could write into; with None, as it is without an attack."""
-        if text is None:
-            return self.suite.load_and_inject_default_environment({})
         if text not in self._made:
-            slots = {slot: f"SLOT{at}SLOT" for at, slot in enumerate(self.suite.get_injection_vector_defaults())}
-            world = self.suite.load_and_inject_default_environment(slots).model_dump_json()
-            for mark in slots.values():
+            world = self._slotted
+            for mark in self._slots.values():
                 world = world.replace(mark, json.dumps(text)[1:-1])
-            self._made = {text: world}
-        return self.suite.environment_type.model_validate_json(self._made[text])
+            self._made[text] = self._type.model_validate_json(world)
+        return self._made[text].model_copy(deep=True)
 
 
 def fields_of(world: TaskEnvironment, since: datetime) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def _sort_by_schema(properties: Mapping[str, Any], name: str, path: str, value: 
     schema = cast("Mapping[str, Any]", (properties.get(name) or {}) if path == name else {})
     if last in ("id", "id_") or last.endswith(("_id", "_ids", "Id")):
         return Sort(Kind.ID, last.removesuffix("s").removesuffix("_id") if last.endswith(("_id", "_ids")) else "")
-    if isinstance(value, bool) or "enum" in schema or "const" in schema:
+    if "enum" in schema or "const" in schema or (isinstance(value, bool) and schema.get("type") != "string"):
         return Sort(Kind.CHOICE)
     if (found := _FORMATS.get(str(schema.get("format")))) is not None:
         return Sort(found)

@@ -18,6 +18,7 @@ from retinue.policy.origin_entries import Entry, Value
 from retinue.policy.origin_rules import Measure, OriginPolicy, Sort, Standing
 from retinue.policy.origin_words import (
     COMMON,
+    EDGES,
     TEXT_CHARS_MAX,
     Kind,
     Words,
@@ -212,7 +213,7 @@ def explained(
         if sort.kind is Kind.CHOICE:
             return _choice(known, value, name=name, says=says)
         if text := normal(sort.kind, value):
-            if isinstance(value, str) and sort.kind is not Kind.TEXT and plain(value) != value:
+            if isinstance(value, str) and sort.kind is not Kind.TEXT and not _is_itself(sort, value):
                 return ""  # it only looks like what it is compared with
             return (
                 _said(known, sort, text, name=name)
@@ -221,6 +222,11 @@ def explained(
                 or _stands(known, sort, text, value, standing, says)
             )
     return ""  # not what it should be
+
+
+def _is_itself(sort: Sort, value: str) -> bool:
+    """Whether what is compared is what the tool gets: no width, mark or quote is left out of the comparison."""
+    return plain(value) == value and (sort.kind is not Kind.NAME or value.strip(EDGES) == value)
 
 
 def _had(known: Known, sort: Sort, text: str, *, name: str) -> str:
@@ -239,8 +245,10 @@ def _meant(known: Known, sort: Sort, name: str) -> list[frozenset[str]]:
 
 
 def _choice(known: Known, value: Any, *, name: str, says: Mapping[str, Sequence[str]]) -> str:
-    words = says.get(str(value)) or says.get(str(value).lower())
+    words = says.get(str(value).lower() if isinstance(value, bool) else str(value))
     if words is None:
+        if says:
+            return ""
         words = (name.replace("_", " "),) if value is True else () if isinstance(value, bool) else (str(value),)
     return next((f"the owner said '{word}'" for word in words if known.says(word)), "")
 

@@ -63,7 +63,7 @@ _ID = re.compile(r"(?:\bids?\b|#|\bno\.|\bnumber\b)[\s:=]*['\"]?([\w-]*\d[\w-]*)
 _NUMBER = re.compile(r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|[.,-]\d)")
 _SENTENCE = re.compile(r"[.?!]+[\"')]*\s+|\n+")
 _QUOTED = re.compile(r"(?<!\w)(?:'([^'\n]{1,500}?)'|\"([^\"\n]{1,500}?)\")(?!\w)")
-_EDGES = "\"'`.,;:!?()[]{}<>*-"
+EDGES = "\"'`.,;:!?()[]{}<>*-"
 _QUOTES = {ord(quote): "'" for quote in "\u2018\u2019\u201a\u2032"} | {
     ord(quote): '"' for quote in "\u201c\u201d\u201e\u00ab\u00bb\u2033"
 }
@@ -144,7 +144,7 @@ def tokens(text: str) -> tuple[str, ...]:
 
 
 def _raw_tokens(text: str) -> tuple[str, ...]:
-    return tuple(token for word in text.split() if (token := word.strip(_EDGES)))
+    return tuple(token for word in text.split() if (token := word.strip(EDGES)))
 
 
 def _folded(token: str) -> str:
