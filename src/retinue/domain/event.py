@@ -19,6 +19,7 @@ class NewsKind(StrEnum):
     SESSION_CHANGED = "session.changed"
     SESSION_DELETED = "session.deleted"
     AGENT_CHANGED = "agent.changed"
+    GRANT_CHANGED = "grant.changed"
     RUN_STARTED = "run.started"
     RUN_RESUMED = "run.resumed"
     RUN_JOINED = "run.joined"

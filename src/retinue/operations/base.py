@@ -29,6 +29,8 @@ from retinue.policy import permissions
 from retinue.store import answers
 from retinue.store.connection import Store
 from retinue.store.files import Files
+from retinue.tools.grants import Grants
+from retinue.tools.toolbox import Toolbox
 
 NUMBER_MAX = 2**63  # what every store can keep
 
@@ -57,6 +59,8 @@ class Desk:
     runners: frozenset[str] | None = None
     catalog: Callable[[], Catalog] | None = None  # as it is now; None in a house whose models were put there by hand
     credentials_changed: Callable[[], Awaitable[None]] | None = None  # told when keys came, went or were forgiven
+    toolbox: Toolbox | None = None  # None in a house without one
+    grants: Grants | None = None
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
 

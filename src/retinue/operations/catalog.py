@@ -11,10 +11,12 @@ from retinue.operations import (
     envelopes,
     exports,
     house,
+    invoke,
     keeping,
     mail,
     models,
     people,
+    policy,
     runs,
     sessions,
     tokens,
@@ -39,6 +41,8 @@ OPERATIONS: dict[str, Operation] = {
         house,
         keeping,
         usage,
+        policy,
+        invoke,
         doctor,
     )
     for operation in module.OPERATIONS

@@ -81,6 +81,14 @@ class Plan:
     scenes: dict[str, Scene]
 
 
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """What is to become of one call, and where it happens if it may."""
+
+    decision: Decision
+    scene: Scene
+
+
 def refusal(call: Call, why: str) -> ToolResult:
     return ToolResult(call=call.id, tool=call.tool, output=clipped(storable(why)), failed=True)
 
@@ -115,6 +123,10 @@ class Toolbox:
         tool = self._tools.get(name)
         return tool.spec if tool else None
 
+    def under(self, settings: ToolSettings) -> Toolbox:
+        """The same tools under other rules, for whoever wants to know what these would change."""
+        return Toolbox(list(self._tools.values()), settings=lambda: settings, grants=self._grants)
+
     # --- what is allowed ---
 
     def offered(self, agent: Agent, where: Circumstances) -> Sequence[ToolSpec]:
@@ -142,6 +154,12 @@ class Toolbox:
         tool = self._tools[call.tool]
         held = await self._held(occasion)
         return self._judge(tool, call, occasion, held)[0]
+
+    async def decide_directly(self, call: Call, occasion: Occasion) -> Direct:
+        """For a call outside of any run: nobody was asked, and nobody will be."""
+        held = await self._held(occasion)
+        judgement, _ = self._judge(self._tools[call.tool], call, occasion, held)
+        return Direct(judgement.decision, occasion.scene(call, granted=held))
 
     async def _held(self, occasion: Occasion) -> tuple[Permission, ...]:
         if self._grants is None:
