@@ -65,12 +65,15 @@ async def test_a_skill_is_used_once_the_owner_has_read_it_and_not_before(house: 
     assert await state(house, "weather") == "new" and await told(house) == ""
     seen = await ask(house, "skill.approve", name="weather")
     assert not seen["approved"] and "+Look out of the window." in seen["difference"]
+    assert "+Look out of the window." in seen["lines"]
+    assert seen["try"] in seen["lines"][-1]
     assert await told(house) == ""  # to be shown is not to say yes
     done = await ask(house, "skill.approve", name="weather", hash=seen["skill"]["hash"][:12])
     assert done["approved"] and done["skill"]["state"] == "ready"
     assert "<name>weather</name>" in await told(house)
     read = await ask(house, "skill.show", name="weather")
     assert (read["found-good-by"], read["difference"]) == ("person:owner", [])
+    assert "Look out of the window." in read["lines"]
 
 
 @pytest.mark.spec("D70")

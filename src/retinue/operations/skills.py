@@ -27,6 +27,7 @@ from retinue.config import Settings, examine
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.domain.principal import Principal
+from retinue.domain.times import show as show_time
 from retinue.domain.times import to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.operations.declared import parameters
@@ -101,22 +102,27 @@ class SkillsListed(msgspec.Struct, frozen=True):
 class SkillRead(
     msgspec.Struct, frozen=True, rename={"found_good_by": "found-good-by", "found_good_at": "found-good-at"}
 ):
-    """`content` is all of it. `difference` is what changed since it was found good; all of it where it never was."""
+    """`content` is all of it. `difference` is what changed since it was found good; all of it where it never was.
+
+    `lines` says it to people.
+    """
 
     skill: SkillShown
     content: str
     difference: list[str]
     found_good_by: str
     found_good_at: str
+    lines: list[str]
 
 
 class SkillApproved(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """`approved` is false where it was only shown."""
+    """`approved` is false where it was only shown. `lines` says it all to people."""
 
     skill: SkillShown
     approved: bool
     difference: list[str]
     try_this: str
+    lines: list[str]
 
 
 class SkillRevoked(msgspec.Struct, frozen=True):
@@ -182,12 +188,16 @@ async def listed(desk: Desk, caller: Principal, asked: List) -> SkillsListed:
 async def show(desk: Desk, caller: Principal, asked: Show) -> SkillRead:
     stood = await _one(desk, asked)
     pin = await desk.store.read(partial(pins.find, kind=KIND, name=stood.skill.key))
+    content, difference = _visible(stood.skill.content), _difference(pin.content if pin else "", stood.skill)
+    good = f"found good by {pin.decided_by}, {show_time(pin.at, desk.zone)}" if pin else "found good by nobody yet"
+    changes = ["", "since then:", *difference] if pin and difference else []
     return SkillRead(
         skill=_shown(stood),
-        content=_visible(stood.skill.content),
-        difference=_difference(pin.content if pin else "", stood.skill),
+        content=content,
+        difference=difference,
         found_good_by=pin.decided_by if pin else "",
         found_good_at=pin.at.isoformat() if pin else "",
+        lines=[*_head(stood), good, "", *content.split("\n"), *changes],
     )
 
 
@@ -201,7 +211,9 @@ async def approve(desk: Desk, caller: Principal, asked: Approve) -> SkillApprove
     of += f" --workspace {shlex.quote(asked.workspace)}" if asked.workspace else ""
     if not asked.hash:
         again = f"retinue skill approve {skill.name} --hash {skill.hash[:HASH_DIGITS_SHOWN]}{of}"
-        return SkillApproved(_shown(stood), False, difference, again)
+        shown = difference or ["nothing has changed since it was found good"]
+        lines = [*_head(stood), "", *shown, "", "If you have read this and want it used:", f"  {again}"]
+        return SkillApproved(_shown(stood), False, difference, again, lines)
     if len(asked.hash) < HASH_DIGITS_MIN or not skill.hash.startswith(asked.hash):
         raise Conflict(
             f"the skill '{skill.name}' is not the one that was read",
@@ -210,7 +222,8 @@ async def approve(desk: Desk, caller: Principal, asked: Approve) -> SkillApprove
             code="skill.changed",
         )
     await desk.store.write(partial(_pin, skill=skill, caller=caller, at_ms=to_ms(desk.clock.now())), point="skill")
-    return SkillApproved(_shown(await _one(desk, asked)), True, difference, "")
+    now = await _one(desk, asked)
+    return SkillApproved(_shown(now), True, difference, "", [*_head(now), "it was found good as you read it"])
 
 
 async def revoke(desk: Desk, caller: Principal, asked: Show) -> SkillRevoked:
@@ -337,7 +350,9 @@ def _difference(before: str, skill: Skill) -> list[str]:
     if before == skill.content:
         return []
     lines = list(
-        difflib.unified_diff(before.split("\n"), skill.content.split("\n"), "found good", "now", lineterm="", n=2)
+        difflib.unified_diff(
+            before.split("\n") if before else [], skill.content.split("\n"), "found good", "now", lineterm="", n=2
+        )
     )
     if len(lines) > DIFFERENCE_LINES_MAX:
         left = len(lines) - DIFFERENCE_LINES_MAX
@@ -352,6 +367,12 @@ def _visible(text: str) -> str:
 
 def _is_hidden(char: str) -> bool:
     return unicodedata.category(char) in _HIDDEN or char in _SELECTORS
+
+
+def _head(stood: Standing) -> list[str]:
+    skill = stood.skill
+    state = f"{stood.state}: {stood.because}" if stood.because else stood.state.value
+    return [f"{skill.name}  ({state})", f"  {skill.front.description}", f"  {skill.file}", f"  hash {skill.hash}"]
 
 
 def _shown(stood: Standing) -> SkillShown:
