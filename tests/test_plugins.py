@@ -763,7 +763,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 async def test_the_example_is_installed_found_and_does_what_it_says(installed: Path, tmp_path: Path) -> None:
-    assert packages(installed_entries)["diary"].version == "1.0.0"
+    package = packages(installed_entries)["diary"]
+    assert package.version == "1.0.0" and package.description.startswith("A diary that agents write")
     text = '[plugins.diary]\n[plugins.work]\nplugin = "diary"\nsettings = { greeting = "Dear work", lines_max = 2 }\n'
     async with opened(tmp_path, text, find=installed_entries) as (desk, file):
         assert desk.plugins is not None

@@ -59,7 +59,6 @@ class _Absent:
     state: GuestState
     because: str
     try_this: str = ""
-    folder: str = ""
 
 
 class Plugins:
@@ -119,6 +118,7 @@ class Plugins:
         return self.registry.skill_folders()
 
     async def valid(self, instance: str, settings: PluginSettings) -> None:
+        self._unbringable.pop(settings.plugin or instance, None)  # someone asks for it: it may have been mended
         plugin = await self._bring(settings.plugin or instance)
         await aside(
             partial(settings_from, plugin.manifest, settings.settings),
@@ -212,10 +212,11 @@ class Plugins:
             await aside(load, seconds=self._load_s, what=f"loading '{instance}'")
             registrar.close()
             self.registry.add(registrar.entries)
-        except RetinueError:
+        except BaseException as error:
             registrar.close()
             registrar.alive = False
-            await self._say_farewell(instance, host)
+            if isinstance(error, RetinueError):
+                await self._say_farewell(instance, host)
             raise
         loaded = self._loaded[instance] = _Loaded(plugin, settings, host, registrar)
         loaded.tasks = [asyncio.create_task(self._watch(instance, loaded, work)) for work in host.work]

@@ -46,7 +46,8 @@ class Package:
     @property
     def description(self) -> str:
         dist = self.entries[0].dist
-        return (dist.metadata["Summary"] or "")[:DESCRIPTION_LENGTH_MAX] if dist is not None else ""
+        summary: object = dist.metadata.json.get("summary", "") if dist is not None else ""
+        return str(summary)[:DESCRIPTION_LENGTH_MAX]
 
 
 def installed_entries() -> Iterable[EntryPoint]:
