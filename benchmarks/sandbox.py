@@ -1,4 +1,8 @@
-"""What confining a command costs: `true`, plainly spawned and sandboxed in turns, under the same load."""
+"""What confining a command costs: `true`, plain and sandboxed in turns, under the same load.
+
+The plain spawn is the house's own: the same door, group, limits and environment, without the walls. What a bare fork and
+exec costs, with none of these, is reported beside it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from benchmarks.measure import Figure, median
 from retinue.sandbox.base import Confinement, Network
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.child import Process
+from retinue.sandbox.host import Host
 
 ROUNDS = 60
 PLAIN_RATIO_MAX, NETWORK_RATIO_MAX = 4.0, 15.0
@@ -34,8 +39,14 @@ async def _measure(folder: Path) -> list[Figure]:
     async def sandboxed(confinement: Confinement) -> None:
         await _over(await sandbox.start([TRUE], confinement))
 
+    host = Host()
+
+    async def plain() -> None:
+        await _over(await host.start([TRUE], confined))
+
     ways: dict[str, Callable[[], Awaitable[None]]] = {
-        "plain": _plain,
+        "bare": _bare,
+        "plain": plain,
         "confined": lambda: sandboxed(confined),
         "networked": lambda: sandboxed(networked),
     }
@@ -45,9 +56,9 @@ async def _measure(folder: Path) -> list[Figure]:
             before = time.perf_counter()
             await way()
             walls_ms[name].append((time.perf_counter() - before) * 1000)
-    plain = median(walls_ms["plain"])
     return [
-        Figure("sandbox-plain-spawn", plain, "ms"),
+        Figure("sandbox-bare-spawn", median(walls_ms["bare"]), "ms", note="a fork and an exec, without any limit"),
+        Figure("sandbox-plain-spawn", median(walls_ms["plain"]), "ms"),
         Figure("sandbox-true", median(walls_ms["confined"]), "ms"),
         Figure("sandbox-ratio", _ratio(walls_ms, "confined"), "x", PLAIN_RATIO_MAX),
         Figure("sandbox-network-true", median(walls_ms["networked"]), "ms"),
@@ -59,7 +70,7 @@ def _ratio(walls_ms: dict[str, list[float]], name: str) -> float:
     return median(walls_ms[name]) / median(walls_ms["plain"])
 
 
-async def _plain() -> None:
+async def _bare() -> None:
     """As one would spawn a command without us: with its output read, and waited for."""
     process = await asyncio.create_subprocess_exec(
         TRUE, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT

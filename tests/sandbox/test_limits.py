@@ -1,4 +1,4 @@
-"""What a command may take: each bound ends or refuses what goes beyond it, and with a wider bound the same goes through."""
+"""What a command may take: each bound ends or refuses what goes beyond it; with a wider one the same goes through."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sandbox.support import PATIENCE_S, PYTHON, run, shell, sleepers, until
 
 from retinue.sandbox.base import MIB, Confinement, Limits, Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.cgroups import Cgroups
 from retinue.sandbox.host import Host
-from sandbox.support import PATIENCE_S, PYTHON, run, shell, sleepers, until
 
 SMALL = Limits(
     seconds=PATIENCE_S,

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from sandbox.support import PATIENCE_S, PYTHON, run, shell
 
 from retinue.sandbox.base import Confinement, Limits, Network
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.proxy import Proxy, server_name
-from sandbox.support import PATIENCE_S, PYTHON, run, shell
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
@@ -337,7 +337,12 @@ async def test_two_commands_at_once_do_not_share_a_rule(folder: Path) -> None:
 
 async def test_a_networked_command_reaches_nothing_around_the_proxy(folder: Path) -> None:
     sandbox = Bubblewrap(folder=folder)
-    code = "import socket,json,sys\ntry:\n socket.create_connection(('127.0.0.1', {port}), 3); print('reached')\nexcept OSError as e: print('refused')\nprint(len(socket.if_nameindex()))"
+    code = (
+        "import socket\n"
+        "try:\n socket.create_connection(('127.0.0.1', {port}), 3); print('reached')\n"
+        "except OSError: print('refused')\n"
+        "print(len(socket.if_nameindex()))"
+    )
     async with site() as there:
         confinement = _confined(folder, home("127.0.0.1", there.port))
         said = await run(sandbox, [PYTHON, "-I", "-c", code.format(port=there.port)], confinement)
@@ -347,7 +352,11 @@ async def test_a_networked_command_reaches_nothing_around_the_proxy(folder: Path
 
 async def test_the_rest_of_the_walls_stand_where_there_is_a_network(folder: Path) -> None:
     sandbox = Bubblewrap(folder=folder)
-    code = "import json,os; print(json.dumps([sorted(int(f) for f in os.listdir('/proc/self/fd'))[:4], open('/proc/self/status').read()]))"
+    code = (
+        "import json, os\n"
+        "open_ = sorted(int(name) for name in os.listdir('/proc/self/fd'))\n"
+        "print(json.dumps([open_, open('/proc/self/status').read()]))"
+    )
     said = await run(sandbox, [PYTHON, "-I", "-c", code], _confined(folder, Network(hosts=("example.com",))))
     descriptors, status = json.loads(said.text)
     assert descriptors == [0, 1, 2, 3]  # the last is the listing's own

@@ -128,6 +128,30 @@ def confinement(settings: SandboxSettings, facts: Facts, asked: Asked) -> Confin
     )
 
 
+def tightened(settings: SandboxSettings, facts: Facts, asked: Confinement) -> Confinement:
+    """What someone else has put together for a command, made no wider than the settings allow."""
+    for path in (*asked.writable, *asked.readable):
+        _check_own(path, facts)
+    workspace, limits = facts.rights.workspace, limits_of(settings.limits)
+    writable, readable, folder = asked.writable, asked.readable, asked.folder
+    if settings.workspace is not WorkspaceAccess.WRITE:
+        inside = [path for path in (*writable, *readable) if path.is_relative_to(workspace)]
+        writable = tuple(path for path in writable if path not in inside)
+        readable = tuple(path for path in readable if path not in inside)
+        readable += (workspace,) if settings.workspace is WorkspaceAccess.READ and inside else ()
+    if settings.workspace is WorkspaceAccess.NONE and folder.is_relative_to(workspace):
+        folder = NOWHERE
+    hosts = asked.network.hosts if asked.network is not None else ()
+    return replace(
+        asked,
+        folder=folder,
+        writable=writable,
+        readable=readable,
+        network=_network(settings, facts.rights, hosts),
+        limits=Limits(**{name: min(getattr(limits, name), getattr(asked.limits, name)) for name in Limits.__slots__}),
+    )
+
+
 def _check_own(path: Path, facts: Facts) -> None:
     if path.is_relative_to(facts.homes) and not path.is_relative_to(facts.home):
         raise refused(str(path), "it is in the home of another agent", "let that agent send what is needed")

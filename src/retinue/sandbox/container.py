@@ -105,6 +105,7 @@ class Containers:
         self._used = folder / "containers.json"
         self._probing, self._making = asyncio.Lock(), asyncio.Lock()
         self._probed: Probe | None = None
+        self._ending: set[asyncio.Task[Reply]] = set()
 
     def for_scope(self, key: str) -> Container:
         """The sandbox of whoever has this key: see `choosing.scope_key`."""
@@ -156,6 +157,17 @@ class Containers:
                 removed.append(name)
         self._keep({name: at for name, at in used.items() if name in present and name not in removed})
         return removed
+
+    def end_in(self, name: str, mark: str) -> None:
+        """End everything that bears this mark, in a container that goes on."""
+        words = ("exec", "--user", "0", name, "/bin/sh", "-c", _KILL, mark)
+        task = asyncio.get_running_loop().create_task(self.engine.ask(*words))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def settle(self) -> None:
+        """Until whatever was ended has ended. For the house before it closes."""
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def checked_binds(self, confinement: Confinement) -> list[walls.Bind]:
         """An engine cannot cover a part of what it shows. So nothing is shown that has something hidden in it."""
@@ -311,7 +323,6 @@ class Container:
     def __init__(self, containers: Containers, key: str) -> None:
         self._containers = containers
         self._key = key
-        self._ending: set[asyncio.Task[object]] = set()
 
     async def probe(self) -> Probe:
         return await self._containers.probe()
@@ -344,11 +355,7 @@ class Container:
         def end() -> None:
             """The client's end is not the command's: that is ended where it runs."""
             _kill_group(spawned.popen.pid)
-            task = asyncio.get_running_loop().create_task(
-                engine.ask("exec", "--user", "0", name, "/bin/sh", "-c", _KILL, mark)
-            )
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._containers.end_in(name, mark)
 
         ended = False
 
@@ -359,10 +366,6 @@ class Container:
                 end()
 
         return Process(spawned, limits=confinement.limits, end=end_once, terminal=pty)
-
-    async def settle(self) -> None:
-        """Until whatever was ended has ended."""
-        await asyncio.gather(*self._ending, return_exceptions=True)
 
 
 def client_environment() -> dict[str, str]:
