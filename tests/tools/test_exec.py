@@ -26,8 +26,9 @@ from retinue.sandbox.host import Host
 from retinue.store import labels
 from retinue.store.processes import ProcessState
 from retinue.tools.base import Reaching, Tool, ToolFailed
-from retinue.tools.shell.book import Caps
+from retinue.tools.shell.book import Book, Caps
 from retinue.tools.shell.exec import ExecArguments
+from retinue.tools.shell.logs import Log
 
 
 @pytest.fixture
@@ -205,6 +206,23 @@ async def test_a_log_has_a_bound_and_keeps_the_end(tmp_path: Path) -> None:
         assert len(kept) < 50_000 + 66_000
         assert kept.startswith("1\n2\n") and kept.endswith("99999\n100000\n")
         assert "[the log was full: " in kept
+
+
+class OnAFullDisk(Book):
+    """Its logs are written to a device that has no room."""
+
+    def new_log(self, id_: str) -> Log:
+        log = super().new_log(id_)
+        with open("/dev/full", "wb") as full:
+            os.dup2(full.fileno(), log.fileno())
+        return log
+
+
+async def test_a_command_whose_output_cannot_be_kept_is_ended(desk: Desk) -> None:
+    desk.jobs.book = OnAFullDisk(desk.store, desk.clock, desk.inbox, desk.folder / "logs")
+    ended = await desk.over(await desk.background("yes"))
+
+    assert ended.because == "its output could not be kept: No space left on device"
 
 
 async def test_escapes_of_a_terminal_do_not_reach_the_model(desk: Desk) -> None:
@@ -436,7 +454,7 @@ async def test_what_a_command_says_is_believed_as_far_as_what_it_was_told(desk: 
     assert (await desk.run("cat tainted")).trust is Trust.UNTRUSTED
 
 
-async def test_a_command_with_a_network_or_without_walls_is_not_believed(desk: Desk) -> None:
+async def test_a_command_with_a_network_is_not_believed(desk: Desk) -> None:
     scene = desk.scene(rights=with_granted(desk.scene().rights, [WEB]))
     assert (await desk.run("true", hosts=["example.com"], scene=scene)).trust is Trust.UNTRUSTED
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,7 +54,8 @@ class Confining:
     def policy(self, scene: Scene, policy: ExecPolicy) -> ExecPolicy:
         """Where the owner has chosen to have no sandbox for this session, commands run on the host, by its rules."""
         choice = self._choose(scene, Confinement(folder=scene.rights.workspace))
-        return replace(policy, host=Where.HOST) if choice.kind is SandboxKind.OFF and self.works(scene) else policy
+        bare = choice.kind is SandboxKind.OFF and choice.decision.allowed
+        return replace(policy, host=Where.HOST) if bare else policy
 
     def works(self, scene: Scene) -> bool:
         return self._choose(scene, Confinement(folder=scene.rights.workspace)).decision.allowed
@@ -80,7 +82,7 @@ class Confining:
 
     def _choose(self, scene: Scene, confinement: Confinement) -> Choice:
         settings = self.settings()
-        workspace = scene.rights.workspace
+        workspace = Path(os.path.realpath(scene.rights.workspace))
         rights = Rights(
             workspace=workspace,
             write=tuple(each for each in confinement.writable if each != workspace),
@@ -93,8 +95,8 @@ class Confining:
             origin=scene.origin,
             owner=self.is_owner(scene),
             rights=rights,
-            home=scene.home,
-            homes=self.homes,
+            home=Path(os.path.realpath(scene.home)),
+            homes=Path(os.path.realpath(self.homes)),
         )
         hidden = settings.workspace is WorkspaceAccess.NONE and confinement.folder.is_relative_to(workspace)
         asked = Asked(

@@ -45,6 +45,8 @@ TAIL_CHARS = 2_000
 SAYING_CHARS = 1_000  # beside the output, in one result
 JUDGED_MAX = 1_000
 
+_NOT_LOOKED_AT = Decision(Verdict.ASK, "the list of commands has no say in it")
+
 
 class ExecArguments(msgspec.Struct, forbid_unknown_fields=True):
     command: Annotated[str, Meta(description="The command line.")]
@@ -168,7 +170,8 @@ class Exec:
             elevated=arguments.elevated,
         )
         resolved = placing.resolve(policy, wish, self.rules.gates(scene), sandbox_works=self.rules.sandbox_works(scene))
-        return resolved, placing.decide(resolved, self._listed(arguments, scene, policy))
+        listed = self._listed(arguments, scene, policy) if resolved.security is Security.ALLOWLIST else _NOT_LOOKED_AT
+        return resolved, placing.decide(resolved, listed)
 
     def _listed(self, arguments: ExecArguments, scene: Scene, policy: ExecPolicy) -> Decision:
         if arguments.env:
@@ -186,13 +189,11 @@ class Exec:
         resolved, decision = self._judge(arguments, scene)
         if decision.denied:
             raise ToolFailed("this command may not run", because=decision.because, code="command.denied")
-        where, verdict = self._judged.pop(_key(scene), (None, Verdict.ALLOW))
-        if where is None and decision.verdict is Verdict.ASK:
+        judged = self._judged.pop(_key(scene), None)
+        if judged is None and decision.verdict is Verdict.ASK:
             raise ToolFailed("nobody was asked about this command", because=decision.because, code="command.not-asked")
-        if (where or resolved.where) is not resolved.where or (verdict, decision.verdict) == (
-            Verdict.ALLOW,
-            Verdict.ASK,
-        ):
+        # A yes from a person is to what was asked about; one from the rules, to what they say.
+        if judged is not None and judged != (resolved.where, decision.verdict):
             raise ToolFailed(
                 "what holds for commands has changed since this one was decided on",
                 because=decision.because,
@@ -246,12 +247,16 @@ class Exec:
 
     async def _believed(self, scene: Scene, placed: Placed, untrusted: bool) -> Trust:
         """A command without walls may have asked anybody anything."""
-        doubted = untrusted or scene.trust is Trust.UNTRUSTED or placed.confinement.network is not None
+        networked = placed.confinement.network is not None or not placed.confined
+        doubted = untrusted or networked or scene.trust is Trust.UNTRUSTED
+        # Mostly there is nothing untrusted in the house: then a look is enough, without a commit.
+        if not doubted and not await self.store.read(partial(labels.is_needed, path="")):
+            return Trust.PRIVATE
         body = partial(
             labels.begin_command,
             readable=[str(each) for each in placed.confinement.readable],
             writable=[str(each) for each in placed.confinement.writable],
-            untrusted=doubted or not placed.confined,
+            untrusted=doubted,
             at_ms=to_ms(self.clock.now()),
             run=scene.run,
         )

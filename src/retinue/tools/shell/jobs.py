@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from retinue.domain.errors import StoreError
-from retinue.domain.ids import SessionId
+from retinue.domain.ids import SessionId, short
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.text import storable
 from retinue.domain.trust import Trust
-from retinue.sandbox.base import Child, Ended, SandboxFailed
+from retinue.sandbox.base import Child, Ended
 from retinue.store.connection import HOPELESS
 from retinue.store.processes import Process, ProcessState
 from retinue.tools.base import Scene, ToolFailed
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 KILL_WAIT_S = 10.0
 CLOSE_WAIT_S = 15.0
-DRAIN_WAIT_S = 2.0  # for the last words of a command that has ended
+DRAIN_WAIT_S = 5.0  # for the last words of a command that has ended
 RETRY_S = 5.0
 RETRIES_MAX = 20
 
@@ -231,14 +231,16 @@ class Jobs:
 
     async def _watch(self, job: Job, log_: Log, timeout_s: float) -> None:
         expiry = self._clock.later(timeout_s, partial(self._expire, job, timeout_s))
-        reading = asyncio.ensure_future(self._read(job, log_))
+        reading = self._spawn(self._read(job, log_))
         try:
             ended = await job.child.wait()
             _, late = await asyncio.wait({reading}, timeout=DRAIN_WAIT_S)
             if late:  # something that it began has taken its output along
                 await job.child.kill()
-        except SandboxFailed as error:
-            ended = Ended(code=None, because=f"it was lost sight of: {error.sentence}")
+        except Exception as error:  # whatever becomes of it, it must not seem to run for ever
+            log.exception("command lost sight of", extra={"process": short(job.id)})
+            ended = Ended(code=None, because=f"it was lost sight of: {type(error).__name__}")
+            self._spawn(job.child.kill())
         finally:
             reading.cancel()
             expiry()
@@ -250,7 +252,7 @@ class Jobs:
             while chunk := await job.child.read():
                 log_.add(chunk)
         except OSError as error:  # the disk is full, say
-            await self.kill(job, f"its output could not be kept: {error.strerror}")
+            self._spawn(self.kill(job, f"its output could not be kept: {error.strerror}"))
 
     def _expire(self, job: Job, timeout_s: float) -> None:
         self._spawn(self.kill(job, f"it took longer than {timeout_s:g} s"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import deque
@@ -49,6 +50,9 @@ class Log:
             while self._last_bytes - len(self._last[0]) >= TAIL_BYTES:
                 self._last_bytes -= len(self._last.popleft())
 
+    def fileno(self) -> int:
+        return self._file.fileno()
+
     def close(self) -> None:
         if self._file.closed:
             return
@@ -56,7 +60,8 @@ class Log:
             last = b"".join(self._last)[-TAIL_BYTES:]
             missing = self._left_out - len(last)
             notice = f"\n[the log was full: {missing} bytes are missing here]\n" if missing else ""
-            self._file.write(notice.encode() + last)
+            with contextlib.suppress(OSError):  # where there is no room, what is kept is what was kept so far
+                self._file.write(notice.encode() + last)
         self._file.close()
 
 
