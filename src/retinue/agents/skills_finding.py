@@ -201,14 +201,19 @@ def _paths(top: Path, folder: Path, search: _Search, depth: int) -> Iterator[tup
     for name in _names_in(folder):
         path = folder / name
         if not is_storable(str(path)):
-            raise Invalid("no skill", because="a name in it is no text", code="skill.unreadable")
+            raise Invalid(
+                "this folder is no skill",
+                because="a name in it is no text",
+                try_this="rename it",
+                code="skill.unreadable",
+            )
         try:
             real = path.resolve(strict=True)
         except OSError:
             real = None
         if real is None or not real.is_relative_to(search.real):
             raise Invalid(
-                "no skill",
+                "this folder is no skill",
                 because=f"{path.relative_to(top)} leads out of the folder of skills, or nowhere",
                 try_this="put a copy of the file there",
                 code="skill.link-outside",
@@ -226,7 +231,12 @@ def _read(path: Path, bytes_max: int) -> tuple[bytes, bool]:
     with os.fdopen(descriptor, "rb") as opened:
         found = os.fstat(descriptor)  # of what was opened: a pipe or a device would keep us waiting
         if not stat.S_ISREG(found.st_mode):
-            raise Invalid("no skill", because=f"{path.name} is no plain file", code="skill.unreadable")
+            raise Invalid(
+                "this folder is no skill",
+                because=f"{path.name} is no plain file",
+                try_this="take it away",
+                code="skill.unreadable",
+            )
         data = opened.read(bytes_max + 1)
     if len(data) > bytes_max:
         most = f"a {FILE} may have {FILE_BYTES_MAX:,} bytes, a whole skill {SKILL_BYTES_MAX:,}"
@@ -239,10 +249,15 @@ def _skill(root: Root, folder: Path, files: Sequence[_File], *, contents: bool) 
     try:
         front = parse(text.decode(), folder=folder.name)
     except UnicodeDecodeError:
-        raise Invalid("no skill", because="its SKILL.md is not UTF-8", code="skill.unreadable") from None
+        raise Invalid(
+            "this folder is no skill",
+            because="its SKILL.md is not UTF-8",
+            try_this="save it as UTF-8",
+            code="skill.unreadable",
+        ) from None
     if front.bundle and not any(path == cli_name(front.name) and can_run for path, can_run, _ in files):
         raise Invalid(
-            "no skill",
+            "this folder is no skill",
             because=f"it is a bundle, and {cli_name(front.name)} is not beside it, or cannot be run",
             try_this="export it again",
             code="skill.invalid",
@@ -295,4 +310,6 @@ def _text(data: bytes) -> str | None:
 
 
 def _too_large(because: str) -> Invalid:
-    return Invalid("no skill", because=because, try_this="keep large files elsewhere", code="skill.too-large")
+    return Invalid(
+        "this folder is no skill", because=because, try_this="keep large files elsewhere", code="skill.too-large"
+    )

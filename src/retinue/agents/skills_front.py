@@ -179,6 +179,6 @@ def _wrong(line: int, because: str) -> Invalid:
     return Invalid(
         "this SKILL.md cannot be read",
         because=f"line {line}: {because}",
-        try_this="for example:\n---\nname: weather\ndescription: How to look up the weather.\n---",
+        try_this="begin it with a line of ---, `name: NAME`, `description: WHAT FOR`, and a line of ---",
         code="skill.unreadable",
     )

@@ -102,7 +102,11 @@ class Host:
     def background(self, work: Callable[[], Awaitable[None]]) -> None:
         """Have this going while the instance is loaded; it is cancelled when it is unloaded."""
         if len(self.work) >= BACKGROUND_MAX:
-            raise PluginFailed("too much work in the background", because=f"an instance may have {BACKGROUND_MAX}")
+            raise PluginFailed(
+                "too much work in the background",
+                because=f"an instance may have {BACKGROUND_MAX} pieces of it",
+                try_this="put several into one",
+            )
         self.work.append(work)
 
     def on_unload(self, call: Callable[[], None]) -> None:

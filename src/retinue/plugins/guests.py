@@ -192,7 +192,11 @@ class Plugins:
 
     async def _load(self, instance: str, settings: PluginSettings) -> None:
         if wrong := plugin_name(instance):
-            raise PluginFailed(f"'{instance[:80]}' cannot be the name of an instance", because=f"it {wrong}")
+            raise PluginFailed(
+                f"'{instance[:80]}' cannot be the name of an instance",
+                because=f"it {wrong}",
+                try_this="give it another name in the settings file",
+            )
         plugin = await self._bring(settings.plugin or instance)
         id_ = plugin.manifest.id
         registrar = Registrar(instance, source=source_of(id_))

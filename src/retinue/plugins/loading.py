@@ -128,7 +128,9 @@ def bring(package: Package) -> Plugin:
     found: object = first.load()
     if not isinstance(found, Plugin):
         raise PluginFailed(
-            f"'{package.id}' is no plug-in", because="its entry point names something else than a Plugin"
+            f"'{package.id}' is no plug-in",
+            because="its entry point names something else than a Plugin",
+            try_this="its author can mend that",
         )
     _check(found.manifest, package.id)
     return found

@@ -258,4 +258,9 @@ def _is(thing: Any, kind: type[Any], what: str) -> Any:
 
 
 def _unfit(what: str, because: str) -> Invalid:
-    return Invalid(f"this {what} cannot be registered", because=because, code="plugin.unfit")
+    return Invalid(
+        f"this {what} cannot be registered",
+        because=because,
+        try_this="the plug-in's author can mend that",
+        code="plugin.unfit",
+    )
