@@ -26,6 +26,7 @@ from retinue.config.minds import WireFormat
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.record import Body, Record, Reply, UserTurn, kind_of
+from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Prompt, Text, WireCache
 from retinue.models.http import HttpModel, Link, Target, Wire
@@ -104,9 +105,9 @@ class Conversation:
         self._add(UserTurn(text=f"And what is number {len(self.records)}?"))
 
     def _add(self, body: Body) -> None:
-        at = datetime(2026, 1, 1, tzinfo=UTC)
+        at_ms = to_ms(datetime(2026, 1, 1, tzinfo=UTC))
         seq = len(self.records) + 1
-        self.records.append(Record(session=self.session, seq=seq, kind=kind_of(body), body=body, at=at))
+        self.records.append(Record(session=self.session, seq=seq, kind=kind_of(body), body=body, at_ms=at_ms))
 
     def prompt(self) -> Prompt:
         return Prompt(session=self.session, instructions=INSTRUCTIONS, records=self.records, tools=_tools)

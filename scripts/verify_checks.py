@@ -13,6 +13,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.ids import SessionId
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.domain.record import Body, Piece, PieceKind, Record, Reply, Stop, Usage, UserTurn, kind_of
+from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.base import Asks, Ended, Model, Prompt, Seals, Text, Thinking
 
@@ -193,12 +194,12 @@ async def _ask(
     instructions: str = "Answer briefly.",
 ) -> Reply:
     session = SessionId("0" * 32)
-    at = datetime.now(UTC)
+    at_ms = to_ms(datetime.now(UTC))
     prompt = Prompt(
         session=session,
         instructions=instructions,
         records=[
-            Record(session=session, seq=seq, kind=kind_of(body), body=body, at=at)
+            Record(session=session, seq=seq, kind=kind_of(body), body=body, at_ms=at_ms)
             for seq, body in enumerate(bodies, start=1)
         ],
         tools=[WEATHER] if tools else [],

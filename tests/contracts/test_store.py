@@ -14,15 +14,16 @@ from store.tills import run_of
 from stores import INLINE, POSTGRES, SQLITE, Place, count, counted, place_of, settle_in
 
 from retinue.domain import address
-from retinue.domain.envelope import Draft, Kind
+from retinue.domain.envelope import Draft, Kind, Trust
 from retinue.domain.errors import Stale, StoreError
 from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId, SessionId
+from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.model import ModelRef, Price
 from retinue.domain.money import CallTerms, Days
-from retinue.domain.record import Note, Record, RecordKind
+from retinue.domain.record import Body as RecordBody
+from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Stop, Summary, Usage, UserTurn, kind_of
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride, Wakefulness
-from retinue.domain.times import from_ms
+from retinue.domain.tool import Call, ToolResult
 from retinue.store import agents, approvals, envelopes, money, news, people, records, runs, sessions, tokens
 from retinue.store import tables as t
 from retinue.store.connection import Body, Store
@@ -402,6 +403,44 @@ async def test_two_stores_on_one_place_never_give_out_a_number_twice(place: Plac
         assert await other.read(counted) == [(1, "mine")]
 
 
+# Records
+
+
+async def test_records_are_read_back_as_they_were_and_a_damaged_one_is_named(place: Place) -> None:
+    bodies: list[RecordBody] = [
+        Mark(),
+        *(UserTurn(text=text, envelopes=(EnvelopeId("e" * 32),)) for text in TEXTS),
+        *(Reply(text=text, usage=Usage(input_tokens=3), model="m/1", provider="m") for text in TEXTS),
+        Reply(text="", thinking="hm", calls=(Call(id="1", tool="t", arguments={"a": [1, None]}),), stop=Stop.CALLS),
+        ToolResult(call="1", tool="t", output="done"),
+        Note(text="by the way"),
+        Summary(text="so far", kept_from=3),
+    ]
+    written = [
+        Record(
+            session=SESSION,
+            seq=seq,
+            kind=kind_of(body),
+            body=body,
+            at_ms=MS_MAX - seq,
+            run=RunId("r" * 32) if seq % 2 else None,
+            trust=Trust.UNTRUSTED if seq % 3 else Trust.PRIVATE,
+        )
+        for seq, body in enumerate(bodies, start=1)
+    ]
+    async with place.open() as store:
+        await store.write(lambda conn: records.add(conn, written), point="test")
+        read = partial(records.read, session=SESSION, first=0, last=len(written))
+        assert await store.scan(read) == (written, [])
+
+        for seq, wrong in ((2, {"body": "{"}), (3, {"kind": "gossip"}), (4, {"at_ms": 10 * MS_MAX})):
+            change = t.records.update().where(t.records.c.seq == seq).values(**wrong)
+            await store.write(lambda conn, change=change: conn.execute(change) and None, point="test")
+        found, damaged = await store.scan(read)
+        assert found == [written[0], *written[4:]]
+        assert [(each.session, each.seq) for each in damaged] == [(SESSION, 2), (SESSION, 3), (SESSION, 4)]
+
+
 # Epochs
 
 
@@ -425,7 +464,7 @@ def _guarded(*, worker: int, epoch: int, new_epoch: int | None = None) -> Body[N
             wakefulness=Wakefulness.ACTIVE,
             at_ms=page.at_ms,
         )
-        records.add(conn, [Record(session=SESSION, seq=2, kind=RecordKind.NOTE, body=Note(text="x"), at=from_ms(1))])
+        records.add(conn, [Record(session=SESSION, seq=2, kind=RecordKind.NOTE, body=Note(text="x"), at_ms=1)])
         page.tell(NewsKind.SESSION_CHANGED, session=SESSION)
         page.close()
 

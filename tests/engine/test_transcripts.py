@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, UserTurn, kind_of
 from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 from retinue.engine.live import DELTAS_WAITING_MAX, PARTIAL_CHARS_MAX, Live
 from retinue.engine.transcripts import Transcripts, size_of
@@ -31,7 +31,7 @@ HERE = SessionId("5" * 32)
 
 def record(seq: int, body: Any = None, *, session: SessionId = HERE) -> Record:
     body = UserTurn(text=f"number {seq}") if body is None else body
-    return Record(session=session, seq=seq, kind=kind_of(body), body=body, at=NOON)
+    return Record(session=session, seq=seq, kind=kind_of(body), body=body, at_ms=to_ms(NOON))
 
 
 def session(record_seq: int, *, context_from: int = 1, id_: SessionId = HERE) -> Session:
@@ -306,7 +306,7 @@ def test_a_record_is_encoded_once_while_there_is_room() -> None:
     for _ in range(3):
         assert list(cache.of(HERE, context, encode)) == [b"number 1", b"number 2"]
     context.append(record(3))
-    assert list(cache.of(HERE, [replace(kept) for kept in context], encode))[-1] == b"number 3"
+    assert list(cache.of(HERE, [kept._replace() for kept in context], encode))[-1] == b"number 3"
     assert times == [1, 2, 3]
 
 

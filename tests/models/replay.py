@@ -18,6 +18,7 @@ from retinue.config.minds import WireFormat
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelFailed, ModelRef
 from retinue.domain.record import PieceKind, Record, Stop, Usage, UserTurn, kind_of
+from retinue.domain.times import to_ms
 from retinue.models.base import Asks, Ended, Model, Prompt, Seals, Text, Thinking, WireCache
 from retinue.models.http import HttpModel, Link, Target
 from retinue.models.wires import wire_of
@@ -183,7 +184,7 @@ def model_at(
 
 def records_of(*bodies: Any, session: SessionId = SESSION) -> list[Record]:
     return [
-        Record(session=session, seq=seq, kind=kind_of(body), body=body, at=START)
+        Record(session=session, seq=seq, kind=kind_of(body), body=body, at_ms=to_ms(START))
         for seq, body in enumerate(bodies, start=1)
     ]
 

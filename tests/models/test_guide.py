@@ -23,6 +23,7 @@ from retinue.domain.event import DeltaKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.model import ModelFailed
 from retinue.domain.record import Body, Note, Record, Reply, UserTurn, kind_of
+from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text
@@ -516,7 +517,7 @@ def prompt_of(*bodies: str | Body) -> Prompt:
     """What a run has read so far. A plain text is a turn with one envelope."""
     made = [UserTurn(text=turn(body)) if isinstance(body, str) else body for body in bodies]
     records = [
-        Record(session=SessionId("s"), seq=seq, kind=kind_of(body), body=body, at=START, run=RunId("r"))
+        Record(session=SessionId("s"), seq=seq, kind=kind_of(body), body=body, at_ms=to_ms(START), run=RunId("r"))
         for seq, body in enumerate(made, start=1)
     ]
     return Prompt(session=SessionId("s"), instructions="", records=records, tools=[Read().spec])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.record import Body, Note, Record, Reply, Summary, Usage, UserTurn, kind_of
+from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -17,7 +18,7 @@ SESSION = SessionId("s")
 
 
 def record(seq: int, body: Body, *, run: str = "r", at: datetime = NOON) -> Record:
-    return Record(session=SESSION, seq=seq, kind=kind_of(body), body=body, at=at, run=RunId(run))
+    return Record(session=SESSION, seq=seq, kind=kind_of(body), body=body, at_ms=to_ms(at), run=RunId(run))
 
 
 def told(*bodies: Body) -> list[Record]:

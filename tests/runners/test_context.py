@@ -13,6 +13,7 @@ from runners.histories import histories, paired, record, with_summary
 
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn, kind_of
+from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 from retinue.runners.context import arranged, summary_of, whole
 
@@ -26,7 +27,7 @@ def history(*bodies: tuple[str | None, Any]) -> list[Record]:
             seq=seq,
             kind=kind_of(body),
             body=body,
-            at=NOON,
+            at_ms=to_ms(NOON),
             run=RunId(run) if run is not None else None,
         )
         for seq, (run, body) in enumerate(bodies, start=1)

@@ -342,7 +342,7 @@ async def test_whatever_the_model_answers_a_context_ends_in_bounds_or_afresh(
 def test_a_report_says_how_much_was_in_mind_at_the_last_reply() -> None:
     records = [
         record(9, Summary(text="s" * 400, kept_from=5)),
-        *(replace(r, seq=r.seq + 10) for r in told(user("u" * 40), asks("1"), result("1", "r" * 80))),
+        *(r._replace(seq=r.seq + 10) for r in told(user("u" * 40), asks("1"), result("1", "r" * 80))),
         record(20, says("k", tokens=50_000)),
     ]
     tool = ToolSpec(name="read", description="Read.", parameters={})

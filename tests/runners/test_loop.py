@@ -22,6 +22,7 @@ from retinue.domain.ports import Asking
 from retinue.domain.record import Note, Record, Reply, Stop, Summary, Usage, UserTurn, kind_of
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import LaneKind, Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
 from retinue.models.calls import ARGUMENTS_DEPTH_MAX, CALLS_MAX, UNPARSED, plain
@@ -68,7 +69,7 @@ ADA = Agent(name="ada", model="scripted")
 
 def own(*bodies: Any) -> list[Record]:
     return [
-        Record(session=RUN.session, seq=n, kind=kind_of(body), body=body, at=NOON, run=RUN.id)
+        Record(session=RUN.session, seq=n, kind=kind_of(body), body=body, at_ms=to_ms(NOON), run=RUN.id)
         for n, body in enumerate(bodies, start=2)
     ]
 
@@ -226,7 +227,7 @@ class MemoryJournal:
         self._keep(Note(text=result.output, call=result.call))
 
     def _keep(self, body: Reply | ToolResult | Note) -> None:
-        self.own.append(replace(own(body)[0], seq=len(self.own) + 2))
+        self.own.append(own(body)[0]._replace(seq=len(self.own) + 2))
 
     def _step(self) -> None:
         self.left -= 1

@@ -128,7 +128,7 @@ def test_what_stands_before_the_first_turn_stays_as_it_is() -> None:
 
 
 def test_after_a_summary_everything_follows_a_turn() -> None:
-    rest = [replace(r, seq=r.seq + 10) for r in told(asks("0"), result("0", "s" * 10_000), *bodies(exchanges(6)))]
+    rest = [r._replace(seq=r.seq + 10) for r in told(asks("0"), result("0", "s" * 10_000), *bodies(exchanges(6)))]
     records = [record(9, Summary(text="in short", kept_from=11)), *rest]
     assert len(outputs(view(records, ON))[0]) < 10_000
 
@@ -137,7 +137,7 @@ def test_after_a_summary_everything_follows_a_turn() -> None:
 def test_a_result_with_an_image_stays_as_it_is() -> None:
     records = exchanges(6)
     shown = "a plot: data:image/png;base64," + "A" * 10_000
-    records[2] = replace(records[2], body=result("0", shown))
+    records[2] = records[2]._replace(body=result("0", shown))
     first, second, *_ = outputs(view(records, ON))
     assert first == shown and len(second) < 10_000
 
@@ -168,7 +168,7 @@ def test_only_allowed_tools_are_pruned_and_denied_ones_never(tools: PrunedTools,
 @pytest.mark.spec("C117")
 def test_from_30_percent_of_the_window_long_results_keep_their_beginning_and_end() -> None:
     records = exchanges(3, chars=9_000)  # 27,000 of 80,000 characters
-    records[2] = replace(records[2], body=result("0", "a" * 4_500 + "z" * 4_500))
+    records[2] = records[2]._replace(body=result("0", "a" * 4_500 + "z" * 4_500))
     first, *_ = outputs(view(records, ON))
     assert first.startswith("a" * 1_500 + "\n") and "z" * 1_500 in first and "z" * 1_501 not in first
     assert "9000 characters" in first
@@ -214,7 +214,7 @@ def test_what_was_pruned_stays_so_while_the_cache_is_warm_again() -> None:
     shortened = Shortened()
     records = exchanges(6)
     cold = shortened.view(SESSION, records, ON, window_tokens=WINDOW, idle_s=COLD_S)
-    records += [replace(r, seq=r.seq + 100) for r in exchanges(1)]
+    records += [r._replace(seq=r.seq + 100) for r in exchanges(1)]
     warm = shortened.view(SESSION, records, ON, window_tokens=WINDOW, idle_s=1.0)
     assert all(ours is theirs for ours, theirs in zip(cold, warm, strict=False))
     assert list(warm[len(cold) :]) == records[len(cold) :]
@@ -282,7 +282,7 @@ def test_pruning_changes_outputs_of_results_in_what_is_sent_and_nothing_that_is_
     assert len(seen) == len(records)
     for ours, theirs in zip(seen, records, strict=True):
         if isinstance(theirs.body, ToolResult) and isinstance(ours.body, ToolResult):
-            assert replace(ours, body=replace(ours.body, output=theirs.body.output)) == theirs
+            assert ours._replace(body=replace(ours.body, output=theirs.body.output)) == theirs
         else:
             assert ours is theirs
     assert all(len(o) <= len(t) for o, t in zip(outputs(seen), outputs(records), strict=True))

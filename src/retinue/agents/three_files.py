@@ -17,7 +17,7 @@ from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Body, Mark, Note, Record, RecordKind, Reply, Stop, Summary, Usage, UserTurn, kind_of
 from retinue.domain.session import Origin, OriginKind, Session
-from retinue.domain.times import from_ms, to_ms
+from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 from retinue.store import agents, exports, sessions
@@ -252,7 +252,7 @@ def line_of(record: Record) -> str:
 
 
 def _as_line(record: Record) -> Line:
-    at = to_ms(record.at)
+    at = record.at_ms
     match record.body:
         case Mark(text=text):
             return _Start(at) if record.kind is RecordKind.START else _Reset(at, text or None)
@@ -338,12 +338,12 @@ def _records(history: str, session: SessionId, *, created_ms: int) -> Iterator[K
     if not ended or _read_line(ended[0], 1)[0] is not RecordKind.START:
         # Every session begins with a start marker. This one is ours: it stands in no file.
         seq = 1
-        mark = Record(session=session, seq=seq, kind=RecordKind.START, body=Mark(), at=from_ms(created_ms))
+        mark = Record(session=session, seq=seq, kind=RecordKind.START, body=Mark(), at_ms=created_ms)
         yield Kept(mark, line="")
     for number, line in enumerate(ended, start=1):
         seq += 1
         kind, body, at_ms = _read_line(line, number)
-        record = Record(session=session, seq=seq, kind=kind, body=body, at=from_ms(at_ms), trust=Trust.UNTRUSTED)
+        record = Record(session=session, seq=seq, kind=kind, body=body, at_ms=at_ms, trust=Trust.UNTRUSTED)
         yield Kept(record, line=line if line_of(record) != line else None)
 
 

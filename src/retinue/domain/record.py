@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.times import from_ms
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 
@@ -128,17 +130,24 @@ class Note:
 Body = Mark | UserTurn | Reply | ToolResult | Note | Summary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One line of a session's history."""
+class Record(NamedTuple):
+    """One line of a session's history.
+
+    A tuple, and its moment a number: thousands of them are made at once when a session is read back, and a frozen
+    dataclass would take seven times as long to make.
+    """
 
     session: SessionId
     seq: int
     kind: RecordKind
     body: Body
-    at: datetime
+    at_ms: int
     run: RunId | None = None
     trust: Trust = Trust.PRIVATE
+
+    @property
+    def at(self) -> datetime:
+        return from_ms(self.at_ms)
 
 
 def kind_of(body: Body) -> RecordKind:

@@ -74,6 +74,11 @@ def to_ms(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
+# The first and the last that `from_ms` takes.
+MS_MIN = to_ms(datetime.min.replace(tzinfo=UTC))
+MS_MAX = to_ms(datetime.max.replace(tzinfo=UTC))
+
+
 def from_ms(ms: int) -> datetime:
     """The moment of a unix millisecond, aware and UTC: `to_ms` of it is `ms` again."""
     try:

@@ -10,7 +10,6 @@ from retinue.domain.envelope import Envelope
 from retinue.domain.record import Body, Record, RecordKind, kind_of
 from retinue.domain.run import Run, Step
 from retinue.domain.session import QueuePolicy, Session
-from retinue.domain.times import from_ms
 from retinue.domain.tool import Call
 from retinue.mailroom.inbox import Wake
 from retinue.store.house import Page
@@ -62,7 +61,7 @@ class Append:
             seq=self.seq + 1,
             kind=kind or kind_of(body),
             body=body,
-            at=from_ms(self.page.at_ms),
+            at_ms=self.page.at_ms,
             run=self.run.id if self.run else None,
         )
         self.records.append(record)

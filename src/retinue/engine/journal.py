@@ -221,7 +221,7 @@ class RunJournal:
             seq=self.work.session.record_seq + self._unnumbered,
             kind=kind_of(closing.body),
             body=closing.body,
-            at=self._clock.now(),
+            at_ms=to_ms(self._clock.now()),
             run=self.run.id,
         )
         self._own.append(record)

@@ -15,6 +15,7 @@ from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.domain.money import BudgetSpent, Granted, PriceUnknown
 from retinue.domain.ports import Clock
 from retinue.domain.record import Note, Record, RecordKind, Reply, Summary, UserTurn
+from retinue.domain.times import to_ms
 from retinue.models.base import Model, Prompt
 from retinue.models.catalog import Role
 from retinue.models.fallback import Plan
@@ -212,7 +213,7 @@ class ContextKeeper:
             seq=0,
             kind=RecordKind.USER,
             body=UserTurn(text=request.text),
-            at=self._clock.now(),
+            at_ms=to_ms(self._clock.now()),
         )
         measure = Meter().measure([to_read], instructions=request.instructions)
         output = min(request.output_tokens_max, facts.output_tokens_max)

@@ -8,7 +8,6 @@ are still read; everything else stays in the history, untouched and unread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.tool import ToolResult
@@ -80,5 +79,5 @@ def whole(records: Sequence[Record]) -> list[Record]:
                 made.append(result)
             elif i != last_reply or not still_open:
                 lost = ToolResult(call=call.id, tool=call.tool, output="This result was lost.", failed=True)
-                made.append(replace(record, kind=RecordKind.TOOL, body=lost))
+                made.append(record._replace(kind=RecordKind.TOOL, body=lost))
     return made

@@ -47,7 +47,7 @@ def _is_longer(record: Record, chars_max: int) -> bool:
 
 def _capped(record: Record, chars_max: int) -> Record:
     assert isinstance(record.body, ToolResult)
-    return replace(record, body=replace(record.body, output=cut_at_line(record.body.output, chars_max)))
+    return record._replace(body=replace(record.body, output=cut_at_line(record.body.output, chars_max)))
 
 
 def cut_at_line(text: str, chars_max: int, *, hint: str = "ask for the rest in smaller parts") -> str:
@@ -140,7 +140,7 @@ def _trimmed(record: Record, settings: SoftTrim) -> Record | None:
 
 def _replaced_output(record: Record, output: str) -> Record:
     assert isinstance(record.body, ToolResult)
-    return replace(record, body=replace(record.body, output=output))
+    return record._replace(body=replace(record.body, output=output))
 
 
 def _chars(record: Record) -> int:

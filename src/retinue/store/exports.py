@@ -13,7 +13,6 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.record import Record
-from retinue.domain.times import to_ms
 from retinue.store import records
 from retinue.store import tables as t
 from retinue.store.records import Damage
@@ -67,7 +66,7 @@ def add(conn: sa.Connection, kept: Sequence[Kept], *, opening: Opening) -> None:
                 "body": _body(k, opening if k.record.seq == 1 else None),
                 "run": None,
                 "trust": k.record.trust.value,
-                "at_ms": to_ms(k.record.at),
+                "at_ms": k.record.at_ms,
             }
             for k in kept
         ],
@@ -89,7 +88,7 @@ def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[l
     for row in conn.execute(_between, {"session": session, "first": first, "last": last}):
         try:
             aside = _aside.decode(row.body) if '"line":' in row.body else None
-            found.append(Kept(records.record_of(row), aside.line if aside else None))
+            found.append(Kept(records.record_of(*row), aside.line if aside else None))
         except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
             damaged.append(Damage(row.session, row.seq, str(error)))
     return found, damaged

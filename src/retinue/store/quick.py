@@ -99,9 +99,9 @@ class Rows:
     def all(self) -> list[Any]:
         return [self._prepared.row(values) for values in self._cursor.fetchall()]
 
-    def plain(self) -> list[Any]:
-        """All rows, as plain as they come: for columns that need no tidying, and rows by the thousand."""
-        return self._cursor.fetchall() if self._prepared.is_plain else self.all()
+    def plain(self) -> Iterator[Any]:
+        """The rows, as plain as they come: for columns that need no tidying, and rows by the thousand."""
+        return iter(self._cursor) if self._prepared.is_plain else iter(self)
 
     def one_or_none(self) -> Any:
         rows = self._cursor.fetchmany(2)

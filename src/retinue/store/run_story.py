@@ -200,7 +200,7 @@ def _asking(record: Record) -> str:
 
 def _unmade(record: Record, result: ToolResult) -> Fact:
     """A result without a step took no act: it was refused, or unknown, or gone on without."""
-    return fact(to_ms(record.at), f"The call {result.tool} was not made: {quoted(result.output)}.")
+    return fact(record.at_ms, f"The call {result.tool} was not made: {quoted(result.output)}.")
 
 
 def approval_facts(conn: sa.Connection, row: sa.Row[Any]) -> list[Fact]:

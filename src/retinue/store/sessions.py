@@ -215,7 +215,7 @@ def start(
 ) -> None:
     """A new session with its start marker, told to whoever watches: it is there before anything is handled in it."""
     add(page.conn, id_, agent=agent, origin=origin, name=name, at_ms=page.at_ms, attributes=attributes)
-    records.add(page.conn, [Record(session=id_, seq=1, kind=RecordKind.START, body=Mark(), at=from_ms(page.at_ms))])
+    records.add(page.conn, [Record(session=id_, seq=1, kind=RecordKind.START, body=Mark(), at_ms=page.at_ms)])
     page.tell(NewsKind.SESSION_STARTED, session=id_, agent=agent, origin=f"{origin.kind}:{origin.key}")
 
 
