@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,6 +99,26 @@ async def test_calls_made_at_once_are_all_performed_and_read_in_their_order(
     assert [line.split()[1] for line in household.witness.read_text().splitlines()] == ["a", "b", "c"]
     assert server.asked[-1].results == ["appended"] * 3
     assert len(server.asked) == 2
+
+
+async def test_after_a_restart_a_model_is_sent_the_very_same_bytes(tmp_path: Path, server: Provider) -> None:
+    picture = base64.b64encode(b"\x89PNG" + bytes(99)).decode()
+    server.will(
+        says('Words and "signs": \\ \n \x7f ü 語 \U0001f600'),
+        calls(("append_line", {"text": "ü"}), text="One line."),
+        says("Written."),
+        *(says(f"number {number}") for number in range(100)),
+    )
+    household = house_of(tmp_path, server)
+    texts = ["hello", f"look: data:image/png;base64,{picture}", "\ttabs </and> tags \u2028", *"abcdefgh" * 10]
+    async with household.open() as house:
+        for text in texts:
+            await answered(house, text)
+    async with household.open() as house:
+        await answered(house, "and now?")
+    before, after = (asked.raw.partition(b'"messages":')[2] for asked in server.asked[-2:])
+    assert len(json.loads(before.removesuffix(b"}"))) > 2 * len(texts)
+    assert after.startswith(before.removesuffix(b"]}"))
 
 
 # When it is stopped

@@ -12,6 +12,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.session import Session
 from retinue.domain.tool import ToolResult
+from retinue.models.parts import plain_words
 from retinue.runners.context import as_read
 from retinue.store import records
 from retinue.store.connection import Store
@@ -35,7 +36,7 @@ class Transcript:
 
     def count(self) -> None:
         """Bring the size up to date at the cost of what is new, not of what is there."""
-        self.size_bytes += sum(size_of(record) for record in self.records[self.counted :])
+        self.size_bytes += sum(map(size_of, self.records[self.counted :]))
         self.counted = len(self.records)
 
 
@@ -92,8 +93,8 @@ class Transcripts:
 def size_of(record: Record) -> int:
     """About what a record costs to keep in memory."""
     body = record.body
-    if type(body) is UserTurn:
-        return RECORD_OVERHEAD_BYTES + getsizeof(body.text)
+    if words := plain_words(body):  # as most records are, and thousands of them where a session is restored
+        return RECORD_OVERHEAD_BYTES + words.__sizeof__()
     match body:
         case Reply(text=text, thinking=thinking, calls=calls):
             asked = sum(CALL_OVERHEAD_BYTES + getsizeof(str(call.arguments)) for call in calls)

@@ -157,8 +157,7 @@ class WireCache:
         # The same objects as a rule, which is seen at a glance; and a list, since no list equals a tuple.
         if kept.records != list(records[: len(kept.records)]):
             kept = kept.only(records)
-        for record in records[len(kept.records) :]:
-            kept.add(record, encode(record))
+        kept.extend(new := records[len(kept.records) :], list(map(encode, new)))
         if make is not None:
             kept.weave(make)
         if kept.size_bytes <= self._bytes_max:
@@ -178,10 +177,10 @@ class _Encoded:
     woven: Weaver | None = None
     woven_records: int = 0
 
-    def add(self, record: Record, wire: bytes) -> None:
-        self.records.append(record)
-        self.wires.append(wire)
-        self.size_bytes += len(wire)
+    def extend(self, records: Sequence[Record], wires: Sequence[bytes]) -> None:
+        self.records += records
+        self.wires += wires
+        self.size_bytes += sum(map(len, wires))
 
     def weave(self, make: Callable[[], Weaver]) -> None:
         if self.woven is None:
@@ -193,9 +192,8 @@ class _Encoded:
 
     def only(self, records: Sequence[Record]) -> _Encoded:
         """What is kept of the beginning that both have in common."""
+        pairs = enumerate(zip(self.records, records, strict=False))
+        count = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(self.records), len(records)))
         common = _Encoded()
-        for ours, theirs, wire in zip(self.records, records, self.wires, strict=False):
-            if ours != theirs:
-                break
-            common.add(theirs, wire)
+        common.extend(records[:count], self.wires[:count])
         return common

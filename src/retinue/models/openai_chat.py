@@ -40,7 +40,7 @@ WENT_ON = "Done."  # said in the model's place, where a server will not have any
 _OURS = ("messages", "tools")
 _USER_SAYS, _MODEL_SAYS = b',{"role":"user","content":', b',{"role":"assistant","content":'
 _ASSISTANT = RecordKind.ASSISTANT
-_encode = msgspec.json.encode
+_encode = msgspec.json.Encoder().encode
 
 
 def quirks_of(target: Target) -> frozenset[str]:

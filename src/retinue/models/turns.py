@@ -26,10 +26,10 @@ class Joined:
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.size_bytes = 0  # of what was joined: the pieces themselves are counted where they are kept
-        self._settled = 0
+        self._settled = 1  # the first stays alone: a format may have to take something off it
 
     def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None:
-        self.pieces += wires
+        self.pieces += filter(None, wires)
         self.settle(len(self.pieces))
 
     def settle(self, end: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.tool import ToolResult
-from retinue.runners.base import is_silent
+from retinue.runners.base import SILENT_TOKENS, is_silent
 
 # How the house begins its note before a compaction. Nobody else's words can begin a note: mail stands in a tag, and
 # the result of a stored call behind a phrase of its own.
@@ -29,10 +29,11 @@ def _is_plain(record: Record) -> bool:
     """Words and nothing else: neither the order nor the company of such a record matters. Most are, and there may be
     thousands of them between a person and the first answer after a restart."""
     body = record.body
-    kind = type(body)
-    if kind is UserTurn or kind is Note:
+    if type(body) is UserTurn:
         return True
-    return isinstance(body, Reply) and not body.calls and not is_silent(body)
+    if isinstance(body, Reply):
+        return not body.calls and body.text.strip() not in SILENT_TOKENS
+    return isinstance(body, Note)
 
 
 def arranged(records: Sequence[Record]) -> list[Record]:

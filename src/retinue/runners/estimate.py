@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.record import Body, Mark, Note, Record, Reply, Summary, UserTurn
+from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
+from retinue.models.parts import plain_words
 from retinue.runners.context import FLUSH_HEAD, summary_of
 
 CHARS_PER_TOKEN = 4
@@ -51,9 +52,14 @@ def holds_image(text: str) -> bool:
 
 def _may_hold_image(text: str) -> bool:
     # Most texts hold none, and this is seen many times faster than a pattern sees it. Spelled out: so is a loop's cost.
+    # A single sign is found sooner than a word, and each of these words has one that is rare elsewhere.
     if len(text) <= BLOB_CHARS_MIN:
         return False
-    return ";base64," in text or _PNG in text or _JPEG in text or _GIF in text or _WEBP in text
+    if ";" in text and ";base64," in text:
+        return True
+    if "G" in text and (_PNG in text or _GIF in text or _WEBP in text):
+        return True
+    return "j" in text and _JPEG in text
 
 
 class Weight(NamedTuple):
@@ -191,11 +197,7 @@ class Meter:
         if result_chars_max != self._result_chars_max or not self._goes_on(records):
             self._result_chars_max = result_chars_max
             self._begin(records)
-        for index in range(self._count, len(records)):
-            record = records[index]
-            if not self._add_words(record.body):
-                self._add(record)
-        self._count = len(records)
+        self._weigh(records)
         if records:
             self._first, self._last = records[0], records[-1]
         head = self._weight_of_head(instructions, tools)
@@ -236,36 +238,43 @@ class Meter:
         self._counted_by = ""
         self._flushed = False
 
-    def _add_words(self, body: Body) -> bool:
-        """The short way for a turn that is plain words, as most are: the same sums without the detours."""
-        if type(body) is not UserTurn or body.attachments:
-            return False
-        text = body.text
-        if not text.isascii() or _may_hold_image(text):
-            return False
-        size = len(text)
-        self._twelfths += size * _ASCII_TWELFTHS
-        self._chars += size
-        self._bytes += size
-        return True
-
-    def _add(self, record: Record) -> None:
-        twelfths, chars, size = weight_of(record, result_chars_max=self._result_chars_max)
-        self._twelfths += twelfths
-        self._chars += chars
-        self._bytes += size
-        body = record.body
-        if record.seq <= self._known_from:
-            return
-        if isinstance(body, Reply) and is_known(body):
+    def _weigh(self, records: Sequence[Record]) -> None:
+        """What came since. Only the last reply whose provider has counted says what is known: up to it first."""
+        first, self._count = self._count, len(records)
+        known = next((at for at in range(len(records) - 1, first - 1, -1) if self._counts(records[at])), None)
+        if known is not None:
+            reply = records[known].body
+            assert isinstance(reply, Reply)
+            self._add(records[first : known + 1])
             # Tokens from a cache are among those of the input, and are counted once.
-            self._known = body.usage.input_tokens + body.usage.output_tokens
+            self._known = reply.usage.input_tokens + reply.usage.output_tokens
             self._known_twelfths, self._known_bytes = self._twelfths, self._bytes
             # Measured with the request that was replied to; where it was not, as after a restart, all of it is new.
             self._known_head_bytes = self._head_bytes
-            self._counted_by = body.model
-        elif isinstance(body, Note) and body.text.startswith(FLUSH_HEAD):
-            self._flushed = True
+            self._counted_by = reply.model
+            first = known + 1
+        self._add(records[first:])
+
+    def _counts(self, record: Record) -> bool:
+        return isinstance(record.body, Reply) and record.seq > self._known_from and is_known(record.body)
+
+    def _add(self, records: Sequence[Record]) -> None:
+        words = 0  # characters of plain ASCII, as most are: the same sums as below, without the detours
+        for record in records:
+            body = record.body
+            text = plain_words(body)
+            if text and text.isascii() and not _may_hold_image(text):
+                words += len(text)
+                continue
+            twelfths, chars, size = weight_of(record, result_chars_max=self._result_chars_max)
+            self._twelfths += twelfths
+            self._chars += chars
+            self._bytes += size
+            if isinstance(body, Note) and body.text.startswith(FLUSH_HEAD) and record.seq > self._known_from:
+                self._flushed = True
+        self._twelfths += words * _ASCII_TWELFTHS
+        self._chars += words
+        self._bytes += words
 
     def _weight_of_head(self, instructions: str, tools: Sequence[ToolSpec]) -> Weight:
         said, offered, weight = self._head
