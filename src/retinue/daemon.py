@@ -79,6 +79,7 @@ from retinue.tools.toolbox import Toolbox
 
 log = logging.getLogger(__name__)
 
+GC_OBJECTS = 25_000
 OWNERS_FILE = "owner-token"
 
 OWNER = Person(name="owner", role=Role.OWNER)
@@ -439,8 +440,10 @@ def run(settings: Settings, parts: Parts, *, announce: bool = True, keep_log: bo
         factory = uvloop.new_event_loop
     except ImportError:
         factory = asyncio.new_event_loop
-    # What is loaded by now stays for good: the garbage collector need not look at it again and again.
+    # What is loaded by now stays for good: the garbage collector need not look at it again and again. Nor need it look
+    # at the rest after every few hundred objects, as a long session that is read back makes thousands.
     gc.freeze()
+    gc.set_threshold(GC_OBJECTS)
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(serve(settings, parts, announce=announce, keep_log=keep_log))
 

@@ -29,18 +29,19 @@ COMMIT_HERE_S_MAX = 0.002  # a commit that may take longer is not the loop's to 
 ALONE_MIN = 16
 BUSY_TIMEOUT_MS = 5_000
 CACHE_KIB = 4_096
+SCAN_CACHE_KIB = 512  # a scan reads each page once: new memory for it costs more than reading it again from the system
 WAL_BYTES_KEPT = 16 * 1024 * 1024
 STATEMENTS_CACHED = 256
 SCANS_AT_ONCE_MAX = 3
 
 
-def connect(path: str | Path, *, writable: bool) -> sa.Connection:
+def connect(path: str | Path, *, writable: bool, cache_kib: int = CACHE_KIB) -> sa.Connection:
     """One connection that leaves every BEGIN and COMMIT to us."""
 
     def dbapi() -> sqlite3.Connection:
         raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=STATEMENTS_CACHED)
         try:
-            configure(raw, writable=writable)
+            configure(raw, writable=writable, cache_kib=cache_kib)
         except BaseException:
             raw.close()
             raise
@@ -53,7 +54,7 @@ def connect(path: str | Path, *, writable: bool) -> sa.Connection:
         raise explain(error) from error
 
 
-def configure(raw: sqlite3.Connection, *, writable: bool) -> None:
+def configure(raw: sqlite3.Connection, *, writable: bool, cache_kib: int = CACHE_KIB) -> None:
     """Have it promise what we promise, and read back that it does."""
     raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     if writable:
@@ -69,7 +70,7 @@ def configure(raw: sqlite3.Connection, *, writable: bool) -> None:
     raw.execute("PRAGMA synchronous = FULL")
     raw.execute("PRAGMA foreign_keys = ON")
     raw.execute("PRAGMA temp_store = MEMORY")
-    raw.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    raw.execute(f"PRAGMA cache_size = -{cache_kib}")
     raw.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
     if raw.execute("PRAGMA synchronous").fetchone() != (2,):
         raise StoreError(
@@ -246,7 +247,7 @@ class SqliteStore:
         try:
             conn = self._idle_scanners.get_nowait()
         except Empty:
-            conn = connect(self.path, writable=False)
+            conn = connect(self.path, writable=False, cache_kib=SCAN_CACHE_KIB)
         try:
             return snapshot(conn, body)
         finally:
