@@ -177,8 +177,9 @@ def test_a_call_without_arguments_must_still_have_been_asked_for() -> None:
 def test_the_same_call_again_is_asked_about() -> None:
     sources = [*said("Mail 'see you' to bob@home.example."), STRANGER]
     arguments = {"to": "bob@home.example", "body": "see you"}
-    assert judge(sources, MAIL, **arguments).decision.allowed
-    again = judge(sources, MAIL, done=(Call(id="c0", tool="mail", arguments=arguments),), **arguments)
+    assert judge(sources, MAIL, to="bob@home.example", body="see you").decision.allowed
+    done = (Call(id="c0", tool="mail", arguments=arguments),)
+    again = judge(sources, MAIL, done=done, to="bob@home.example", body="see you")
     assert again.decision.verdict is Verdict.ASK
 
 
@@ -652,3 +653,37 @@ def test_any_text_can_be_judged(owner: str, stranger: str, value: str) -> None:
     for tool in (MAIL, PAY, BOOK, DELETE, FETCH):
         found = judge(sources, tool, value=value, to=[value], file_id=value, url=value, start=value, amount=value)
         assert found.decision.verdict in (Verdict.ALLOW, Verdict.ASK)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 90_000,
+        "!" * 90_000,
+        "1" * 90_000,
+        "a." * 45_000,
+        "1\n" * 45_000,
+        "'{a" * 30_000,
+        "id " * 30_000,
+        "a " * 45_000,
+    ],
+    ids=["run", "marks", "digits", "labels", "lines", "slots", "ids", "words"],
+)
+def test_a_hostile_text_is_read_like_any_other(text: str) -> None:
+    """A pattern that looks at the same stretch again and again would not come to an end on these."""
+    files = result("files_list", [{"id": "1", "filename": "plan.txt", "content": text}])
+    sources = [*said("Create 'list.txt' with what 'plan.txt' says. Send it."), files, result("page", text)]
+    assert not passes(sources, MAIL, to=text, body=text)
+    assert not passes(sources, spec("create"), filename="list.txt", content=text[:60_000] + " and more")
+
+
+def test_what_is_too_long_explains_nothing_and_is_not_explained() -> None:
+    text = "hello " * 20_000
+    assert not passes(said(f"Send '{text}' to bob@home.example."), MAIL, to="bob@home.example", body=text)
+
+
+def test_many_things_are_measured_like_few() -> None:
+    files = [{"id": str(n), "filename": f"{n}.txt", "size": n} for n in range(1_900)]
+    sources = [*said("Find and delete the largest file."), result("files_list", files)]
+    assert passes(sources, DELETE, file_id="1899")
+    assert not passes(sources, DELETE, file_id="1898")

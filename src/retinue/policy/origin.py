@@ -7,6 +7,7 @@ trusted result, or by a standing rule. Explained is a whole value of the same ki
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -166,10 +167,14 @@ def _findings(policy: OriginPolicy, spec: ToolSpec, call: Call, context: Context
 def _act(policy: OriginPolicy, spec: ToolSpec, known: Known) -> Finding:
     """What is done is a value too: a file that the owner named is not thereby to be deleted."""
     rule = policy.act(spec.name)
-    words = rule.words if rule else tuple(plain(spec.name).replace("-", "_").replace(".", "_").split("_"))
-    if "*" in words:
+    if rule is None:
+        words = [word for word in re.split(r"[^a-zA-Z]+", plain(spec.name)) if word]
+        if words and all(known.says_word(word) for word in words):
+            return Finding("(tool)", spec.name, by="the owner asked for it by its name")
+        return Finding("(tool)", spec.name, why="the owner did not ask for it")
+    if "*" in rule.words:
         return Finding("(tool)", spec.name, by="a standing rule")
-    for word in words:
+    for word in rule.words:
         if known.says_word(word):
             return Finding("(tool)", spec.name, by=f"the owner said '{word}'")
     return Finding("(tool)", spec.name, why="the owner did not ask for it")

@@ -19,7 +19,7 @@ from retinue.policy.origin_words import Kind, normal
 
 NAME_CHARS_MAX = 32  # of one word that a closed result may hold: long enough for a name, too short for an instruction
 ENTRIES_MAX = 2_000  # of one result; beyond them it explains nothing
-RESULTS_REMEMBERED = 64
+RESULTS_REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,10 @@ class Entry:
     texts: tuple[str, ...] = ()
     whole: bool = False
 
+    @property
+    def names(self) -> list[str]:
+        return [value.text for value in self.values if value.sort.kind is Kind.NAME]
+
     def of(self, field: str) -> list[str]:
         return [value.text for value in self.values if value.field == field]
 
@@ -59,12 +63,16 @@ def label(policy: OriginPolicy, spec: ToolSpec, output: str) -> Trust:
 
 def entries_of(policy: OriginPolicy, tool: str, arguments: Mapping[str, Any], output: str) -> tuple[Entry, ...]:
     """What a result tells of. What was asked for belongs to each: a page is the page of its address."""
-    asked = tuple(_asked(policy, tool, arguments))
+    return _entries(policy, tool, tuple(_asked(policy, tool, arguments)), not arguments, output)
+
+
+@lru_cache(maxsize=RESULTS_REMEMBERED)
+def _entries(policy: OriginPolicy, tool: str, asked: tuple[Value, ...], whole: bool, output: str) -> tuple[Entry, ...]:
     rule = policy.source(tool)
     read = _read(output, KEY in rule.fields) if rule else None
     if rule is None or read is None:
         return (Entry(tool=tool, values=asked, texts=(output,)),)
-    return tuple(_entry(tool, rule, raw, asked, whole=not arguments) for raw in read)
+    return tuple(_entry(tool, rule, raw, asked, whole=whole) for raw in read)
 
 
 def _asked(policy: OriginPolicy, tool: str, arguments: Mapping[str, Any]) -> Iterator[Value]:
@@ -76,7 +84,6 @@ def _asked(policy: OriginPolicy, tool: str, arguments: Mapping[str, Any]) -> Ite
                 yield Value(name, sort, text)
 
 
-@lru_cache(maxsize=RESULTS_REMEMBERED)
 def _read(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | None:
     """The things in a result, each as an object of its fields; None where it is no data.
 

@@ -8,8 +8,9 @@ Where the words fit more than one thing, and those differ, nothing is explained.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -43,6 +44,7 @@ class Known:
     words: tuple[Words, ...]
     entries: tuple[Entry, ...]
     today: date | None = None
+    scores: dict[int, int] = field(default_factory=dict[int, int], compare=False)  # by identity: the entries outlive it
 
     @classmethod
     def of(cls, policy: OriginPolicy, texts: Sequence[str], entries: Iterable[Entry], *, today: date | None) -> Known:
@@ -77,9 +79,15 @@ class Known:
 
     def named(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
         """Of these things, the ones of which the most values were said, if any was."""
-        scored = [(sum(_weight(self, value, entry) for value in entry.values), entry) for entry in entries]
+        scored = [(self._score(entry), entry) for entry in entries]
         best = max((score for score, _ in scored), default=0)
         return tuple(entry for score, entry in scored if score == best) if best else ()
+
+    def _score(self, entry: Entry) -> int:
+        score = self.scores.get(id(entry))
+        if score is None:
+            score = self.scores[id(entry)] = sum(_weight(self, value, entry) for value in entry.values)
+        return score
 
     def all_named(self) -> tuple[Entry, ...]:
         """Tool by tool, the things that were named."""
@@ -160,7 +168,8 @@ def measured(known: Known, entries: Sequence[Entry]) -> tuple[Entry, ...]:
     left = tuple(entries)
     applied = False
     for _, measure in said:
-        amounts = [(amount, entry) for entry in left if (amount := _amount(measure, known, entry)) is not None]
+        amount_of = _amounts(measure, known.entries)
+        amounts = [(amount, entry) for entry in left if (amount := amount_of(entry)) is not None]
         if not amounts:
             continue
         best = (max if measure.most else min)(amount for amount, _ in amounts)
@@ -178,20 +187,24 @@ def _place(words: Sequence[Words], measure: Measure) -> tuple[int, int] | None:
     return None
 
 
-def _amount(measure: Measure, known: Known, entry: Entry) -> Decimal | None:
-    """What is measured of a thing. Other results may tell of the same thing, by its name."""
-    if measure.whole and not entry.whole:
-        return None
-    if measure.counted:
+def _amounts(measure: Measure, entries: Sequence[Entry]) -> Callable[[Entry], Decimal | None]:
+    """What is measured of a thing. Another result may tell it of the same thing, by its name."""
+    counts = Counter(value for entry in entries for value in entry.of(measure.field)) if measure.counted else None
+    by_name: dict[str, set[str]] = {}
+    for entry in entries:
+        for name in entry.names:
+            by_name.setdefault(name, set()).update(entry.of(measure.field))
+
+    def amount(entry: Entry) -> Decimal | None:
+        if measure.whole and not entry.whole:
+            return None
         mine = entry.of(measure.field)
-        return Decimal(sum(other.of(measure.field).count(mine[0]) for other in known.entries)) if mine else None
-    names = {value.text for value in entry.values if value.sort.kind is Kind.NAME}
-    same = [
-        entry,
-        *(other for other in known.entries if names & {v.text for v in other.values if v.sort.kind is Kind.NAME}),
-    ]
-    amounts = {amount for each in ([entry] if entry.of(measure.field) else same) for amount in each.of(measure.field)}
-    return Decimal(amounts.pop()) if len(amounts) == 1 else None
+        if counts is not None:
+            return Decimal(counts[mine[0]]) if mine else None
+        found = set(mine) or {each for name in entry.names for each in by_name.get(name, ())}
+        return Decimal(found.pop()) if len(found) == 1 else None
+
+    return amount
 
 
 def explained(

@@ -90,7 +90,10 @@ class ArgumentRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActRule:
-    """The words by which an owner asks for these tools. Without a rule they are those of the tool's name."""
+    """The words by which an owner asks for these tools: any of them will do, and `*` is no word at all.
+
+    Without a rule, an owner asks for a tool by all the words of its name.
+    """
 
     tools: str
     words: tuple[str, ...]
@@ -111,7 +114,7 @@ class Measure:
     whole: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OriginPolicy:
     """The whole of it. The first rule that fits is the one that holds."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
@@ -16,6 +17,7 @@ from functools import lru_cache
 
 TEXT_CHARS_MAX = 100_000  # of one text that is read for values; what is longer explains nothing and is not explained
 TEXTS_REMEMBERED = 256
+NAME_WORDS_MAX = 32
 
 
 class Kind(StrEnum):
@@ -48,7 +50,8 @@ _MONTHS = (
 )
 _MONTH = "|".join(f"{month}|{month[:3]}" for month in _MONTHS)
 _SMALL = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
-_EMAIL = re.compile(r"[\w.+%-]+@[\w-]+(?:\.[\w-]+)+")
+# Texts may be hostile: no pattern may look at the same stretch again and again.
+_EMAIL = re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,10}")
 _URL = re.compile(r"(?:https?://|www\.)[^\s'\"<>()]+|(?<![\w.@-])(?:[\w-]+\.)+[a-z]{2,}/[^\s'\"<>()]+", re.IGNORECASE)
 _ACCOUNT = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){10,30}\b")
 _ISO = re.compile(r"\b(\d{4})-(\d{1,2})-(\d{1,2})(?=\b|T)")
@@ -61,7 +64,7 @@ _LASTING = re.compile(r"\b(\d+|an?|" + "|".join(_SMALL) + r")[ -](hour|minute)s?
 _PERCENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?(?:%|percent\b)", re.IGNORECASE)
 _ID = re.compile(r"(?:\bids?\b|#|\bno\.|\bnumber\b)[\s:=]*['\"]?([\w-]*\d[\w-]*)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|[.,-]\d)")
-_SENTENCE = re.compile(r"[.?!]+[\"')]*\s+|\n+")
+_SENTENCE = re.compile(r"(?<![.?!])[.?!]+[\"')]*\s+|\n+")
 _QUOTED = re.compile(r"(?<!\w)(?:'([^'\n]{1,500}?)'|\"([^\"\n]{1,500}?)\")(?!\w)")
 EDGES = "\"'`.,;:!?()[]{}<>*-"
 _QUOTES = {ord(quote): "'" for quote in "\u2018\u2019\u201a\u2032"} | {
@@ -119,11 +122,13 @@ class Words:
 
     def says(self, phrase: Sequence[str], *, shifted: bool = False) -> bool:
         """Whether these words stand here, in this order, next to each other."""
-        here = tuple(_SHIFTED.get(token, token) for token in self.tokens) if shifted else self.tokens
-        return any(True for _ in _places(phrase, here))
+        here = [_SHIFTED.get(token, token) for token in self.tokens] if shifted else self.tokens
+        return bool(phrase) and f" {' '.join(phrase)} " in f" {' '.join(here)} "
 
     def names(self, phrase: Sequence[str]) -> bool:
         """Whether these words stand here as a name: in quotes, or written as no common word is."""
+        if len(phrase) > NAME_WORDS_MAX:
+            return False
         if tuple(phrase) in self.quoted:
             return True
         return any(
@@ -218,8 +223,7 @@ class _Reader:
                 yield match
 
     def add(self, kind: Kind, value: str, match: re.Match[str]) -> None:
-        sentence = sum(1 for end in self._ends if end <= match.start())
-        self.found.append(Found(kind, value, sentence))
+        self.found.append(Found(kind, value, bisect_right(self._ends, match.start())))
 
 
 def _read_dates(reader: _Reader, today: date | None) -> None:
