@@ -320,6 +320,17 @@ async def test_a_browser_that_takes_too_much_from_the_network_is_closed(tmp_path
 
 
 @needs_chromium
+async def test_a_browser_that_takes_too_much_memory_is_closed(tmp_path: Path) -> None:
+    settings = WebSettings(browser=BrowserSettings(memory_bytes_max=16 * 1024 * 1024))  # no Chromium is so small
+    async with site({"/": Reply("<h1>Here</h1>")}) as server, desk(tmp_path, server, settings=settings) as at:
+        with contextlib.suppress(BrowserFailed):
+            await at.open(server.url())
+        with pytest.raises(BrowserFailed) as error:
+            await at.until("never")
+        assert error.value.code in ("browser.gone", "browser.no-page")
+
+
+@needs_chromium
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="without bubblewrap there is only Chromium's own sandbox")
 async def test_in_bubblewrap_a_browser_has_no_files_and_no_network_of_ours(tmp_path: Path) -> None:
     canary = tmp_path / "canary.txt"
@@ -521,6 +532,9 @@ class TestProxy:
             "GET http://a@out.test/ HTTP/1.1\r\n\r\n",
             "GET http://2130706433/ HTTP/1.1\r\n\r\n",
             "CONNECT out.test HTTP/1.1\r\n\r\n",
+            "POST http://out.test/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            "POST http://out.test/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "POST http://out.test/ HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
             "CONNECT out.test:x HTTP/1.1\r\n\r\n",
             "CONNECT 0x7f.1:80 HTTP/1.1\r\n\r\n",
             "nonsense\r\n\r\n",
@@ -531,6 +545,27 @@ class TestProxy:
     async def test_what_it_does_not_understand_it_does_not_pass_on(self, words: str) -> None:
         async with self.running(80) as (_, port, _):
             assert (await self.say(port, words)).startswith(b"HTTP/1.1 400 ")
+
+    async def test_a_server_never_sees_the_next_request_of_the_line(self) -> None:
+        """It may be for another host, with that one's cookies."""
+        bodies: list[bytes] = []
+
+        async def keeps_open(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            bodies.append(await reader.readexactly(4))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\nok")
+            bodies.append(await reader.read(1000))
+            writer.close()
+
+        greedy = await asyncio.start_server(keeps_open, "127.0.0.2", 0)
+        async with greedy, self.running(greedy.sockets[0].getsockname()[1]) as (_, port, _):
+            where = f"out.test:{greedy.sockets[0].getsockname()[1]}"
+            post = f"POST http://{where}/ HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
+            got = await self.say(port, post, "GET http://bank.test/ HTTP/1.1\r\nCookie: secret\r\n\r\n")
+            assert got.startswith(b"HTTP/1.1 200 OK")
+            while len(bodies) < 2:
+                await asyncio.sleep(0.01)
+        assert bodies == [b"body", b""]
 
     async def test_more_than_its_share_ends_it(self) -> None:
         async with (

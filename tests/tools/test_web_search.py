@@ -14,7 +14,6 @@ from tools.web_stand_ins import Numbers, Reply, Site, loopback_guard, scene, sit
 
 from retinue.config.secret import Secret
 from retinue.config.web import WebSettings
-from retinue.domain.errors import RetinueError
 from retinue.domain.permission import WEB
 from retinue.domain.trust import Trust
 from retinue.models.providers import BRAVE_KEY
@@ -201,7 +200,7 @@ async def test_a_key_can_lie_in_a_file(brave: Site, clock: FakeClock, tmp_path: 
 
     assert brave.asked[0].headers["x-subscription-token"] == "from-the-file"
     (tmp_path / "key").unlink()
-    with pytest.raises(RetinueError, match="cannot be used"):
+    with pytest.raises(ToolFailed, match="cannot be used"):
         await search(tool, "something else")
 
 

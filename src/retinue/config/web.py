@@ -31,6 +31,9 @@ class BrowserSettings:
     path: Path | None = setting(None, "The program. Not set: `chromium`, `chromium-browser` or `google-chrome`.")
     idle_s: float = setting(300.0, "How long a browser that nobody uses stays open.", least=5, most=86_400)
     browsers_max: int = setting(4, "How many are open at once, in all sessions.", least=1, most=64)
+    memory_bytes_max: int = setting(
+        2048 * MIB, "What one browser may have in memory before it is closed.", least=256 * MIB, most=1024 * 1024 * MIB
+    )
     traffic_bytes_max: int = setting(
         512 * MIB, "What one browser may send and receive before it is closed.", least=MIB, most=1024 * 1024 * MIB
     )

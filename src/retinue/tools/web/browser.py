@@ -129,17 +129,27 @@ class Browsers:
                     await act(mine.pages)
                     url, title = await mine.pages.where()
                     outline = await mine.pages.outline()
-                    return _Seen(url, title, outline, (*mine.pages.notes, *mine.program.proxy.refusals()))
+                    refused = [f"{host} was refused: {because}" for host, because in mine.program.proxy.refusals()]
+                    return _Seen(url, title, outline, (*mine.pages.notes, *refused))
             except TimeoutError:
                 raise BrowserFailed(
                     "the page took too long", because=f"more than {ACT_S:g} seconds", try_this="try another page"
                 ) from None
             except WebFailed as error:
-                if told := mine.program.proxy.refusals():
-                    raise WebRefused(error.sentence, because="; ".join(told), try_this=error.try_this) from None
+                # Why, and not which host: an error is read as words of the house, and hosts are the page's.
+                if whys := {because for _, because in mine.program.proxy.refusals()}:
+                    because = "; ".join(sorted(whys))
+                    raise WebRefused(error.sentence, because=because, try_this=error.try_this) from None
+                raise
+            except BrowserFailed as error:
+                if error.code == "browser.gone" and mine.program.because:
+                    raise BrowserFailed(
+                        "the browser was closed", because=mine.program.because, try_this=error.try_this, code=error.code
+                    ) from None
                 raise
             finally:
-                self._later(session, mine)
+                if self._open.get(session) is mine:
+                    self._later(session, mine)
                 if not mine.program.cdp.open:
                     await self.close_session(session)
 
@@ -166,6 +176,9 @@ class Browsers:
     async def _mine(self, session: SessionId, *, opens: bool) -> _Open:
         self._uses += 1
         mine = self._open.get(session)
+        if mine is not None and not mine.program.cdp.open:
+            await self.close_session(session)
+            mine = None
         if mine is None:
             if not opens:
                 raise BrowserFailed(
@@ -196,6 +209,7 @@ class Browsers:
             self.guard,
             search=self._search,
             bytes_max=settings.browser.traffic_bytes_max,
+            memory_bytes_max=settings.browser.memory_bytes_max,
             spent=lambda: self._close_soon(session),
             tried=[self._way] if self._way else self._ways(),
         )

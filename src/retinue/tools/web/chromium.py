@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from retinue.sandbox.base import Limits
+from retinue.sandbox.watch import Watch
 from retinue.tools.base import ToolFailed
 from retinue.tools.web.cdp import Cdp
 from retinue.tools.web.guard import Guard
@@ -25,6 +28,8 @@ from retinue.tools.web.proxy import GuardedProxy
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 START_S = 30.0
 END_S = 5.0
+WATCH_S = 1.0
+THREADS_MAX = 2_000
 SCRATCH_BYTES_MAX = 512 * 1024 * 1024
 WIDTH, HEIGHT = 1280, 800
 _COMPLAINT_BYTES_MAX = 500
@@ -145,7 +150,9 @@ class Chromium:
         self.proxy = proxy
         self._process = process
         self._folder = folder
+        self.because = ""  # why we ended it, where we did
         self._complaint = b""
+        self._watching: asyncio.Task[None] | None = None
         self._hearing = asyncio.get_running_loop().create_task(self._hear(process.stderr))
 
     @property
@@ -156,10 +163,25 @@ class Chromium:
         """End it and all it has begun, and remove what it has written."""
         await self.cdp.close()
         await _end(self._process)
-        self._hearing.cancel()
-        await asyncio.wait([self._hearing])
+        tasks = [task for task in (self._hearing, self._watching) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         await self.proxy.close()
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def watch(self, memory_bytes_max: int) -> None:
+        """From now on, end it when it takes too much. Chromium cannot live with the limits that a system sets."""
+        watch = Watch(self.pid, Limits(memory_bytes=memory_bytes_max, processes=THREADS_MAX))
+        self._watching = asyncio.get_running_loop().create_task(self._watch(watch))
+
+    async def _watch(self, watch: Watch) -> None:
+        while self._process.returncode is None:
+            await asyncio.sleep(WATCH_S)
+            self.because = await asyncio.to_thread(watch.excess)
+            if self.because:
+                _kill(self._process)
+                return
 
     async def complaint(self) -> str:
         """Why it did not start."""
@@ -183,6 +205,7 @@ async def begin(
     *,
     search: str,
     bytes_max: int,
+    memory_bytes_max: int,
     spent: Callable[[], None],
     tried: Sequence[Way],
 ) -> tuple[Chromium, Way]:
@@ -209,6 +232,7 @@ async def begin(
             await chromium.close()
             raise
         else:
+            chromium.watch(memory_bytes_max)
             return chromium, way
     raise ToolFailed(
         "the browser did not start",
@@ -273,11 +297,15 @@ def _confined(bubblewrap: str, program: str, door: Path, flags: Sequence[str]) -
     return [*argv, "--", python, "-I", "-S", "-c", _INSIDE, "/run/door", str(_PORT), program, *flags]
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+def _kill(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         # The first process of a namespace takes all others with it; without one, they are a group of their own.
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    _kill(process)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(END_S):
             await process.wait()

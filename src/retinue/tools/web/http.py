@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urljoin
 
-from retinue.tools.web.guard import Guard, Target, WebFailed
+from retinue.tools.web.guard import Guard, Target, WebFailed, WebRefused
 
 if TYPE_CHECKING:
     import aiohttp
@@ -55,24 +55,34 @@ class Http:
         bytes_max: int = BODY_BYTES_MAX,
         redirects_max: int = REDIRECTS_MAX,
     ) -> Answer:
-        """Raises `WebRefused` and `WebFailed`. `headers` go to every hop: with a secret in them, allow no redirect."""
+        """Raises `WebRefused` and `WebFailed`. `headers` go to every hop: with a secret in them, allow no redirect.
+
+        An error names the host that was asked for, and none that a server made up: it is read as words of the house.
+        """
         target = self._guard.target(url)
+        asked = target.host
         try:
             async with asyncio.timeout(timeout_s):
-                for _ in range(redirects_max + 1):
-                    answer = await self._hop(target, headers or {}, bytes_max)
-                    if not (next_url := _redirect(answer, target)):
+                answer = await self._hop(target, headers or {}, bytes_max)
+                for _ in range(redirects_max):
+                    if not (next_url := _redirect(answer)):
                         return answer
-                    target = self._guard.target(next_url)
+                    try:
+                        answer = await self._hop(self._guard.target(next_url), headers or {}, bytes_max)
+                    except (WebRefused, WebFailed) as error:
+                        sentence = f"'{asked}' redirects to where nothing could be read"
+                        raise type(error)(sentence, because=error.because, try_this="try another page") from None
         except TimeoutError:
             raise WebFailed(
-                f"'{target.host}' took too long",
+                f"'{asked}' took too long",
                 because=f"it did not answer in full within {timeout_s:g} seconds",
                 try_this="try again later, or another page",
                 code="web.timeout",
             ) from None
+        if not _redirect(answer):
+            return answer
         raise WebFailed(
-            f"'{target.host}' redirects too often",
+            f"'{asked}' redirects too often",
             because=f"at most {redirects_max} redirects are followed",
             try_this="ask for the page that it leads to",
             code="web.redirects",
@@ -117,13 +127,14 @@ class Http:
         return Answer(url=target.url, status=response.status, headers=received, body=body, cut=cut)
 
 
-def _redirect(answer: Answer, target: Target) -> str:
-    if answer.status not in _REDIRECTS or not (location := answer.headers.get("location", "")):
+def _redirect(answer: Answer) -> str:
+    """Where an answer leads; empty where it is one. What cannot be joined is refused as it stands."""
+    if answer.status not in _REDIRECTS or not (location := answer.headers.get("location", "").strip()):
         return ""
     try:
-        return urljoin(target.url, location.strip())
+        return urljoin(answer.url, location)
     except ValueError:
-        raise WebFailed(f"'{target.host}' redirects to nowhere", because="its redirect is no address") from None
+        return location
 
 
 def _sent(headers: Mapping[str, str]) -> dict[str, str]:
@@ -179,6 +190,10 @@ async def _body(response: aiohttp.ClientResponse, encoding: str, bytes_max: int)
     return b"".join(pieces), False
 
 
+class _Unpackable(ValueError):
+    """A body that cannot be read, and why."""
+
+
 class _Unpacking(Protocol):
     def feed(self, chunk: bytes, most: int) -> bytes: ...
 
@@ -200,12 +215,12 @@ class _Deflated:
             piece = self._decoder.decompress(chunk, most)
         except zlib.error as error:
             if not self._first:
-                raise ValueError("its body is not packed as it says") from error
+                raise _Unpackable("its body is not packed as it says") from error
             self._decoder = zlib.decompressobj(wbits=-15)  # some call a bare stream `deflate`
             try:
                 piece = self._decoder.decompress(chunk, most)
             except zlib.error:
-                raise ValueError("its body is not packed as it says") from error
+                raise _Unpackable("its body is not packed as it says") from error
         self._first = False
         return piece
 
@@ -216,8 +231,8 @@ def _unpacking(encoding: str) -> _Unpacking:
             return _Plain()
         case "gzip" | "x-gzip" | "deflate":
             return _Deflated()
-        case other:
-            raise ValueError(f"its body is packed as {other[:40]!r}, which was not asked for")
+        case _:
+            raise _Unpackable("its body is packed in a way that was not asked for")
 
 
 def _failed(host: str, error: Exception) -> WebFailed:
@@ -232,7 +247,7 @@ def _failed(host: str, error: Exception) -> WebFailed:
             because = error.os_error.strerror or "no connection"
         case aiohttp.ClientResponseError():
             because = "its answer is not HTTP, or has too much in its head"
-        case ValueError() if not isinstance(error, aiohttp.ClientError):
+        case _Unpackable():
             because = str(error)
         case _:
             because = "the connection broke off"

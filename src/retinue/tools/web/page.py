@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -388,21 +388,20 @@ class Pages:
         leaving = params.get("type") == "beforeunload"
         if not leaving:
             self._note(f"the page said in a dialogue, which was closed: {str(params.get('message', ''))[:300]!r}")
-        close = self._cdp.call("Page.handleJavaScriptDialog", {"accept": leaving}, session=session)
-        self._soon(close)
+        self._soon(lambda: self._cdp.call("Page.handleJavaScriptDialog", {"accept": leaving}, session=session))
 
     def _popup(self, target: str) -> None:
         if len(self._tabs) >= TABS_MAX:
             self._note("the page opened one window too many, which was closed")
-            self._soon(self._cdp.call("Target.closeTarget", {"targetId": target}))
+            self._soon(lambda: self._cdp.call("Target.closeTarget", {"targetId": target}))
         elif all(tab.target != target for tab in self._tabs):
             self._note("the page opened a window, which is shown now; `back` leaves it")
-            self._soon(self._adopt(target))
+            self._soon(lambda: self._adopt(target))
 
-    def _soon(self, work: Awaitable[Any]) -> None:
+    def _soon(self, work: Callable[[], Awaitable[Any]]) -> None:
         async def errand() -> None:
             with contextlib.suppress(ToolFailed):
-                await work
+                await work()
             self._changed.set()
 
         task = asyncio.get_running_loop().create_task(errand())

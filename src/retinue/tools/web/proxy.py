@@ -32,7 +32,8 @@ class _Asked:
 
     host: str
     port: int
-    head: bytes
+    head: bytes = b""
+    body_bytes: int = 0
 
 
 class GuardedProxy:
@@ -45,7 +46,7 @@ class GuardedProxy:
         self._spent = spent
         self._server: asyncio.Server | None = None
         self._lines: set[asyncio.Task[None]] = set()
-        self._refusals: deque[str] = deque(maxlen=REFUSALS_MAX)
+        self._refusals: deque[tuple[str, str]] = deque(maxlen=REFUSALS_MAX)
 
     async def listen(self, path: Path) -> None:
         self._server = await asyncio.start_unix_server(self._accept, path, limit=HEAD_BYTES_MAX)
@@ -54,8 +55,8 @@ class GuardedProxy:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=HEAD_BYTES_MAX)
         return int(self._server.sockets[0].getsockname()[1])
 
-    def refusals(self) -> list[str]:
-        """Which hosts were refused since this was last asked, and why; each once."""
+    def refusals(self) -> list[tuple[str, str]]:
+        """Which hosts were refused since this was last asked, and why; each once. The hosts are words of the page."""
         told = list(dict.fromkeys(self._refusals))
         self._refusals.clear()
         return told
@@ -90,10 +91,10 @@ class GuardedProxy:
                 return
             with contextlib.closing(there):
                 if asked.head:
-                    there.write(asked.head)
+                    await self._one_request(asked, reader, writer, theirs, there)
                 else:
                     writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
-                await asyncio.gather(self._pump(reader, there), self._pump(theirs, writer))
+                    await asyncio.gather(self._pump(reader, there), self._pump(theirs, writer))
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # one side is gone, or never said what it wants
         finally:
@@ -115,12 +116,43 @@ class GuardedProxy:
     async def _refuse(self, writer: asyncio.StreamWriter, host: str, error: Exception) -> None:
         match error:
             case WebRefused():
-                self._refusals.append(f"{host} was refused: {error.because}")
+                self._refusals.append((host, error.because))
                 await _say(writer, 403, f"Refused: {error.because}.")
             case WebFailed():
                 await _say(writer, 502, error.because)
             case _:
                 await _say(writer, 502, "It could not be reached.")
+
+    async def _one_request(
+        self,
+        asked: _Asked,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        theirs: asyncio.StreamReader,
+        there: asyncio.StreamWriter,
+    ) -> None:
+        """One request and its answer. The next one on the line may be for another host: this one never sees it."""
+        there.write(asked.head)
+        left = asked.body_bytes
+        while left and (chunk := await reader.read(min(left, _CHUNK_BYTES))):
+            left -= len(chunk)
+            self._count(chunk)
+            there.write(chunk)
+            await there.drain()
+        loop = asyncio.get_running_loop()
+        answer, more = loop.create_task(self._pump(theirs, writer)), loop.create_task(reader.read(1))
+        try:
+            await asyncio.wait((answer, more), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (answer, more):
+                task.cancel()
+            await asyncio.gather(answer, more, return_exceptions=True)
+
+    def _count(self, chunk: bytes) -> None:
+        self._left -= len(chunk)
+        if self._left < 0:
+            self._spent()
+            raise ConnectionAbortedError
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while True:
@@ -128,10 +160,7 @@ class GuardedProxy:
                 chunk = await source.read(_CHUNK_BYTES)
             if not chunk:
                 break
-            self._left -= len(chunk)
-            if self._left < 0:
-                self._spent()
-                raise ConnectionAbortedError
+            self._count(chunk)
             sink.write(chunk)
             await sink.drain()
         if sink.can_write_eof():
@@ -139,7 +168,7 @@ class GuardedProxy:
 
 
 def _understood(raw: bytes) -> _Asked | None:
-    """Read the head of a request. Each line carries one request: the connection to the server ends with the answer."""
+    """Read the head of a request. What says in more than one way how long its body is, is not understood."""
     try:
         first, *lines = raw[:-4].decode("latin-1").split("\r\n")
         method, target, version = first.split(" ")
@@ -151,14 +180,23 @@ def _understood(raw: bytes) -> _Asked | None:
     if not host or not version.startswith("HTTP/1.") or "@" in parts.netloc:
         return None
     if method == "CONNECT":
-        return _Asked(host, port, b"") if port else None
+        return _Asked(host, port) if port else None
     if parts.scheme.lower() != "http":
         return None
     netloc = f"[{host}]" if ":" in host else host
-    kept = [line for line in lines if line.partition(":")[0].strip().lower() not in _OF_THE_HOP]
+    named = [(line.partition(":")[0].strip().lower(), line) for line in lines]
+    lengths = [line.partition(":")[2].strip() for name, line in named if name == "content-length"]
+    if (
+        len(lengths) > 1
+        or not all(map(str.isdecimal, lengths))
+        or any(name == "transfer-encoding" for name, _ in named)
+    ):
+        return None
+    kept = [line for name, line in named if name not in _OF_THE_HOP]
     path = urlunsplit(("", "", parts.path or "/", parts.query, ""))
     begins = [f"{method} {path} HTTP/1.1", f"Host: {netloc}{f':{port}' if port else ''}", "Connection: close"]
-    return _Asked(host, port or 80, "\r\n".join([*begins, *kept, "", ""]).encode("latin-1"))
+    head = "\r\n".join([*begins, *kept, "", ""]).encode("latin-1")
+    return _Asked(host, port or 80, head, int(lengths[0][:15]) if lengths else 0)
 
 
 async def _say(writer: asyncio.StreamWriter, status: int, words: str) -> None:

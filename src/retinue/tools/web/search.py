@@ -123,10 +123,10 @@ class WebSearch:
     def _brave_key(self, settings: WebSettings) -> str:
         try:
             return (settings.brave_key or Secret(env=BRAVE_KEY)).read(self._environment).strip()
-        except Invalid:
-            if settings.brave_key is not None:
-                raise
-            return ""
+        except Invalid as error:
+            if settings.brave_key is None:
+                return ""
+            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from None
 
     async def _brave(self, arguments: SearchArguments, settings: WebSettings, secret: str) -> Sequence[Hit]:
         asked = {
