@@ -1,7 +1,7 @@
 """What confining a command costs: `true`, plain and sandboxed in turns, under the same load.
 
-The plain spawn is the house's own: the same door, group, limits and environment, without the walls. What a bare fork and
-exec costs, with none of these, is reported beside it.
+The plain spawn is the house's own: the same door, group, limits and environment, without the walls. What a bare fork
+and exec costs, with none of these, is reported beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from benchmarks.measure import Figure, median
+from benchmarks.measure import Figure
 from retinue.sandbox.base import Confinement, Network
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.child import Process
@@ -56,18 +56,23 @@ async def _measure(folder: Path) -> list[Figure]:
             before = time.perf_counter()
             await way()
             walls_ms[name].append((time.perf_counter() - before) * 1000)
+    # A sandbox hands over between processes five times. Where others want the processor too, each time is a wait, and
+    # the wall says more of the machine than of us; so it is the quickest tenth that counts, of each.
+    taken = {name: sorted(values)[len(values) // 10] for name, values in walls_ms.items()}
     return [
-        Figure("sandbox-bare-spawn", median(walls_ms["bare"]), "ms", note="a fork and an exec, without any limit"),
-        Figure("sandbox-plain-spawn", median(walls_ms["plain"]), "ms"),
-        Figure("sandbox-true", median(walls_ms["confined"]), "ms"),
-        Figure("sandbox-ratio", _ratio(walls_ms, "confined"), "x", PLAIN_RATIO_MAX),
-        Figure("sandbox-network-true", median(walls_ms["networked"]), "ms"),
-        Figure("sandbox-network-ratio", _ratio(walls_ms, "networked"), "x", NETWORK_RATIO_MAX),
+        Figure("sandbox-bare-spawn", taken["bare"], "ms", note="a fork and an exec, without any limit"),
+        Figure("sandbox-plain-spawn", taken["plain"], "ms"),
+        *_figures("sandbox", taken, "confined", PLAIN_RATIO_MAX),
+        *_figures("sandbox-network", taken, "networked", NETWORK_RATIO_MAX),
     ]
 
 
-def _ratio(walls_ms: dict[str, list[float]], name: str) -> float:
-    return median(walls_ms[name]) / median(walls_ms["plain"])
+def _figures(name: str, taken: dict[str, float], way: str, limit: float) -> list[Figure]:
+    note = f"{taken[way] / taken['bare']:.1f}x the bare spawn"
+    return [
+        Figure(f"{name}-true", taken[way], "ms"),
+        Figure(f"{name}-ratio", taken[way] / taken["plain"], "x", limit, note=note),
+    ]
 
 
 async def _bare() -> None:

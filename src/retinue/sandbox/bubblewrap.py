@@ -266,7 +266,7 @@ class Bubblewrap:
         )
 
         def end() -> None:
-            """With the first of its namespace, all die; the launcher sees to what is left of it, and ends by itself."""
+            """With the first of its namespace, all die, and the launcher ends by itself."""
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(gone, signal.SIGKILL)
                 loop.call_later(LAUNCHER_WAIT_S, spawned.popen.kill)
@@ -295,6 +295,7 @@ class Bubblewrap:
             limits=limits,
             end=end,
             terminal=pty,
+            last=gone,
             excess=Watch(first, limits, itself=1).excess,
             closing=closing,
             ended_as=ended_as,

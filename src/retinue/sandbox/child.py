@@ -53,8 +53,9 @@ class Spawned:
 class Process:
     """A child of ours, in a group of its own.
 
-    `end` kills everything it began; `excess` is asked every `WATCH_S` whether it takes more than it may, and says what.
-    `closing` is called once, when all is over. `ended_as` gives what a code means, where the launcher has codes too.
+    `end` kills everything it began, and `last` says, as a process descriptor, when the last of that has gone. `excess`
+    is asked every `WATCH_S` whether it takes more than it may, and says what. `closing` is called once, when all is
+    over. `ended_as` gives what a code means, where the launcher has codes too.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Process:
         limits: Limits,
         end: Callable[[], None],
         terminal: bool = False,
+        last: int | None = None,
         excess: Callable[[], str] | None = None,
         closing: Callable[[], None] | None = None,
         ended_as: Callable[[Ended], Ended] | None = None,
@@ -75,6 +77,7 @@ class Process:
         self._terminal = terminal
         self._limits = limits
         self._end = end
+        self._last = last
         self._excess = excess
         self._closing = closing
         self._ended_as = ended_as
@@ -142,7 +145,9 @@ class Process:
         set_size(self._output, rows, columns)
 
     async def wait(self) -> Ended:
-        """However it ended, nothing of it runs any more, though what it said may still be to read."""
+        """What it said may still be to read. Ended by us, nothing of it runs any more; ended by itself, what it left
+        behind has been killed, and is gone as soon as the kernel is done with it.
+        """
         return await asyncio.shield(self._ended)
 
     async def kill(self) -> None:
@@ -238,6 +243,15 @@ class Process:
             os.close(self._pidfd)
             self._pidfd = None
         self._timer.cancel()
+        if self._last is not None and self._because:  # we ended it, so we see it through
+            self._loop.add_reader(self._last, self._conclude, code)
+        else:
+            self._conclude(code)
+
+    def _conclude(self, code: int) -> None:
+        if self._last is not None:
+            self._loop.remove_reader(self._last)  # no harm where it was not watched
+            self._last = None
         if self._watch is not None:
             self._watch.cancel()
         if not self._terminal:

@@ -79,7 +79,7 @@ class Host:
 def _end(pid: int, mark: str) -> None:
     """The group, what came of it, and what has left it but still bears its mark; until nothing new is found."""
     for _ in range(ENDINGS_MAX):
-        found = set(descendants(pid)) - {pid} | _marked(mark) if sys.platform == "linux" else set[int]()
+        found = set(descendants(pid)) - {pid} | _marked(mark, pid) if sys.platform == "linux" else set[int]()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -91,14 +91,16 @@ def _end(pid: int, mark: str) -> None:
             return
 
 
-def _marked(mark: str) -> set[int]:
+def _marked(mark: str, first: int) -> set[int]:
+    """Those that bear the mark. Whatever the command began has a higher number, unless the numbers began anew."""
     wanted = f"{MARK}={mark}".encode()
+    latest = int(Path("/proc/loadavg").read_text().rsplit(maxsplit=1)[1])
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
     found: set[int] = set()
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if wanted in Path(entry.path, "environ").read_bytes().split(b"\0"):
-                    found.add(int(entry.name))
+    for pid in pids if latest < first else {pid for pid in pids if pid > first}:
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.add(pid)
     return found
 
 
