@@ -158,12 +158,12 @@ class QuickConnection(sa.Connection):
     _raw: sqlite3.Connection | None = None
 
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
-        if execution_options is not None or not isinstance(statement, _DIRECTLY):
+        kept = self._prepared.get(id(statement))  # what is in there was looked at before, and is one of these
+        if execution_options is not None or (kept is None and not isinstance(statement, _DIRECTLY)):
             return super().execute(statement, parameters, execution_options=execution_options)
         raw = self._raw
         if raw is None:
             raw = self._raw = cast(sqlite3.Connection, self.connection.dbapi_connection)
-        kept = self._prepared.get(id(cast(object, statement)))
         if isinstance(parameters, list):
             rows = cast(list[Parameters], parameters)
             prepared = kept[1] if kept is not None else self._prepare(statement, rows[0])
