@@ -24,6 +24,8 @@ ERROR_CHARS_MAX = 1_000
 TOKEN_SORTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 KEY = ("day", "agent", "person", "provider", "model")  # of the sums
 SUMMED = ("calls", "settled_microusd", "held_microusd", *TOKEN_SORTS)
+_THE_KEY = tuple((f"the_{name}", name) for name in KEY)
+_MORE = tuple((f"more_{name}", name) for name in SUMMED)
 _CLOSED = (
     *("settled_microusd", "released_microusd", "held_microusd", "unknown", *TOKEN_SORTS, "estimated"),
     *("failure", "next_move", "error", "ended_ms"),
@@ -53,8 +55,8 @@ _sender = sa.select(t.runs.c.sender).where(t.runs.c.id == _b("run"))
 
 _raise = (
     _s.update()
-    .where(*(_s.c[name] == _b(f"the_{name}") for name in KEY))
-    .values(**{name: _s.c[name] + _b(f"more_{name}") for name in SUMMED})
+    .where(*(_s.c[name] == _b(the_name) for the_name, name in _THE_KEY))
+    .values(**{name: _s.c[name] + _b(more_name) for more_name, name in _MORE})
 )
 _begin = _s.insert()
 
@@ -142,9 +144,9 @@ def settle(
     """
     row, is_new = _row_of(conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms)
     microusd, unknown = _cost(terms, usage, row["reserved_microusd"])
-    tokens = {name: getattr(usage, name) for name in TOKEN_SORTS}
-    changed = tokens | {"estimated": usage.estimated, "unknown": unknown, "settled_microusd": microusd}
-    _write(conn, row, changed | {"ended_ms": at_ms}, is_new=is_new)
+    changed = {name: getattr(usage, name) for name in TOKEN_SORTS}
+    changed |= {"estimated": usage.estimated, "unknown": unknown, "settled_microusd": microusd, "ended_ms": at_ms}
+    _write(conn, row, changed, is_new=is_new)
     return microusd
 
 
@@ -352,7 +354,7 @@ def _new_row(
 
 def _write(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *, is_new: bool) -> None:
     """Close a row, and move the sums by what that changes: written twice, a call is still counted once."""
-    after = row | changed | {"held_microusd": 0}
+    after = {**row, **changed, "held_microusd": 0}
     after["released_microusd"] = after["reserved_microusd"] - after["settled_microusd"]
     if is_new:
         conn.execute(_insert, after)
@@ -360,20 +362,17 @@ def _write(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *,
         key = {f"the_{name}": row[name] for name in ("run", "turn", "idx", "attempt")}
         conn.execute(_close, key | {f"new_{name}": after[name] for name in _CLOSED})
     moved = {name: after[name] - row[name] for name in ("settled_microusd", "held_microusd")}
-    moved |= {name: _told(after, name) - _told(row, name) for name in TOKEN_SORTS}
+    # Tokens as the sums count them: only those that the provider told of.
+    if not after["estimated"]:
+        moved |= {name: after[name] for name in TOKEN_SORTS}
+    if not is_new and not row["estimated"]:
+        moved |= {name: moved.get(name, 0) - row[name] for name in TOKEN_SORTS}
     add(conn, row, calls=int(is_new), **moved)
-
-
-def _told(row: dict[str, Any], name: str) -> int:
-    """Tokens as the sums count them: only those that the provider told of."""
-    return 0 if row["estimated"] else row[name]
 
 
 def add(conn: sa.Connection, key: dict[str, Any], **more: int) -> None:
     """Move the sums of a key, which are begun with the first of a day."""
-    added = {name: more.get(name, 0) for name in SUMMED}
-    found = conn.execute(
-        _raise, {f"the_{name}": key[name] for name in KEY} | {f"more_{name}": n for name, n in added.items()}
-    )
-    if found.rowcount == 0:
-        conn.execute(_begin, {name: key[name] for name in KEY} | added)
+    moved = {the_name: key[name] for the_name, name in _THE_KEY}
+    moved |= {more_name: more.get(name, 0) for more_name, name in _MORE}
+    if conn.execute(_raise, moved).rowcount == 0:
+        conn.execute(_begin, {name: key[name] for name in KEY} | {name: more.get(name, 0) for name in SUMMED})
