@@ -141,6 +141,8 @@ def order(
     """
     if credentials and is_pinned(mind, credentials[0].provider):
         return tuple(each for each in credentials if each.id == mind.credential)[:1]
+    if len(credentials) == 1:
+        return tuple(credentials)
 
     def rank(credential: Credential) -> tuple[bool, bool, int, int, datetime, str]:
         return (

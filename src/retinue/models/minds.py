@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from random import Random
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
@@ -46,9 +48,19 @@ USE_WRITTEN_EVERY_S = 60.0  # the time of the last use is no finer than that
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    """What was read about credentials, and what was made of it: believed together, and no longer."""
+
     at: datetime
     credentials: Sequence[Credential]
     states: States
+    usable: dict[tuple[str, str], Sequence[Credential]] = field(default_factory=dict[tuple[str, str], Any])
+
+    def of(self, keyring: Keyring, provider: str) -> Sequence[Credential]:
+        """Those of a provider whose key can be read: looked at once, and not for every call of a model."""
+        found = self.usable.get((keyring.agent, provider))
+        if found is None:
+            found = self.usable[keyring.agent, provider] = keyring.of(provider)
+        return found
 
 
 class Minds:
@@ -134,7 +146,7 @@ class Minds:
         )
         return plan(
             chain,
-            keyring.of,
+            partial(known.of, keyring),
             known.states,
             mind,
             needs_key=catalog.needs_key,

@@ -6,7 +6,8 @@ What they are used for, `domain/caps`, is needed within a commit too, and theref
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from retinue.domain.agent import Agent
@@ -16,6 +17,7 @@ from retinue.domain.money import MICROUSD, WARN_SHARE, Caps, Days, day_number
 __all__ = ["OUTPUT_TOKENS_LEAST", "affordable", "bound_microusd", "caps_of", "days", "input_bound"]
 
 BYTES_PER_TOKEN_LEAST = 2  # of what is sent, while no reply has told us better
+DAYS_REMEMBERED = 2  # every call of a model asks for its day
 CALIBRATED_MARGIN = 1.25  # over what an input of this size would come to by the last one
 
 
@@ -32,7 +34,11 @@ def input_bound(size_bytes: int, *, known_tokens: int = 0, calibrated: float | N
 
 def days(now: datetime, zone: ZoneInfo) -> Days:
     """The owner's day and month at this moment."""
-    today = now.astimezone(zone).date()
+    return _days_of(now.astimezone(zone).date())
+
+
+@lru_cache(DAYS_REMEMBERED)
+def _days_of(today: date) -> Days:
     first = today.replace(day=1)
     next_month = (first + timedelta(days=31)).replace(day=1)
     return Days(day=day_number(today), month_from=day_number(first), month_to=day_number(next_month) - 1)
@@ -68,4 +74,7 @@ def _microusd(dollars: float | None) -> int | None:
 
 
 def _tighter(own: int | None, house_usd: float | None) -> int | None:
-    return min((cap for cap in (own, _microusd(house_usd)) if cap is not None), default=None)
+    house = _microusd(house_usd)
+    if own is None or house is None:
+        return house if own is None else own
+    return min(own, house)
