@@ -225,21 +225,23 @@ SHELLS = [["/bin/sh", "-c"], ["/bin/bash", "-c"]]
 
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program that writes down how it was called, in a folder without anything for a pattern to find but itself."""
+    """A program that writes down how it was called, in a folder with files for a pattern to find."""
     folder = tmp_path_factory.mktemp("recorder")
     program = folder / "rec"
     program.write_text(RECORDER)
     program.chmod(0o755)
+    for name in ("a", "b.c", "-x"):
+        (folder / name).touch()
     return program
 
 
 def run_by(shell: list[str], command: str, recorder: Path) -> Counter[tuple[str, ...]]:
     with tempfile.TemporaryDirectory(dir=recorder.parent) as folder:
-        environment = {"RECORDED": folder, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "x": "EXPANDED"}
+        environment = {"RECORDED": folder, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "x": "EXPANDED", "HOME": "/h"}
         subprocess.run(
             [*shell, command],
             env=environment,
-            cwd=folder,
+            cwd=recorder.parent,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=30,
@@ -265,6 +267,9 @@ def meant(line: Line) -> Counter[tuple[str, ...]]:
 @settings(max_examples=250, deadline=None)
 @given(LINES)
 @example([(" \"$x\" '$x'", ";")])
+@example([(" ~", ";")])
+@example([(" [a] b*", ";")])
+@example([(" {a,b}", ";")])
 @example([(" \\$x", "||"), (" a", " && "), (" b", ";")])
 def test_what_is_accepted_is_what_a_shell_would_run(recorder: Path, pieces: list[tuple[str, str]]) -> None:
     command = "".join(f"{recorder}{arguments}{follows}" for arguments, follows in pieces)
@@ -292,9 +297,12 @@ def test_any_words_survive_being_quoted(recorder: Path, words: list[str]) -> Non
     assert run_by(SHELLS[0], rendered(line), recorder) == meant(line)
 
 
-def test_the_recorder_sees_an_expansion_that_is_let_through(recorder: Path) -> None:
+@pytest.mark.parametrize(
+    ("word", "seen"), [('"$x"', "EXPANDED"), ("~", "/h"), ("[a]", "a"), ("b*", "b.c"), ("$((1+1))", "2")]
+)
+def test_the_recorder_sees_an_expansion_that_is_let_through(recorder: Path, word: str, seen: str) -> None:
     """The negative control: what the parser refuses would have run as something else."""
-    assert run_by(SHELLS[0], f'{recorder} "$x"', recorder) == Counter([(str(recorder), "EXPANDED")])
+    assert run_by(SHELLS[0], f"{recorder} {word}", recorder) == Counter([(str(recorder), seen)])
 
 
 # The list

@@ -471,13 +471,13 @@ async def test_an_end_is_told_with_the_trust_of_what_was_said(desk: Desk) -> Non
 
 
 async def test_what_comes_within_reach_of_a_running_command_counts(desk: Desk) -> None:
-    id_ = await desk.background("read line; cat new")
+    id_ = await desk.background("until test -e go; do sleep 0.02; done; cat new")
     assert (await desk.do("poll", id_)).trust is Trust.PRIVATE
     new = desk.workspace / "new"
     body = partial(labels.mark_untrusted, paths=[str(new)], at_ms=0, run=None)
     await desk.store.write(body, point="label")
     new.write_text("words from outside")
-    await desk.do("write", id_, data="\n")
+    (desk.workspace / "go").touch()
     await desk.over(id_)
 
     [envelope] = await desk.told()

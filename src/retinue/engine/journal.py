@@ -256,6 +256,9 @@ class RunJournal:
         written = await self._store.write(body, point="step")
         self._closings.clear()
         self._unnumbered = 0
+        run = self.work.run
+        if written.envelopes is not self.work.envelopes:  # somebody has joined in
+            run = replace(run, envelopes=tuple(e.id for e in written.envelopes))
         self.work = replace(
             self.work,
             session=replace(
@@ -264,7 +267,7 @@ class RunJournal:
                 context_from=self.work.session.context_from if kept_from is None else kept_from,
                 compactions=self.work.session.compactions + (kept_from is not None),
             ),
-            run=replace(self.work.run, envelopes=tuple(e.id for e in written.envelopes)),
+            run=run,
             envelopes=written.envelopes,
         )
         self._records.extend(written.joined)
@@ -470,6 +473,8 @@ class Answers:
         self._by_call = {(call.id, call_hash(call)): approval for approval in approvals for call in approval.calls}
 
     def answer_to(self, call: Call) -> ApprovalState | None:
+        if not self._by_call:  # as in almost every run: nothing to hash a call for
+            return None
         approval = self._by_call.get((call.id, call_hash(call)))
         return approval.state if approval else None
 

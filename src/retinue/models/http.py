@@ -35,6 +35,7 @@ LINE_END_S = 0.2
 STALE_S = 1.0  # a line that was gone before it was used is found to be so at once
 _RAW_BODY_BYTES_MAX = 64 * 1024  # above, it is sent in slabs
 
+_WORDS = (Text, Thinking)
 _BOM = b"\xef\xbb\xbf"
 _STREAM_BEGINS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
@@ -204,7 +205,7 @@ def _said(reader: Reader, events: Iterable[tuple[bytes, bytes]]) -> Iterator[Chu
     try:
         for name, data in events:
             for chunk in reader.read(name, data):
-                if isinstance(chunk, Text | Thinking):
+                if isinstance(chunk, _WORDS):
                     if words and type(chunk) is not kind:
                         yield kind("".join(words))
                         words.clear()

@@ -56,10 +56,11 @@ Move = AskModel | PerformCalls | PerformStored | Answer
 
 def next_move(own: Sequence[Record], stored: Sequence[Call]) -> Move:
     """What a run whose records are `own` does next. Pure, and all there is to resuming."""
-    noted = {record.body.call for record in own if isinstance(record.body, Note)}
-    waiting = [(i, call) for i, call in enumerate(stored, start=1) if call.id not in noted]
-    if waiting:
-        return PerformStored(tuple(call for _, call in waiting), tuple(i for i, _ in waiting))
+    if stored:
+        noted = {record.body.call for record in own if isinstance(record.body, Note)}
+        waiting = [(i, call) for i, call in enumerate(stored, start=1) if call.id not in noted]
+        if waiting:
+            return PerformStored(tuple(call for _, call in waiting), tuple(i for i, _ in waiting))
     turn = -1
     reply: Reply | None = None
     closed: set[str] = set()
@@ -194,13 +195,14 @@ class Loop:
     ) -> dict[int, Call]:
         """Calls that were cut off come first: whatever policy says by now, they may have happened. Returns the rest."""
         begun = {index: call for index, call in calls.items() if journal.begun(turn, index)}
-        if begun:
-            occasion = _occasion(assignment, journal)
-            plan = await self._toolbox.decide(list(begun.values()), ask, occasion)
-            for index, call in begun.items():
-                again = plan.scenes.get(call.id)
-                scene = again or occasion.scene(call)
-                await self._perform_one(journal, turn, index, call, scene, again=again is not None, stored=stored)
+        if not begun:
+            return calls
+        occasion = _occasion(assignment, journal)
+        plan = await self._toolbox.decide(list(begun.values()), ask, occasion)
+        for index, call in begun.items():
+            again = plan.scenes.get(call.id)
+            scene = again or occasion.scene(call)
+            await self._perform_one(journal, turn, index, call, scene, again=again is not None, stored=stored)
         return {index: call for index, call in calls.items() if index not in begun}
 
     async def _perform_one(
