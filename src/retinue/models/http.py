@@ -236,6 +236,7 @@ class _Exchange:
         self._target = target
         self._response: aiohttp.ClientResponse | None = None
         self._silence: _Silence | None = None
+        self._patience_s = target.silence_s
         self._size_bytes = 0
 
     async def begin(self) -> bytes:
@@ -247,22 +248,25 @@ class _Exchange:
             if told := self._told(error, self._target.first_byte_s):
                 raise told from error
             raise
-        assert self._response is not None
-        self._silence = _Silence(self._response.content, self._target.silence_s)
         return first
 
     async def more(self) -> bytes:
         """The next piece; nothing where that was all."""
         assert self._response is not None
-        assert self._silence is not None
-        self._silence.listens()
+        content = self._response.content
+        if content.at_eof():  # a short reply comes whole, and nobody waits for it
+            return b""
+        silence = self._silence
+        if silence is None:
+            silence = self._silence = _Silence(content, self._patience_s)
+        silence.listens()
         try:
-            piece = await self._response.content.readany()
+            piece = await content.readany()
         except Exception as error:
-            if told := self._told(error, self._silence.patience_s):
+            if told := self._told(error, silence.patience_s):
                 raise told from error
             raise
-        self._silence.heard()
+        silence.heard()
         self._count(piece)
         return piece
 
@@ -275,8 +279,9 @@ class _Exchange:
 
     def said_all(self) -> None:
         """Nothing more will be said. A moment is left for the line to end, so that it can be used again."""
-        assert self._silence is not None
-        self._silence.at_most(LINE_END_S)
+        self._patience_s = min(self._patience_s, LINE_END_S)
+        if self._silence is not None:
+            self._silence.at_most(LINE_END_S)
 
     def close(self) -> None:
         if self._silence is not None:
