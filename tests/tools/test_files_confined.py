@@ -287,6 +287,19 @@ async def test_a_link_to_a_name_that_is_no_text_is_refused(desk: Desk) -> None:
     assert await desk.text("find", text="x") == "\\udcff:1: x"
 
 
+@pytest.mark.spec("D31")
+async def test_a_named_file_or_a_workspace_that_the_agent_replaced_by_a_link_opens_nothing(desk: Desk) -> None:
+    at_home = desk.with_rights(workspace=desk.home)  # so that it may change what lies in its home
+    (desk.home / "skills").symlink_to(desk.root / "outside")
+    assert await desk.refusal("read", at_home, path="skills/secret.txt") == "path.link"
+    assert await desk.refusal("read", at_home, path=str(desk.root / "outside" / "secret.txt")) == "path.outside"
+    above = desk.with_rights(write=(desk.person,))
+    desk.work.rmdir()
+    desk.work.symlink_to(desk.root / "outside")
+    assert await desk.refusal("read", above, path="secret.txt") == "path.link"
+    assert await desk.refusal("write", above, path="secret.txt", content="x") == "path.link"
+
+
 async def test_a_workspace_that_the_owner_reaches_by_a_link_works(desk: Desk) -> None:
     (desk.root / "shortcut").symlink_to(desk.work)
     scene = desk.with_rights(workspace=desk.root / "shortcut")
