@@ -81,7 +81,9 @@ class Cdp:
             if not answer.cancel() and not answer.cancelled():
                 answer.exception()  # was told, or is told in another way
 
-    async def close(self) -> None:
+    async def close(self, *, grace_s: float = 0.0) -> None:
+        """`grace_s` is for what the other side still says, where it has ended already."""
+        await asyncio.wait([self._task], timeout=grace_s)
         self._task.cancel()
         await asyncio.wait([self._task])
         self._writer.close()

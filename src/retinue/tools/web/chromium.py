@@ -36,9 +36,22 @@ _COMPLAINT_BYTES_MAX = 500
 _CHUNK_BYTES = 16 * 1024
 _PORT = 3128  # of its own loopback, where nobody else is
 
-_OFF = (
-    "AutofillServerCommunication,BackForwardCache,CertificateTransparencyComponentUpdater,DialMediaRouteProvider,HttpsUpgrades,"
-    "InterestFeedContentSuggestions,MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,Prerender2,Translate"
+# Among them what would tell others of what is typed: passwords are looked up with Google, and fields described to it.
+_OFF = ",".join(
+    (
+        "AutofillServerCommunication",
+        "BackForwardCache",
+        "CertificateTransparencyComponentUpdater",
+        "DialMediaRouteProvider",
+        "HttpsUpgrades",
+        "InterestFeedContentSuggestions",
+        "MediaRouter",
+        "NetworkTimeServiceQuerying",
+        "OptimizationHints",
+        "PasswordLeakDetection",
+        "Prerender2",
+        "Translate",
+    )
 )
 FLAGS = (
     "--headless",
@@ -161,8 +174,9 @@ class Chromium:
 
     async def close(self) -> None:
         """End it and all it has begun, and remove what it has written."""
-        await self.cdp.close()
         await _end(self._process)
+        await self.cdp.close(grace_s=END_S)  # heard out to its end, a pipe closes itself
+        await asyncio.wait([self._hearing], timeout=END_S)
         tasks = [task for task in (self._hearing, self._watching) if task is not None]
         for task in tasks:
             task.cancel()

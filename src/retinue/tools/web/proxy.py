@@ -22,7 +22,16 @@ SILENCE_S = 300.0
 REFUSALS_MAX = 20
 _CHUNK_BYTES = 64 * 1024
 # What Chromium asks for on its own account, whatever it is told: it does not concern the page.
-_ITS_OWN = frozenset({"update.googleapis.com", "clients2.google.com", "optimizationguide-pa.googleapis.com"})
+_ITS_OWN = frozenset(
+    {
+        "clients2.google.com",
+        "content-autofill.googleapis.com",
+        "optimizationguide-pa.googleapis.com",
+        "passwordsleakcheck-pa.googleapis.com",
+        "safebrowsing.googleapis.com",
+        "update.googleapis.com",
+    }
+)
 _OF_THE_HOP = frozenset({"proxy-connection", "connection", "keep-alive", "proxy-authorization", "host", "upgrade"})
 
 

@@ -18,9 +18,22 @@ LINK_CHARS_MAX = 300
 _ACTED_ON = frozenset(
     {"button", "link", "textbox", "searchbox", "combobox", "checkbox", "radio", "switch", "slider", "spinbutton"}
     | {"menuitem", "menuitemcheckbox", "menuitemradio", "option", "tab", "treeitem", "listbox", "ColorWell", "Date"}
-    | {"DateTime", "InputTime", "DisclosureTriangle", "PopUpButton", "MenuListPopup"}
+    | {"DateTime", "InputTime", "DisclosureTriangle", "PopUpButton"}
 )
-_PASSED_THROUGH = frozenset({"none", "generic", "presentation", "InlineTextBox", "LineBreak", "RootWebArea", "Section"})
+_PASSED_THROUGH = frozenset(
+    {
+        "none",
+        "generic",
+        "presentation",
+        "InlineTextBox",
+        "LabelText",
+        "LineBreak",
+        "MenuListPopup",
+        "RootWebArea",
+        "Section",
+    }
+)
+_TYPED_INTO = ("textbox", "searchbox", "spinbutton")  # what is in them is their value
 _STATES = ("checked", "selected", "expanded", "disabled", "required", "focused", "pressed")
 
 
@@ -92,7 +105,7 @@ class Outline:
         self.lines.append(indent + " ".join(filter(None, words)))
         # Where one thing is below, it is the name once more.
         leaf = role in ("button", "link", "option", "tab", "heading") and name and len(node.get("childIds", [])) < 2
-        return ("leaf" if leaf else "", depth + 1)
+        return ("leaf" if leaf or role in _TYPED_INTO else "", depth + 1)
 
     def _ref(self, node: Mapping[str, Any]) -> str:
         backend = node.get("backendDOMNodeId")
