@@ -20,8 +20,8 @@ from retinue.testing.fake_clock import FakeClock
 TOLD = SandboxSettings(
     hosts=("api.example.com",),
     secrets={
-        "api": SecretRule(value=Secret(env="API"), hosts=("api.example.com",), header="X-Key"),
-        "sh": SecretRule(value=Secret(env="SH"), variable="SH_TOKEN", commands=("/bin/sh",)),
+        "api": SecretRule(secret=Secret(env="API"), hosts=("api.example.com",), header="X-Key"),
+        "sh": SecretRule(secret=Secret(env="SH"), variable="SH_TOKEN", commands=("/bin/sh",)),
     },
 )
 

@@ -18,7 +18,7 @@ CONFINED = Confinement(folder=Path("/w"), network=Network(hosts=("api.example.co
 
 
 def settings(**rule: object) -> SandboxSettings:
-    return SandboxSettings(secrets={"one": SecretRule(value=Secret(env="API"), **rule)})  # pyright: ignore
+    return SandboxSettings(secrets={"one": SecretRule(secret=Secret(env="API"), **rule)})  # pyright: ignore
 
 
 def test_a_header_rule_gives_the_secret_to_the_proxy_and_never_to_the_command() -> None:

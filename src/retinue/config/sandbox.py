@@ -147,9 +147,13 @@ class SecretRule:
     fit one of `commands` are told it. Who may: `agents`, by name; none named means all of them.
     """
 
-    value: Secret | None = setting(None, "Where the secret is.")
+    secret: Secret | None = setting(None, "Where it is.", effect=Effect.MESSAGE)
     agents: tuple[str, ...] = setting(
-        (), "Whose commands may use it; not set: everyone's.", check=checks.agent_name, example="ada"
+        (),
+        "Whose commands may use it; not set: everyone's.",
+        effect=Effect.MESSAGE,
+        check=checks.agent_name,
+        example="ada",
     )
     hosts: tuple[str, ...] = setting(
         (),

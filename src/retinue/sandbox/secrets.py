@@ -33,7 +33,7 @@ def applicable(settings: SandboxSettings, agent: str, program: Path, confinement
 def _applicable(settings: SandboxSettings, agent: str, program: Path, confinement: Confinement) -> Iterator[Given]:
     reachable = confinement.network.hosts if confinement.network is not None else ()
     for name, rule in settings.secrets.items():
-        if rule.value is None or (rule.agents and agent not in rule.agents):
+        if rule.secret is None or (rule.agents and agent not in rule.agents):
             continue
         hosts = covered(rule.hosts, reachable) if rule.header else ()
         variable = rule.variable if str(program) in rule.commands else ""
@@ -46,13 +46,13 @@ def with_secrets(confinement: Confinement, given: tuple[Given, ...], environment
     injected: dict[str, dict[str, str]] = {}
     told: dict[str, str] = {}
     for each in given:
-        assert each.rule.value is not None
-        value = each.rule.value.read(environment)
+        assert each.rule.secret is not None
+        value = each.rule.secret.read(environment)
         if not value.isprintable() or not value.isascii():
             raise SandboxFailed(
                 f"the secret {each.name!r} cannot be used",
                 because="it is not one line of plain characters",
-                try_this=f"write it anew to where {each.rule.value} is",
+                try_this=f"write it anew to where {each.rule.secret} is",
                 code="sandbox.secret-unusable",
             )
         for host in each.hosts:

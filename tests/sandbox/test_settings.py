@@ -1,0 +1,90 @@
+"""What can be said about sandboxes in the settings file, and what is refused there."""
+
+from __future__ import annotations
+
+import pytest
+from config.home import Home
+
+from retinue.config import BadConfig
+from retinue.config.sandbox import SandboxKind, SandboxMode, Scope, WorkspaceAccess
+
+EVERYTHING = """
+config_version = 2
+[sandbox]
+kind = "docker"
+mode = "non-main"
+scope = "session"
+workspace = "ro"
+hosts = ["pypi.org", "*.example.com", "git.example.org:22"]
+private_hosts = ["nas.lan"]
+hidden = ["/srv/secret"]
+[sandbox.limits]
+seconds = 60
+memory_mib = 512
+processes = 64
+file_mib = 10
+tmp_mib = 20
+output_mib = 4
+[sandbox.docker]
+image = "debian:12"
+prefix = "house"
+cpus = 2
+binds = ["/srv/data:/data:ro"]
+setup = "true"
+idle_hours = 1
+age_days = 2
+[sandbox.secrets.github]
+secret = { env = "GITHUB_TOKEN" }
+agents = ["ada"]
+hosts = ["api.github.com"]
+header = "Authorization"
+before = "Bearer "
+[sandbox.secrets.gh]
+secret = { file = "/run/keys/gh" }
+variable = "GH_TOKEN"
+commands = ["/usr/bin/gh"]
+"""
+
+
+@pytest.fixture
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(tmp_path_factory.mktemp("home"))
+
+
+def test_every_setting_of_a_sandbox_can_be_said(home: Home) -> None:
+    sandbox = home.load(EVERYTHING).settings.sandbox
+    assert (sandbox.kind, sandbox.mode) == (SandboxKind.DOCKER, SandboxMode.NON_MAIN)
+    assert (sandbox.scope, sandbox.workspace) == (Scope.SESSION, WorkspaceAccess.READ)
+    assert sandbox.limits.memory_mib == 512
+    assert sandbox.docker.cpus == 2
+    assert sandbox.secrets["github"].header == "Authorization"
+    assert str(sandbox.secrets["gh"].secret) == "the secret in /run/keys/gh"
+
+
+def test_without_a_word_everything_is_confined_and_nothing_is_reached(home: Home) -> None:
+    sandbox = home.load().settings.sandbox
+    assert (sandbox.kind, sandbox.mode) == (SandboxKind.BUBBLEWRAP, SandboxMode.ALL)
+    assert sandbox.hosts == () and sandbox.secrets == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'kind = "none"',
+        'hosts = ["*"]',
+        'hosts = ["*.com"]',
+        'hosts = ["https://example.com"]',
+        'hosts = ["example.com:0"]',
+        "limits = { processes = 1 }",
+        'docker = { image = "-v" }',
+        'docker = { prefix = "A B" }',
+        'secrets.x = { secret = { env = "X" }, header = "a b" }',
+        'secrets.x = { secret = { env = "X" }, variable = "LD_PRELOAD" }',
+        'secrets.x = { secret = "s3cret" }',
+        'netwrok = "all"',
+    ],
+)
+def test_what_means_nothing_or_too_much_is_refused(home: Home, line: str) -> None:
+    with pytest.raises(BadConfig) as failed:
+        home.load(f"config_version = 2\n[sandbox]\n{line}\n")
+    assert "s3cret" not in str(failed.value)
