@@ -148,10 +148,10 @@ class Browsers:
                     ) from None
                 raise
             finally:
-                if self._open.get(session) is mine:
+                if self._open.get(session) is mine:  # it may have been closed, and another begun
                     self._later(session, mine)
-                if not mine.program.cdp.open:
-                    await self.close_session(session)
+                    if not mine.program.cdp.open:
+                        await self.close_session(session)
 
     async def screenshot(self, session: SessionId) -> bytes:
         mine = await self._mine(session, opens=False)
