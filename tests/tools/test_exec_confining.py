@@ -15,7 +15,7 @@ from retinue.domain.decision import Verdict
 from retinue.domain.permission import WEB, with_granted
 from retinue.domain.session import OriginKind
 from retinue.policy.placing import ExecPolicy, Where
-from retinue.sandbox.base import Probe, Sandbox
+from retinue.sandbox.base import Confinement, Network, Probe, Sandbox
 from retinue.sandbox.host import Host
 from retinue.tools.base import ToolFailed
 from retinue.tools.shell.confining import Confining
@@ -121,16 +121,29 @@ async def test_a_host_that_the_owner_does_not_name_is_refused_by_name(house: Hou
 
 
 async def test_a_secret_is_for_the_program_that_a_rule_names_and_no_shell(house: House) -> None:
-    rule = SecretRule(value=Secret(env="ACME_TOKEN"), variable="ACME", commands=("/usr/bin/env",))
+    rule = SecretRule(secret=Secret(env="ACME_TOKEN"), variable="ACME", commands=("/usr/bin/env",))
     house.settings = SandboxSettings(secrets={"acme": rule})
 
     assert "ACME=canary-4711" in (await house.desk.run("env")).text
     assert "ACME=canary-4711" in (await house.desk.run("env", env={"ACME": "mine"})).text
     assert "canary" not in (await house.desk.run("env | cat")).text
     assert "canary" not in (await house.desk.run("printenv")).text
-    house.settings = SandboxSettings(secrets={"acme": replace(rule, value=Secret(env="GONE"))})
+    house.settings = SandboxSettings(secrets={"acme": replace(rule, secret=Secret(env="GONE"))})
     with pytest.raises(ToolFailed, match=r"config\.secret-missing"):
         await house.desk.run("env")
+
+
+async def test_a_secret_for_a_host_goes_to_the_proxy_whatever_runs(house: House) -> None:
+    rule = SecretRule(secret=Secret(env="ACME_TOKEN"), header="Authorization", hosts=("example.com",))
+    house.settings = SandboxSettings(hosts=("example.com",), secrets={"acme": rule})
+    scene = house.desk.scene(rights=with_granted(house.desk.scene().rights, [WEB]))
+    asked = Confinement(folder=house.desk.workspace, network=Network(hosts=("example.com",)))
+    placed = await house.confining(scene, asked, Where.SANDBOX, "")
+    bare = await house.confining(scene, asked, Where.HOST, "")
+
+    assert placed.confinement.network is not None
+    assert placed.confinement.network.injected == {"example.com": {"Authorization": "canary-4711"}}
+    assert placed.confinement.environment == {} and bare.confinement.network is None
 
 
 async def test_fail_closed_where_the_sandbox_is_gone_when_it_comes_to_it(house: House) -> None:

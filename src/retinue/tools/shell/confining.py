@@ -68,7 +68,7 @@ class Confining:
             chosen, sandbox = replace(choice.confinement, network=None), self.host
         else:
             chosen, sandbox = choice.confinement, self._sandbox(choice)
-        given = applicable(self.settings(), scene.agent.name, Path(program), chosen) if program else ()
+        given = applicable(self.settings(), scene.agent.name, Path(program), chosen)
         return Placed(sandbox, with_secrets(chosen, given, self.environment), where is Where.SANDBOX)
 
     def _sandbox(self, choice: Choice) -> Sandbox:
