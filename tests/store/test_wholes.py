@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def record(session: SessionId, seq: int, result: ToolResult) -> Record:
         seq=seq,
         kind=RecordKind.TOOL,
         body=result,
-        at=datetime(2026, 3, 1, tzinfo=UTC),
+        at_ms=1_800_000_000_000,
         run=None,
         trust=result.trust,
     )

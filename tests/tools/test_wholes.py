@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +37,7 @@ async def keep(desk: Desk, *results: ToolResult, session: SessionId | None = Non
             seq=number,
             kind=RecordKind.TOOL,
             body=result,
-            at=datetime(2026, 3, 1, tzinfo=UTC),
+            at_ms=1_800_000_000_000,
             run=None,
             trust=result.trust,
         )
