@@ -372,6 +372,19 @@ def test_reading_less_by_another_tool_does_not_change_what_is_the_largest() -> N
     assert not passes([*words, narrowed], DELETE, file_id="1")
 
 
+def test_what_was_searched_for_does_not_name_what_was_found() -> None:
+    """Whoever makes an agent search chooses the words, and could choose the owner's."""
+    found = result("files_search", [{"id": "13", "filename": "secret.txt"}], filename="Hawaii")
+    assert not passes([*said("Delete the draft about Hawaii."), found], DELETE, file_id="13")
+    named = result("files_search", [{"id": "13", "filename": "secret.txt"}], filename="secret")
+    assert passes([*said("Delete 'secret.txt'."), named], DELETE, file_id="13")
+
+
+def test_a_thing_that_is_called_like_a_common_word_is_not_named_by_it() -> None:
+    found = result("files_list", [{"id": "13", "filename": "the.txt"}])
+    assert not passes([*said("Please delete the draft."), found], DELETE, file_id="13")
+
+
 def test_a_result_that_is_no_data_holds_no_typed_values() -> None:
     text = json.dumps(EVENTS)
     words = said("Mail 'see you' to those who are at the 'Kick-off'.")

@@ -62,7 +62,10 @@ def label(policy: OriginPolicy, spec: ToolSpec, output: str) -> Trust:
 
 
 def entries_of(policy: OriginPolicy, tool: str, arguments: Mapping[str, Any], output: str) -> tuple[Entry, ...]:
-    """What a result tells of. What was asked for belongs to each: a page is the page of its address."""
+    """What a result tells of. A text is that of what was asked for: a page is the page of its address.
+
+    Data is not: whoever searches chooses the words, and would name what is found.
+    """
     return _entries(policy, tool, tuple(_asked(policy, tool, arguments)), not arguments, output)
 
 
@@ -72,7 +75,7 @@ def _entries(policy: OriginPolicy, tool: str, asked: tuple[Value, ...], whole: b
     read = _read(output, KEY in rule.fields) if rule else None
     if rule is None or read is None:
         return (Entry(tool=tool, values=asked, texts=(output,)),)
-    return tuple(_entry(tool, rule, raw, asked, whole=whole) for raw in read)
+    return tuple(_entry(tool, rule, raw, whole=whole) for raw in read)
 
 
 def _asked(policy: OriginPolicy, tool: str, arguments: Mapping[str, Any]) -> Iterator[Value]:
@@ -106,11 +109,11 @@ def _read(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | None:
     return tuple(items) if len(items) <= ENTRIES_MAX else None
 
 
-def _entry(tool: str, rule: SourceRule, raw: Mapping[str, Any], asked: tuple[Value, ...], *, whole: bool) -> Entry:
+def _entry(tool: str, rule: SourceRule, raw: Mapping[str, Any], *, whole: bool) -> Entry:
     fields = dict(rule.fields)
     if rule.own and str(raw.get(rule.own)) in rule.own_values:
         fields.update(rule.own_fields)
-    values = list(asked)
+    values: list[Value] = []
     texts: list[str] = []
     for name, content in raw.items():
         sort = sort_of(fields[name]) if name in fields else None

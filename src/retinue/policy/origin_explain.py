@@ -132,7 +132,9 @@ def _weight(known: Known, value: Value, entry: Entry) -> int:
         case Kind.NAME | Kind.TEXT:
             name = tuple(value.text.split())
             spoken = tuple(re.sub(r"[-_]+", " ", re.sub(r"\.\w{1,5}$", "", value.text)).split())
-            if any(each.says(name) for each in known.words):
+            if COMMON.issuperset(spoken):
+                weight = 0
+            elif any(each.says(name) for each in known.words):
                 weight = 6
             elif any(each.says(spoken) for each in known.words):
                 weight = 4
