@@ -248,6 +248,7 @@ def _zombies() -> list[str]:
         ("/proc", "whole machine"),
         ("/proc/self", "link"),
         ("/home", "whole machine"),
+        ("/run/user", "whole machine"),
         ("{state}", "belongs to the house"),
         ("{state}/agents", "belongs to the house"),
         ("{state}/owner-token", "belongs to the house"),

@@ -139,6 +139,7 @@ async def test_nothing_beside_the_limited_folders_can_be_filled(folder: Path, pa
     assert "wrote" not in said.text.split()
 
 
+@pytest.mark.spec("D51")
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
 async def test_a_command_that_says_too_much_is_ended_and_what_it_said_is_kept(folder: Path, kind: str) -> None:
     sandbox = Host() if kind == "host" else Bubblewrap(folder=folder, cgroups=Cgroups([]))
@@ -150,6 +151,7 @@ async def test_a_command_that_says_too_much_is_ended_and_what_it_said_is_kept(fo
     assert len(said.text) == 150_000
 
 
+@pytest.mark.spec("D51")
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])
 async def test_a_command_that_takes_too_long_is_ended_with_all_it_began(folder: Path, kind: str) -> None:
     sandbox = Host() if kind == "host" else Bubblewrap(folder=folder, cgroups=Cgroups([]))

@@ -61,6 +61,7 @@ _NEVER = (
     "/var/lib",
     "/tmp",
 )
+_RULING = ("/proc", "/sys", "/dev", "/run")  # in /run are the sockets of whatever runs this machine
 _SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 # In a home that an agent was given to read, these are still the owner's. A grant has to name them.
 KEYS = (
@@ -229,7 +230,7 @@ def check_path(path: Path, *, state: Sequence[Path], homes: Sequence[Path]) -> N
         raise refused(text, "it is or goes through a symbolic link", f"name what it leads to: {real}")
     if path.exists() and not (path.is_dir() or path.is_file()):
         raise refused(text, "it is no folder and no file", "share the folder around it with nobody")
-    if text in _NEVER or path.is_relative_to("/proc") or path.is_relative_to("/sys") or path.is_relative_to("/dev"):
+    if text in _NEVER or any(path.is_relative_to(ruling) for ruling in _RULING):
         raise refused(text, "it would show the whole machine, or rule it", "grant a folder further in")
     if path.name in _SOCKETS:
         raise refused(text, "who speaks to it commands the machine", "share no engine's socket")
