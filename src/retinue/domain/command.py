@@ -37,7 +37,10 @@ SUMMARIES = {
     CommandName.COMPACT: ("/compact [WORDS]", "tell the context in short, minding WORDS, and go on from there"),
     CommandName.MODEL: ("/model [NAME]", "which models there are, or think with another one"),
     CommandName.THINK: ("/think [LEVEL]", "how much effort goes into replies"),
-    CommandName.ALLOW: ("/allow ID [session|always] [WORDS]", "let the agent do what it asked for: once, or for longer"),
+    CommandName.ALLOW: (
+        "/allow ID [session|always] [WORDS]",
+        "let the agent do what it asked for",
+    ),
     CommandName.DENY: ("/deny ID [WORDS]", "do not let it"),
 }
 

@@ -114,6 +114,7 @@ class Summary:
 
     text: str
     kept_from: int
+    trust: Trust = Trust.PRIVATE  # of the least trusted record it tells of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,7 @@ class Note:
 
     text: str
     call: str = ""
+    trust: Trust = Trust.PRIVATE
 
 
 Body = Mark | UserTurn | Reply | ToolResult | Note | Summary
@@ -148,6 +150,15 @@ class Record(NamedTuple):
     @property
     def at(self) -> datetime:
         return from_ms(self.at_ms)
+
+
+def trust_of(body: Body) -> Trust:
+    """How far a body can be believed, where it says so itself. Mail is believed as far as its senders are."""
+    match body:
+        case ToolResult(trust=trust) | Note(trust=trust) | Summary(trust=trust):
+            return trust
+        case _:
+            return Trust.PRIVATE
 
 
 def kind_of(body: Body) -> RecordKind:

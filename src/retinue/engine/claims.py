@@ -19,6 +19,7 @@ from retinue.domain.run import Run, RunStatus, Step, StepKind, StepState
 from retinue.domain.session import BATCH_MAX, SNIPPET_LENGTH_MAX, LaneKind, QueueMode, Session, Wakefulness, lane_kind
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
+from retinue.domain.trust import least
 from retinue.engine.custody import Append, Nothing, Work
 from retinue.engine.endings import cancel_for_newer, close_run
 from retinue.engine.lanes import next_batch
@@ -162,7 +163,10 @@ def _start_run(
     )
     append.run = run
     text = turn_input.render(batch, now=now, zone=terms.zone)
-    turn = append.add(UserTurn(text=text, envelopes=run.envelopes, attachments=turn_input.shown(batch)))
+    turn = append.add(
+        UserTurn(text=text, envelopes=run.envelopes, attachments=turn_input.shown(batch)),
+        trust=least(envelope.trust for envelope in batch),
+    )
     sessions.guard(
         conn,
         session.id,

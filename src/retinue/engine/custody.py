@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Envelope
-from retinue.domain.record import Body, Record, RecordKind, kind_of
+from retinue.domain.record import Body, Record, RecordKind, kind_of, trust_of
 from retinue.domain.run import Run, Step
 from retinue.domain.session import QueuePolicy, Session
 from retinue.domain.tool import Call
+from retinue.domain.trust import Trust
 from retinue.mailroom.inbox import Wake
 from retinue.store.house import Page
 
@@ -55,7 +56,7 @@ class Append:
     def seq(self) -> int:
         return self.records[-1].seq if self.records else self.session.record_seq
 
-    def add(self, body: Body, *, kind: RecordKind | None = None) -> Record:
+    def add(self, body: Body, *, kind: RecordKind | None = None, trust: Trust | None = None) -> Record:
         record = Record(
             session=self.session.id,
             seq=self.seq + 1,
@@ -63,6 +64,7 @@ class Append:
             body=body,
             at_ms=self.page.at_ms,
             run=self.run.id if self.run else None,
+            trust=trust or trust_of(body),
         )
         self.records.append(record)
         return record

@@ -16,7 +16,6 @@ from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness, lane_kind
 from retinue.domain.text import clipped_bytes, storable
 from retinue.domain.tool import ToolResult
-from retinue.domain.trust import Trust
 from retinue.engine.custody import Append, Work
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
 from retinue.mailroom.inbox import LaneWake, Wake, enter, notify, settle_and_tell
@@ -120,7 +119,7 @@ def _answer(work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft |
         kind=Kind.ANSWER,
         # The newest of the one who is answered: someone else may have joined in since.
         reply_to=next((e.id for e in reversed(owed) if e.sender == work.run.sender), owed[-1].id),
-        trust=Trust.AGENT,
+        trust=finished.trust,
     )
 
 

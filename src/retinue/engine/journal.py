@@ -19,12 +19,12 @@ from retinue.domain.ids import short
 from retinue.domain.model import ModelFailed
 from retinue.domain.money import CallTerms, Granted
 from retinue.domain.ports import Asking, Clock, Faults
-from retinue.domain.record import Note, Record, Reply, Summary, UserTurn, kind_of
+from retinue.domain.record import Note, Record, Reply, Summary, UserTurn, kind_of, trust_of
 from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.session import BATCH_MAX, QueueMode, Wakefulness
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
-from retinue.domain.trust import Trust
+from retinue.domain.trust import Trust, least
 from retinue.engine.custody import Append, Work
 from retinue.engine.endings import interrupted
 from retinue.engine.lanes import voice
@@ -223,6 +223,7 @@ class RunJournal:
             body=closing.body,
             at_ms=to_ms(self._clock.now()),
             run=self.run.id,
+            trust=trust_of(closing.body),
         )
         self._own.append(record)
         if is_silent(closing.body):
@@ -294,7 +295,9 @@ def _kept(result: ToolResult, *, stored: bool) -> ToolResult | Note:
         return result
     outcome = "failed" if result.failed else "returned"
     return Note(
-        text=f"The call {result.tool} that was waiting for a decision {outcome}:\n{result.output}", call=result.call
+        text=f"The call {result.tool} that was waiting for a decision {outcome}:\n{result.output}",
+        call=result.call,
+        trust=result.trust,
     )
 
 
@@ -440,7 +443,10 @@ def _join(append: Append, work: Work, zone: ZoneInfo) -> tuple[tuple[Envelope, .
     if not mine:
         return work.envelopes, ()
     text = turn_input.render(mine, now=from_ms(page.at_ms), zone=zone)
-    record = append.add(UserTurn(text=text, envelopes=tuple(e.id for e in mine), attachments=turn_input.shown(mine)))
+    record = append.add(
+        UserTurn(text=text, envelopes=tuple(e.id for e in mine), attachments=turn_input.shown(mine)),
+        trust=least(e.trust for e in mine),
+    )
     page.tell(
         NewsKind.RUN_JOINED,
         session=work.session.id,

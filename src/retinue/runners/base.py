@@ -13,6 +13,7 @@ from retinue.domain.record import Body, Reply
 from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import Session
 from retinue.domain.tool import Call
+from retinue.domain.trust import Trust
 
 SILENT_TOKENS = frozenset({"NO_REPLY", "[[SILENT_REPLY]]"})
 
@@ -34,12 +35,14 @@ class Finished:
 
     `remarks` are the house's own words on how it came about: who answered instead of whom, what is nearly spent. They
     go with an answer, and only with one. `reset`: what the context was is set aside; the next run begins afresh.
+    `trust` is that of what it knew when it answered.
     """
 
     text: str
     context_length: int | None = None
     remarks: tuple[str, ...] = ()
     reset: bool = False
+    trust: Trust = Trust.AGENT
 
     @property
     def silent(self) -> bool:

@@ -16,6 +16,7 @@ from retinue.domain.money import BudgetSpent, Granted, PriceUnknown
 from retinue.domain.ports import Clock
 from retinue.domain.record import Note, Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.times import to_ms
+from retinue.domain.trust import least
 from retinue.models.base import Model, Prompt
 from retinue.models.catalog import Role
 from retinue.models.fallback import Plan
@@ -156,7 +157,9 @@ class ContextKeeper:
                 raise
             log.warning("not compacted", extra={"run": case.journal.run.id, "code": error.code})
             return False
-        await case.journal.compact(Summary(text=text, kept_from=cut.kept_from))
+        await case.journal.compact(
+            Summary(text=text, kept_from=cut.kept_from, trust=least(record.trust for record in cut.told))
+        )
         await self._minds.compacted(case.assignment.session)
         log.info("compacted", extra={"run": case.journal.run.id, "why": wanted.why, "told_tokens": cut.told_tokens})
         return True

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.model import ModelRef
 from retinue.domain.money import BudgetSpent
@@ -18,6 +19,7 @@ from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Note, Record, Reply, Stop, UserTurn
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import Call, ToolResult, ToolSpec, call_hash
+from retinue.domain.trust import Trust
 from retinue.models.calls import unreadable
 from retinue.policy.tools import Circumstances
 from retinue.runners.asking import Asker, Case
@@ -144,6 +146,7 @@ class Loop:
                         text=_whole(journal.own, reply),
                         context_length=_context_length(reply),
                         remarks=(*case.remarks, *_remarks(reply)),
+                        trust=_trust_of_answer(journal),
                     )
                 case AskModel(turn):
                     if bound := spent(assignment.agent, journal.own):
@@ -250,6 +253,14 @@ def _occasion(assignment: Assignment, journal: Journal) -> Occasion:
         where=replace(where, provider=asked_by.provider, model=asked_by.model) if asked_by else where,
         context=journal.records,
     )
+
+
+def _trust_of_answer(journal: Journal) -> Trust:
+    """What another agent is told is no better than what the teller knew. People judge for themselves."""
+    if journal.run.sender.kind is not AddressKind.AGENT:
+        return Trust.AGENT
+    untrusted = any(record.trust is Trust.UNTRUSTED for record in journal.records)
+    return Trust.UNTRUSTED if untrusted else Trust.AGENT
 
 
 def _context_length(reply: Reply) -> int | None:
