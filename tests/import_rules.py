@@ -18,7 +18,7 @@ ROOT = "retinue"
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "daemon plugins testing real premises logs offline restore service",
+        "daemon hands plugins testing real premises logs offline restore service",
         "api",
         "operations",
         "engine",
@@ -35,6 +35,7 @@ ROW_OF = {package: number for number, row in enumerate(ROWS) for package in row}
 ACQUAINTED = frozenset(
     {
         ("config", "domain"),
+        ("daemon", "hands"),
         ("daemon", "plugins"),
         ("daemon", "real"),
         ("daemon", "premises"),

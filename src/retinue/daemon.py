@@ -43,6 +43,7 @@ from retinue.domain.trust import Trust
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
+from retinue.hands import Hands
 from retinue.logs import set_level, set_up_logs
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
@@ -72,9 +73,6 @@ from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.tools.base import Tool
-from retinue.tools.files import Read
-from retinue.tools.grants import Grants
-from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
 log = logging.getLogger(__name__)
@@ -160,13 +158,16 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             chance=parts.chance,
             zone=settings.zone,
         )
-        own = (SessionStatus(store, clock, str(settings.zone)), Read(), *parts.tools)
+        hands = Hands(current, store=store, clock=clock, ids=ids, files=files, environment=os.environ)
         toolbox = Toolbox(
-            [*own, *tools_of(OPERATIONS.values(), lambda: desk)],
+            [*hands.tools, *parts.tools, *tools_of(OPERATIONS.values(), lambda: desk)],
             clock=clock,
             calls_per_minute=settings.limits.calls_per_minute,
             settings=lambda: current().tools,
-            grants=Grants(store, clock),
+            grants=hands.grants,
+            origin=hands.origin,
+            zone=settings.zone,
+            wholes=hands.wholes,
         )
         outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
         asker = Asker(minds, clock, settings.zone, media=FileMedia(files))
@@ -209,13 +210,18 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             version=__version__,
             secrets=new_token,
             policy=policy,
+            toolbox=toolbox,
+            grants=hands.grants,
+            session_ended=hands.session_ended,
             catalog=lambda: minds.catalog,
             why_now=minds.why_now,
             credentials_changed=minds.refresh,
             config=keeper,
             runners=frozenset({"loop"}),
         )
+        hands.ways.inbox, hands.ways.asks = desk.post, engine.request
         await minds.refresh()
+        await hands.open()
         if mirror is not None:
             await mirror.start()
         await outbox.start()
@@ -233,6 +239,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await asyncio.gather(*aside, return_exceptions=True)
             drain_s = current().drain_s
             await engine.stop(drain_s=drain_s)
+            await hands.close()
             await outbox.stop(drain_s=drain_s)
             if mirror is not None:
                 await mirror.stop()

@@ -18,7 +18,20 @@ from retinue.policy.groups import GROUPS, INVOKE_DENIED, PROFILES, SUBAGENT_DENI
 from retinue.policy.tools import Chain, Circumstances, Door, Layer, layers_for
 
 NAMES = (
-    *("read", "write", "edit", "ls", "find", "exec", "process", "web_search", "web_fetch", "browser", "message"),
+    *(
+        "read",
+        "write",
+        "edit",
+        "ls",
+        "find",
+        "exec",
+        "process",
+        "web_search",
+        "web_fetch",
+        "browser",
+        "browser_act",
+        "message",
+    ),
     *("session_status", "gateway", "agents_list", "agents_message", "cron", "memory_search", "memory_get"),
     *("sessions_list", "sessions_history", "sessions_send", "sessions_spawn", "system_time"),
 )
@@ -129,7 +142,7 @@ def test_a_glob_fits_what_a_backtracking_matcher_says(pattern: list[str], text: 
 def test_groups_expand_by_either_name_and_by_a_glob() -> None:
     files = {"read", "write", "edit", "ls", "find"}
     commands = {"exec", "process"}
-    web = {"web_search", "web_fetch", "browser"}
+    web = {"web_search", "web_fetch", "browser", "browser_act"}
     sessions = {"sessions_list", "sessions_history", "sessions_send", "sessions_spawn"}
     admin = {"gateway", "agents_list", "cron"}
     expected = {"file": files, "fs": files, "exec": commands, "runtime": commands, "web": web, "sessions": sessions}

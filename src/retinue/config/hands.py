@@ -4,11 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import cast
 
 from retinue.config import checks
 from retinue.config.rules import Effect, setting
 from retinue.domain.agent import ToolLists
+
+
+class Where(StrEnum):
+    """From strictest."""
+
+    SANDBOX = "sandbox"
+    HOST = "host"
+
+
+class Security(StrEnum):
+    """Which commands run at all, from strictest."""
+
+    DENY = "deny"
+    ALLOWLIST = "allowlist"
+    FULL = "full"
+
+
+class Asking(StrEnum):
+    """When a person is asked, from strictest. `off` with a list means: what it does not name is denied."""
+
+    ALWAYS = "always"
+    ON_MISS = "on-miss"
+    OFF = "off"
+
+
+class Elevated(StrEnum):
+    """What becomes of a command that asks to leave the sandbox, where all gates are open."""
+
+    OFF = "off"
+    ASK = "ask"
+    FULL = "full"
+
 
 _GLOBS = "Names of tools, globs with `*`, groups such as `group:web`."
 
@@ -44,8 +77,27 @@ class ChannelLists(Lists):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExecSettings:
+    """Commands: where they run, which may, and when a person is asked. A sandbox has walls, so more may run there."""
+
+    host: Where = setting(Where.SANDBOX, "Where commands run.", effect=Effect.MESSAGE)
+    security: Security = setting(Security.ALLOWLIST, "Which commands may run outside a sandbox.", effect=Effect.MESSAGE)
+    ask: Asking = setting(Asking.ON_MISS, "When a person is asked about one outside.", effect=Effect.MESSAGE)
+    sandbox_security: Security = setting(Security.FULL, "Which commands may run in a sandbox.", effect=Effect.MESSAGE)
+    sandbox_ask: Asking = setting(Asking.OFF, "When a person is asked about one in a sandbox.", effect=Effect.MESSAGE)
+    elevated: Elevated = setting(
+        Elevated.OFF, "What becomes of a command that asks to leave the sandbox.", effect=Effect.MESSAGE
+    )
+    allow: tuple[str, ...] = setting(
+        (), "Commands that pass without a question.", effect=Effect.MESSAGE, example="git status"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings(Lists):
     """Rules over tools for the whole house."""
+
+    exec: ExecSettings = ExecSettings()
 
     agents_enabled: bool = setting(
         True, "Whether agents may reach each other at all, by `agents_*`.", effect=Effect.MESSAGE

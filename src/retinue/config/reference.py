@@ -84,9 +84,16 @@ def settings_page() -> str:
     hints = typing.get_type_hints(Settings)
     for name in OWN_SECTIONS:
         group, path = _group_of(hints[name], name)
-        lines += ["", *_section(group, path)]
+        lines += ["", *(_section(group, path) if group is not None else _free(name))]
     lines += [_AGENT_HEAD, "| key | type | default |", "| --- | --- | --- |", *_agent_keys()]
     return "\n".join(lines) + "\n"
+
+
+def _free(name: str) -> Iterator[str]:
+    """A section whose tables are read by someone else."""
+    rule = next(rule_of(each) for each in fields(Settings) if each.name == name)
+    yield f"## `[{name}]`\n"
+    yield rule.says
 
 
 def _section(cls: type[Any], path: str, *, leave_out: Iterable[str] = ()) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 from retinue.config import checks
@@ -186,6 +186,11 @@ class Settings:
     budgets: Budgets = Budgets()
     tools: ToolSettings = ToolSettings()
     approvals: ApprovalSettings = ApprovalSettings()
+    origin: Mapping[str, Any] = setting(
+        cast("Mapping[str, Any]", {}),
+        "Where values may come from, as tables `source`, `argument`, `act` and `measure`: see the guide on injection.",
+        effect=Effect.MESSAGE,
+    )
     sandbox: SandboxSettings = SandboxSettings()
     web: WebSettings = WebSettings()
     mcp: Mapping[str, McpServer] = field(default_factory=dict[str, McpServer])
@@ -200,6 +205,7 @@ OWN_SECTIONS = (
     "budgets",
     "tools",
     "approvals",
+    "origin",
     "sandbox",
     "web",
     "mcp",

@@ -15,6 +15,7 @@ import msgspec
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.envelope import KEY_LENGTH_MAX
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
+from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.principal import Principal
@@ -61,6 +62,7 @@ class Desk:
     credentials_changed: Callable[[], Awaitable[None]] | None = None  # told when keys came, went or were forgiven
     toolbox: Toolbox | None = None  # None in a house without one
     grants: Grants | None = None
+    session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # what still runs for it is ended
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
 

@@ -498,6 +498,8 @@ async def delete(desk: Desk, caller: Principal, asked: OfSession) -> SessionDele
     done = await desk.engine.cancel(
         session.id, by=str(caller.address), why="the conversation was deleted", clear_due=True
     )
+    if desk.session_ended is not None:
+        await desk.session_ended(session.id, "its conversation was deleted")
     return SessionDeleted(
         session=session.id,
         deleted=True,

@@ -20,7 +20,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "fs": _FILES,
     "exec": _COMMANDS,
     "runtime": _COMMANDS,
-    "web": ("web_search", "web_fetch", "browser"),
+    "web": ("web_search", "web_fetch", "browser", "browser_act"),
     "sessions": _SESSIONS,
     "admin": ("gateway", "agents_list", "cron"),
     "memory": _MEMORY,
@@ -47,7 +47,9 @@ SUBAGENT_DENIED = (
 )
 
 # Not to be called from outside a run, where no model was asked and nobody watches, unless the owner says so.
-INVOKE_DENIED = ("exec", "process", "write", "edit", "browser", "sessions_spawn", "sessions_send", "gateway")
+INVOKE_DENIED = (
+    *("exec", "process", "write", "edit", "browser", "browser_act", "sessions_spawn", "sessions_send", "gateway"),
+)
 
 
 @lru_cache(maxsize=4_096)

@@ -137,6 +137,20 @@ class OriginPolicy:
         return next((rule for rule in self.acts if fnmatchcase(tool, rule.tools)), None)
 
 
+_TO_WRITE = ("write", "save", "note", "put", "store", "create", "make", "draft", "record", "add", "append", "keep")
+_TO_CHANGE = (*_TO_WRITE, "edit", "change", "update", "fix", "replace", "correct", "rewrite", "rename", "remove")
+
+# What holds where the owner has said nothing. Where something is written must be theirs to say; what is written there
+# may be a stranger's words, for a file keeps its label. Nothing else of strangers passes without a question.
+HOUSE_RULES: Mapping[str, Any] = {
+    "argument": [
+        {"tools": "write", "argument": "content", "standing": ["kept"]},
+        *({"tools": "edit", "argument": name, "standing": ["kept"]} for name in ("old", "new", "edits*")),
+    ],
+    "act": [{"tools": "write", "words": _TO_WRITE}, {"tools": "edit", "words": _TO_CHANGE}],
+}
+
+
 def policy_of(data: Mapping[str, Any]) -> OriginPolicy:
     """Read the tables of a settings file: `source`, `argument`, `act`, `measure`, and the list `speakers`."""
     try:

@@ -6,45 +6,14 @@ The stricter of both wins. The one way to something looser is elevation, and it 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeVar
 
+from retinue.config.hands import Asking, Elevated, Security, Where
 from retinue.domain.decision import Decision, Verdict
 from retinue.policy.command_rules import Rule
 
 KEY = "tools.exec"
 KEY_ELEVATED = "tools.exec.elevated"
-
-
-class Where(StrEnum):
-    """From strictest."""
-
-    SANDBOX = "sandbox"
-    HOST = "host"
-
-
-class Security(StrEnum):
-    """Which commands run at all, from strictest."""
-
-    DENY = "deny"
-    ALLOWLIST = "allowlist"
-    FULL = "full"
-
-
-class Asking(StrEnum):
-    """When a person is asked, from strictest. `off` with a list means: what it does not name is denied."""
-
-    ALWAYS = "always"
-    ON_MISS = "on-miss"
-    OFF = "off"
-
-
-class Elevated(StrEnum):
-    """What becomes of a command that asks to leave the sandbox, where all gates are open."""
-
-    OFF = "off"
-    ASK = "ask"
-    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.model import ModelRef
 from retinue.domain.money import BudgetSpent
-from retinue.domain.permission import Rights
+from retinue.domain.permission import default_rights
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Note, Record, Reply, Stop, UserTurn
 from retinue.domain.session import OriginKind
@@ -244,12 +245,13 @@ def _occasion(assignment: Assignment, journal: Journal) -> Occasion:
     replies = (record.body for record in reversed(journal.own))
     asked_by = next((body for body in replies if isinstance(body, Reply)), None)
     where = _circumstances(assignment, journal)
+    workspace = assignment.request.workspace
     return Occasion(
         agent=assignment.agent,
         session=assignment.session.id,
         run=journal.run.id,
         home=assignment.home,
-        rights=Rights(workspace=assignment.home),
+        rights=default_rights(assignment.home, Path(workspace) if workspace else assignment.home),
         where=replace(where, provider=asked_by.provider, model=asked_by.model) if asked_by else where,
         context=journal.records,
     )

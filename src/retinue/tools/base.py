@@ -12,6 +12,7 @@ import msgspec
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment
+from retinue.domain.decision import Decision
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Permission, Rights
@@ -72,6 +73,13 @@ class Reaching(Protocol):
     """A tool that reaches beyond the workspace. What it needs and the agent has not, a person is asked for."""
 
     def needs(self, arguments: Any, scene: Scene) -> Sequence[Permission]: ...
+
+
+@runtime_checkable
+class Walled(Protocol):
+    """A tool whose calls run somewhere. Asked whether this one may, right before it is performed."""
+
+    def sandbox(self, arguments: Any, scene: Scene) -> Decision: ...
 
 
 def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:

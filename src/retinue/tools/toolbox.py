@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -21,16 +22,20 @@ from retinue.domain.decision import Decision, Verdict
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Permission, Rights, with_granted
 from retinue.domain.ports import Ask, Clock
-from retinue.domain.record import Record
+from retinue.domain.record import Record, UserTurn
 from retinue.domain.text import storable
 from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec, clipped
 from retinue.domain.trust import Trust, least
+from retinue.policy import origin
 from retinue.policy.grants import missing
 from retinue.policy.judging import Judgement, judge
+from retinue.policy.origin_entries import label
+from retinue.policy.origin_rules import OriginPolicy
 from retinue.policy.rates import Buckets
 from retinue.policy.tools import Chain, Circumstances, layers_for
-from retinue.tools.base import Output, Reaching, Scene, Tool, ToolFailed
+from retinue.tools.base import Output, Reaching, Scene, Tool, ToolFailed, Walled
 from retinue.tools.grants import Grants
+from retinue.tools.wholes import Wholes
 
 CHAINS_REMEMBERED_MAX = 1_000
 AGENTS_REMEMBERED_MAX = 10_000
@@ -47,10 +52,10 @@ class Occasion:
     rights: Rights
     where: Circumstances = Circumstances()
     context: Sequence[Record] = ()
+    trust: Trust = field(init=False)  # of the least trusted words in the context
 
-    @property
-    def trust(self) -> Trust:
-        return least(record.trust for record in self.context)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "trust", least(record.trust for record in self.context))
 
     def scene(self, call: Call, *, granted: Sequence[Permission] = ()) -> Scene:
         return Scene(
@@ -102,13 +107,21 @@ class Toolbox:
         calls_per_minute: int = 0,
         settings: Callable[[], ToolSettings] = ToolSettings,
         grants: Grants | None = None,
+        origin: Callable[[], OriginPolicy] | None = None,
+        zone: ZoneInfo | None = None,
+        wholes: Wholes | None = None,
+        mask: Callable[[str], str] = str,
     ) -> None:
-        """With a clock, no agent makes more calls than that in a minute."""
+        """With a clock, no agent makes more calls than that in a minute. `mask` takes secrets out of what tools say."""
         self._tools = {tool.spec.name: tool for tool in tools}
         self._clock = clock
         self._calls = Buckets(calls_per_minute, AGENTS_REMEMBERED_MAX)
         self._settings = settings
         self._grants = grants
+        self._origin = origin
+        self._zone = zone or ZoneInfo("UTC")
+        self._wholes = wholes
+        self._mask = mask
         self._ruled_by: ToolSettings | None = None
         self._chains: dict[object, tuple[Chain, Sequence[ToolSpec]]] = {}  # asked for every turn
 
@@ -125,7 +138,19 @@ class Toolbox:
 
     def under(self, settings: ToolSettings) -> Toolbox:
         """The same tools under other rules, for whoever wants to know what these would change."""
-        return Toolbox(list(self._tools.values()), settings=lambda: settings, grants=self._grants)
+        return Toolbox(
+            list(self._tools.values()),
+            clock=self._clock,
+            settings=lambda: settings,
+            grants=self._grants,
+            origin=self._origin,
+            zone=self._zone,
+        )
+
+    def bring(self, tools: Sequence[Tool]) -> None:
+        """These tools from now on: a plug-in or a server has come or gone."""
+        self._tools = {tool.spec.name: tool for tool in tools}
+        self._chains.clear()
 
     # --- what is allowed ---
 
@@ -170,10 +195,30 @@ class Toolbox:
         self, tool: Tool, call: Call, occasion: Occasion, held: Sequence[Permission]
     ) -> tuple[Judgement, tuple[Permission, ...]]:
         """The verdict, and what the call needs that was not granted: a person's yes to it gives it that much."""
-        scene = occasion.scene(call, granted=held)
-        lacks = missing(_needs(tool, call, scene), scene.rights, held)
         chain = self.chain(occasion.agent, occasion.where)
-        return judge(chain, tool.spec, held=held, missing=lacks), lacks
+        arguments = _readable(tool, call)
+        if arguments is None or chain.decide(tool.spec).denied:
+            return judge(chain, tool.spec, held=held), ()
+        scene = occasion.scene(call, granted=held)
+        lacks = missing(tool.needs(arguments, scene), scene.rights, held) if isinstance(tool, Reaching) else ()
+        walled = occasion.scene(call, granted=(*held, *lacks)) if lacks else scene
+        judgement = judge(
+            chain,
+            tool.spec,
+            held=held,
+            missing=lacks,
+            origin=self._by_origin(tool.spec, call, arguments, occasion),
+            sandbox=tool.sandbox(arguments, walled) if isinstance(tool, Walled) else None,
+        )
+        return judgement, lacks
+
+    def _by_origin(self, spec: ToolSpec, call: Call, arguments: Any, occasion: Occasion) -> Decision | None:
+        """Nothing to say while everything that was read can be believed."""
+        if self._origin is None or (occasion.trust is not Trust.UNTRUSTED and not _has_foreign_files(occasion.context)):
+            return None
+        read = replace(call, arguments=msgspec.to_builtins(arguments))  # as the tool will read it, by one name each
+        today = self._clock.now().astimezone(self._zone).date() if self._clock is not None else None
+        return origin.decide(self._origin(), spec, read, origin.context_of(occasion.context), today=today).decision
 
     async def decide(self, calls: Sequence[Call], ask: Ask, occasion: Occasion) -> Plan:
         allowed: list[Call] = []
@@ -239,41 +284,51 @@ class Toolbox:
         except msgspec.ValidationError as error:
             return refusal(call, f"These arguments do not fit '{call.tool}': {error}.")
         except ToolFailed as error:
-            return refusal(call, str(error))
+            return refusal(call, self._mask(str(error)))
         except Exception as error:  # noqa: BLE001 - a broken tool is something the model reads about
             if bound.expired():
                 return refusal(call, f"'{call.tool}' took longer than {tool.spec.timeout_s:g} s and was ended.")
-            return refusal(call, f"'{call.tool}' broke: {type(error).__name__}: {error}")
+            return refusal(call, self._mask(f"'{call.tool}' broke: {type(error).__name__}: {error}"))
         if isinstance(output, str):
             output = Output(text=output)
+        text = storable(self._mask(output.text))
+        shown, whole = await self._wholes.shorten(text) if self._wholes is not None else (clipped(text), "")
         return ToolResult(
             call=call.id,
             tool=call.tool,
-            output=clipped(storable(output.text)),
+            output=shown,
             failed=output.failed,
-            trust=output.trust or _trust_of(tool.spec),
+            trust=output.trust or self._label(tool.spec, text),
             attachments=output.attachments,
+            whole=whole,
         )
+
+    def _label(self, spec: ToolSpec, text: str) -> Trust:
+        if self._origin is None:
+            return Trust.UNTRUSTED if Effect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
+        return label(self._origin(), spec, text)
 
 
 def _parsed(tool: Tool, call: Call) -> Any:
     return msgspec.convert(call.arguments, tool.arguments)
 
 
-def _needs(tool: Tool, call: Call, scene: Scene) -> Sequence[Permission]:
-    """What a call reaches for. Arguments that cannot be read reach for nothing: performing it refuses them."""
-    if not isinstance(tool, Reaching):
-        return ()
+def _readable(tool: Tool, call: Call) -> Any | None:
+    """The arguments, where they can be read. Others reach for nothing: performing the call refuses them."""
     try:
-        return tool.needs(_parsed(tool, call), scene)
-    except (msgspec.ValidationError, ToolFailed):
-        return ()
+        return _parsed(tool, call)
+    except msgspec.ValidationError:
+        return None
+
+
+def _has_foreign_files(context: Sequence[Record]) -> bool:
+    """Whether someone other than the owner has sent files: nobody labels what is in them."""
+    return any(
+        isinstance(record.body, UserTurn) and record.body.attachments and record.trust is not Trust.OWNER
+        for record in context
+    )
 
 
 def _not_allowed(decision: Decision) -> str:
     where = f" (settings: {decision.key})" if decision.key else ""
     return f"Not allowed: {decision.because}{where}."
-
-
-def _trust_of(spec: ToolSpec) -> Trust:
-    return Trust.UNTRUSTED if Effect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE

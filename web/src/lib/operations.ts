@@ -36,7 +36,7 @@ export type AgentsListed = { "agents": Array<AgentListed> };
 
 export type AgentsModels = { "agent": string; "session"?: string; "runner": string; "effort": string | null; "chain": Array<ModelInChain>; "now"?: Array<string>; "refused"?: string };
 
-export type Answer = { "id": string; "allow": boolean };
+export type Answer = { "id": string; "allow": boolean; "scope"?: GrantScope; "because"?: string };
 
 export type Apply = { "dry_run"?: boolean; "take"?: string; "reset"?: boolean };
 
@@ -98,7 +98,11 @@ export type DeliveryState = "failed" | "sending" | "sent" | "unknown";
 
 export type Diff = { "name": string; "old": number; "new"?: number | null };
 
+export type Difference = { "session": string; "run": string; "agent": string; "tool": string; "arguments": Record<string, unknown>; "now": Verdict; "then": Verdict; "because": string; "key": string };
+
 export type Doctor = { "quick"?: boolean };
+
+export type Door = "invoke" | "mcp" | "model" | "skill";
 
 export type Effect = "apply" | "hot" | "message" | "restart";
 
@@ -110,7 +114,7 @@ export type EnvelopesListed = { "envelopes": Array<EnvelopeShown>; "acknowledged
 
 export type ErrorForm = { "code": string; "sentence": string; "because": string; "try": string; "candidates"?: Array<string>; "matches"?: number; "retry-after-s"?: number };
 
-export type Explained = { "lines": Array<string> };
+export type Explain = { "agent": string; "tool": string; "args"?: Record<string, unknown>; "sender"?: string; "session"?: string; "model"?: string; "origin"?: OriginKind; "door"?: Door };
 
 export type Failed = { "id": string; "reason": Reason; "agent"?: string; "model"?: string };
 
@@ -118,7 +122,21 @@ export type Failure = "auth" | "bad_request" | "connection" | "content_filter" |
 
 export type FailureShown = { "reason": Failure; "errors": number; "failed-at": string; "cooling-until": string | null };
 
+export type FindingShown = { "layer": string; "verdict": Verdict; "because": string; "key": string };
+
 export type Forget = { "name": string; "confirm"?: string };
+
+export type GrantAdd = { "agent": string; "permission": string; "because": string; "session"?: string };
+
+export type GrantNamed = { "id": string };
+
+export type GrantRevoked = { "id": string; "revoked": boolean };
+
+export type GrantScope = "always" | "once" | "session";
+
+export type GrantShown = { "id": string; "agent": string; "permission": string; "session": string | null; "granted-by": string; "because": string; "at": string; "expires-at": string | null };
+
+export type GrantsListed = { "grants": Array<GrantShown> };
 
 export type Health = "ok" | "problem" | "warning";
 
@@ -146,6 +164,10 @@ export type InboxShown = { "envelopes": Array<EnvelopeShown>; "unread": number }
 
 export type Invite = { "name": string; "role"?: Role };
 
+export type Invoke = { "tool": string; "args"?: Record<string, unknown>; "agent"?: string; "session"?: string };
+
+export type Invoked = { "tool": string; "output": string; "failed": boolean };
+
 export type Kind = "answer" | "approval" | "decision" | "message" | "notice" | "system";
 
 export type LaneKind = "background" | "main" | "schedule" | "subagent";
@@ -171,6 +193,8 @@ export type Nothing = Record<string, never>;
 export type OfPrincipal = { "principal"?: string };
 
 export type OfSession = { "session": string };
+
+export type OriginKind = "agent" | "chat" | "external" | "heartbeat" | "schedule" | "subagent" | "terminal" | "web";
 
 export type Outcome = "answered" | "cancelled" | "dead" | "delivered" | "expired" | "interrupted" | "noted" | "refused";
 
@@ -274,6 +298,10 @@ export type StepPlanned = { "name": string; "step": Step; "because": string; "ch
 
 export type Stop = { "session": string; "why"?: string; "clear"?: boolean };
 
+export type Test = { "text"?: string | null; "agent"?: string };
+
+export type Tested = { "calls": number; "sessions": number; "differences": Array<Difference>; "left-out": number };
+
 export type ThreadShown = { "envelopes": Array<EnvelopeShown>; "left-out": number; "total": number; "purged": boolean };
 
 export type TokenKind = "code" | "invite" | "token" | "web";
@@ -286,6 +314,12 @@ export type TokenRevoked = { "id": string; "kind": TokenKind; "principal": strin
 
 export type TokensListed = { "tokens": Array<TokenListed> };
 
+export type ToolShown = { "name": string; "description": string; "source": string; "effects": Array<string>; "capabilities": Array<string>; "repeatable": boolean; "verdict"?: Verdict; "because"?: string };
+
+export type ToolsListed = { "tools": Array<ToolShown> };
+
+export type ToolsOf = { "agent"?: string };
+
 export type Upload = { "name": string; "data": string; "media_type"?: string };
 
 export type UsageShown = { "by": By; "from": string; "to": string; "rows": Array<UsedShown>; "left-out": number; "total": UsedShown };
@@ -295,6 +329,8 @@ export type Used = { "id": string; "agent"?: string; "model"?: string };
 export type UsedShown = { "key": string; "calls": number; "failed-calls": number; "unknown-calls": number; "input-tokens": number; "output-tokens": number; "cache-read-tokens": number; "cache-write-tokens": number; "reasoning-tokens": number; "cost-microusd": number; "unknown-microusd": number; "held-microusd": number };
 
 export type ValueChanged = { "from": unknown; "to": unknown };
+
+export type Verdict = "allow" | "ask" | "deny";
 
 export type Versions = { "name": string; "limit"?: number; "before"?: number | null };
 
@@ -312,7 +348,11 @@ export type RetinueOperationsEnvelopesById = { "id": string };
 
 export type RetinueOperationsEnvelopesListing = { "limit"?: number };
 
+export type RetinueOperationsHouseExplained = { "lines": Array<string> };
+
 export type RetinueOperationsMailListing = { "status": Status; "to"?: string; "from"?: string; "limit"?: number; "created_after"?: string; "created_before"?: string; "before"?: string; "ack"?: boolean };
+
+export type RetinueOperationsPolicyExplained = { "agent": string; "tool": string; "verdict": Verdict; "because": string; "key": string; "findings": Array<FindingShown>; "would-grant": Array<string>; "warnings": Array<string> };
 
 export type RetinueOperationsRunsById = { "id": string };
 
@@ -454,7 +494,7 @@ export interface Operations {
   /** Prove that nothing is lost. */
   "house.ledger": { asked: Nothing; answered: LedgerChecked; effect: false };
   /** Tell why something became what it is. */
-  "house.why": { asked: Why; answered: Explained; effect: false };
+  "house.why": { asked: Why; answered: RetinueOperationsHouseExplained; effect: false };
   /** Copy everything the house keeps into a new folder, while it goes on. */
   "house.backup": { asked: Backup; answered: HouseBackedUp; effect: true };
   /** Take away what is long done. Without `dry_run` set to false it only counts. */
@@ -463,6 +503,20 @@ export interface Operations {
   "usage.show": { asked: RetinueOperationsUsageUsage; answered: UsageShown; effect: false };
   /** Show what may be spent, and how much of it is. */
   "usage.budgets": { asked: Nothing; answered: BudgetsShown; effect: false };
+  /** Say why an agent may, may not, or must ask to use a tool. */
+  "policy.explain": { asked: Explain; answered: RetinueOperationsPolicyExplained; effect: false };
+  /** Say which recorded calls would be decided otherwise by other settings. */
+  "policy.test": { asked: Test; answered: Tested; effect: false };
+  /** List the tools of the house, or what an agent may do with them. */
+  "tool.list": { asked: ToolsOf; answered: ToolsListed; effect: false };
+  /** List what agents were granted. */
+  "grant.list": { asked: Nothing; answered: GrantsListed; effect: false };
+  /** Grant an agent a permission. */
+  "grant.add": { asked: GrantAdd; answered: GrantShown; effect: true };
+  /** Take a grant back. It counts at once. */
+  "grant.revoke": { asked: GrantNamed; answered: GrantRevoked; effect: true };
+  /** Call a tool directly, as an agent would. */
+  "tool.invoke": { asked: Invoke; answered: Invoked; effect: true };
   /** Look for what is wrong with the house, and say what to do. */
   "house.doctor": { asked: Doctor; answered: HouseExamined; effect: false };
 }
@@ -538,5 +592,12 @@ export const routes: { [Name in keyof Operations]: string } = {
   "house.purge": "/api/house/purge",
   "usage.show": "/api/usage/show",
   "usage.budgets": "/api/usage/budgets",
+  "policy.explain": "/api/policy/explain",
+  "policy.test": "/api/policy/test",
+  "tool.list": "/api/tool/list",
+  "grant.list": "/api/grant/list",
+  "grant.add": "/api/grant/add",
+  "grant.revoke": "/api/grant/revoke",
+  "tool.invoke": "/api/tool/invoke",
   "house.doctor": "/api/house/doctor",
 };

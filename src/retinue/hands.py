@@ -1,0 +1,191 @@
+"""The hands of the house: every tool of its own, and what they stand on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from retinue.config import Settings
+from retinue.config.hands import ExecSettings
+from retinue.config.web import WebSettings
+from retinue.domain import address
+from retinue.domain.approval import Approval
+from retinue.domain.envelope import Draft, Receipt
+from retinue.domain.errors import Invalid
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.permission import Permission, Withheld
+from retinue.domain.ports import Clock, Ids, Post
+from retinue.policy import command_rules
+from retinue.policy.command_rules import Rule
+from retinue.policy.origin_rules import HOUSE_RULES, OriginPolicy, policy_of
+from retinue.policy.placing import ExecPolicy, Gates
+from retinue.sandbox.base import Probe
+from retinue.sandbox.bubblewrap import Bubblewrap
+from retinue.sandbox.container import Containers
+from retinue.sandbox.host import Host
+from retinue.store.connection import Store
+from retinue.store.files import Files
+from retinue.tools.base import Scene, Tool
+from retinue.tools.files import Ground, file_tools
+from retinue.tools.grants import Grants
+from retinue.tools.permissions import Asks, GrantPermission, RequestPermission
+from retinue.tools.send import Message
+from retinue.tools.shell.book import Book
+from retinue.tools.shell.confining import Confining
+from retinue.tools.shell.exec import Exec, Rules
+from retinue.tools.shell.jobs import Jobs
+from retinue.tools.shell.process import Process
+from retinue.tools.status import SessionStatus
+from retinue.tools.web.browser import Browser, BrowserAct, Browsers
+from retinue.tools.web.fetch import WebFetch
+from retinue.tools.web.search import WebSearch
+from retinue.tools.wholes import Wholes
+
+log = logging.getLogger(__name__)
+
+OWNER = address.person("owner")
+
+
+@dataclass(slots=True)
+class Ways:
+    """Into the mailroom, and to whoever can be asked: for tools, which are made before these are there."""
+
+    inbox: Post | None = None
+    asks: Asks | None = None
+
+    async def post(self, draft: Draft) -> Receipt:
+        assert self.inbox is not None  # nobody calls a tool before the house is open
+        return await self.inbox.post(draft)
+
+    async def ask(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval:
+        assert self.asks is not None
+        return await self.asks(run, call=call, agent=agent, permission=permission, reason=reason)
+
+
+class Hands:
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        *,
+        store: Store,
+        clock: Clock,
+        ids: Ids,
+        files: Files,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._settings = settings
+        self._read: tuple[Mapping[str, Any], OriginPolicy] | None = None
+        now = settings()
+        home = Path(os.path.realpath(now.home))
+        person = Path(os.path.realpath(Path.home()))
+        withheld = Withheld(house=home, person=person)
+        self.ways = Ways()
+        self.grants = Grants(store, clock)
+        self.wholes = Wholes(files, store)
+        ground = Ground(store=store, clock=clock, files=files, withheld=withheld)
+        self._jobs = Jobs(Book(store, clock, self.ways, home / "processes"), clock, ids)
+        self._browsers = Browsers(
+            lambda: settings().web, clock, search=environment.get("PATH", os.defpath), root=os.getuid() == 0
+        )
+        hidden, homes, folder = (home, *now.sandbox.hidden), (home / "agents",), home / "sandbox"
+        self._containers = Containers(
+            now.sandbox.docker, folder=folder, clock=clock, state=hidden, homes=homes, user_home=person
+        )
+        self.confining = Confining(
+            settings=lambda: settings().sandbox,
+            host=Host(),
+            bubblewrap=Bubblewrap(folder=folder, state=hidden, homes=homes, user_home=person),
+            container=self._containers.for_scope,
+            homes=home / "agents",
+            is_owner=_is_owner,
+            environment=environment,
+        )
+        rules = Rules(
+            policy=lambda scene: self.confining.policy(scene, _exec_policy(settings().tools.exec)),
+            gates=lambda scene: Gates(owner=_is_owner(scene), foreground=scene.origin.foreground),
+            sandbox_works=self.confining.works,
+        )
+
+        def web() -> WebSettings:
+            return settings().web
+
+        self.tools: tuple[Tool, ...] = (
+            SessionStatus(store, clock, str(now.zone)),
+            *file_tools(ground),
+            Exec(jobs=self._jobs, store=store, clock=clock, confine=self.confining, rules=rules, withheld=withheld),
+            Process(jobs=self._jobs),
+            WebFetch(web, clock, ids, files=files),
+            WebSearch(web, clock, ids, environment),
+            Browser(self._browsers, ids, files),
+            BrowserAct(self._browsers, ids),
+            Message(self.ways, ground),
+            RequestPermission(self.ways.ask, self.grants, store),
+            RequestPermission(self.ways.ask, self.grants, store, name="request_permission_via_parent"),
+            GrantPermission(store, clock, self.grants),
+        )
+
+    def origin(self) -> OriginPolicy:
+        """The owner's rules before the house's. Rules that cannot be read explain nothing: then all is asked about."""
+        own = self._settings().origin
+        if self._read is None or self._read[0] is not own:
+            try:
+                policy = policy_of(_together(own))
+            except Invalid as error:
+                log.warning("[origin] not read", extra={"because": error.because})
+                policy = OriginPolicy()
+            self._read = (own, policy)
+        return self._read[1]
+
+    async def open(self) -> Probe:
+        """Once there is a mailroom, and before any lane runs: what was left running is ended, and said so."""
+        probe = await self.confining.probe()
+        if not probe.works:
+            log.warning("no sandbox", extra={"because": probe.because, "try": probe.try_this})
+        await self._jobs.open()
+        return probe
+
+    async def session_ended(self, session: SessionId, because: str) -> None:
+        await self._jobs.end_session(session, because)
+        await self._browsers.close_session(session)
+
+    async def close(self) -> None:
+        await self._jobs.close()
+        await self._browsers.close()
+        await self._containers.settle()
+
+
+def _is_owner(scene: Scene) -> bool:
+    return scene.sender == OWNER
+
+
+def _exec_policy(settings: ExecSettings) -> ExecPolicy:
+    return ExecPolicy(
+        host=settings.host,
+        security=settings.security,
+        ask=settings.ask,
+        sandbox_security=settings.sandbox_security,
+        sandbox_ask=settings.sandbox_ask,
+        elevated=settings.elevated,
+        allow=_command_rules(settings.allow),
+    )
+
+
+@lru_cache(maxsize=8)
+def _command_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
+    """One that cannot be read allows nothing, and is told of in the log once."""
+    rules: list[Rule] = []
+    for text in texts:
+        try:
+            rules.append(command_rules.rule(text))
+        except Invalid as error:
+            log.warning("tools.exec.allow not read", extra={"rule": text[:100], "because": error.because})
+    return tuple(rules)
+
+
+def _together(own: Mapping[str, Any]) -> dict[str, Any]:
+    return {**own, **{name: [*own.get(name, ()), *rules] for name, rules in HOUSE_RULES.items()}}
