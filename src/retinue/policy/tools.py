@@ -50,6 +50,7 @@ class Circumstances:
     sender: Address | None = None
     channel: str = ""  # CONNECTOR:ROOM, where the words came from one
     door: Door = Door.MODEL
+    hidden: tuple[str, ...] = ()  # tools that are told of as skills instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +229,8 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
         name = f"the rules for {where.origin} sessions"
         layers.append(Layer(name=name, key=f"tools.by_session.{where.origin}", lists=lists))
     layers += _by_sender(settings, where)
+    if where.hidden:
+        layers.append(Layer(name="skills", key="skills.exposure", lists=ToolLists(deny=where.hidden)))
     if where.door is Door.INVOKE:
         denied = tuple(name for name in INVOKE_DENIED if not any(fits(glob, name) for glob in settings.invoke_allow))
         layers.append(Layer(name="direct calls", key="tools.invoke_allow", lists=ToolLists(deny=denied)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -69,6 +70,21 @@ class Parked(Exception):
         self.turn = turn
         self.because = because
         self.would_grant = would_grant  # by a yes for longer than once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equipment:
+    """What a run has beside its tools, taken when it begins: words for its instructions, folders it may read, variables
+    for its commands and no others', and tools that are told of as skills instead."""
+
+    sections: tuple[str, ...] = ()
+    readable: tuple[Path, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    hidden: tuple[str, ...] = ()
+
+
+NO_EQUIPMENT = Equipment()
+Equip = Callable[[Assignment], Awaitable[Equipment]]
 
 
 class Runner(Protocol):

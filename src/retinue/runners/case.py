@@ -20,7 +20,7 @@ from retinue.models.minds import Minds
 from retinue.models.verdicts import Candidate
 from retinue.policy.budgets import input_bound
 from retinue.runners import keeping
-from retinue.runners.base import Assignment
+from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
 from retinue.runners.estimate import Measure, Meter
 from retinue.runners.pruning import result_chars_max
 
@@ -35,6 +35,7 @@ class Case:
     journal: Journal
     tell: Tell
     offered: Callable[[ModelRef], Sequence[ToolSpec]]
+    equipment: Equipment = NO_EQUIPMENT
     remarks: list[str] = field(default_factory=list[str])
     tries: keeping.Tries = keeping.Tries()
     failed_at: int | None = None  # tokens, when a compaction last came to nothing
@@ -47,7 +48,8 @@ class Case:
 
     @property
     def instructions(self) -> str:
-        parts = (self.assignment.agent.instructions, self.assignment.request.extra_system_prompt)
+        assignment = self.assignment
+        parts = (assignment.agent.instructions, *self.equipment.sections, assignment.request.extra_system_prompt)
         return "\n\n".join(part for part in parts if part)
 
     @property

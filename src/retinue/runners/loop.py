@@ -24,7 +24,7 @@ from retinue.domain.trust import Trust
 from retinue.models.calls import unreadable
 from retinue.policy.tools import Circumstances
 from retinue.runners.asking import Asker, Case
-from retinue.runners.base import Assignment, Finished, Parked, is_silent
+from retinue.runners.base import NO_EQUIPMENT, Assignment, Equip, Equipment, Finished, Parked, is_silent
 from retinue.tools.base import Scene
 from retinue.tools.toolbox import Occasion, Toolbox, refusal
 
@@ -118,13 +118,16 @@ def _repeats(own: Sequence[Record]) -> bool:
 
 
 class Loop:
-    def __init__(self, asker: Asker, toolbox: Toolbox) -> None:
+    def __init__(self, asker: Asker, toolbox: Toolbox, equip: Equip | None = None) -> None:
         self._asker = asker
         self._toolbox = toolbox
+        self._equip = equip
 
     async def work(self, assignment: Assignment, journal: Journal, ask: Ask, tell: Tell) -> Finished:
-        where = _circumstances(assignment, journal)
-        case = Case(assignment, journal, tell, offered=partial(self._offered, assignment.agent, where))
+        equipment = await self._equip(assignment) if self._equip is not None else NO_EQUIPMENT
+        where = _circumstances(assignment, journal, equipment)
+        offered = partial(self._offered, assignment.agent, where)
+        case = Case(assignment, journal, tell, offered=offered, equipment=equipment)
         if assignment.request.compact is not None:
             return await self._asker.compact_only(case, assignment.request.compact)
         try:
@@ -156,18 +159,17 @@ class Loop:
                     if ended is not None:
                         return ended
                 case PerformCalls(turn, calls, indexes):
-                    await self._perform(assignment, journal, ask, turn, dict(zip(indexes, calls, strict=True)))
+                    await self._perform(case, ask, turn, dict(zip(indexes, calls, strict=True)))
                 case PerformStored(calls, indexes):
-                    await self._perform_stored(assignment, journal, ask, dict(zip(indexes, calls, strict=True)))
+                    await self._perform_stored(case, ask, dict(zip(indexes, calls, strict=True)))
 
-    async def _perform(
-        self, assignment: Assignment, journal: Journal, ask: Ask, turn: int, calls: dict[int, Call]
-    ) -> None:
-        calls = await self._perform_begun(assignment, journal, ask, turn, calls)
+    async def _perform(self, case: Case, ask: Ask, turn: int, calls: dict[int, Call]) -> None:
+        journal = case.journal
+        calls = await self._perform_begun(case, ask, turn, calls)
         if refused := [refusal(call, why) for call in calls.values() if (why := unreadable(call))]:
             await journal.keep(refused)  # before anyone is asked about what nobody could read
             calls = {index: call for index, call in calls.items() if not unreadable(call)}
-        plan = await self._toolbox.decide(list(calls.values()), ask, _occasion(assignment, journal))
+        plan = await self._toolbox.decide(list(calls.values()), ask, _occasion(case))
         if plan.closed:
             await journal.keep(plan.closed)
         for index, call in calls.items():
@@ -176,10 +178,11 @@ class Loop:
         if plan.asked:
             raise Parked(plan.asked, turn=turn, because=plan.because, would_grant=plan.would_grant)
 
-    async def _perform_stored(self, assignment: Assignment, journal: Journal, ask: Ask, calls: dict[int, Call]) -> None:
+    async def _perform_stored(self, case: Case, ask: Ask, calls: dict[int, Call]) -> None:
         """Calls whose turn has gone by: allowed by a person since, and put to policy once more."""
-        calls = await self._perform_begun(assignment, journal, ask, -1, calls, stored=True)
-        plan = await self._toolbox.decide(list(calls.values()), ask, _occasion(assignment, journal))
+        journal = case.journal
+        calls = await self._perform_begun(case, ask, -1, calls, stored=True)
+        plan = await self._toolbox.decide(list(calls.values()), ask, _occasion(case))
         refused = {result.call: result for result in plan.closed}
         for index, call in calls.items():
             if call in plan.allowed:
@@ -188,20 +191,14 @@ class Loop:
                 await journal.keep_note(refused.get(call.id) or refusal(call, "Not done: nobody has allowed it."))
 
     async def _perform_begun(
-        self,
-        assignment: Assignment,
-        journal: Journal,
-        ask: Ask,
-        turn: int,
-        calls: dict[int, Call],
-        *,
-        stored: bool = False,
+        self, case: Case, ask: Ask, turn: int, calls: dict[int, Call], *, stored: bool = False
     ) -> dict[int, Call]:
         """Calls that were cut off come first: whatever policy says by now, they may have happened. Returns the rest."""
+        journal = case.journal
         begun = {index: call for index, call in calls.items() if journal.begun(turn, index)}
         if not begun:
             return calls
-        occasion = _occasion(assignment, journal)
+        occasion = _occasion(case)
         plan = await self._toolbox.decide(list(begun.values()), ask, occasion)
         for index, call in begun.items():
             again = plan.scenes.get(call.id)
@@ -231,29 +228,33 @@ class Loop:
         )
 
 
-def _circumstances(assignment: Assignment, journal: Journal) -> Circumstances:
+def _circumstances(assignment: Assignment, journal: Journal, equipment: Equipment) -> Circumstances:
     origin = assignment.session.origin
     return Circumstances(
         origin=origin.kind,
         sender=journal.run.sender,
         channel=origin.key.removeprefix("channel:") if origin.kind is OriginKind.CHAT else "",
+        hidden=equipment.hidden,
     )
 
 
-def _occasion(assignment: Assignment, journal: Journal) -> Occasion:
+def _occasion(case: Case) -> Occasion:
     """Calls are judged by the rules for whoever asked for them: the model that replied last."""
+    assignment, journal, equipment = case.assignment, case.journal, case.equipment
     replies = (record.body for record in reversed(journal.own))
     asked_by = next((body for body in replies if isinstance(body, Reply)), None)
-    where = _circumstances(assignment, journal)
-    workspace = assignment.request.workspace
+    where = _circumstances(assignment, journal, equipment)
+    workspace = Path(assignment.request.workspace) if assignment.request.workspace else assignment.home
+    rights = default_rights(assignment.home, workspace)
     return Occasion(
         agent=assignment.agent,
         session=assignment.session.id,
         run=journal.run.id,
         home=assignment.home,
-        rights=default_rights(assignment.home, Path(workspace) if workspace else assignment.home),
+        rights=replace(rights, read=(*rights.read, *equipment.readable)) if equipment.readable else rights,
         where=replace(where, provider=asked_by.provider, model=asked_by.model) if asked_by else where,
         context=journal.records,
+        environment=equipment.environment,
     )
 
 

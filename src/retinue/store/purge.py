@@ -30,6 +30,7 @@ from retinue.store import tables as t
 from retinue.store.dead import DEAD, RETRY_SOURCE, first_letter, retries
 from retinue.store.envelopes import MS_PER_DAY, envelope_of
 from retinue.store.house import Page
+from retinue.store.wholes import named_files
 
 KEYS_OUTLIVE_MS = 30 * MS_PER_DAY
 LOOKED_AT_ONCE_MAX = 50
@@ -362,8 +363,8 @@ _with_attachments = (
 
 
 def named_attachments(conn: sa.Connection) -> set[str]:
-    """The hashes of all files that an envelope names."""
-    named: set[str] = set()
+    """The hashes of all files that an envelope names, or the result of a tool."""
+    named = named_files(conn)
     after = 0
     while rows := conn.execute(_with_attachments, {"after": after, "limit": ROWS_AT_ONCE_MAX}).all():
         for row in rows:

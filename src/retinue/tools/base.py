@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -44,6 +44,7 @@ class Scene:
     origin: OriginKind = OriginKind.TERMINAL
     sender: Address | None = None
     trust: Trust = Trust.PRIVATE
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # for this run's commands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class Occasion:
     rights: Rights
     where: Circumstances = Circumstances()
     context: Sequence[Record] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     trust: Trust = field(init=False)  # of the least trusted words in the context
 
     def __post_init__(self) -> None:
@@ -68,6 +69,7 @@ class Occasion:
             origin=self.where.origin,
             sender=self.where.sender,
             trust=self.trust,
+            environment=self.environment,
         )
 
 
