@@ -37,6 +37,7 @@ ACQUAINTED = frozenset(
         ("config", "domain"),
         ("daemon", "hands"),
         ("daemon", "plugins"),
+        ("hands", "plugins"),
         ("daemon", "real"),
         ("daemon", "premises"),
         ("daemon", "logs"),

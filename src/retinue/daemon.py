@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -24,6 +25,7 @@ import uvicorn
 from retinue import __version__
 from retinue.agents.home import ensure_home
 from retinue.agents.mirror import Mirror
+from retinue.agents.skills_shelf import Shelf as Skills
 from retinue.api.app import build as build_api
 from retinue.api.door import Door
 from retinue.api.gate import Gate, server_config
@@ -43,7 +45,7 @@ from retinue.domain.trust import Trust
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
-from retinue.hands import Hands
+from retinue.hands import Hands, equip
 from retinue.logs import set_level, set_up_logs
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
@@ -60,6 +62,8 @@ from retinue.operations.keeper import Keeper
 from retinue.operations.keeping import tidy_forever
 from retinue.operations.restarts import tell
 from retinue.operations.tools import tools_of
+from retinue.plugins.guests import Plugins
+from retinue.plugins.registry import Kind, Registry
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
 from retinue.real import RandomIds, RealClock, faults_from, new_chance, new_token
 from retinue.runners.asking import Asker
@@ -146,10 +150,11 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         link = Link(loaded=gc.freeze)
         cache = WireCache()
         locals_ = Locals(clock, ids, link, cache, os.environ)
+        models: tuple[Model, ...] = (Guide(clock), *locals_.installed(), *parts.models)
         minds = Minds(
             store,
             clock,
-            (Guide(clock), *locals_.installed(), *parts.models),
+            models,
             settings=current,
             environment=os.environ,
             makers={"local": locals_.find, "bridge": Bridges(lambda ref: minds.catalog.facts(ref)).find},
@@ -159,8 +164,11 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             zone=settings.zone,
         )
         hands = Hands(current, store=store, clock=clock, ids=ids, files=files, environment=os.environ)
+        tools: tuple[Tool, ...] = (*hands.tools, *parts.tools, *tools_of(OPERATIONS.values(), lambda: desk))
+        registry = Registry(taken=lambda kind, name: name in taken.get(kind, frozenset[str]()))
+        plugins = Plugins(settings.home, registry, clock)
         toolbox = Toolbox(
-            [*hands.tools, *parts.tools, *tools_of(OPERATIONS.values(), lambda: desk)],
+            tools,
             clock=clock,
             calls_per_minute=settings.limits.calls_per_minute,
             settings=lambda: current().tools,
@@ -171,13 +179,15 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         )
         outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
         asker = Asker(minds, clock, settings.zone, media=FileMedia(files))
-        loop: Runner = Loop(asker, toolbox)
+        skills = Skills(settings.home, store, settings=current, environment=os.environ, plugins=plugins.skill_folders)
+        loop: Runner = Loop(asker, toolbox, partial(equip, skills, plugins))
         mirror = Mirror(store, settings.mirror.folder or settings.home / "mirror") if settings.mirror.enabled else None
+        runners: dict[str, Runner] = {"loop": Mirrored(loop, mirror) if mirror else loop}
         engine = EmbeddedEngine(
             store,
             clock,
             ids,
-            {"loop": Mirrored(loop, mirror) if mirror else loop},
+            runners,
             live=live,
             homes=partial(ensure_home, settings.home),
             zone=settings.zone,
@@ -191,12 +201,32 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         policy = {**POLICY, **settings.permission_policy}
 
         def take_up(now: Settings) -> None:
-            policy.update({**POLICY, **now.permission_policy})
+            policy.update({**_needed(plugins), **now.permission_policy})
             toolbox.limit_calls(now.limits.calls_per_minute)
             engine.slots_changed(parts.slots or _slots(now))
 
         if keeper is not None:
             keeper.on_change(take_up)
+            keeper.on_change(lambda now: plugins.take_up(now.plugins))
+        own_runners = dict(runners)
+        taken: dict[Kind, AbstractSet[str]] = {
+            Kind.TOOL: {tool.spec.name for tool in tools},
+            Kind.OPERATION: set(OPERATIONS),
+            Kind.MODEL: {model.name for model in models},
+            Kind.RUNNER: set(own_runners),
+        }
+
+        def fit_in() -> None:
+            """A plug-in has come or gone, and with it what it brought."""
+            brought = registry.operations()
+            toolbox.bring([*tools, *registry.tools(), *tools_of(brought.values(), lambda: desk)])
+            minds.bring([*models, *registry.models()])
+            for name in set(runners) - set(own_runners):
+                del runners[name]
+            runners.update(registry.runners())
+            policy.update({**_needed(plugins), **current().permission_policy})
+
+        registry.on_change(fit_in)
         desk = Desk(
             store=store,
             post=Inbox(store, clock, engine.wake, engine.seat, engine.command),
@@ -212,6 +242,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             policy=policy,
             toolbox=toolbox,
             grants=hands.grants,
+            plugins=plugins,
             session_ended=hands.session_ended,
             catalog=lambda: minds.catalog,
             why_now=minds.why_now,
@@ -222,6 +253,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         hands.ways.inbox, hands.ways.asks = desk.post, engine.request
         await minds.refresh()
         await hands.open()
+        await plugins.fit(current().plugins)
         if mirror is not None:
             await mirror.start()
         await outbox.start()
@@ -240,6 +272,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             drain_s = current().drain_s
             await engine.stop(drain_s=drain_s)
             await hands.close()
+            await plugins.close()
             await outbox.stop(drain_s=drain_s)
             if mirror is not None:
                 await mirror.stop()
@@ -247,6 +280,11 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await minds.close()
     finally:
         await store.close()
+
+
+def _needed(plugins: Plugins) -> dict[str, PermissionLevel]:
+    """What each operation needs where the settings do not say: the house's own, and those of plug-ins."""
+    return {**POLICY, **{name: each.permission for name, each in plugins.operations().items()}}
 
 
 async def _load_prices() -> None:

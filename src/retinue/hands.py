@@ -6,10 +6,13 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from retinue.agents.skills_choosing import parse_subset
+from retinue.agents.skills_shelf import Kit
+from retinue.agents.skills_shelf import Shelf as Skills
 from retinue.config import Settings
 from retinue.config.hands import ExecSettings
 from retinue.config.web import WebSettings
@@ -20,10 +23,16 @@ from retinue.domain.errors import Invalid
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Permission, Withheld
 from retinue.domain.ports import Clock, Ids, Post
+from retinue.domain.session import OriginKind, Session
+from retinue.operations.catalog import OPERATIONS
+from retinue.operations.skills import bundles_by_tool
+from retinue.plugins.base import Scene as PluginScene
+from retinue.plugins.guests import Plugins
 from retinue.policy import command_rules
 from retinue.policy.command_rules import Rule
 from retinue.policy.origin_rules import HOUSE_RULES, OriginPolicy, policy_of
 from retinue.policy.placing import ExecPolicy, Gates
+from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
 from retinue.sandbox.base import Probe
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.container import Containers
@@ -189,3 +198,45 @@ def _command_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
 
 def _together(own: Mapping[str, Any]) -> dict[str, Any]:
     return {**own, **{name: [*own.get(name, ()), *rules] for name, rules in HOUSE_RULES.items()}}
+
+
+# --- what a run is given when it begins ---
+
+
+async def equip(skills: Skills, plugins: Plugins, assignment: Assignment) -> Equipment:
+    """What a run has of skills and plug-ins: most often nothing, and then nothing is looked up."""
+    agent, home = assignment.agent, assignment.home
+    workspace = Path(assignment.request.workspace) if assignment.request.workspace else home
+    kit = await skills.kit(
+        agent.name,
+        agent_home=home,
+        workspace=workspace,
+        subset=_subset(assignment.session),
+        tools=_bundles(),
+    )
+    origin = assignment.session.origin.kind
+    scene = PluginScene(agent=agent, session=assignment.session.id, home=home, origin=origin)
+    sections = await plugins.sections(scene, minimal=origin is OriginKind.SUBAGENT)
+    if kit == Kit() and not sections:
+        return NO_EQUIPMENT
+    return Equipment(
+        sections=tuple(part for part in (kit.section, *sections) if part),
+        readable=tuple(kit.choice.folders),
+        environment=kit.scoped.variables,
+        hidden=tuple(sorted(kit.exposed.hidden)),
+    )
+
+
+def _subset(session: Session) -> tuple[str, ...] | None:
+    """Which skills this session is to have, of those its agent has. What cannot be read is no wish."""
+    core = session.attributes.get("core")
+    try:
+        return parse_subset(cast("dict[str, Any]", core).get("skills")) if isinstance(core, dict) else None
+    except Invalid as error:
+        log.warning("skills of a session not read", extra={"session": session.id, "because": error.because})
+        return None
+
+
+@cache
+def _bundles() -> dict[str, str]:
+    return bundles_by_tool(OPERATIONS)

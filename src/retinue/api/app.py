@@ -132,7 +132,7 @@ class App:
         if scope["type"] == "websocket":
             await self._websocket(scope, receive, send)
             return
-        operation = self._operations.get(scope["path"]) if scope["method"] == "POST" else None
+        operation = self._find(scope["path"]) if scope["method"] == "POST" else None
         headers = dict(scope["headers"])
         local = False
         try:
@@ -154,6 +154,17 @@ class App:
         if answer is not None:
             await self._answer(send, answer, local=local)
 
+    def _find(self, path: str) -> Operation | None:
+        """Ours, or a plug-in's: those come and go."""
+        operation = self._operations.get(path)
+        if operation is None and self.desk.plugins is not None:
+            operation = next((each for each in self.desk.plugins.operations().values() if each.route == path), None)
+        return operation
+
+    def _all(self) -> list[Operation]:
+        guests = self.desk.plugins.operations().values() if self.desk.plugins is not None else ()
+        return [*OPERATIONS.values(), *guests]
+
     async def _answer(self, send: Send, answer: Answer, *, local: bool) -> None:
         """Browsers do not come by the socket, so what guards against them is not sent there."""
         self.counts.answered(answer.status)
@@ -172,7 +183,7 @@ class App:
     async def _no_route(self, request: Request) -> Answer:
         method, path = request.scope["method"], request.scope["path"]
         allowed = [known for known in ("GET", "POST") if (known, path) in self._routes]
-        if path in self._operations:
+        if self._find(path) is not None:
             allowed.append("POST")
         raise WrongMethod(method, path, ", ".join(allowed)) if allowed else _not_served(method, path)
 
@@ -278,11 +289,11 @@ class App:
 
     async def _openapi(self, request: Request) -> Answer:
         caller = await self._caller(request.headers, request.visit, method="GET")
-        return Answer(200, _encode(docs.openapi(self.desk, caller.principal, OPERATIONS.values())), [JSON])
+        return Answer(200, _encode(docs.openapi(self.desk, caller.principal, self._all())), [JSON])
 
     async def _listing(self, request: Request) -> Answer:
         caller = await self._caller(request.headers, request.visit, method="GET")
-        return Answer(200, _encode(docs.listing(self.desk, caller.principal, OPERATIONS.values())), [JSON])
+        return Answer(200, _encode(docs.listing(self.desk, caller.principal, self._all())), [JSON])
 
     async def _state(self, request: Request) -> Answer:
         """`house.state`, for a browser that opens."""

@@ -94,6 +94,11 @@ class Minds:
     async def close(self) -> None:
         await self._link.close()
 
+    def bring(self, house: Sequence[Model]) -> None:
+        """These are the models of the house from now on: a plug-in has come or gone."""
+        self._shelf.bring(house)
+        self._catalog = None
+
     @property
     def settings(self) -> Settings:
         return self._settings()

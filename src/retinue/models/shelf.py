@@ -47,6 +47,10 @@ class Shelf:
         self._wires: dict[WireFormat, Wire] = {}
         self._made: OrderedDict[ModelRef, _Made] = OrderedDict()
 
+    def bring(self, house: Sequence[Model]) -> None:
+        """These are the models of the house from now on."""
+        self._house = {model.name: model for model in house}
+
     @property
     def house(self) -> tuple[ModelFacts, ...]:
         """What is known of the models of the house, for a catalog."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -32,6 +32,9 @@ from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.tools.grants import Grants
 from retinue.tools.toolbox import Toolbox
+
+if TYPE_CHECKING:
+    from retinue.operations.plugins import Guests
 
 NUMBER_MAX = 2**63  # what every store can keep
 
@@ -62,6 +65,7 @@ class Desk:
     credentials_changed: Callable[[], Awaitable[None]] | None = None  # told when keys came, went or were forgiven
     toolbox: Toolbox | None = None  # None in a house without one
     grants: Grants | None = None
+    plugins: Guests | None = None
     session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # what still runs for it is ended
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now

@@ -16,9 +16,11 @@ from retinue.operations import (
     mail,
     models,
     people,
+    plugins,
     policy,
     runs,
     sessions,
+    skills,
     tokens,
     usage,
 )
@@ -43,6 +45,8 @@ OPERATIONS: dict[str, Operation] = {
         usage,
         policy,
         invoke,
+        skills,
+        plugins,
         doctor,
     )
     for operation in module.OPERATIONS

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from retinue.domain.errors import RetinueError
 from retinue.models.catalog import Catalog
 from retinue.store.connection import Store
+
+if TYPE_CHECKING:
+    from retinue.operations.plugins import Guests
 
 F = TypeVar("F")
 
@@ -55,6 +58,7 @@ class Scene:
     trouble: RetinueError | None = None  # why there is no store
     catalog: Catalog | None = None
     runners: frozenset[str] | None = None
+    plugins: Guests | None = None
     quick: bool = False  # leave out what reads the whole store
     gathered: dict[Any, Any] = field(default_factory=dict[Any, Any])
 

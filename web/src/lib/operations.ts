@@ -46,6 +46,8 @@ export type ApprovalState = "allowed" | "closed" | "denied" | "expired" | "open"
 
 export type ApprovalWaiting = { "id": string; "calls": Array<Call>; "because": string; "asked-at": string };
 
+export type Approve = { "name": string; "hash"?: string; "agent"?: string; "workspace"?: string };
+
 export type AttachmentShown = { "name": string; "hash": string; "media-type": string; "size-bytes": number };
 
 export type Attributes = { "session": string; "patch": Record<string, unknown> };
@@ -62,15 +64,13 @@ export type Call = { "id": string; "tool": string; "arguments"?: Record<string, 
 
 export type CallerShown = { "address": string; "level": PermissionLevel; "sees-all": boolean };
 
-export type Change = { "path": string; "effect": Effect };
-
 export type Check = { "text"?: string | null };
 
 export type CodeMade = { "code"?: string; "expires-at": string; "shown-once"?: Array<string> };
 
 export type ConfigApplied = { "dry-run": boolean; "agents": Array<StepPlanned>; "people": Array<StepPlanned>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "cleared-runs"?: number; "shown-once"?: Array<string> };
 
-export type ConfigChanged = { "changes": Array<Change>; "waiting-for-a-restart": Array<string>; "hash": string };
+export type ConfigChanged = { "changes": Array<RetinueConfigChangesChange>; "waiting-for-a-restart": Array<string>; "hash": string };
 
 export type ConfigChecked = { "ok": boolean; "faults": Array<string>; "hash": string };
 
@@ -82,7 +82,7 @@ export type CredentialKind = "api_key" | "token";
 
 export type CredentialRemoved = { "id": string; "agent": string | null; "removed": boolean };
 
-export type CredentialShown = { "id": string; "provider": string; "agent": string | null; "kind": CredentialKind; "where": string; "state": State; "because": string; "region": string | null; "position": number | null; "used-at": string | null; "failures": Record<string, FailureShown> };
+export type CredentialShown = { "id": string; "provider": string; "agent": string | null; "kind": CredentialKind; "where": string; "state": RetinueOperationsCredentialAnswersState; "because": string; "region": string | null; "position": number | null; "used-at": string | null; "failures": Record<string, FailureShown> };
 
 export type CredentialsListed = { "credentials": Array<CredentialShown> };
 
@@ -106,6 +106,8 @@ export type Door = "invoke" | "mcp" | "model" | "skill";
 
 export type Effect = "apply" | "hot" | "message" | "restart";
 
+export type Enable = { "name": string; "plugin"?: string };
+
 export type EnvelopeCancelled = { "envelope": string; "outcome": Outcome };
 
 export type EnvelopeShown = { "id": string; "short": string; "from": string; "to": string; "kind": Kind; "status": Status; "accepted-at": string; "text": string; "reply-to"?: string; "deliver-at"?: string; "attachments"?: Array<AttachmentShown>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "position"?: number; "deliveries"?: Array<DeliveryShown> };
@@ -115,6 +117,8 @@ export type EnvelopesListed = { "envelopes": Array<EnvelopeShown>; "acknowledged
 export type ErrorForm = { "code": string; "sentence": string; "because": string; "try": string; "candidates"?: Array<string>; "matches"?: number; "retry-after-s"?: number };
 
 export type Explain = { "agent": string; "tool": string; "args"?: Record<string, unknown>; "sender"?: string; "session"?: string; "model"?: string; "origin"?: OriginKind; "door"?: Door };
+
+export type Export = { "name": string; "to"?: string };
 
 export type Failed = { "id": string; "reason": Reason; "agent"?: string; "model"?: string };
 
@@ -137,6 +141,10 @@ export type GrantScope = "always" | "once" | "session";
 export type GrantShown = { "id": string; "agent": string; "permission": string; "session": string | null; "granted-by": string; "because": string; "at": string; "expires-at": string | null };
 
 export type GrantsListed = { "grants": Array<GrantShown> };
+
+export type Guest = { "instance": string; "plugin": string; "state": GuestState; "version"?: string; "description"?: string; "because"?: string; "try"?: string; "exclusive"?: boolean; "folder"?: string; "brings"?: Record<string, Array<string>>; "settings-schema"?: Record<string, unknown> };
+
+export type GuestState = "failed" | "installed" | "loaded" | "off";
 
 export type Health = "ok" | "problem" | "warning";
 
@@ -174,6 +182,8 @@ export type LaneKind = "background" | "main" | "schedule" | "subagent";
 
 export type LedgerChecked = { "holds": boolean; "lines": Array<string> };
 
+export type List = { "agent"?: string; "workspace"?: string };
+
 export type ModelCall = { "turn": number; "attempt": number; "summary": boolean; "provider": string; "model": string; "credential": string; "usage": RetinueDomainRecordUsage; "cost-usd": number; "cost-unknown": boolean; "failure": string | null; "next-move": string | null; "error": string | null; "at": string };
 
 export type ModelGiven = { "primary"?: string | null; "fallbacks"?: Array<string> | null };
@@ -194,6 +204,8 @@ export type OfPrincipal = { "principal"?: string };
 
 export type OfSession = { "session": string };
 
+export type One = { "name": string };
+
 export type OriginKind = "agent" | "chat" | "external" | "heartbeat" | "schedule" | "subagent" | "terminal" | "web";
 
 export type Outcome = "answered" | "cancelled" | "dead" | "delivered" | "expired" | "interrupted" | "noted" | "refused";
@@ -213,6 +225,10 @@ export type PersonForgotten = { "name": string; "sessions": number; "envelopes":
 export type PersonInvited = { "name": string; "role": Role; "invitation"?: string; "expires-at": string; "shown-once"?: Array<string> };
 
 export type PersonShown = { "name": string; "role": Role; "level": PermissionLevel };
+
+export type PluginSettingsShown = { "name": string; "settings": Record<string, unknown>; "schema": Record<string, unknown>; "plugin": Guest };
+
+export type PluginsListed = { "plugins": Array<Guest> };
 
 export type Purge = { "done_days"?: number | null; "news_days"?: number | null; "runs_days"?: number | null; "unread"?: boolean; "dry_run"?: boolean };
 
@@ -286,9 +302,21 @@ export type SetRole = { "name": string; "role": Role };
 
 export type Share = { "session": string; "person": string };
 
-export type Show = { "agent"?: string; "session"?: string };
+export type SkillApproved = { "skill": SkillShown; "approved": boolean; "difference": Array<string>; "try": string; "lines": Array<string> };
 
-export type State = "cooling-down" | "ready" | "unreadable";
+export type SkillBroken = { "folder": string; "source": Source; "because": string };
+
+export type SkillExported = { "name": string; "folder": string; "files": Array<string>; "commands": Array<string>; "found-good": boolean };
+
+export type SkillRead = { "skill": SkillShown; "content": string; "difference": Array<string>; "found-good-by": string; "found-good-at": string; "lines": Array<string> };
+
+export type SkillRevoked = { "name": string; "revoked": boolean };
+
+export type SkillShown = { "name": string; "description": string; "path": string; "source": Source; "state": RetinueAgentsSkillsChoosingState; "because": string; "hash": string; "bundle": string };
+
+export type SkillsListed = { "skills": Array<SkillShown>; "shadowed": Array<string>; "broken": Array<SkillBroken> };
+
+export type Source = "agent" | "extra" | "house" | "plugin" | "workspace";
 
 export type Status = "claimed" | "done" | "parked" | "pending";
 
@@ -340,7 +368,13 @@ export type Which = { "provider"?: string; "agent"?: string };
 
 export type Why = { "id": string };
 
+export type RetinueAgentsSkillsChoosingState = "changed" | "new" | "off" | "ready" | "unfit";
+
+export type RetinueConfigChangesChange = { "path": string; "effect": Effect };
+
 export type RetinueDomainRecordUsage = { "input_tokens"?: number; "output_tokens"?: number; "cost_microusd"?: number; "cache_read_tokens"?: number; "cache_write_tokens"?: number; "reasoning_tokens"?: number; "estimated"?: boolean };
+
+export type RetinueOperationsCredentialAnswersState = "cooling-down" | "ready" | "unreadable";
 
 export type RetinueOperationsCredentialsById = { "id": string; "agent"?: string };
 
@@ -352,6 +386,10 @@ export type RetinueOperationsHouseExplained = { "lines": Array<string> };
 
 export type RetinueOperationsMailListing = { "status": Status; "to"?: string; "from"?: string; "limit"?: number; "created_after"?: string; "created_before"?: string; "before"?: string; "ack"?: boolean };
 
+export type RetinueOperationsModelsShow = { "agent"?: string; "session"?: string };
+
+export type RetinueOperationsPluginsChange = { "name": string; "settings": Record<string, unknown> };
+
 export type RetinueOperationsPolicyExplained = { "agent": string; "tool": string; "verdict": Verdict; "because": string; "key": string; "findings": Array<FindingShown>; "would-grant": Array<string>; "warnings": Array<string> };
 
 export type RetinueOperationsRunsById = { "id": string };
@@ -359,6 +397,8 @@ export type RetinueOperationsRunsById = { "id": string };
 export type RetinueOperationsSessionsCreate = { "agent": string; "name"?: string | null; "attributes"?: Record<string, unknown> };
 
 export type RetinueOperationsSessionsListing = { "limit"?: number; "agent"?: string; "cursor"?: string };
+
+export type RetinueOperationsSkillsShow = { "name": string; "agent"?: string; "workspace"?: string };
 
 export type RetinueOperationsTokensById = { "id": string; "principal"?: string };
 
@@ -440,7 +480,7 @@ export interface Operations {
   /** List the models there are to choose from. */
   "model.list": { asked: Nothing; answered: ModelsListed; effect: false };
   /** Show which models would be asked now, and why. */
-  "model.show": { asked: Show; answered: ModelsShown; effect: false };
+  "model.show": { asked: RetinueOperationsModelsShow; answered: ModelsShown; effect: false };
   /** Which credentials there are for models, and how they fared. Keys are not shown. */
   "credential.list": { asked: Which; answered: CredentialsListed; effect: false };
   /** Add a credential, for the house or for one agent. */
@@ -517,6 +557,32 @@ export interface Operations {
   "grant.revoke": { asked: GrantNamed; answered: GrantRevoked; effect: true };
   /** Call a tool directly, as an agent would. */
   "tool.invoke": { asked: Invoke; answered: Invoked; effect: true };
+  /** List skills, how they stand, and where they lie. */
+  "skill.list": { asked: List; answered: SkillsListed; effect: false };
+  /** Show all of a skill, and what changed since it was found good. */
+  "skill.show": { asked: RetinueOperationsSkillsShow; answered: SkillRead; effect: false };
+  /** Find a skill good, once you have read what it says now. */
+  "skill.approve": { asked: Approve; answered: SkillApproved; effect: true };
+  /** Take back that a skill was found good. */
+  "skill.revoke": { asked: RetinueOperationsSkillsShow; answered: SkillRevoked; effect: true };
+  /** Write operations as a skill with a command line of its own. */
+  "skill.export": { asked: Export; answered: SkillExported; effect: true };
+  /** List plug-ins, and how they fare. */
+  "plugin.list": { asked: Nothing; answered: PluginsListed; effect: false };
+  /** Show one plug-in and what it brings. */
+  "plugin.show": { asked: One; answered: Guest; effect: false };
+  /** Show what a plug-in is told. */
+  "plugin.settings": { asked: One; answered: PluginSettingsShown; effect: false };
+  /** Change some settings of a plug-in. */
+  "plugin.patch": { asked: RetinueOperationsPluginsChange; answered: PluginSettingsShown; effect: true };
+  /** Give a plug-in other settings. */
+  "plugin.replace": { asked: RetinueOperationsPluginsChange; answered: PluginSettingsShown; effect: true };
+  /** Load a plug-in, from now on. */
+  "plugin.enable": { asked: Enable; answered: Guest; effect: true };
+  /** Unload a plug-in. Its data stays. */
+  "plugin.disable": { asked: One; answered: Guest; effect: true };
+  /** Unload a plug-in and load it again. */
+  "plugin.reload": { asked: One; answered: Guest; effect: true };
   /** Look for what is wrong with the house, and say what to do. */
   "house.doctor": { asked: Doctor; answered: HouseExamined; effect: false };
 }
@@ -599,5 +665,18 @@ export const routes: { [Name in keyof Operations]: string } = {
   "grant.add": "/api/grant/add",
   "grant.revoke": "/api/grant/revoke",
   "tool.invoke": "/api/tool/invoke",
+  "skill.list": "/api/skill/list",
+  "skill.show": "/api/skill/show",
+  "skill.approve": "/api/skill/approve",
+  "skill.revoke": "/api/skill/revoke",
+  "skill.export": "/api/skill/export",
+  "plugin.list": "/api/plugin/list",
+  "plugin.show": "/api/plugin/show",
+  "plugin.settings": "/api/plugin/settings",
+  "plugin.patch": "/api/plugin/patch",
+  "plugin.replace": "/api/plugin/replace",
+  "plugin.enable": "/api/plugin/enable",
+  "plugin.disable": "/api/plugin/disable",
+  "plugin.reload": "/api/plugin/reload",
   "house.doctor": "/api/house/doctor",
 };
