@@ -261,6 +261,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         await tell(settings.home, desk.post, ids)
 
         aside = [asyncio.create_task(tidy_forever(desk, lambda: current().retention))]
+        aside.append(asyncio.create_task(hands.look_around()))
         if minds.catalog.wants_prices:
             aside.append(asyncio.create_task(_load_prices()))  # takes a while, and is wanted with the first reply
         try:

@@ -33,7 +33,6 @@ from retinue.policy.command_rules import Rule
 from retinue.policy.origin_rules import HOUSE_RULES, OriginPolicy, policy_of
 from retinue.policy.placing import ExecPolicy, Gates
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
-from retinue.sandbox.base import Probe
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.container import Containers
 from retinue.sandbox.host import Host
@@ -118,6 +117,7 @@ class Hands:
             policy=lambda scene: self.confining.policy(scene, _exec_policy(settings().tools.exec)),
             gates=lambda scene: Gates(owner=_is_owner(scene), foreground=scene.origin.foreground),
             sandbox_works=self.confining.works,
+            ready=self.confining.ready,
         )
 
         def web() -> WebSettings:
@@ -150,13 +150,15 @@ class Hands:
             self._read = (own, policy)
         return self._read[1]
 
-    async def open(self) -> Probe:
+    async def open(self) -> None:
         """Once there is a mailroom, and before any lane runs: what was left running is ended, and said so."""
+        await self._jobs.open()
+
+    async def look_around(self) -> None:
+        """Try the sandbox, on the side: whoever needs it sooner tries it themselves."""
         probe = await self.confining.probe()
         if not probe.works:
             log.warning("no sandbox", extra={"because": probe.because, "try": probe.try_this})
-        await self._jobs.open()
-        return probe
 
     async def session_ended(self, session: SessionId, because: str) -> None:
         await self._jobs.end_session(session, because)

@@ -78,8 +78,10 @@ class Reaching(Protocol):
 
 @runtime_checkable
 class Walled(Protocol):
-    """A tool whose calls run somewhere. Asked whether this one may, right before it is performed."""
+    """A tool whose calls run somewhere. Asked whether this one may, right before it is performed, once it is ready to
+    say so."""
 
+    async def ready(self) -> None: ...
     def sandbox(self, arguments: Any, scene: Scene) -> Decision: ...
 
 

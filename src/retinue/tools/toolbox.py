@@ -77,15 +77,19 @@ class Occasion:
 class Plan:
     """What is to become of each call of one reply, decided before any is performed.
 
-    `scenes` are for the calls that are allowed. `would_grant` is what a yes for longer than once would grant.
+    `scenes` are for the calls that are allowed. `gives` is what those to be asked about reach for and nobody has
+    granted; `would_grant` is what a yes for longer than once would grant. `held` and `rules` are what it was decided by.
     """
 
     allowed: tuple[Call, ...] = ()
     asked: tuple[Call, ...] = ()
     closed: tuple[ToolResult, ...] = ()
     because: str = ""
+    gives: tuple[Permission, ...] = ()
     would_grant: tuple[Permission, ...] = ()
     scenes: dict[str, Scene]
+    held: tuple[Permission, ...] = ()
+    rules: ToolSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +184,14 @@ class Toolbox:
         today."""
         tool = self._tools[call.tool]
         held = await self._held(occasion)
+        if isinstance(tool, Walled):
+            await tool.ready()
         return self._judge(tool, call, occasion, held)[0]
 
     async def decide_directly(self, call: Call, occasion: Occasion) -> Direct:
         """For a call outside of any run: nobody was asked, and nobody will be."""
+        judgement = await self.judge(call, occasion)
         held = await self._held(occasion)
-        judgement, _ = self._judge(self._tools[call.tool], call, occasion, held)
         return Direct(judgement.decision, occasion.scene(call, granted=held))
 
     async def _held(self, occasion: Occasion) -> tuple[Permission, ...]:
@@ -226,9 +232,11 @@ class Toolbox:
         allowed: list[Call] = []
         asked: list[Call] = []
         closed: list[ToolResult] = []
-        because = ""
+        because: list[str] = []
+        gives: list[Permission] = []
         would_grant: list[tuple[Permission, ...]] = []
         scenes: dict[str, Scene] = {}
+        rules = self._settings()
         held = await self._held(occasion) if calls else ()
         for call in calls:
             tool = self._tools.get(call.tool)
@@ -236,6 +244,8 @@ class Toolbox:
                 known = ", ".join(spec.name for spec in self.offered(occasion.agent, occasion.where)) or "none"
                 closed.append(refusal(call, f"There is no tool '{call.tool}'. Tools here: {known}."))
                 continue
+            if isinstance(tool, Walled):
+                await tool.ready()
             judgement, lacks = self._judge(tool, call, occasion, held)
             decision = judgement.decision
             # Whoever was asked has the last word, also where the rules would no longer ask: a no stays a no, and a yes
@@ -245,11 +255,16 @@ class Toolbox:
                     closed.append(refusal(call, _not_allowed(decision)))
                 case Verdict.ASK, None:
                     asked.append(call)
-                    because = decision.because
+                    because.append(decision.because)
+                    gives += lacks
                     would_grant.append(judgement.would_grant)
                 case _, None:
                     allowed.append(call)
                     scenes[call.id] = occasion.scene(call, granted=held)
+                case _, ApprovalState.ALLOWED if beyond := missing(lacks, occasion.rights, ask.gives(call)):
+                    # The same words may lead elsewhere by now: through a link, or since a grant was taken back.
+                    named = ", ".join(str(each) for each in beyond)
+                    closed.append(refusal(call, f"Not done: it needs {named}, which nobody was asked for. Try again."))
                 case _, ApprovalState.ALLOWED:
                     allowed.append(call)
                     scenes[call.id] = occasion.scene(call, granted=(*held, *lacks))
@@ -261,11 +276,18 @@ class Toolbox:
             allowed=tuple(allowed),
             asked=tuple(asked),
             closed=tuple(closed),
-            because=because,
+            because="; ".join(dict.fromkeys(because)),
+            gives=tuple(dict.fromkeys(gives)),
             # One that is asked about for itself has all of them asked about for themselves.
             would_grant=tuple(dict.fromkeys(each for some in would_grant for each in some)) if all(would_grant) else (),
             scenes=scenes,
+            held=held,
+            rules=rules,
         )
+
+    async def holds(self, plan: Plan, occasion: Occasion) -> bool:
+        """Whether nothing was granted, taken back or ruled otherwise since this was decided."""
+        return self._settings() is plan.rules and await self._held(occasion) == plan.held
 
     # --- performing ---
 

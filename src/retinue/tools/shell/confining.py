@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,20 +37,30 @@ class Confining:
     homes: Path
     is_owner: Callable[[Scene], bool]
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    _trying: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     _probes: dict[SandboxKind, Probe] = field(default_factory=dict[SandboxKind, Probe], repr=False)
 
     async def probe(self) -> Probe:
-        """Try what is configured. At the start, and when that has changed: until then, nothing is taken to work."""
-        kind = self.settings().kind
+        """Try what is configured. Until then, nothing is taken to work."""
+        async with self._trying:
+            kind = self.settings().kind
+            if kind not in self._probes:
+                self._probes[kind] = await self._probe(kind)
+            return self._probes[kind]
+
+    async def _probe(self, kind: SandboxKind) -> Probe:
         match kind:
             case SandboxKind.BUBBLEWRAP:
-                probe = await self.bubblewrap.probe()
+                return await self.bubblewrap.probe()
             case SandboxKind.DOCKER:
-                probe = await self.container("").probe()
+                return await self.container("").probe()
             case SandboxKind.OFF:
-                probe = await self.host.probe()
-        self._probes[kind] = probe
-        return probe
+                return await self.host.probe()
+
+    async def ready(self) -> None:
+        """Whoever asks before it was tried waits until it has been."""
+        if self.settings().kind not in self._probes:
+            await self.probe()
 
     def policy(self, scene: Scene, policy: ExecPolicy) -> ExecPolicy:
         """Where the owner has chosen to have no sandbox for this session, commands run on the host, by its rules."""

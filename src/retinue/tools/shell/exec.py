@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -97,6 +97,7 @@ class Rules:
     policy: Callable[[Scene], ExecPolicy]
     gates: Callable[[Scene], Gates]
     sandbox_works: Callable[[Scene], bool]
+    ready: Callable[[], Awaitable[None]] | None = None  # until then, no sandbox is known to work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +135,10 @@ class Exec:
         if arguments.hosts:
             needed.append(WEB)
         return needed
+
+    async def ready(self) -> None:
+        if self.rules.ready is not None:
+            await self.rules.ready()
 
     def sandbox(self, arguments: ExecArguments, scene: Scene) -> Decision:
         """Whether this command may run where it would run, or is asked about. To be asked before `perform`."""
