@@ -1,7 +1,8 @@
 """Log lines: a fixed phrase and fields, to be searched and counted. Texts, tokens and prompts stay out.
 
 What should have stayed out and did not is masked on its way to the page, in messages, fields and the texts of
-exceptions. A line that cannot be made is replaced by one that says so: logging never stops the house.
+exceptions: what the house knows to be secret (`set_masks`), and whatever looks like it, more strictly than elsewhere.
+A line that cannot be made is replaced by one that says so: logging never stops the house.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from retinue.config.settings import Logs
+from retinue.policy.masking import Masks
 
 FOLDER = "logs"
 FILE = "retinue.log"
@@ -83,10 +85,23 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
+_known = [Masks()]  # logging is one for the whole process, and so is what it must not say
+
+
+def set_masks(masks: Masks) -> None:
+    """What is known to be secret is masked from now on, in every line of this process."""
+    _known[0] = masks
+
+
 def masked(text: str) -> str:
-    """The text without what looks like a secret. One that is overlong is cut, visibly, before it is looked at."""
-    if len(text) > TEXT_CHARS_MAX:
-        text = f"{text[:TEXT_CHARS_MAX]} [and {len(text) - TEXT_CHARS_MAX:,} more characters]"
+    """The text without what is, or looks like, a secret. One that is overlong is cut, visibly.
+
+    What is known is looked for beyond the cut, so that no cut goes through it.
+    """
+    more = len(text) - TEXT_CHARS_MAX
+    text = _known[0].mask_values(text[: 2 * TEXT_CHARS_MAX])
+    if more > 0:
+        text = f"{text[:TEXT_CHARS_MAX]} [and {more:,} more characters]"
     for pattern, instead in _PATTERNS:
         text = pattern.sub(instead, text)
     return text

@@ -1,0 +1,287 @@
+"""Secrets are masked by what is known and by what they look like, in every usual form, and nothing else is."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import logging
+import re
+import secrets as chance
+import string
+import threading
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retinue.logs import LogLine, masked, set_masks
+from retinue.policy.masking import (
+    FORMS_CHARS_MAX,
+    SECRET_CHARS_MAX,
+    SECRET_CHARS_MIN,
+    SECRETS_MAX,
+    Masks,
+    by_shape,
+    forms_of,
+    mark,
+)
+
+SECRET = 'c4nary/"&<x>+ü=7Qz\\'
+PEM = (
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAxq7Zc8sQ9\nq7Zc8sAAKCAQEAxq7Zc8sX1\n-----END RSA PRIVATE KEY-----"
+)
+
+values = st.text(st.characters(exclude_categories=("Cs",)), min_size=SECRET_CHARS_MIN, max_size=60).filter(
+    # A secret that is part of what a mark says cannot be told from it.
+    lambda text: not re.search(re.escape(text), mark("canary"))
+)
+
+
+def hidden(secret: str, text: str) -> bool:
+    return secret not in Masks({"canary": secret}).mask_values(text)
+
+
+FORMS = {
+    "as it is": lambda s: s,
+    "in JSON": lambda s: json.dumps({"key": s}),
+    "in JSON, all of it": lambda s: json.dumps({"key": s}, ensure_ascii=False),
+    "in an address": lambda s: f"https://x.example/?k={quote(s, safe='')}",
+    "in a path": lambda s: f"https://x.example/{quote(s)}/y",
+    "in a form": lambda s: f"k={quote_plus(s)}",
+    "in HTML": lambda s: f"<p title='{html.escape(s)}'>",
+    "in hex": lambda s: s.encode().hex(),
+    "in capital hex": lambda s: s.encode().hex().upper(),
+    "in base64": lambda s: base64.b64encode(s.encode()).decode(),
+    "in base64 of addresses": lambda s: base64.urlsafe_b64encode(s.encode()).decode().rstrip("="),
+}
+
+
+@given(values, st.sampled_from(sorted(FORMS)), st.text(max_size=20), st.text(max_size=20))
+@pytest.mark.spec("C99")
+def test_a_known_secret_is_masked_in_every_form(secret: str, form: str, before: str, after: str) -> None:
+    written = FORMS[form](secret)
+    found = Masks({"canary": secret}).mask_values(f"{before} {written} {after}")
+    assert mark("canary") in found
+    assert written not in found
+
+
+@given(values, st.binary(max_size=20), st.binary(max_size=20))
+def test_a_known_secret_is_masked_wherever_it_falls_in_base64(secret: str, before: bytes, after: bytes) -> None:
+    """As a name and a password stand in one header."""
+    raw = secret.encode()
+    whole = base64.b64encode(before + raw + after).decode()
+    found = Masks({"canary": secret}).mask_values(whole)
+    assert mark("canary") in found
+    left = found.replace(mark("canary"), "")
+    # At its borders a letter or two are left, in which it is mixed with its neighbours.
+    assert len(left) <= len(base64.b64encode(before)) + len(base64.b64encode(after)) + 4
+
+
+@given(st.text(max_size=300))
+def test_a_text_without_secrets_is_left_alone(text: str) -> None:
+    if SECRET not in text:
+        assert Masks({"canary": SECRET}).mask_values(text) == text
+    assert Masks().mask_values(text) == text
+
+
+@given(st.lists(values, min_size=1, max_size=6, unique=True), st.data())
+def test_nothing_of_any_of_many_is_left(every: list[str], data: st.DataObject) -> None:
+    """Also where one is part of another, or where they touch."""
+    masks = Masks({f"s{n}": secret for n, secret in enumerate(every)})
+    pieces = data.draw(st.lists(st.sampled_from(every) | st.sampled_from(["", " ", "\n", ","]), max_size=8))
+    text = "".join(pieces)
+    found = masks.mask_values(text)
+    bare = re.sub(r"\[secret:s\d\]", "\0", found)
+    for piece in pieces:
+        # What only came to be by two secrets touching is none that anyone wrote down.
+        assert piece not in every or piece not in bare
+    assert masks.mask_values(found) == found or any(secret in found for secret in every)
+
+
+def test_the_longest_is_masked_first_and_one_within_another_leaves_nothing() -> None:
+    masks = Masks({"short": "abcdefgh", "long": "abcdefgh-ijklmnop", "inner": "defgh-ij"})
+    assert masks.mask("x abcdefgh-ijklmnop y") == "x [secret:long] y"
+    assert masks.mask("abcdefgh abcdefgh-ijk") == "[secret:short] [secret:short]-ijk"
+
+
+def test_the_same_secret_has_the_same_mark_each_time_and_a_name_says_nothing_else() -> None:
+    assert mark("openai:env") == "[secret:openai:env]"
+    assert mark("a b\n]c") == "[secret:a-b-c]"
+    assert mark("") == "[secret:unnamed]"
+    masks = Masks({"production-db": "production-db"})
+    assert "production-db" not in masks.mask("the word is production-db")
+
+
+def test_what_is_too_short_to_be_told_from_a_word_is_named_and_not_masked() -> None:
+    masks = Masks({"pin": "1234", "empty": "", "good": "x" * SECRET_CHARS_MIN, "vast": "y" * (SECRET_CHARS_MAX + 1)})
+    assert masks.mask("1234 and more") == "1234 and more"
+    assert masks.unmasked == {"pin", "empty", "vast"}
+    assert masks.names == {"good"}
+
+
+def test_more_secrets_than_there_is_room_for_are_named() -> None:
+    masks = Masks({f"s{n}": f"{n:08d}" for n in range(SECRETS_MAX + 3)})
+    assert len(masks.names) == SECRETS_MAX and len(masks.unmasked) == 3
+    huge = Masks({f"s{n}": chance.token_hex(SECRET_CHARS_MAX // 2) for n in range(40)})
+    assert huge.unmasked
+    assert sum(len(form) for form in forms_of("z" * 100)) * 40 < FORMS_CHARS_MAX
+
+
+def test_each_line_of_a_key_file_is_masked_by_itself_and_common_words_are_not() -> None:
+    masks = Masks({"key": PEM, "account": '{\n  "type": "service_account",\n  "id": "0a1b2c3d4e5f6a7b8c9d"\n}'})
+    found = masks.mask_values("3: q7Zc8sAAKCAQEAxq7Zc8sX1\nservice_account_of_no_one 0a1b2c3d4e5f6a7b8c9d")
+    assert found == "3: [secret:key]\nservice_account_of_no_one [secret:account]"
+
+
+def test_long_base64_broken_into_lines_is_masked() -> None:
+    secret = chance.token_urlsafe(120)
+    broken = base64.encodebytes(secret.encode()).decode()
+    found = Masks({"canary": secret}).mask_values(broken)
+    assert found.replace("[secret:canary]", "").strip() == ""
+
+
+def test_a_house_that_learns_another_secret_masks_that_one_from_then_on() -> None:
+    masks = Masks({"old": "old-secret-1"})
+    masks.replace({"new": "new-secret-2"})
+    assert masks.mask("old-secret-1 new-secret-2") == "old-secret-1 [secret:new]"
+    assert "new-secret-2" not in repr(masks)
+
+
+def test_whoever_masks_while_secrets_change_sees_one_state_or_the_other() -> None:
+    one, two = {"s": "first-secret-1"}, {"s": "second-secret-2"}
+    masks, stop, wrong = Masks(one), threading.Event(), list[str]()
+
+    def look() -> None:
+        while not stop.is_set():
+            found = masks.mask_values("first-secret-1 second-secret-2")
+            if found.count("[secret:s]") != 1:
+                wrong.append(found)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        masks.replace(two)
+        masks.replace(one)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# --- by shape ---
+
+LOOKS = (
+    ("sk-proj-abcdefgh12345678ijkl", "abcdefgh12345678"),
+    ("use sk-ant-api03-AbCdEfGh_ij-kl0123456789 now", "AbCdEfGh"),
+    ("sk_live_0123456789abcdef", "0123456789abcdef"),
+    ("ghp_0123456789abcdefABCDEF0123456789abcd", "0123456789abcdef"),
+    ("github_pat_11ABCDEFG0123456789_abcdef", "11ABCDEFG"),
+    ("glpat-0123456789abcdefghij", "0123456789"),
+    ("xoxb-1234567890-abcdefghij", "1234567890"),
+    ("AKIAIOSFODNN7EXAMPLE", "IOSFODNN7"),
+    ("AIzaSyA0123456789abcdefghijklmnopqrstuv", "SyA0123456789"),
+    ("https://api.telegram.org/bot123456789:AAF0123456789abcdefghijklmnopqrstuvw/getMe", "F0123456789abc"),
+    ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl", "c2lnbmF0dXJl"),
+    ("Authorization: Bearer abc.def-ghi1234567", "abc.def-ghi1234567"),
+    ("https://hooks.slack.com/services/T000/B000/XXXXXXXX", "T000/B000"),
+    ("hf_abcdefghijklmnopqrstuvwx", "abcdefghijklmnop"),
+    ("SG.0123456789abcdefgh.0123456789abcdefgh", "0123456789abcdefgh"),
+    ("AGE-SECRET-KEY-1QQQQQQQQQQQQQQQQQQQQ", "QQQQQQQQ"),
+    (f"it said:\n{PEM}\nand ended", "MIIEowIB"),
+    (json.dumps(PEM), "MIIEowIB"),
+    (PEM[:70], "MIIEowIB"),
+    (f"{PEM[:60]}\n{PEM}", "q7Zc8sAAK"),
+)
+PLAIN = (
+    "task-runner-with-a-long-name-2024 and risk-assessment-of-20-items",
+    "sk-loading-spinner-large-variant",  # a class of a style sheet
+    "import sk_learn_live; npm_config_registry",
+    "bearer of bad news, Bearer authentication",
+    "the eyJ prefix, AKIA, gh_pages, ghp_",
+    "-----BEGIN CERTIFICATE-----\nMIIEow\n-----END CERTIFICATE-----",
+    "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    'password = request.form["password"]',
+    "def token(self) -> str: return self._token",
+)
+
+
+@pytest.mark.parametrize(("text", "secret"), LOOKS)
+def test_what_has_the_shape_of_a_key_is_masked(text: str, secret: str) -> None:
+    assert secret in text
+    found = by_shape(text)
+    assert secret not in found and "[secret:" in found
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_what_has_no_such_shape_is_left_alone(text: str) -> None:
+    assert by_shape(text) == text
+
+
+def test_what_surrounds_a_private_key_stays() -> None:
+    assert by_shape(f"before\n{PEM}\nafter, too") == "before\n[secret:private-key]\nafter, too"
+    assert by_shape(f"{PEM}\n{PEM}\n.") == "[secret:private-key]\n[secret:private-key]\n."
+
+
+@given(st.text(string.ascii_letters + "-_.:=/ \n0123456789", max_size=300))
+def test_masking_twice_changes_nothing_more(text: str) -> None:
+    once = by_shape(f"sk-{text} Bearer {text} eyJ{text}")
+    assert by_shape(once) == once
+
+
+HOSTILE = (
+    "sk-" * 200_000,
+    "sk-" + "a" * 500_000,
+    "eyJ" + "a.eyJ" * 100_000,
+    "eyJaaaaaaaa." * 50_000,
+    "SG.aaaaaaaaaaaaaaaaaaa." * 30_000,
+    "Bearer " * 80_000,
+    "Bearer " + "a" * 500_000,
+    "-----BEGIN RSA PRIVATE KEY-----" * 20_000,
+    "-----BEGIN " * 50_000 + "PRIVATE KEY-----",
+    "-----BEGIN PRIVATE KEY-----" + "A\\n" * 200_000,
+    "hooks.slack.com/services/" * 20_000,
+    "c4nary/" * 80_000,
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_text_makes_masking_slow(text: str) -> None:
+    """Half a million characters each. What goes back again and again would not come to an end here."""
+    masks = Masks({f"s{n}": f"c4nary/c4nary/c4nary/{n:04d}" for n in range(100)})
+    assert masks.mask(text) is not None
+
+
+# --- in the log ---
+
+
+def test_a_known_secret_is_in_no_line_of_the_log() -> None:
+    secret = "plain-words-that-look-like-nothing"
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LogLine())
+    log = logging.getLogger("test.masking")
+    log.propagate = False
+    log.addHandler(handler)
+
+    def say() -> str:
+        stream.truncate(0)
+        log.warning("it is %s", secret, extra={"because": f"so it is: {secret}"}, stack_info=True)
+        try:
+            raise ValueError(secret)
+        except ValueError:
+            log.exception("it failed")
+        return stream.getvalue()
+
+    try:
+        assert secret in say()  # nobody would know it for one
+        set_masks(Masks({"canary": secret}))
+        assert secret not in say() and "[secret:***]" in say()  # what stands after such a word is masked, too
+        long = "x" * (32 * 1024 - 10) + secret
+        assert secret[:10] not in masked(long)
+    finally:
+        set_masks(Masks())
+        log.removeHandler(handler)
