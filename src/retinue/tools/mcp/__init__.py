@@ -1,0 +1,1 @@
+"""MCP servers as tools: how they are reached, what is believed of them, and when they are not used."""

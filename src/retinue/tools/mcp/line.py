@@ -1,0 +1,211 @@
+"""One open line to one server: begun, listed, spoken on, and ended with everything that belongs to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from retinue.config.mcp import McpServer
+from retinue.domain.errors import RetinueError
+from retinue.sandbox.base import MIB, Confinement, Limits, Network, Sandbox
+from retinue.tools.mcp.lines import LOG, MESSAGE_BYTES_MAX, apart, speaking
+from retinue.tools.mcp.listing import Hints, Said
+
+if TYPE_CHECKING:
+    import mcp_types as types
+    from mcp.client import Client, IncomingMessage, Transport
+
+PAGES_MAX = 50
+LISTED_MAX = 1_000  # tools that are read of a list; how many are used is another bound
+LIFE_S = 30 * 24 * 3600.0  # a command that has run for so long is ended and begun anew
+LIFE_OUTPUT_BYTES = 64 * 1024 * MIB
+READ_S = 3600.0  # how long a stream of events may be silent
+LISTEN_AGAIN_S = 30.0
+
+SandboxOf = Callable[[], Awaitable[Sandbox]]
+"""The sandbox that commands run in now. Raises `SandboxFailed` where there is none, rather than giving a lesser one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What it takes to reach servers. `folder` holds one folder for each, which is all of the house it sees."""
+
+    sandbox: SandboxOf
+    folder: Path
+    home: Path
+    environment: Mapping[str, str] = field(repr=False)
+
+
+class Missing(RetinueError):
+    """The package that speaks MCP is not installed."""
+
+    code = "mcp.not-installed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this house cannot speak to MCP servers",
+            because="the package `mcp` is not installed",
+            try_this="pip install 'retinue[mcp]'",
+        )
+
+
+async def load() -> None:
+    """The package takes most of a second to import, so it is done aside, and only where there is a server."""
+    try:
+        await asyncio.to_thread(__import__, "mcp.client")
+    except ImportError:
+        raise Missing from None
+    # Their log holds what servers said, and addresses with whatever is in them.
+    for name in ("mcp", "httpx2", "httpcore2"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@dataclass(slots=True)
+class Line:
+    """`lost` and `changed` are set by the other side; whoever keeps the line looks at them when `stir` is called."""
+
+    stir: Callable[[], None]
+    lost: bool = False
+    changed: bool = False
+    status: int = 0  # of the last answer that was an error, where it came by HTTP
+    _client: Client | None = None
+
+    @property
+    def client(self) -> Client:
+        assert self._client is not None
+        return self._client
+
+    def begin(self, client: Client) -> None:
+        self._client = client
+        self.status = 0  # whoever is asked for something newer than it knows may say so with an error
+
+    def ended(self) -> None:
+        self.lost = True
+        self.stir()
+
+    async def hear(self, message: IncomingMessage) -> None:
+        if getattr(message, "method", "") == "notifications/tools/list_changed":
+            self.changed = True
+            self.stir()
+
+    # --- what is asked ---
+
+    async def tools(self) -> list[Said]:
+        """All tools that it lists, page by page."""
+        found: list[Said] = []
+        cursor: str | None = None
+        for _ in range(PAGES_MAX):
+            page = await self.client.list_tools(cursor=cursor)
+            found += [_said(tool) for tool in page.tools]
+            cursor = page.next_cursor
+            if cursor is None or len(found) > LISTED_MAX:
+                break
+        return found[:LISTED_MAX]
+
+    @property
+    def has_resources(self) -> bool:
+        return self.client.server_capabilities.resources is not None
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> types.CallToolResult:
+        """Not by the client's own way: that would hold what came against the server's schema, whose patterns could keep
+        us busy for as long as the server likes."""
+        import mcp_types as types
+
+        request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=arguments))
+        return await self.client.session.send_request(request, types.CallToolResult)
+
+
+@asynccontextmanager
+async def opened(line: Line, name: str, settings: McpServer, needs: Needs) -> AsyncGenerator[None]:
+    """On leaving, what was begun has ended."""
+    from mcp.client import Client
+    from mcp_types import Implementation
+
+    async with AsyncExitStack() as stack:
+        transport = await _transport(name, settings, needs, line, stack)
+        us = Implementation(name="retinue", version="1")
+        client = Client(transport, client_info=us, message_handler=line.hear, cache=None)
+        line.begin(await stack.enter_async_context(client))
+        listening = asyncio.create_task(_listen(line))
+        try:
+            yield
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+
+async def _transport(name: str, settings: McpServer, needs: Needs, line: Line, stack: AsyncExitStack) -> Transport:
+    if settings.url is None:
+        folder = await asyncio.to_thread(_own_folder, needs.folder / name)
+        sandbox = await needs.sandbox()
+        child = await sandbox.start(apart(settings.command), confinement(settings, folder, needs))
+        stack.push_async_callback(child.kill)  # whatever becomes of the rest
+        return speaking(child, ended=line.ended)
+    from mcp.client.streamable_http import streamable_http_client
+
+    from retinue.tools.mcp.http import caller
+
+    def refused(status: int) -> None:
+        line.status = status
+
+    headers = {key: value.read(needs.environment) for key, value in settings.headers.items()}
+    client = await stack.enter_async_context(caller(headers, read_s=READ_S, refused=refused))
+    return streamable_http_client(settings.url, http_client=client, max_sse_event_size=MESSAGE_BYTES_MAX)
+
+
+def _own_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / LOG).unlink(missing_ok=True)
+    return folder.resolve()
+
+
+def confinement(settings: McpServer, folder: Path, needs: Needs) -> Confinement:
+    """What the command of a server may touch: its own folder, and what the owner named for it."""
+    return Confinement(
+        folder=folder,
+        writable=(folder, *(needs.home / path for path in settings.writable)),
+        readable=tuple(needs.home / path for path in settings.readable),
+        network=Network(hosts=settings.hosts, private_hosts=settings.private_hosts) if settings.hosts else None,
+        limits=Limits(seconds=LIFE_S, memory_bytes=settings.memory_mib * MIB, output_bytes=LIFE_OUTPUT_BYTES),
+        environment={key: value.read(needs.environment) for key, value in settings.env.items()},
+    )
+
+
+async def _listen(line: Line) -> None:
+    """Newer servers tell of changes only to whoever has asked for it. Where that fails, the list is still read again
+    from time to time."""
+    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+    if line.client.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        return
+    while True:
+        try:
+            async with line.client.listen(tools_list_changed=True) as events:
+                async for _ in events:
+                    line.changed = True
+                    line.stir()
+        except Exception:  # noqa: BLE001 - it need not be able to tell
+            pass
+        await asyncio.sleep(LISTEN_AGAIN_S)
+
+
+def _said(tool: types.Tool) -> Said:
+    hints = tool.annotations
+    return Said(
+        name=tool.name,
+        description=tool.description or "",
+        schema=tool.input_schema,
+        hints=Hints(
+            read_only=hints.read_only_hint,
+            destructive=hints.destructive_hint,
+            idempotent=hints.idempotent_hint,
+            open_world=hints.open_world_hint,
+        )
+        if hints is not None
+        else Hints(),
+    )

@@ -1,0 +1,147 @@
+"""A server that is a command of ours: JSON-RPC, a line each, on the input and output of a child in its sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from retinue.domain.errors import RetinueError
+from retinue.sandbox.base import Child
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+    from mcp.shared.message import SessionMessage
+
+    Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
+
+MESSAGE_BYTES_MAX = 8 * 1024 * 1024
+"""Of one message. What is longer is not taken in, and whoever waits for it is told so."""
+END_S = 2.0  # how long a server may take to end by itself
+BEGINNING_BYTES = 512  # of a message too long, looked at for whose it is
+LOG = "stderr.log"
+LOG_BYTES_MAX = 256 * 1024
+
+_ID = re.compile(rb'^\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d{1,15})\s*[,}]')
+_ID_LATER = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*[,}]')
+# A child has one stream for both, and what a server says aside would break a message in two. So it goes to a file.
+_APART = f'{{ "$@" 2>&1 >&3 3>&- | {{ head -c {LOG_BYTES_MAX} >{LOG}; cat >/dev/null; }} 3>&-; }} 3>&1'
+
+
+def apart(command: Sequence[str]) -> list[str]:
+    """The command with what it says aside in a file of the folder it begins in."""
+    return ["/bin/sh", "-c", _APART, "sh", *command]
+
+
+class Lines:
+    """Takes lines apart, in whatever pieces they come, and holds no more than one message of them."""
+
+    def __init__(self, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._held = bytearray()
+        self._dropping = False
+
+    def feed(self, chunk: bytes) -> list[bytes | int | None]:
+        """The lines that are whole now. In the place of one that is too long, the id of the request it answers, or None
+        where that cannot be told."""
+        whole: list[bytes | int | None] = []
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            if (line := self._add(end)) is not None:
+                whole.append(line)
+            elif self._dropping:
+                whole.append(_id_in(self._held))
+            self._held.clear()
+            self._dropping = False
+        self._add(rest)
+        return whole
+
+    def _add(self, part: bytes) -> bytes | None:
+        """The line so far, unless it is too long: then only its beginning is held."""
+        if self._dropping:
+            return None
+        if len(self._held) + len(part) > self._bytes_max:
+            self._held = (self._held + part[:BEGINNING_BYTES])[:BEGINNING_BYTES]
+            self._dropping = True
+            return None
+        self._held += part
+        return bytes(self._held)
+
+
+def _id_in(beginning: bytearray) -> int | None:
+    found = _ID.search(beginning) or _ID_LATER.search(beginning)
+    return int(found[1]) if found else None
+
+
+@asynccontextmanager
+async def speaking(
+    child: Child, *, ended: Callable[[], None], bytes_max: int = MESSAGE_BYTES_MAX
+) -> AsyncGenerator[Streams]:
+    """Two streams of messages, as the `mcp` package wants them. On leaving, the child and all it began have ended.
+
+    `ended` is called when it says no more, whoever wanted that.
+    """
+    import anyio
+    from mcp.shared.message import SessionMessage
+
+    to_us, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing, from_us = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def read() -> None:
+        lines = Lines(bytes_max)
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async with to_us:
+                while chunk := await child.read():
+                    for line in lines.feed(chunk):
+                        if (message := _message(line, bytes_max)) is not None:
+                            await to_us.send(message)
+        ended()
+        while await child.read():  # one whose words nobody takes would be held up by them, and could not end
+            pass
+
+    async def write() -> None:
+        with contextlib.suppress(RetinueError, anyio.ClosedResourceError):
+            async with from_us:
+                async for message in from_us:
+                    text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    await child.write(text.encode() + b"\n")
+        await to_us.aclose()  # whoever waits for an answer sees that there will be none
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            group.start_soon(write)
+            try:
+                yield incoming, outgoing
+            finally:
+                with anyio.CancelScope(shield=True):
+                    incoming.close()
+                    await outgoing.aclose()
+                    child.close_input()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(END_S):
+                            await child.wait()
+                    await child.kill()
+                group.cancel_scope.cancel()
+    finally:
+        for stream in (to_us, incoming, outgoing, from_us):
+            stream.close()
+
+
+def _message(line: bytes | int | None, bytes_max: int) -> SessionMessage | None:
+    """What a line says. A line that is no message says nothing: some servers greet whoever starts them."""
+    from mcp.shared.message import SessionMessage
+    from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+
+    if line is None:
+        return None
+    if isinstance(line, int):
+        error = ErrorData(code=INTERNAL_ERROR, message=f"its answer has more than {bytes_max:,} bytes")
+        return SessionMessage(JSONRPCError(jsonrpc="2.0", id=line, error=error))
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,184 @@
+"""A server's schema of a tool, made into one that every provider takes; and whether arguments fit it. Pure.
+
+References are put in place, what no provider reads is left out, and everything is bounded: what a server sends as a
+schema may be anything. The server still checks each call itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+DEPTH_MAX = 12
+NODES_MAX = 1_000
+TEXT_CHARS_MAX = 2_000
+VALUES_MAX = 200
+
+_PROPERTY = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_NUMBERS = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
+_TEXTS = ("description", "format")
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "null": (type(None),),
+}
+
+Json = dict[str, Any]
+
+
+class Unfit(Exception):
+    """Why a schema cannot be used."""
+
+
+def flat(schema: object, *, clean: Callable[[str], str] = str) -> Json:
+    """The schema of an object, without references. `clean` is asked for every text that a model will read."""
+    root = _object(schema)
+    made = _Flattening(root, clean).schema(root, 0)
+    made = {key: value for key, value in made.items() if key in ("properties", "required", "additionalProperties")}
+    return {"type": "object", "properties": {}, "required": [], "additionalProperties": False, **made}
+
+
+@dataclass(slots=True)
+class _Flattening:
+    root: Json
+    clean: Callable[[str], str]
+    nodes: int = 0
+    following: list[str] = field(default_factory=list[str])
+
+    def schema(self, value: object, depth: int) -> Json:
+        self.nodes += 1
+        if self.nodes > NODES_MAX:
+            raise Unfit(f"its schema has more than {NODES_MAX} parts")
+        if not isinstance(value, dict) or depth > DEPTH_MAX:  # `true` and `{}` say the same: anything
+            return {}
+        given = cast(Json, value)
+        if isinstance(reference := given.get("$ref"), str):
+            return self._followed(reference, given, depth)
+        made: Json = {}
+        self._words(given, made)
+        self._values(given, made)
+        self._members(given, made, depth)
+        return made
+
+    def _followed(self, reference: str, given: Json, depth: int) -> Json:
+        """What a reference stands for. One that leads round in a circle stands for anything."""
+        if reference in self.following:
+            return {}
+        self.following.append(reference)
+        try:
+            beside = {key: inner for key, inner in given.items() if key in ("description", "default")}
+            return self.schema({**_object(self._found(reference)), **beside}, depth + 1)
+        finally:
+            self.following.pop()
+
+    def _found(self, reference: str) -> object:
+        """Only inside the schema itself: nothing is fetched."""
+        found: Any = self.root
+        if not reference.startswith("#"):
+            raise Unfit("its schema refers to something outside of it")
+        for part in reference.removeprefix("#").split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, dict) or name not in found:
+                raise Unfit("its schema refers to a part that is not there")
+            found = cast("dict[str, Any]", found)[name]
+        return found
+
+    def _words(self, given: Json, made: Json) -> None:
+        for key in _TEXTS:
+            if isinstance(text := given.get(key), str):
+                made[key] = self.clean(text)[:TEXT_CHARS_MAX]
+
+    def _values(self, given: Json, made: Json) -> None:
+        kind = given.get("type")
+        if isinstance(kind, str) and kind in _TYPES:
+            made["type"] = kind
+        elif isinstance(kind, list):
+            several = cast("list[object]", kind)
+            made["type"] = [each for each in several if isinstance(each, str) and each in _TYPES] or "string"
+        if "const" in given:
+            made["enum"] = [self._choice(given["const"])]
+        elif isinstance(values := given.get("enum"), list):
+            choices = cast("list[object]", values)
+            if len(choices) > VALUES_MAX:
+                raise Unfit(f"its schema has a choice of more than {VALUES_MAX}")
+            made["enum"] = [self._choice(each) for each in choices]
+        if (
+            isinstance(default := given.get("default"), str | bool | int | float)
+            and len(str(default)) <= TEXT_CHARS_MAX
+        ):
+            made["default"] = default
+        for key in _NUMBERS:
+            number = given.get(key)
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                made[key] = number
+
+    def _choice(self, value: object) -> Any:
+        """A value that a model may choose. It is sent as it stands, so it has to be one that a person can look at."""
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if not isinstance(value, str) or len(value) > TEXT_CHARS_MAX:
+            raise Unfit("its schema has a choice that is long, or a list, or an object")
+        if self.clean(value) != value:
+            raise Unfit("its schema has a choice with something in it that nobody would see")
+        return value
+
+    def _members(self, given: Json, made: Json, depth: int) -> None:
+        if isinstance(properties := given.get("properties"), dict):
+            members = cast(Json, properties)
+            for name in members:
+                if not _PROPERTY.fullmatch(name):
+                    raise Unfit(f"it has a parameter {name[:64]!r}, which is no name that providers take")
+            made["properties"] = {name: self.schema(inner, depth + 1) for name, inner in members.items()}
+            wanted = given.get("required")
+            names = cast("list[object]", wanted) if isinstance(wanted, list) else []
+            made["required"] = [name for name in names if isinstance(name, str) and name in members]
+        if (more := given.get("additionalProperties")) is not None:
+            made["additionalProperties"] = more if isinstance(more, bool) else self.schema(more, depth + 1)
+        if "items" in given:
+            made["items"] = self.schema(given["items"], depth + 1)
+        for key in ("anyOf", "oneOf", "allOf"):
+            if isinstance(several := given.get(key), list):
+                parts = cast("list[object]", several)
+                made["anyOf" if key == "oneOf" else key] = [self.schema(each, depth + 1) for each in parts]
+
+
+def _object(value: object) -> Json:
+    if not isinstance(value, dict):
+        raise Unfit("its schema is no object")
+    return cast(Json, value)
+
+
+def misfit(schema: Json, arguments: Mapping[str, Any]) -> str:
+    """What is wrong with the arguments of a call at first sight; empty where nothing is."""
+    properties = cast("dict[str, Json]", schema["properties"])
+    for name in cast("list[str]", schema["required"]):
+        if name not in arguments:
+            return f"'{name}' is missing"
+    for name, value in arguments.items():
+        if name not in properties:
+            if schema["additionalProperties"] is False:
+                return f"there is no '{name[:64]}'; there is {', '.join(properties) or 'nothing'}"
+            continue
+        kind = properties[name].get("type")
+        if isinstance(kind, str) and not _is(value, kind):
+            return f"'{name}' must be {_an(kind)}"
+    return ""
+
+
+def _is(value: object, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _KINDS[kind])
+
+
+def _an(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else kind if kind == "null" else f"a {kind}"

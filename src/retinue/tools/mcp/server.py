@@ -1,0 +1,333 @@
+"""One server, kept: begun, begun again when it dies, and spoken to while it lives. Never more is promised than that a
+call ends, with a result or with why there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from retinue.config.mcp import McpServer
+from retinue.domain.errors import RetinueError
+from retinue.domain.ports import Clock
+from retinue.tools.base import ToolFailed
+from retinue.tools.mcp.line import Line, Needs, load, opened
+from retinue.tools.mcp.lines import LOG
+from retinue.tools.mcp.listing import Listing, listing
+
+if TYPE_CHECKING:
+    import mcp_types as types
+
+log = logging.getLogger(__name__)
+
+RETRY_FIRST_S = 1.0
+RETRY_MAX_S = 300.0
+SOUND_S = 60.0  # one that lived so long has its failures forgotten
+REFRESH_S = 300.0  # after so long, the list is read again even if nobody said that it changed
+CHANGES_PAUSE_S = 1.0  # between two readings of a list that keeps changing
+HANGS_MAX = 3  # calls in a row without an answer, after which it is begun anew
+WAITING_MAX = 256  # calls that may wait for their turn
+RESOURCES_MAX = 200
+
+T = TypeVar("T")
+
+
+class State(StrEnum):
+    OFF = "off"
+    STARTING = "starting"
+    READY = "ready"
+    WAITING = "waiting"  # for the owner to look at its tools
+    FAILED = "failed"  # and tried again, after a while
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a server fares. `listing` is what it said last, also where that is not used."""
+
+    name: str
+    state: State
+    because: str = ""
+    try_this: str = ""
+    listing: Listing | None = None
+    retry_at: datetime | None = None
+
+    @property
+    def usable(self) -> bool:
+        return self.state is State.READY
+
+
+class Lost(RetinueError):
+    """The line to a server is gone."""
+
+    code = "mcp.lost"
+
+
+class Server:
+    """`approved` gives the hash of the list that was found good, or None; `changed` is told when it fares otherwise."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: McpServer,
+        needs: Needs,
+        *,
+        clock: Clock,
+        chance: Random,
+        approved: Callable[[str], Awaitable[str | None]],
+        changed: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self._needs = needs
+        self._clock = clock
+        self._chance = chance
+        self._approved = approved
+        self._changed = changed
+        self.good: Listing | None = None  # the last that it said, if that was found good: also while it is away
+        self._line: Line | None = None
+        self._stirred = asyncio.Event()
+        self._again = False
+        self._look = False
+        self._failures = self._hangs = self._waiting = 0
+        self._turns = asyncio.Semaphore(settings.parallel)
+        self._task: asyncio.Task[None] | None = None
+        off = not settings.enabled
+        self.standing = Standing(
+            name=name,
+            state=State.OFF if off else State.STARTING,
+            because=f"mcp.{name}.enabled is false" if off else "it was not heard of yet",
+        )
+
+    # --- its life ---
+
+    def start(self) -> None:
+        if self.settings.enabled and self._task is None:
+            self._task = asyncio.create_task(self._keep(), name=f"mcp {self.name}")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def restart(self) -> None:
+        """End it and begin it anew, at once."""
+        self._again = True
+        self._failures = 0
+        self._stirred.set()
+
+    def look_again(self) -> None:
+        """What was found good has changed."""
+        self._look = True
+        self._stirred.set()
+
+    async def _keep(self) -> None:
+        while True:
+            self._again = self._look = False
+            began_at, line = self._clock.now(), Line(self._stirred.set)
+            self._stand(State.STARTING, "it was begun and has not answered yet", "", self.standing.listing)
+            try:
+                await self._live(line)
+                error: Exception | None = None
+            except Exception as met:  # noqa: BLE001 - whatever a server does, it is the server that has failed
+                error = met
+            self._line = None
+            if self._clock.now() - began_at >= timedelta(seconds=SOUND_S):
+                self._failures = 0
+            if not self._again:
+                await self._pause(error, line)
+
+    async def _live(self, line: Line) -> None:
+        await load()
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(self.settings.start_s):
+                await stack.enter_async_context(opened(line, self.name, self.settings, self._needs))
+                found = await self._list(line)
+            self._line, self._hangs = line, 0
+            await self._judge(found)
+            while True:
+                await self._stir()
+                if line.lost:
+                    raise Lost("it ended", because=self._ended_because)
+                if self._again:
+                    return
+                if self._look and not line.changed:
+                    self._look = False
+                    await self._judge(found)
+                    continue
+                line.changed = False
+                async with asyncio.timeout(self.settings.start_s):
+                    found = await self._list(line)
+                await self._judge(found)
+                await asyncio.sleep(CHANGES_PAUSE_S)
+
+    async def _stir(self) -> None:
+        """Wait until there is something to look at; after a while, there always is."""
+        take_back = self._clock.later(REFRESH_S, self._stirred.set)
+        try:
+            await self._stirred.wait()
+        finally:
+            take_back()
+            self._stirred.clear()
+
+    async def _list(self, line: Line) -> Listing:
+        said = await line.tools()
+        own = self.settings
+        return listing(self.name, said, resources=line.has_resources, allow=own.allow, deny=own.deny)
+
+    async def _judge(self, found: Listing) -> None:
+        """Whether what it offers is what the owner has found good."""
+        good = await self._approved(self.name)
+        self.good = found if found.hash == good else None
+        if self.good is not None:
+            self._stand(State.READY, "", "", found)
+            return
+        because = "its tools changed since they were found good" if good else "nobody has looked at its tools yet"
+        self._stand(State.WAITING, because, f"retinue mcp approve {self.name}", found)
+
+    async def _pause(self, error: Exception | None, line: Line) -> None:
+        """Longer each time, and not as long as others: servers that died together do not all come back at once."""
+        because, try_this = self._told(error, line)
+        wait_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(self._failures, 20)) * self._chance.uniform(0.75, 1.25)
+        self._failures += 1
+        retry_at = self._clock.now() + timedelta(seconds=wait_s)
+        self._stand(State.FAILED, because, try_this, self.standing.listing, retry_at=retry_at)
+        log.warning("mcp server failed", extra={"server": self.name, "because": because, "retry_s": round(wait_s)})
+        take_back = self._clock.later(wait_s, self._stirred.set)
+        try:
+            while not self._again and self._clock.now() < retry_at:
+                self._stirred.clear()
+                await self._stirred.wait()
+        finally:
+            take_back()
+
+    def _stand(
+        self, state: State, because: str, try_this: str, found: Listing | None, *, retry_at: datetime | None = None
+    ) -> None:
+        before = self.standing
+        self.standing = Standing(
+            name=self.name, state=state, because=because, try_this=try_this, listing=found, retry_at=retry_at
+        )
+        if before != self.standing:
+            self._changed()
+
+    def _told(self, error: Exception | None, line: Line) -> tuple[str, str]:
+        """Why it failed, in our words. Its own may hold anything, also what it was told in confidence."""
+        look = f"look at its settings, then: retinue mcp restart {self.name}"
+        match met := _leaf(error):
+            case RetinueError():
+                return met.because or met.sentence, met.try_this or look
+            case TimeoutError():
+                return f"it did not answer within {self.settings.start_s:g} s", look
+            case OSError():
+                return met.strerror or "the system would not have it", look
+            case _ if self.settings.url is None:
+                return self._ended_because, look
+            case _ if line.status:
+                return f"it answered with status {line.status}", look
+            case _:
+                return f"it cannot be reached ({type(met).__name__})", look
+
+    @property
+    def _ended_because(self) -> str:
+        if self.settings.url is not None:
+            return "the line to it broke"
+        return f"it ended; what it said aside is in {self._needs.folder / self.name / LOG}"
+
+    # --- what is asked of it ---
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> types.CallToolResult:
+        return await self._ask(lambda line: line.call(tool, arguments))
+
+    async def resources(self) -> list[types.Resource]:
+        page = await self._ask(lambda line: line.client.list_resources())
+        return page.resources[:RESOURCES_MAX]
+
+    async def resource(self, uri: str) -> types.ReadResourceResult:
+        return await self._ask(lambda line: line.client.read_resource(uri))
+
+    async def _ask(self, asking: Callable[[Line], Awaitable[T]]) -> T:
+        """Ends with an answer, with what the server says against it (`MCPError`), or with `ToolFailed`."""
+        line = self._line
+        if line is None or not self.standing.usable:
+            raise unusable(self.standing)
+        if self._waiting >= WAITING_MAX:
+            raise ToolFailed(
+                f"the MCP server '{self.name}' is busy",
+                because=f"{WAITING_MAX} calls wait for it already",
+                try_this="try again in a while",
+                code="mcp.busy",
+            )
+        self._waiting += 1
+        waiting = True
+        try:
+            async with asyncio.timeout(self.settings.call_s):
+                async with self._turns:
+                    self._waiting -= 1
+                    waiting = False
+                    answer = await asking(line)
+        except TimeoutError:
+            self._hung(line)
+            raise ToolFailed(
+                f"the MCP server '{self.name}' did not answer within {self.settings.call_s:g} s",
+                because="it takes longer, or it hangs; whether it did what was asked, nobody knows",
+                try_this="look whether it was done before you ask again",
+                code="mcp.slow",
+            ) from None
+        except Exception as error:
+            raise self._met(line, error) from error
+        finally:
+            self._waiting -= waiting
+        self._hangs = 0
+        return answer
+
+    def _hung(self, line: Line) -> None:
+        self._hangs += 1
+        if self._hangs >= HANGS_MAX and self._line is line:
+            self.restart()
+
+    def _met(self, line: Line, error: Exception) -> Exception:
+        """A line that broke is begun anew; what a server has to say against a call is for whoever called."""
+        from mcp.shared.exceptions import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        met = _leaf(error)
+        if isinstance(met, MCPError) and met.error.code != CONNECTION_CLOSED and not line.lost:
+            if line.status:
+                line.ended()  # its session may be over; to begin anew costs little
+            return met
+        line.ended()
+        return ToolFailed(
+            f"the MCP server '{self.name}' ended while it was asked",
+            because="the line to it broke; whether it did what was asked, nobody knows",
+            try_this="look whether it was done, then try again in a while",
+            code="mcp.lost",
+        )
+
+
+def unusable(standing: Standing) -> ToolFailed:
+    return ToolFailed(
+        f"the MCP server '{standing.name}' cannot be used now",
+        because=f"it is {standing.state}: {standing.because}" if standing.because else f"it is {standing.state}",
+        try_this="go on without it; the owner can see more with: retinue mcp list",
+        code="mcp.unusable",
+    )
+
+
+def _leaf(error: BaseException | None) -> BaseException | None:
+    """What lies in a group of errors, the first of it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error
+
+
+def same_line(one: McpServer, other: McpServer) -> bool:
+    """Whether a server can stay as it is when its settings change so: who may use it does not concern it."""
+    return replace(one, agents=()) == replace(other, agents=())

@@ -1,0 +1,227 @@
+"""All MCP servers of the house, as the settings have them: begun, kept, and ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from retinue.config.mcp import McpServer, server_name
+from retinue.domain.agent import Agent, ToolLists
+from retinue.domain.errors import NotFound
+from retinue.domain.ports import Clock, Ids
+from retinue.domain.times import to_ms
+from retinue.policy.groups import fits
+from retinue.policy.tools import Layer
+from retinue.store import pins
+from retinue.store.connection import Store
+from retinue.store.files import Files
+from retinue.tools.base import Tool
+from retinue.tools.mcp.line import Needs, SandboxOf
+from retinue.tools.mcp.listing import Listing
+from retinue.tools.mcp.naming import PREFIX
+from retinue.tools.mcp.server import Server, Standing, State, same_line
+from retinue.tools.mcp.tool import McpResources, McpTool
+
+KIND = "mcp"
+"""Of pins: whose tools were looked at and found good."""
+FOLDER = "mcp"
+
+Settings = Mapping[str, McpServer]
+
+
+class Servers:
+    """Asked for `settings` when it starts and whenever `fit` is called.
+
+    `sandbox` gives what commands run in, and must let the folders in `home / FOLDER` be shared. `chance` spreads
+    retries.
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        *,
+        home: Path,
+        store: Store,
+        sandbox: SandboxOf,
+        clock: Clock,
+        ids: Ids,
+        chance: Random,
+        environment: Mapping[str, str],
+        files: Files | None = None,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._chance = chance
+        self._files = files
+        self._needs = Needs(sandbox=sandbox, folder=home / FOLDER, home=home, environment=environment)
+        self._servers: dict[str, Server] = {}
+        self._refused: dict[str, Standing] = {}
+        self._tools: dict[str, tuple[Listing, list[Tool]]] = {}
+        self._fitting = asyncio.Lock()
+        self._aside: set[asyncio.Task[None]] = set()
+        self._told: list[Callable[[], None]] = []
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Be told whenever tools came or went, or a server fares otherwise."""
+        self._told.append(call)
+
+    # --- life ---
+
+    async def fit(self) -> None:
+        """Begin and end servers until those are here that should be. Waits for ends, not for beginnings."""
+        async with self._fitting:
+            wanted = dict(self._settings())
+            gone = [
+                name
+                for name, server in self._servers.items()
+                if name not in wanted or not same_line(server.settings, wanted[name])
+            ]
+            for name in gone:
+                self._tools.pop(name, None)
+            await asyncio.gather(*(self._servers.pop(name).close() for name in gone))
+            self._refused = {name: refused for name, each in wanted.items() if (refused := _unfit(name, each))}
+            for name, each in wanted.items():
+                if name not in self._servers and name not in self._refused:
+                    self._servers[name] = self._new(name, each)
+                    self._servers[name].start()
+        self._tell()
+
+    def fit_soon(self) -> None:
+        """For whoever cannot wait: the settings have changed."""
+        task = asyncio.get_running_loop().create_task(self.fit())
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+
+    async def close(self) -> None:
+        """Every server has ended, with all it began."""
+        for task in tuple(self._aside):
+            task.cancel()
+        await asyncio.gather(*self._aside, return_exceptions=True)
+        async with self._fitting:
+            await asyncio.gather(*(server.close() for server in self._servers.values()))
+            self._servers.clear()
+
+    def restart(self, name: str) -> None:
+        self._one(name).restart()
+
+    def _new(self, name: str, settings: McpServer) -> Server:
+        return Server(
+            name,
+            settings,
+            self._needs,
+            clock=self._clock,
+            chance=self._chance,
+            approved=self._approved,
+            changed=self._tell,
+        )
+
+    # --- what there is ---
+
+    def standings(self) -> list[Standing]:
+        """How each fares, by name."""
+        found = {name: server.standing for name, server in self._servers.items()} | self._refused
+        return [found[name] for name in sorted(found)]
+
+    def settings(self, name: str) -> McpServer | None:
+        return self._settings().get(name)
+
+    def tools(self) -> list[Tool]:
+        """Of the servers whose tools were found good. One that is away keeps its place: whoever calls hears so."""
+        found: list[Tool] = []
+        for name, server in self._servers.items():
+            if server.good is not None:
+                found += self._tools_of(name, server, server.good)
+        return found
+
+    def _tools_of(self, name: str, server: Server, offered: Listing) -> Sequence[Tool]:
+        known = self._tools.get(name)
+        if known is not None and known[0] is offered:
+            return known[1]
+        made: list[Tool] = [McpTool(server, offer, self.settings, self._ids, self._files) for offer in offered.offers]
+        if offered.resources:
+            made.append(McpResources(server, self.settings, self._ids, self._files))
+        self._tools[name] = (offered, made)
+        return made
+
+    # --- what was found good ---
+
+    async def approve(self, name: str, hash_: str, *, by: str) -> bool:
+        """Find good what a server offers, if that is still what the hash stands for."""
+        server = self._one(name)
+        offered = server.standing.listing
+        if offered is None or not offered.hash.startswith(hash_):
+            return False
+        put = partial(
+            pins.put,
+            kind=KIND,
+            name=name,
+            hash_=offered.hash,
+            content=offered.content,
+            decided_by=by,
+            at_ms=to_ms(self._clock.now()),
+        )
+        await self._store.write(put, point="mcp")
+        server.look_again()
+        return True
+
+    async def revoke(self, name: str) -> bool:
+        """Its tools are not used until someone looks at them again."""
+        server = self._one(name)
+        gone = await self._store.write(partial(pins.remove, kind=KIND, name=name), point="mcp")
+        server.look_again()
+        return gone
+
+    async def found_good(self, name: str) -> pins.Pin | None:
+        return await self._store.read(partial(pins.find, kind=KIND, name=name))
+
+    async def _approved(self, name: str) -> str | None:
+        pin = await self.found_good(name)
+        return pin.hash if pin is not None else None
+
+    def _one(self, name: str) -> Server:
+        if name in self._servers:
+            return self._servers[name]
+        raise NotFound(
+            f"there is no MCP server '{name[:64]}'",
+            because=self._refused[name].because if name in self._refused else "no [mcp.NAME] is called so",
+            try_this="look at `retinue mcp list`",
+            code="mcp.not-found",
+        )
+
+    def _tell(self) -> None:
+        for call in self._told:
+            call()
+
+
+def _unfit(name: str, settings: McpServer) -> Standing | None:
+    """One that cannot be begun at all, as it is set up."""
+    because = ""
+    if wrong := server_name(name):
+        because = f"its name {wrong}"
+    elif bool(settings.command) == (settings.url is not None):
+        because = "it has either a command or a url, and not both"
+    elif settings.url is None and settings.headers:
+        because = "headers are for one with a url"
+    elif settings.url is not None and (settings.env or settings.hosts or settings.readable or settings.writable):
+        because = "env, hosts, readable and writable are for one with a command"
+    if not because:
+        return None
+    return Standing(name=name, state=State.FAILED, because=because, try_this=f"change [mcp.{name}] in the settings")
+
+
+def layers(settings: Settings, agent: Agent) -> list[Layer]:
+    """For the chain of rules: the servers that are not for this agent are denied to it."""
+    return [
+        Layer(
+            name=f"the MCP server {name}",
+            key=f"mcp.{name}.agents",
+            lists=ToolLists(deny=(f"{PREFIX}_{name}_*",)),
+        )
+        for name, each in settings.items()
+        if not any(fits(glob, agent.name) for glob in each.agents)
+    ]
