@@ -121,12 +121,14 @@ class Summary:
 class Note:
     """Words of the house that the model reads like mail: the end of a cancelled run, mail that was left out.
 
-    `call` names the stored call whose result this is, where one was performed after its turn had gone by.
+    `call` names the stored call whose result this is, where one was performed after its turn had gone by. `whole` is
+    then as in a result.
     """
 
     text: str
     call: str = ""
     trust: Trust = Trust.PRIVATE
+    whole: str = ""
 
 
 Body = Mark | UserTurn | Reply | ToolResult | Note | Summary
@@ -159,6 +161,14 @@ def trust_of(body: Body) -> Trust:
             return trust
         case _:
             return Trust.PRIVATE
+
+
+def believed(record: Record) -> Trust:
+    """How far a record can be believed with all that came with it: nobody labels what is in the files that someone
+    other than the owner sends."""
+    if type(record.body) is UserTurn and record.body.attachments and record.trust is not Trust.OWNER:
+        return Trust.UNTRUSTED
+    return record.trust
 
 
 def kind_of(body: Body) -> RecordKind:

@@ -19,8 +19,7 @@ from retinue.domain.run import Run, RunStatus, Step, StepKind, StepState
 from retinue.domain.session import BATCH_MAX, SNIPPET_LENGTH_MAX, LaneKind, QueueMode, Session, Wakefulness, lane_kind
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
-from retinue.domain.trust import least
-from retinue.engine.custody import Append, Nothing, Work
+from retinue.engine.custody import Append, Nothing, Work, trust_of_mail
 from retinue.engine.endings import cancel_for_newer, close_run
 from retinue.engine.lanes import next_batch
 from retinue.mailroom.inbox import Wake, settle_and_tell
@@ -95,7 +94,10 @@ def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, ter
     append = Append(session, page)
     if batch.silent:
         for envelope in batch.silent:
-            append.add(UserTurn(text=turn_input.render_note(envelope), envelopes=(envelope.id,)))
+            append.add(
+                UserTurn(text=turn_input.render_note(envelope), envelopes=(envelope.id,)),
+                trust=trust_of_mail((envelope,)),
+            )
         ids = [envelope.id for envelope in batch.silent]
         because = "read by nobody yet, written down for the next turn"
         envelopes.settle(conn, ids, Outcome.NOTED, because=because, at_ms=page.at_ms)
@@ -165,7 +167,7 @@ def _start_run(
     text = turn_input.render(batch, now=now, zone=terms.zone)
     turn = append.add(
         UserTurn(text=text, envelopes=run.envelopes, attachments=turn_input.shown(batch)),
-        trust=least(envelope.trust for envelope in batch),
+        trust=trust_of_mail(batch),
     )
     sessions.guard(
         conn,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
-from retinue.domain.envelope import Envelope
+from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.record import Body, Record, RecordKind, kind_of, trust_of
 from retinue.domain.run import Run, Step
 from retinue.domain.session import QueuePolicy, Session
 from retinue.domain.tool import Call
-from retinue.domain.trust import Trust
+from retinue.domain.trust import Trust, least
 from retinue.mailroom.inbox import Wake
 from retinue.store.house import Page
 
@@ -68,3 +69,14 @@ class Append:
         )
         self.records.append(record)
         return record
+
+
+def trust_of_mail(envelopes: Iterable[Envelope]) -> Trust:
+    """How far a turn made of these can be believed: as far as the least of their senders.
+
+    A decision is told in the house's words, which name what was asked for: whoever allows a call has not said it.
+    """
+    return least(
+        least((envelope.trust, Trust.PRIVATE)) if envelope.kind is Kind.DECISION else envelope.trust
+        for envelope in envelopes
+    )

@@ -24,8 +24,8 @@ from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.session import BATCH_MAX, QueueMode, Wakefulness
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
-from retinue.domain.trust import Trust, least
-from retinue.engine.custody import Append, Work
+from retinue.domain.trust import Trust
+from retinue.engine.custody import Append, Work, trust_of_mail
 from retinue.engine.endings import interrupted
 from retinue.engine.lanes import voice
 from retinue.engine.writing import Closing, Failing, Leaving, Paid, Summed, Unwritten, write_closings
@@ -298,6 +298,7 @@ def _kept(result: ToolResult, *, stored: bool) -> ToolResult | Note:
         text=f"The call {result.tool} that was waiting for a decision {outcome}:\n{result.output}",
         call=result.call,
         trust=result.trust,
+        whole=result.whole,
     )
 
 
@@ -445,7 +446,7 @@ def _join(append: Append, work: Work, zone: ZoneInfo) -> tuple[tuple[Envelope, .
     text = turn_input.render(mine, now=from_ms(page.at_ms), zone=zone)
     record = append.add(
         UserTurn(text=text, envelopes=tuple(e.id for e in mine), attachments=turn_input.shown(mine)),
-        trust=least(e.trust for e in mine),
+        trust=trust_of_mail(mine),
     )
     page.tell(
         NewsKind.RUN_JOINED,

@@ -17,6 +17,11 @@ from retinue.tools.base import Scene, ToolFailed
 
 _encode = msgspec.json.Encoder().encode
 
+# What is answered about these are the owner's settings and the house's own counts. All else may quote anybody: mail,
+# histories, skills that nobody has looked at.
+_OWN_WORDS = frozenset({"agent", "model", "credential", "person", "token", "config", "usage", "tool", "grant"})
+_QUOTE_WITH_EFFECT = frozenset({"envelope.list", "inbox.list", "tool.invoke"})
+
 
 class OperationTool:
     """One operation, asked by an agent for itself: it can do no more than its level lets it over HTTP.
@@ -32,14 +37,15 @@ class OperationTool:
             name=tool_name(operation),
             description=operation.summary,
             parameters=schema(operation.parameters),
-            effects=frozenset({Effect.WRITES}) if operation.effect else frozenset({Effect.READS_PRIVATE}),
+            effects=_effects(operation),
             repeatable=not operation.effect,
             by_name=True,
         )
 
     async def perform(self, arguments: Any, scene: Scene) -> str:
         agent = scene.agent
-        principal = Principal(address=address.agent(agent.name), level=agent.permission_level, trust=Trust.AGENT)
+        trust = Trust.UNTRUSTED if scene.trust is Trust.UNTRUSTED else Trust.AGENT
+        principal = Principal(address=address.agent(agent.name), level=agent.permission_level, trust=trust)
         key = f"{scene.session}/{scene.call}" if self._operation.effect else ""
         try:
             answer = await perform(self._desk(), principal, self._operation, _encode(arguments), key=key)
@@ -48,6 +54,13 @@ class OperationTool:
         except RetinueError as error:
             raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
         return answer.decode()
+
+
+def _effects(operation: Operation) -> frozenset[Effect]:
+    own = frozenset({Effect.WRITES}) if operation.effect else frozenset({Effect.READS_PRIVATE})
+    reads = not operation.effect and operation.name.partition(".")[0] not in _OWN_WORDS
+    quotes = reads or operation.name in _QUOTE_WITH_EFFECT
+    return own | {Effect.READS_UNTRUSTED} if quotes else own
 
 
 def tool_name(operation: Operation) -> str:

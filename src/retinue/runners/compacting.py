@@ -14,7 +14,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.domain.money import BudgetSpent, Granted, PriceUnknown
 from retinue.domain.ports import Clock
-from retinue.domain.record import Note, Record, RecordKind, Reply, Summary, UserTurn
+from retinue.domain.record import Note, Record, RecordKind, Reply, Summary, UserTurn, believed
 from retinue.domain.times import to_ms
 from retinue.domain.trust import least
 from retinue.models.base import Model, Prompt
@@ -158,7 +158,7 @@ class ContextKeeper:
             log.warning("not compacted", extra={"run": case.journal.run.id, "code": error.code})
             return False
         await case.journal.compact(
-            Summary(text=text, kept_from=cut.kept_from, trust=least(record.trust for record in cut.told))
+            Summary(text=text, kept_from=cut.kept_from, trust=least(believed(record) for record in cut.told))
         )
         await self._minds.compacted(case.assignment.session)
         log.info("compacted", extra={"run": case.journal.run.id, "why": wanted.why, "told_tokens": cut.told_tokens})

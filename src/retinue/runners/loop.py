@@ -17,7 +17,7 @@ from retinue.domain.model import ModelRef
 from retinue.domain.money import BudgetSpent
 from retinue.domain.permission import default_rights
 from retinue.domain.ports import Ask, Journal, Tell
-from retinue.domain.record import Note, Record, Reply, Stop, UserTurn
+from retinue.domain.record import Note, Record, Reply, Stop, UserTurn, believed
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import Call, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
@@ -136,7 +136,7 @@ class Loop:
             if not any(isinstance(record.body, Reply) for record in journal.own):
                 raise
             # What was done so far is not thrown away with what could not be done.
-            return _cut_off(journal.own, f"I had to stop: {_in_words(spent_up)}", remarks=case.remarks)
+            return _cut_off(journal, f"I had to stop: {_in_words(spent_up)}", remarks=case.remarks)
 
     def _offered(self, agent: Agent, where: Circumstances, ref: ModelRef) -> Sequence[ToolSpec]:
         return self._toolbox.offered(agent, replace(where, provider=ref.provider, model=ref.model))
@@ -154,7 +154,7 @@ class Loop:
                     )
                 case AskModel(turn):
                     if bound := spent(assignment.agent, journal.own):
-                        return _cut_off(journal.own, bound, remarks=case.remarks)
+                        return _cut_off(journal, bound, remarks=case.remarks)
                     ended = await self._asker.ask(case, turn)
                     if ended is not None:
                         return ended
@@ -262,7 +262,7 @@ def _trust_of_answer(journal: Journal) -> Trust:
     """What another agent is told is no better than what the teller knew. People judge for themselves."""
     if journal.run.sender.kind is not AddressKind.AGENT:
         return Trust.AGENT
-    untrusted = any(record.trust is Trust.UNTRUSTED for record in journal.records)
+    untrusted = any(believed(record) is Trust.UNTRUSTED for record in journal.records)
     return Trust.UNTRUSTED if untrusted else Trust.AGENT
 
 
@@ -281,10 +281,11 @@ def _whole(own: Sequence[Record], reply: Reply) -> str:
     return "".join(reversed(parts))
 
 
-def _cut_off(own: Sequence[Record], bound: str, *, remarks: Sequence[str] = ()) -> Finished:
+def _cut_off(journal: Journal, bound: str, *, remarks: Sequence[str] = ()) -> Finished:
     """A bound that cuts off real calls is told to the person, after whatever was said last."""
-    said = next((record.body.text for record in reversed(own) if isinstance(record.body, Reply)), "")
-    return Finished(text=f"{said}\n\n[{bound}.]".strip(), remarks=tuple(remarks))
+    said = next((record.body.text for record in reversed(journal.own) if isinstance(record.body, Reply)), "")
+    text = f"{said}\n\n[{bound}.]".strip()
+    return Finished(text=text, remarks=tuple(remarks), trust=_trust_of_answer(journal))
 
 
 def _remarks(reply: Reply) -> tuple[str, ...]:
