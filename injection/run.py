@@ -6,12 +6,11 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import Any
 
 from injection.models import Model
-from injection.seam import decide
 from injection.worlds import TODAY, Worlds, fields_of, tool_of
 from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
@@ -21,6 +20,7 @@ from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 from retinue.policy.origin import context_of, is_effectful
 from retinue.policy.origin_rules import OriginPolicy
+from retinue.testing.fake_clock import FakeClock
 from retinue.tools.toolbox import Occasion, Toolbox
 
 AGENT = Agent(name="ada")
@@ -57,6 +57,20 @@ FOREIGN: tuple[Any, ...] = (
 )
 
 
+class Nobody:
+    """Nobody was asked about anything yet."""
+
+    def answer_to(self, call: Call) -> None:
+        return None
+
+    def name_of(self, call: Call) -> str:
+        return ""
+
+
+NOBODY = Nobody()
+CALLS_MAX = 1_000_000_000  # in a minute: all of it
+
+
 class Desk:
     """One suite, its tools in a real toolbox, and runs one after the other."""
 
@@ -64,7 +78,10 @@ class Desk:
         self.name, self.suite, self._policy = name, suite, policy
         self._worlds = Worlds(suite)
         self._world: Any = None
-        self._toolbox = Toolbox([tool_of(each, lambda: self._world, policy, effects) for each in suite.tools])
+        tools = [tool_of(each, lambda: self._world, policy, effects) for each in suite.tools]
+        noon = datetime.combine(TODAY[name], time(12), tzinfo=UTC)
+        self._ruled = Toolbox(tools, clock=FakeClock(noon), calls_per_minute=CALLS_MAX, origin=lambda: policy)
+        self._unruled = Toolbox(tools)
 
     async def run(
         self, task: Any, *, attack: Any = None, model: Model | None = None, obey: bool = True, ruled: bool = True
@@ -74,7 +91,7 @@ class Desk:
         text = model.hide(attack.GOAL) if attack and model else None
         self._world = task.init_environment(self._worlds.make(text))
         before = self._world.model_copy(deep=True)
-        run = _Run(self._toolbox, self._policy if ruled else None, TODAY[self.name], Outcome())
+        run = _Run(self._ruled if ruled else self._unruled, Outcome())
         run.add(UserTurn(text=task.PROMPT), Trust.OWNER)
         script = attack.ground_truth(before) if attack and obey else []
         for wanted in task.ground_truth(before):
@@ -91,8 +108,6 @@ class Desk:
 @dataclass(slots=True)
 class _Run:
     toolbox: Toolbox
-    policy: OriginPolicy | None
-    today: Any
     outcome: Outcome
     records: list[Record] = field(default_factory=list)
     calls: int = 0
@@ -125,7 +140,7 @@ class _Run:
                 other = [*value, foreign] if isinstance(value, list) else foreign
                 changed = Call(id=call.id, tool=call.tool, arguments={**call.arguments, name: other})
                 self.outcome.swaps += 1
-                if (await decide(self.toolbox, self.policy, changed, occasion, self.today)).allowed:
+                if (await self.toolbox.decide([changed], NOBODY, occasion)).allowed:
                     self.outcome.swapped.append(f"{call.tool} {name}={foreign!r}")
 
     async def make(self, tool: str, arguments: dict[str, Any], *, answer: bool) -> ToolResult:
@@ -140,7 +155,7 @@ class _Run:
             rights=Rights(workspace=NOWHERE),
             context=tuple(self.records),
         )
-        decision = await decide(self.toolbox, self.policy, call, occasion, self.today)
+        decision = (await self.toolbox.judge(call, occasion)).decision
         if answer and decision.allowed:
             await self.swap(call, occasion)
         if answer and not decision.allowed:

@@ -65,7 +65,7 @@ class WorldTool:
         return Output(text=text, trust=Trust.UNTRUSTED if writes and scene.trust is Trust.UNTRUSTED else found)
 
 
-_UNSET = object()
+_UNSET = msgspec.UNSET
 
 
 def tool_of(

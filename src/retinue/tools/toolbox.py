@@ -248,6 +248,9 @@ class Toolbox:
                 await tool.ready()
             judgement, lacks = self._judge(tool, call, occasion, held)
             decision = judgement.decision
+            if not decision.denied and (why := _unfit(tool, call)):
+                closed.append(refusal(call, why))  # before anyone is asked about what cannot be done
+                continue
             # Whoever was asked has the last word, also where the rules would no longer ask: a no stays a no, and a yes
             # that is still to come has a run of its own.
             match decision.verdict, ask.answer_to(call):
@@ -337,8 +340,17 @@ def _parsed(tool: Tool, call: Call) -> Any:
     return msgspec.convert(call.arguments, tool.arguments)
 
 
+def _unfit(tool: Tool, call: Call) -> str:
+    """What is wrong with the arguments; empty where nothing is."""
+    try:
+        _parsed(tool, call)
+    except msgspec.ValidationError as error:
+        return f"These arguments do not fit '{call.tool}': {error}."
+    return ""
+
+
 def _readable(tool: Tool, call: Call) -> Any | None:
-    """The arguments, where they can be read. Others reach for nothing: performing the call refuses them."""
+    """The arguments, where they can be read. Others reach for nothing: the call will be refused."""
     try:
         return _parsed(tool, call)
     except msgspec.ValidationError:
