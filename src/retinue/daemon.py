@@ -58,6 +58,7 @@ from retinue.models.locals import Locals
 from retinue.models.minds import Minds
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
+from retinue.operations.gateway import Gateway
 from retinue.operations.keeper import Keeper
 from retinue.operations.keeping import tidy_forever
 from retinue.operations.restarts import tell
@@ -164,7 +165,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             zone=settings.zone,
         )
         hands = Hands(current, store=store, clock=clock, ids=ids, files=files, environment=os.environ)
-        tools: tuple[Tool, ...] = (*hands.tools, *parts.tools, *tools_of(OPERATIONS.values(), lambda: desk))
+        gateway = Gateway(lambda: desk, OPERATIONS)
+        tools: tuple[Tool, ...] = (*hands.tools, gateway, *parts.tools, *tools_of(OPERATIONS.values(), lambda: desk))
         registry = Registry(taken=lambda kind, name: name in taken.get(kind, frozenset[str]()))
         plugins = Plugins(settings.home, registry, clock)
         toolbox = Toolbox(
