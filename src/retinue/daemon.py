@@ -78,6 +78,7 @@ from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.tools.base import Tool
+from retinue.tools.origins import EarlierWords
 from retinue.tools.toolbox import Toolbox
 
 log = logging.getLogger(__name__)
@@ -177,7 +178,9 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             grants=hands.grants,
             origin=hands.origin,
             zone=settings.zone,
+            earlier=EarlierWords(store),
             wholes=hands.wholes,
+            ids=ids,
         )
         outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
         asker = Asker(minds, clock, settings.zone, media=FileMedia(files))

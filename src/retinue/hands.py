@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +30,7 @@ from retinue.plugins.base import Scene as PluginScene
 from retinue.plugins.guests import Plugins
 from retinue.policy import command_rules
 from retinue.policy.command_rules import Rule
-from retinue.policy.origin_rules import HOUSE_RULES, OriginPolicy, policy_of
+from retinue.policy.origin_rules import OriginPolicy, house_policy
 from retinue.policy.placing import ExecPolicy, Gates
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
 from retinue.sandbox.bubblewrap import Bubblewrap
@@ -113,12 +113,7 @@ class Hands:
             is_owner=_is_owner,
             environment=environment,
         )
-        rules = Rules(
-            policy=lambda scene: self.confining.policy(scene, _exec_policy(settings().tools.exec)),
-            gates=lambda scene: Gates(owner=_is_owner(scene), foreground=scene.origin.foreground),
-            sandbox_works=self.confining.works,
-            ready=self.confining.ready,
-        )
+        rules = _rules(self.confining, settings)
 
         def web() -> WebSettings:
             return settings().web
@@ -143,7 +138,7 @@ class Hands:
         own = self._settings().origin
         if self._read is None or self._read[0] is not own:
             try:
-                policy = policy_of(_together(own))
+                policy = house_policy(own)
             except Invalid as error:
                 log.warning("[origin] not read", extra={"because": error.because})
                 policy = OriginPolicy()
@@ -174,6 +169,16 @@ def _is_owner(scene: Scene) -> bool:
     return scene.sender == OWNER
 
 
+def _rules(confining: Confining, settings: Callable[[], Settings]) -> Rules:
+    return Rules(
+        policy=lambda scene: confining.policy(scene, _exec_policy(settings().tools.exec)),
+        gates=lambda scene: Gates(owner=_is_owner(scene), foreground=scene.origin.foreground),
+        sandbox_works=confining.works,
+        ready=confining.ready,
+        under=lambda other: _rules(replace(confining, settings=lambda: other.sandbox), lambda: other),
+    )
+
+
 def _exec_policy(settings: ExecSettings) -> ExecPolicy:
     return ExecPolicy(
         host=settings.host,
@@ -196,10 +201,6 @@ def _command_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
         except Invalid as error:
             log.warning("tools.exec.allow not read", extra={"rule": text[:100], "because": error.because})
     return tuple(rules)
-
-
-def _together(own: Mapping[str, Any]) -> dict[str, Any]:
-    return {**own, **{name: [*own.get(name, ()), *rules] for name, rules in HOUSE_RULES.items()}}
 
 
 # --- what a run is given when it begins ---

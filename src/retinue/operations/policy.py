@@ -242,7 +242,7 @@ async def test(desk: Desk, caller: Principal, asked: Test) -> Tested:
             code="config.invalid",
         )
     toolbox = _toolbox(desk)
-    changed = toolbox.under(examined.configuration.settings.tools)
+    changed = toolbox.under(examined.configuration.settings)
     declared = {each.agent.name.casefold(): each.agent for each in examined.configuration.staff.agents}
     found = Tested(calls=0, sessions=0, differences=[], left_out=0)
     for id_ in await _sessions(desk, asked.agent):

@@ -20,7 +20,8 @@ from retinue.domain.trust import Trust
 from retinue.policy.origin_entries import entries_of
 from retinue.policy.origin_explain import Known, explained
 from retinue.policy.origin_rules import OriginPolicy, Sort, Standing, sorts_of
-from retinue.policy.origin_words import Kind, kind_by_form, plain
+from retinue.policy.origin_words import Kind, kind_by_form, plain, said
+from retinue.policy.wrapping import unwrap
 
 EFFECTS = frozenset({Effect.WRITES, Effect.SENDS_OUT, Effect.SPENDS, Effect.RUNS_CODE})
 ARGUMENTS_MAX = 200  # values of one call, with all that is nested in it
@@ -82,7 +83,7 @@ def context_of(records: Iterable[Record]) -> Context:
     for record in records:
         match record.body:
             case UserTurn(text=text, attachments=attachments):
-                sources.append(Source(trust=record.trust, words=text))
+                sources.append(Source(trust=record.trust, words=said(text)))
                 sources.extend(Source(trust=Trust.UNTRUSTED) for _ in attachments if record.trust is not Trust.OWNER)
                 if record.trust is Trust.OWNER:
                     done.clear()
@@ -103,7 +104,7 @@ def _of_result(record: Record, result: ToolResult, call: Call) -> Source:
     trust = Trust.UNTRUSTED if untrusted else result.trust
     if result.failed or call.tool != result.tool:
         return Source(trust=trust)
-    return Source(trust=trust, tool=result.tool, arguments=call.arguments, output=result.output)
+    return Source(trust=trust, tool=result.tool, arguments=call.arguments, output=unwrap(result.output))
 
 
 def is_effectful(spec: ToolSpec) -> bool:
@@ -114,14 +115,24 @@ def is_effectful(spec: ToolSpec) -> bool:
 
 
 def decide(
-    policy: OriginPolicy, spec: ToolSpec, call: Call, context: Context, *, today: date | None = None
+    policy: OriginPolicy,
+    spec: ToolSpec,
+    call: Call,
+    context: Context,
+    *,
+    today: date | None = None,
+    known: Known | None = None,
 ) -> Judgement:
-    """Pure. Allowed, or to be asked, with what was found of each argument; never denied."""
+    """Pure. Allowed, or to be asked, with what was found of each argument; never denied.
+
+    `known` is what `known_from` says of all this, where the caller has it already.
+    """
     if not is_effectful(spec):
         return Judgement(decision=Decision(Verdict.ALLOW, "it only reads what is ours"))
     if not context.tainted:
         return Judgement(decision=Decision(Verdict.ALLOW, "nothing untrusted was read"))
-    known = known_from(policy, context, today=today)
+    if known is None:
+        known = known_from(policy, context, today=today)
     findings = tuple(_findings(policy, spec, call, context, known))
     open_ones = [finding for finding in findings if not finding.explained]
     if not open_ones:

@@ -151,6 +151,11 @@ HOUSE_RULES: Mapping[str, Any] = {
 }
 
 
+def house_policy(own: Mapping[str, Any]) -> OriginPolicy:
+    """The owner's rules, and after them the house's."""
+    return policy_of({**own, **{name: [*own.get(name, ()), *rules] for name, rules in HOUSE_RULES.items()}})
+
+
 def policy_of(data: Mapping[str, Any]) -> OriginPolicy:
     """Read the tables of a settings file: `source`, `argument`, `act`, `measure`, and the list `speakers`."""
     try:

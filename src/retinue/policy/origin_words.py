@@ -19,6 +19,9 @@ TEXT_CHARS_MAX = 100_000  # of one text that is read for values; what is longer 
 TEXTS_REMEMBERED = 256
 NAME_WORDS_MAX = 32
 
+_TURN = "## Turn Context\n\nnow: "
+_RULE = "\n---\n"
+
 
 class Kind(StrEnum):
     EMAIL = "email"
@@ -365,3 +368,15 @@ def normal(kind: Kind, value: object) -> str | None:
             return " ".join(tokens(text)) or None
         case Kind.CHOICE:
             return text.casefold() or None
+
+
+def said(turn: str) -> str:
+    """What people themselves have said in a turn: without the lines that the house puts around it.
+
+    Those name moments, ids and the titles of rooms, which anybody may have chosen. No words can imitate them, for
+    `runners/turn_input` puts a backslash before whatever does.
+    """
+    if not turn.startswith(_TURN):
+        return turn
+    _, *blocks = turn.split(_RULE)
+    return "\n".join(block.removeprefix("\n").partition("\n\n")[2].strip("\n") for block in blocks).strip("\n")

@@ -90,6 +90,12 @@ def unwrap(text: str) -> str:
     return _WRAPPED.sub(lambda found: found["text"], text)
 
 
+def is_wrapped(text: str) -> bool:
+    """Whether all of a text stands in one wrapper. Whoever wraps their own words has done what we would do."""
+    found = _WRAPPED.fullmatch(text)
+    return found is not None and harmless(found["text"], id=found["id"]) == found["text"]
+
+
 def harmless(text: str, *, id: str) -> str:
     """The text with everything taken out that could be read as one of our markers."""
     if text.isascii() and not _ASCII_UNSEEN.search(text):

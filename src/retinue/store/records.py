@@ -38,6 +38,23 @@ _since = (
     .order_by(t.records.c.seq)
 )
 _one = sa.select(t.records).where(t.records.c.session == _b("session"), t.records.c.seq == _b("seq"))
+_begun = sa.select(sa.func.max(t.records.c.seq)).where(
+    t.records.c.session == _b("session"),
+    t.records.c.seq < _b("before"),
+    t.records.c.kind.in_([t.word(f"'{RecordKind.START}'"), t.word(f"'{RecordKind.RESET}'")]),
+)
+_owner_turns = (
+    sa.select(t.records)
+    .where(
+        t.records.c.session == _b("session"),
+        t.records.c.seq > _b("after"),
+        t.records.c.seq < _b("before"),
+        t.records.c.kind == t.word(f"'{RecordKind.USER}'"),
+        t.records.c.trust == t.word(f"'{Trust.OWNER}'"),
+    )
+    .order_by(t.records.c.seq.desc())
+    .limit(_b("limit"))
+)
 _all = (
     sa.select(t.records.c.session, t.records.c.seq, t.records.c.kind, t.records.c.body)
     .order_by(t.records.c.session, t.records.c.seq)
@@ -112,6 +129,19 @@ def damaged(conn: sa.Connection) -> list[Damage]:
         except (ValueError, msgspec.MsgspecError) as error:
             found.append(Damage(SessionId(row.session), row.seq, str(error)))
     return found
+
+
+def owner_turns(conn: sa.Connection, session: str, *, before: int, limit: int) -> list[Record]:
+    """What the owner has said before a record, since the context was last begun afresh: the newest, oldest first."""
+    begun = conn.execute(_begun, {"session": session, "before": before}).scalar() or 0
+    rows = conn.execute(_owner_turns, {"session": session, "after": begun, "before": before, "limit": limit})
+    found: list[Record] = []
+    for row in rows:
+        try:
+            found.append(record_of(*row))
+        except (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError):
+            continue  # `damaged` tells of it; what cannot be read explains nothing
+    return found[::-1]
 
 
 def get(conn: sa.Connection, session: str, seq: int) -> Record | None:

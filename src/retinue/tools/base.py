@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from retinue.config import Settings
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment
@@ -83,6 +84,13 @@ class Walled(Protocol):
 
     async def ready(self) -> None: ...
     def sandbox(self, arguments: Any, scene: Scene) -> Decision: ...
+
+
+@runtime_checkable
+class Ruled(Protocol):
+    """A tool that has rules of its own in the settings. `under` others it is used to judge, never to perform."""
+
+    def under(self, settings: Settings) -> Tool: ...
 
 
 def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:

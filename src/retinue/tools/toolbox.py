@@ -15,26 +15,28 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from retinue.config import Settings
 from retinue.config.hands import ToolSettings
 from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Permission, Rights, with_granted
-from retinue.domain.ports import Ask, Clock
-from retinue.domain.record import Record, UserTurn
+from retinue.domain.ports import Ask, Clock, Ids
+from retinue.domain.record import Record, RecordKind, believed
 from retinue.domain.text import storable
-from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec, clipped
+from retinue.domain.tool import RESULT_CHARS_MAX, Call, Effect, ToolResult, ToolSpec, clipped
 from retinue.domain.trust import Trust, least
-from retinue.policy import origin
 from retinue.policy.grants import missing
 from retinue.policy.judging import Judgement, judge
 from retinue.policy.origin_entries import label
 from retinue.policy.origin_rules import OriginPolicy
 from retinue.policy.rates import Buckets
 from retinue.policy.tools import Chain, Circumstances, layers_for
-from retinue.tools.base import Output, Reaching, Scene, Tool, ToolFailed, Walled
+from retinue.policy.wrapping import is_wrapped, wrap
+from retinue.tools.base import Output, Reaching, Ruled, Scene, Tool, ToolFailed, Walled
 from retinue.tools.grants import Grants
+from retinue.tools.origins import EarlierWords, Reading
 from retinue.tools.wholes import Wholes
 
 CHAINS_REMEMBERED_MAX = 1_000
@@ -56,7 +58,7 @@ class Occasion:
     trust: Trust = field(init=False)  # of the least trusted words in the context
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "trust", least(record.trust for record in self.context))
+        object.__setattr__(self, "trust", _trust_of(self.context))
 
     def scene(self, call: Call, *, granted: Sequence[Permission] = ()) -> Scene:
         return Scene(
@@ -100,8 +102,8 @@ class Direct:
     scene: Scene
 
 
-def refusal(call: Call, why: str) -> ToolResult:
-    return ToolResult(call=call.id, tool=call.tool, output=clipped(storable(why)), failed=True)
+def refusal(call: Call, why: str, *, trust: Trust = Trust.PRIVATE) -> ToolResult:
+    return ToolResult(call=call.id, tool=call.tool, output=clipped(storable(why)), failed=True, trust=trust)
 
 
 class Toolbox:
@@ -115,10 +117,13 @@ class Toolbox:
         grants: Grants | None = None,
         origin: Callable[[], OriginPolicy] | None = None,
         zone: ZoneInfo | None = None,
+        earlier: EarlierWords | None = None,
         wholes: Wholes | None = None,
+        ids: Ids | None = None,
         mask: Callable[[str], str] = str,
     ) -> None:
-        """With a clock, no agent makes more calls than that in a minute. `mask` takes secrets out of what tools say."""
+        """With a clock, no agent makes more calls than that in a minute. `mask` takes secrets out of what tools say;
+        with `ids`, untrusted words are put between markers."""
         self._tools = {tool.spec.name: tool for tool in tools}
         self._clock = clock
         self._calls = Buckets(calls_per_minute, AGENTS_REMEMBERED_MAX)
@@ -126,7 +131,9 @@ class Toolbox:
         self._grants = grants
         self._origin = origin
         self._zone = zone or ZoneInfo("UTC")
+        self._earlier = earlier
         self._wholes = wholes
+        self._ids = ids
         self._mask = mask
         self._ruled_by: ToolSettings | None = None
         self._chains: dict[object, tuple[Chain, Sequence[ToolSpec]]] = {}  # asked for every turn
@@ -142,15 +149,16 @@ class Toolbox:
         tool = self._tools.get(name)
         return tool.spec if tool else None
 
-    def under(self, settings: ToolSettings) -> Toolbox:
+    def under(self, settings: Settings, *, origin: Callable[[], OriginPolicy] | None = None) -> Toolbox:
         """The same tools under other rules, for whoever wants to know what these would change."""
         return Toolbox(
-            list(self._tools.values()),
+            [tool.under(settings) if isinstance(tool, Ruled) else tool for tool in self._tools.values()],
             clock=self._clock,
-            settings=lambda: settings,
+            settings=lambda: settings.tools,
             grants=self._grants,
-            origin=self._origin,
+            origin=origin or self._origin,
             zone=self._zone,
+            earlier=self._earlier,
         )
 
     def bring(self, tools: Sequence[Tool]) -> None:
@@ -186,7 +194,7 @@ class Toolbox:
         held = await self._held(occasion)
         if isinstance(tool, Walled):
             await tool.ready()
-        return self._judge(tool, call, occasion, held)[0]
+        return self._judge(tool, call, occasion, held, await self._read(occasion))[0]
 
     async def decide_directly(self, call: Call, occasion: Occasion) -> Direct:
         """For a call outside of any run: nobody was asked, and nobody will be."""
@@ -200,7 +208,7 @@ class Toolbox:
         return await self._grants.held(occasion.agent.name, occasion.session, occasion.where.origin)
 
     def _judge(
-        self, tool: Tool, call: Call, occasion: Occasion, held: Sequence[Permission]
+        self, tool: Tool, call: Call, occasion: Occasion, held: Sequence[Permission], reading: Reading | None
     ) -> tuple[Judgement, tuple[Permission, ...]]:
         """The verdict, and what the call needs that was not granted: a person's yes to it gives it that much."""
         chain = self.chain(occasion.agent, occasion.where)
@@ -215,18 +223,25 @@ class Toolbox:
             tool.spec,
             held=held,
             missing=lacks,
-            origin=self._by_origin(tool.spec, call, arguments, occasion),
+            origin=reading.decide(tool.spec, _as_read(call, arguments)) if reading is not None else None,
             sandbox=tool.sandbox(arguments, walled) if isinstance(tool, Walled) else None,
         )
         return judgement, lacks
 
-    def _by_origin(self, spec: ToolSpec, call: Call, arguments: Any, occasion: Occasion) -> Decision | None:
-        """Nothing to say while everything that was read can be believed."""
-        if self._origin is None or (occasion.trust is not Trust.UNTRUSTED and not _has_foreign_files(occasion.context)):
+    async def _read(self, occasion: Occasion) -> Reading | None:
+        """None while everything that was read can be believed: then its origin has nothing to say about a call."""
+        if self._origin is None or occasion.trust is not Trust.UNTRUSTED:
             return None
-        read = replace(call, arguments=msgspec.to_builtins(arguments))  # as the tool will read it, by one name each
+        context = list(occasion.context)
+        if self._earlier is not None:
+            context = [*await self._earlier(occasion.session, context), *context]
         today = self._clock.now().astimezone(self._zone).date() if self._clock is not None else None
-        return origin.decide(self._origin(), spec, read, origin.context_of(occasion.context), today=today).decision
+        return Reading(self._origin(), context, today=today, as_read=self._as_read)
+
+    def _as_read(self, call: Call) -> Call:
+        tool = self._tools.get(call.tool)
+        arguments = _readable(tool, call) if tool is not None else None
+        return _as_read(call, arguments) if arguments is not None else call
 
     async def decide(self, calls: Sequence[Call], ask: Ask, occasion: Occasion) -> Plan:
         allowed: list[Call] = []
@@ -238,6 +253,7 @@ class Toolbox:
         scenes: dict[str, Scene] = {}
         rules = self._settings()
         held = await self._held(occasion) if calls else ()
+        reading = await self._read(occasion) if calls else None
         for call in calls:
             tool = self._tools.get(call.tool)
             if tool is None:
@@ -246,7 +262,7 @@ class Toolbox:
                 continue
             if isinstance(tool, Walled):
                 await tool.ready()
-            judgement, lacks = self._judge(tool, call, occasion, held)
+            judgement, lacks = self._judge(tool, call, occasion, held, reading)
             decision = judgement.decision
             if not decision.denied and (why := _unfit(tool, call)):
                 closed.append(refusal(call, why))  # before anyone is asked about what cannot be done
@@ -294,7 +310,8 @@ class Toolbox:
 
     # --- performing ---
 
-    async def perform(self, call: Call, scene: Scene) -> ToolResult:
+    async def perform(self, call: Call, scene: Scene, *, kept: bool = True) -> ToolResult:
+        """`kept`: there is a record to keep the result in, so that all of it can be read later."""
         tool = self._tools[call.tool]
         if self._clock is not None:
             wait_s = math.ceil(self._calls.take(scene.agent.name, self._clock.now().timestamp()))
@@ -310,22 +327,27 @@ class Toolbox:
                 output = await tool.perform(arguments, scene)
         except msgspec.ValidationError as error:
             return refusal(call, f"These arguments do not fit '{call.tool}': {error}.")
-        except ToolFailed as error:
-            return refusal(call, self._mask(str(error)))
+        except ToolFailed as error:  # told in the house's own words where the tool is the house's
+            return refusal(call, self._mask(str(error)), trust=_trust_of_failure(tool.spec, own=_is_ours(tool.spec)))
         except Exception as error:  # noqa: BLE001 - a broken tool is something the model reads about
             if bound.expired():
                 return refusal(call, f"'{call.tool}' took longer than {tool.spec.timeout_s:g} s and was ended.")
-            return refusal(call, self._mask(f"'{call.tool}' broke: {type(error).__name__}: {error}"))
+            why = f"'{call.tool}' broke: {type(error).__name__}: {error}"
+            return refusal(call, self._mask(why), trust=_trust_of_failure(tool.spec, own=False))
         if isinstance(output, str):
             output = Output(text=output)
         text = storable(self._mask(output.text))
-        shown, whole = await self._wholes.shorten(text) if self._wholes is not None else (clipped(text), "")
+        trust = output.trust or self._label(tool.spec, text)
+        shown, whole = await self._wholes.shorten(text) if self._wholes is not None and kept else (clipped(text), "")
+        if trust is Trust.UNTRUSTED and self._ids is not None and not is_wrapped(shown):
+            said, cut, notice = shown.rpartition("\n[cut: ") if len(text) > RESULT_CHARS_MAX else (shown, "", "")
+            shown = wrap(said, id=self._ids.new(), source={"tool": call.tool}) + cut + notice
         return ToolResult(
             call=call.id,
             tool=call.tool,
             output=shown,
             failed=output.failed,
-            trust=output.trust or self._label(tool.spec, text),
+            trust=trust,
             attachments=output.attachments,
             whole=whole,
         )
@@ -357,12 +379,25 @@ def _readable(tool: Tool, call: Call) -> Any | None:
         return None
 
 
-def _has_foreign_files(context: Sequence[Record]) -> bool:
-    """Whether someone other than the owner has sent files: nobody labels what is in them."""
-    return any(
-        isinstance(record.body, UserTurn) and record.body.attachments and record.trust is not Trust.OWNER
-        for record in context
-    )
+def _as_read(call: Call, arguments: Any) -> Call:
+    """As the tool will read it, by one name each, with what was left to a default."""
+    return replace(call, arguments=msgspec.to_builtins(arguments))
+
+
+def _trust_of(context: Sequence[Record]) -> Trust:
+    """Of the least trusted words in a context. It is asked for every turn, and a context may have thousands."""
+    if any(believed(record) is Trust.UNTRUSTED for record in context if record.kind is RecordKind.USER):
+        return Trust.UNTRUSTED
+    return least({record.trust for record in context})
+
+
+def _is_ours(spec: ToolSpec) -> bool:
+    return ":" not in spec.source
+
+
+def _trust_of_failure(spec: ToolSpec, *, own: bool) -> Trust:
+    """What went wrong outside is told in words from outside."""
+    return Trust.UNTRUSTED if Effect.READS_UNTRUSTED in spec.effects and not own else Trust.PRIVATE
 
 
 def _not_allowed(decision: Decision) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
+from retinue.config import Settings
 from retinue.config.sandbox import allowed_host
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import Invalid, RetinueError
@@ -98,6 +99,7 @@ class Rules:
     gates: Callable[[Scene], Gates]
     sandbox_works: Callable[[Scene], bool]
     ready: Callable[[], Awaitable[None]] | None = None  # until then, no sandbox is known to work
+    under: Callable[[Settings], Rules] | None = None  # what would hold by other settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,9 @@ class Exec:
     _judged: dict[tuple[str, str, str], tuple[Where, Verdict]] = field(
         default_factory=dict[tuple[str, str, str], tuple[Where, Verdict]], repr=False
     )
+
+    def under(self, settings: Settings) -> Exec:
+        return replace(self, rules=self.rules.under(settings) if self.rules.under else self.rules, _judged={})
 
     def needs(self, arguments: ExecArguments, scene: Scene) -> Sequence[Permission]:
         needed: list[Permission] = []

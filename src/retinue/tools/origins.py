@@ -1,0 +1,55 @@
+"""Where the arguments of calls come from, worked out once for all calls of a turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import cached_property, partial
+
+from retinue.domain.decision import Decision
+from retinue.domain.ids import SessionId
+from retinue.domain.record import Record, Summary
+from retinue.domain.tool import Call, ToolSpec
+from retinue.policy import origin
+from retinue.policy.origin_explain import Known
+from retinue.policy.origin_rules import OriginPolicy
+from retinue.store import records
+from retinue.store.connection import Store
+
+OWNER_TURNS_MAX = 200  # that a summary stands for, and which still explain
+
+
+class Reading:
+    """What was read up to a turn, and what of it explains. `as_read` gives a call as its tool reads it."""
+
+    def __init__(
+        self, policy: OriginPolicy, context: list[Record], *, today: date | None, as_read: Callable[[Call], Call]
+    ) -> None:
+        self._policy = policy
+        self._today = today
+        told = origin.context_of(context)
+        # A call is the same as one that spells out what the other leaves to a default.
+        self._context = replace(told, done=tuple(as_read(call) for call in told.done))
+
+    def decide(self, spec: ToolSpec, call: Call) -> Decision:
+        known = self._known if origin.is_effectful(spec) else None
+        return origin.decide(self._policy, spec, call, self._context, today=self._today, known=known).decision
+
+    @cached_property
+    def _known(self) -> Known:
+        return origin.known_from(self._policy, self._context, today=self._today)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierWords:
+    """What the owner said before a summary took its place. The summary is a model's; these are still theirs."""
+
+    store: Store
+
+    async def __call__(self, session: SessionId, context: list[Record]) -> list[Record]:
+        summary = next((record.body for record in context[:1] if isinstance(record.body, Summary)), None)
+        if summary is None:
+            return []
+        read = partial(records.owner_turns, session=session, before=summary.kept_from, limit=OWNER_TURNS_MAX)
+        return await self.store.scan(read)
