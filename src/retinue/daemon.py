@@ -185,7 +185,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
         asker = Asker(minds, clock, settings.zone, media=FileMedia(files))
         skills = Skills(settings.home, store, settings=current, environment=os.environ, plugins=plugins.skill_folders)
-        loop: Runner = Loop(asker, toolbox, partial(equip, skills, plugins))
+        loop: Runner = Loop(asker, toolbox, partial(equip, skills, plugins, current))
         mirror = Mirror(store, settings.mirror.folder or settings.home / "mirror") if settings.mirror.enabled else None
         runners: dict[str, Runner] = {"loop": Mirrored(loop, mirror) if mirror else loop}
         engine = EmbeddedEngine(
@@ -246,7 +246,6 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             secrets=new_token,
             policy=policy,
             toolbox=toolbox,
-            grants=hands.grants,
             plugins=plugins,
             session_ended=hands.session_ended,
             catalog=lambda: minds.catalog,

@@ -15,6 +15,7 @@ from retinue.agents.skills_shelf import Kit
 from retinue.agents.skills_shelf import Shelf as Skills
 from retinue.config import Settings
 from retinue.config.hands import ExecSettings
+from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings, WorkspaceAccess
 from retinue.config.web import WebSettings
 from retinue.domain import address
 from retinue.domain.approval import Approval
@@ -130,7 +131,7 @@ class Hands:
             Message(self.ways, ground),
             RequestPermission(self.ways.ask, self.grants, store),
             RequestPermission(self.ways.ask, self.grants, store, name="request_permission_via_parent"),
-            GrantPermission(store, clock, self.grants),
+            GrantPermission(store, clock),
         )
 
     def origin(self) -> OriginPolicy:
@@ -206,7 +207,9 @@ def _command_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
 # --- what a run is given when it begins ---
 
 
-async def equip(skills: Skills, plugins: Plugins, assignment: Assignment) -> Equipment:
+async def equip(
+    skills: Skills, plugins: Plugins, settings: Callable[[], Settings], assignment: Assignment
+) -> Equipment:
     """What a run has of skills and plug-ins: most often nothing, and then nothing is looked up."""
     agent, home = assignment.agent, assignment.home
     workspace = Path(assignment.request.workspace) if assignment.request.workspace else home
@@ -220,14 +223,25 @@ async def equip(skills: Skills, plugins: Plugins, assignment: Assignment) -> Equ
     origin = assignment.session.origin.kind
     scene = PluginScene(agent=agent, session=assignment.session.id, home=home, origin=origin)
     sections = await plugins.sections(scene, minimal=origin is OriginKind.SUBAGENT)
-    if kit == Kit() and not sections:
+    read_only = is_read_only(settings().sandbox, assignment)
+    if kit == Kit() and not sections and not read_only:
         return NO_EQUIPMENT
     return Equipment(
         sections=tuple(part for part in (kit.section, *sections) if part),
         readable=tuple(kit.choice.folders),
         environment=kit.scoped.variables,
         hidden=tuple(sorted(kit.exposed.hidden)),
+        read_only=read_only,
     )
+
+
+def is_read_only(sandbox: SandboxSettings, assignment: Assignment) -> bool:
+    """Whether the workspace of a sandboxed session is not to be written: then not by our own tools either."""
+    if sandbox.workspace is WorkspaceAccess.WRITE or sandbox.kind == SandboxKind.OFF:
+        return False
+    origin = assignment.session.origin
+    main = origin.kind in (OriginKind.TERMINAL, OriginKind.WEB) and origin.belongs_to(str(OWNER))
+    return sandbox.mode is SandboxMode.ALL or (sandbox.mode is SandboxMode.NON_MAIN and not main)
 
 
 def _subset(session: Session) -> tuple[str, ...] | None:

@@ -28,16 +28,20 @@ from retinue.config.minds import (
 from retinue.domain.agent import Agent
 from retinue.domain.event import NewsKind
 from retinue.domain.model import Failure
+from retinue.domain.permission import Withheld
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, Usage, UserTurn
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueuePolicy
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.models.base import Prompt
+from retinue.runners.base import Equipment
 from retinue.runners.context import FLUSH_HEAD
 from retinue.runners.keeping import COMPACTING, OVERFLOWED
 from retinue.store import news
+from retinue.store.files import Files
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 from retinue.tools.base import Scene, schema_of
+from retinue.tools.files import Ground, Write
 
 WINDOW = 200_000
 LONG = "the garden needs water, and the cat is on the roof again\n" * 700  # about 10,000 tokens
@@ -560,6 +564,45 @@ async def test_an_agent_that_can_write_is_asked_to_once_before_each_compaction(t
         await asked(house, "Is it raining?")
         assert len([r for r in await house.records(session) if isinstance(r.body, Note)]) == 2
         await books_hold(house)
+
+
+@pytest.mark.spec("C43")
+async def test_what_must_not_be_lost_is_written_into_a_real_file_and_nobody_hears_of_it(tmp_path: Path) -> None:
+    household = Household(tmp_path, tools=[])
+    async with household.open() as house:
+        ground = Ground(
+            store=house.store, clock=household.clock, files=Files(tmp_path / "files"), withheld=Withheld(house=tmp_path)
+        )
+        household.toolbox.bring([Write(ground)])
+        session = await grown(house, tokens=147_000)
+        today = f"memory/{household.clock.now().date()}.md"
+        keeps = replace(
+            calls("write", path=today, content="- maria: no peanuts\n", append=True),
+            usage=Usage(input_tokens=148_000, output_tokens=10),
+        )
+        household.model.will_reply(keeps, used(149_000, "Yes."))
+        assert await asked(house, "Is it raining?") == "Yes."
+        assert (tmp_path / "agents" / "ada" / today).read_text() == "- maria: no peanuts\n"
+        kept = [r.body for r in await house.records(session) if isinstance(r.body, Note)]
+        assert len(kept) == 1 and await notices_to(house, "maria") == []
+
+        # Again before the compaction that follows: the note is there already, and nobody is asked twice.
+        household.model.will_reply(used(149_200, "No."))
+        await asked(house, "Is it snowing?")
+        assert len([r for r in await house.records(session) if isinstance(r.body, Note)]) == 1
+
+
+@pytest.mark.spec("C43")
+async def test_who_may_not_write_is_not_asked_to(tmp_path: Path) -> None:
+    """A workspace that is mounted read-only takes `write` away, and with it the note."""
+    household = Household(tmp_path, tools=[Tell("written", name="write")])
+    household.equipment = Equipment(read_only=True)
+    async with household.open() as house:
+        session = await grown(house, tokens=147_000)
+        household.model.will_reply(used(148_000, "Yes."))
+        assert await asked(house, "Is it raining?") == "Yes."
+        assert not any(isinstance(r.body, Note) for r in await house.records(session))
+        assert "write" not in {tool.name for tool in turns(household)[-1].tools}
 
 
 @pytest.mark.spec("C116")

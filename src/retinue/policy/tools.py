@@ -27,6 +27,7 @@ from retinue.policy.groups import (
 )
 
 SYSTEM = "system_"
+WRITING = ("write", "edit")
 AGENTS = "agents_"
 ALLOWED = Decision(Verdict.ALLOW, "no rule is against it")
 
@@ -51,6 +52,7 @@ class Circumstances:
     channel: str = ""  # CONNECTOR:ROOM, where the words came from one
     door: Door = Door.MODEL
     hidden: tuple[str, ...] = ()  # tools that are told of as skills instead
+    read_only: bool = False  # the workspace is not to be written, by commands or by anything else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +233,8 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
     layers += _by_sender(settings, where)
     if where.hidden:
         layers.append(Layer(name="skills", key="skills.exposure", lists=ToolLists(deny=where.hidden)))
+    if where.read_only:
+        layers.append(Layer(name="the sandbox", key="sandbox.workspace", lists=ToolLists(deny=WRITING)))
     if where.door is Door.INVOKE:
         denied = tuple(name for name in INVOKE_DENIED if not any(fits(glob, name) for glob in settings.invoke_allow))
         layers.append(Layer(name="direct calls", key="tools.invoke_allow", lists=ToolLists(deny=denied)))

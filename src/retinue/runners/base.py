@@ -63,12 +63,19 @@ class Parked(Exception):
     """Not an error: the run waits for a person and holds nothing meanwhile. It is taken up again where it was."""
 
     def __init__(
-        self, calls: tuple[Call, ...], *, turn: int, because: str, would_grant: tuple[Permission, ...] = ()
+        self,
+        calls: tuple[Call, ...],
+        *,
+        turn: int,
+        because: str,
+        gives: tuple[Permission, ...] = (),
+        would_grant: tuple[Permission, ...] = (),
     ) -> None:
         super().__init__(f"waiting for a person to decide about {', '.join(c.tool for c in calls)}")
         self.calls = calls
         self.turn = turn
         self.because = because
+        self.gives = gives  # what they reach for and nobody has granted
         self.would_grant = would_grant  # by a yes for longer than once
 
 
@@ -81,6 +88,7 @@ class Equipment:
     readable: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     hidden: tuple[str, ...] = ()
+    read_only: bool = False  # its workspace is not to be written
 
 
 NO_EQUIPMENT = Equipment()

@@ -35,6 +35,7 @@ from retinue.mailroom.doorway import Doorway
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Bounds, Outbox
 from retinue.models.base import Model
+from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
 from retinue.store import agents, envelopes, people, records, sessions
 from retinue.store.connection import NO_FAULTS, Store
 from retinue.store.opening import open_store
@@ -213,7 +214,9 @@ class Household:
     through: Callable[[Store], Store] = lambda store: store  # what the house reaches its store through
     settings: Settings | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    equipment: Equipment = NO_EQUIPMENT
     model: ScriptedModel = field(init=False)
+    toolbox: Toolbox = field(init=False)
     thinking: Thinking = field(init=False)
 
     def __post_init__(self) -> None:
@@ -238,13 +241,16 @@ class Household:
             await self.thinking.minds.close()
             await store.close()
 
+    async def _equip(self, assignment: Assignment) -> Equipment:
+        return self.equipment
+
     async def furnish(self, store: Store) -> House:
         """Put an engine into a store."""
         await store.write(partial(_settle_in, household=self, at_ms=to_ms(self.clock.now())), point="setup")
         live = Live()
         store.on_commit(live.committed)
         clock: Clock = self.clock
-        toolbox = Toolbox([SessionStatus(store, clock), Read(), AppendLine(self.witness), *self.tools])
+        toolbox = self.toolbox = Toolbox([SessionStatus(store, clock), Read(), AppendLine(self.witness), *self.tools])
         outbox = Outbox(store, clock, self.connectors, bounds=self.sending, faults=self.faults)
         thinking = self.thinking = Thinking(
             store,
@@ -254,6 +260,7 @@ class Household:
             self.zone,
             settings=self.settings,
             environment=self.environment,
+            equip=self._equip,
         )
         engine = self.engine(
             store,

@@ -12,6 +12,7 @@ from retinue.domain.ports import Clock
 from retinue.models.base import Media, Model
 from retinue.models.minds import Minds
 from retinue.runners.asking import Asker
+from retinue.runners.base import Equip
 from retinue.runners.choices import HouseChoices
 from retinue.runners.loop import Loop
 from retinue.store.connection import Store
@@ -32,6 +33,7 @@ class Thinking:
         settings: Settings | None = None,
         environment: Mapping[str, str] | None = None,
         media: Media | None = None,
+        equip: Equip | None = None,
         seed: int = 0,
     ) -> None:
         nowhere = Path("/nowhere")
@@ -46,5 +48,5 @@ class Thinking:
             zone=zone,
         )
         asker = Asker(self.minds, clock, zone, media=media)
-        self.loop = Loop(asker, toolbox)
+        self.loop = Loop(asker, toolbox, equip)
         self.choices = HouseChoices(self.minds, toolbox, clock, asker.shortened)
