@@ -18,6 +18,7 @@ from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.model import FREE, ModelFacts, ModelFailed, ModelRef, Price
 from retinue.domain.money import CallTerms, Granted
+from retinue.domain.permission import Permission
 from retinue.domain.ports import Asking
 from retinue.domain.record import Note, Record, Reply, Stop, Summary, Usage, UserTurn, kind_of
 from retinue.domain.run import Run, RunStatus
@@ -242,6 +243,9 @@ class Nobody:
     def name_of(self, call: Call) -> str:
         return ""
 
+    def gives(self, call: Call) -> Sequence[Permission]:
+        return ()
+
 
 class Somebody:
     """Has answered everything in the same way."""
@@ -254,6 +258,9 @@ class Somebody:
 
     def name_of(self, call: Call) -> str:
         return "abcd1234"
+
+    def gives(self, call: Call) -> Sequence[Permission]:
+        return ()
 
 
 class Ear:

@@ -35,9 +35,8 @@ class Approval:
     expires_at: datetime
     decided_by: str = ""
     released: bool = False  # its run went on without the answer: a decision now makes a run of its own
-    would_grant: tuple[
-        Permission, ...
-    ] = ()  # by a yes for longer than once; none where only these calls are asked about
+    gives: tuple[Permission, ...] = ()  # what any yes gives these calls: what they reach for and nobody had granted
+    would_grant: tuple[Permission, ...] = ()  # by a yes for longer than once; none where only these calls are meant
     asked_of: tuple[Address, ...] = ()
     agent: str = ""  # who is to have what was asked for; empty: who asked
     scope: GrantScope | None = None  # of a yes

@@ -11,6 +11,7 @@ from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.event import Delta
 from retinue.domain.model import ModelFailed
 from retinue.domain.money import CallTerms, Granted
+from retinue.domain.permission import Permission
 from retinue.domain.record import Note, Record, Reply, Summary
 from retinue.domain.run import Run
 from retinue.domain.tool import Call, ToolResult
@@ -53,6 +54,10 @@ class Ask(Protocol):
 
     def name_of(self, call: Call) -> str:
         """The short id of the approval that this call waits or waited for."""
+        ...
+
+    def gives(self, call: Call) -> Sequence[Permission]:
+        """What the person was told that this call reaches for. By their yes it may reach for that, and no further."""
         ...
 
 

@@ -22,10 +22,11 @@ from retinue.domain.grant import Grant, GrantScope
 from retinue.domain.ids import ApprovalId, EnvelopeId, GrantId, RunId, SessionId, derived, short
 from retinue.domain.permission import Permission
 from retinue.domain.person import Role
-from retinue.domain.principal import Principal
+from retinue.domain.principal import LEVEL_OF, Principal
+from retinue.domain.record import RecordKind
 from retinue.domain.run import Run
 from retinue.domain.session import Session, Wakefulness
-from retinue.domain.text import clipped_bytes
+from retinue.domain.text import clipped_bytes, storable
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, call_hash
 from retinue.domain.trust import Trust
@@ -33,12 +34,19 @@ from retinue.engine.custody import Append, Work
 from retinue.engine.writing import Unwritten, write_closings
 from retinue.mailroom.inbox import ClockWake, Wake, enter
 from retinue.mailroom.routing import OWNER, who_listens
-from retinue.policy.approvals import may_decide, next_to_ask, scope_of
+from retinue.policy.approvals import LEAST_LEVEL, may_decide, next_to_ask, scope_of
+from retinue.policy.permissions import reaches
+from retinue.policy.questions import PERMISSIONS_SHOWN_MAX, question, what
+from retinue.policy.questions import words as in_words
 from retinue.runners.base import Parked
-from retinue.store import approvals, envelopes, grants, people, records, runs, sessions
+from retinue.store import agents, approvals, envelopes, grants, people, records, runs, sessions
 from retinue.store.house import Page
 
 ESCALATED_AT_ONCE_MAX = 100
+CONVERSATIONS_LOOKED_AT_MAX = 20  # for the last one of somebody who can be asked
+WORDS_LENGTH_MAX = 2_000  # of what is said with a decision
+OPEN_IN_SESSION_MAX = 20  # questions for permissions
+RECORDS_READ_MAX = 200  # of a room, for who writes there
 FOR_ANOTHER_S = 86_400.0  # how long an agent has what another has asked for on its behalf, unless for good
 
 
@@ -77,7 +85,9 @@ def park(
         id_=ApprovalId(derived(work.run.id, f"approval/{parked.turn}/{exactly}")),
         calls=parked.calls,
         because=parked.because,
-        would_grant=parked.would_grant,
+        gives=parked.gives,
+        # A yes for longer than once is given only to what was seen as a whole.
+        would_grant=parked.would_grant if len(parked.would_grant) <= PERMISSIONS_SHOWN_MAX else (),
         asking=asking,
         turn=parked.turn,
         reply_to=work.envelopes[-1].id if work.envelopes else None,
@@ -105,11 +115,17 @@ def request(
     another one than who asks. The same call asks once, however often it is made."""
     page = Page(conn, now_ms)
     run = runs.get(conn, run_id)
-    assert run is not None  # whoever asks is in the middle of one
-    session = sessions.get(conn, run.session)
-    assert session is not None
+    session = sessions.get(conn, run.session) if run is not None else None
+    if run is None or session is None:
+        raise NotAllowed(
+            "nobody can be asked here",
+            because="this call is part of no conversation, and the answer would come as mail",
+            try_this="let the agent ask in a conversation, or grant it: retinue grant add",
+            code="approval.nobody-to-ask",
+        )
     id_ = ApprovalId(derived(run_id, f"request/{call}/{agent}/{permission}"))
-    if (seen := approvals.get(conn, id_)) is not None:
+    for_another = "" if agent == session.agent else agent
+    if (seen := approvals.get(conn, id_) or _same_wish(page, session, for_another, permission)) is not None:
         return seen, ()
     approval, wakes = _ask(
         page,
@@ -118,8 +134,9 @@ def request(
         id_=id_,
         calls=(),
         because=reason,
+        gives=(),
         would_grant=(permission,),
-        agent="" if agent == session.agent else agent,
+        agent=for_another,
         asking=asking,
         turn=0,
         reply_to=None,
@@ -127,6 +144,22 @@ def request(
     approvals.release_one(conn, approval.id)
     page.close()
     return replace(approval, released=True), (*wakes, ClockWake())
+
+
+def _same_wish(page: Page, session: Session, for_another: str, permission: Permission) -> Approval | None:
+    """The question that is open already about the same. No agent fills somebody's inbox with questions."""
+    waiting = approvals.open_in(page.conn, session.id, limit=OPEN_IN_SESSION_MAX)
+    for each in waiting:
+        if not each.calls and each.agent == for_another and each.would_grant == (permission,):
+            return each
+    if len(waiting) >= OPEN_IN_SESSION_MAX:
+        raise Conflict(
+            "nobody is asked for more now",
+            because=f"{len(waiting)} questions of this conversation are still open",
+            try_this="wait for an answer",
+            code="approval.too-many",
+        )
+    return None
 
 
 def _ask(
@@ -137,6 +170,7 @@ def _ask(
     id_: ApprovalId,
     calls: tuple[Call, ...],
     because: str,
+    gives: tuple[Permission, ...],
     would_grant: tuple[Permission, ...],
     asking: ApprovalSettings,
     turn: int,
@@ -144,7 +178,7 @@ def _ask(
     agent: str = "",
 ) -> tuple[Approval, tuple[Wake, ...]]:
     now = from_ms(page.at_ms)
-    to, beside = _whom(page, run, session)
+    to, rooms, beside = _whom(page, run, session)
     approval = Approval(
         id=id_,
         session=session.id,
@@ -154,56 +188,94 @@ def _ask(
         state=ApprovalState.OPEN,
         asked_at=now,
         expires_at=now + timedelta(seconds=asking.expires_s),
+        gives=gives,
         would_grant=would_grant,
         asked_of=(to,),
         agent=agent,
-        escalate_at=_escalate_at(now, (to,), asking),
+        escalate_at=_escalate_at(page, now, (to,), asking),
     )
     approvals.add(page.conn, approval, turn=turn)
-    wakes = list(enter(page, _question(approval, session, to, reply_to=reply_to)).wakes)
+    wakes: list[Wake] = []
+    for place in (to, *rooms):
+        wakes += enter(page, _question(page, approval, session, place, reply_to=reply_to)).wakes
     if beside is not None:
-        words = f"{session.agent} asks {to}: {_what(approval)} (approval {short(id_)}; because: {because})."
+        words = f"{session.agent} asks {to}: {_what(approval)} (approval {short(id_)}; because: {in_words(because)})."
         wakes += _tell_beside(page, approval, session, beside, "asked", words)
-    page.tell(NewsKind.APPROVAL_ASKED, session=session.id, run=run.id, approval=id_, calls=calls)
+    page.tell(
+        NewsKind.APPROVAL_ASKED,
+        session=session.id,
+        run=run.id,
+        approval=id_,
+        agent=session.agent,
+        for_whom=_for_whom(approval, session),
+        calls=calls,
+        because=because,
+        gives=[str(each) for each in gives],
+        would_grant=[str(each) for each in would_grant],
+        asked_of=[str(to)],
+        expires_at=approval.expires_at,
+    )
     return approval, tuple(wakes)
 
 
-def _whom(page: Page, run: Run, session: Session) -> tuple[Address, Session | None]:
-    """The person to ask; and, where nobody sits behind the session, the conversation they had last, whose agent hears
-    of it. A guest decides about nothing, so the owner is asked instead."""
-    if run.sender.kind is AddressKind.PERSON:
-        known = people.find(page.conn, run.sender.name)
-        return (OWNER if known is not None and known.role is Role.GUEST else run.sender), None
-    if session.origin.kind.foreground:
-        return OWNER, None
-    beside = sessions.latest_foreground(page.conn)
-    if beside is None:
-        return OWNER, None
-    listens = who_listens(beside.origin)
-    return (listens if listens.kind is AddressKind.PERSON else OWNER), beside
+def _whom(page: Page, run: Run, session: Session) -> tuple[Address, tuple[Address, ...], Session | None]:
+    """The person to ask; rooms in which the owner sits, who reads it there; and, where nobody sits behind the session,
+    the conversation they had last, whose agent hears of it. Who may not decide is not asked: the owner is."""
+    if session.origin.kind.foreground or run.sender.kind is AddressKind.PERSON:
+        to = run.sender if _can_decide(page, run.sender) else OWNER
+        rooms = (run.sender,) if run.sender.kind is AddressKind.CHANNEL and _from_owner(page, run) else ()
+        return to, rooms, None
+    for beside in sessions.latest_foreground(page.conn, limit=CONVERSATIONS_LOOKED_AT_MAX):
+        listens = who_listens(beside.origin)
+        if _can_decide(page, listens):
+            return listens, (), beside
+        if listens.kind is AddressKind.CHANNEL and _only_owner_wrote(page, beside):
+            return OWNER, (listens,), beside
+    return OWNER, (), None
+
+
+def _can_decide(page: Page, who: Address) -> bool:
+    known = people.find(page.conn, who.name) if who.kind is AddressKind.PERSON else None
+    return known is not None and reaches(LEVEL_OF[known.role], LEAST_LEVEL)
+
+
+def _from_owner(page: Page, run: Run) -> bool:
+    """Whether all that this run works on is the owner's own words."""
+    held = [envelopes.get(page.conn, id_) for id_ in run.envelopes]
+    return bool(held) and all(envelope is not None and envelope.trust is Trust.OWNER for envelope in held)
+
+
+def _only_owner_wrote(page: Page, session: Session) -> bool:
+    """Whether it is the owner's own room, as far back as we look."""
+    first = max(1, session.record_seq - RECORDS_READ_MAX)
+    found, damaged = records.read(page.conn, session.id, first=first, last=session.record_seq)
+    people_said = {record.trust for record in found if record.kind is RecordKind.USER} - {Trust.AGENT, Trust.PRIVATE}
+    return people_said == {Trust.OWNER} and not damaged
 
 
 def _question(
-    approval: Approval, session: Session, to: Address, *, reply_to: EnvelopeId | None = None, nth: int = 0
+    page: Page, approval: Approval, session: Session, to: Address, *, reply_to: EnvelopeId | None = None, nth: int = 0
 ) -> Draft:
-    id_ = short(approval.id)
-    wish = f"{session.agent} asks: may {_for_whom(approval, session)} have {_what(approval)}?"
-    lines = [
-        "May I?" if approval.calls else wish,
-        *(f"- {call.tool} {call.arguments}" for call in approval.calls),
-        f"Because: {approval.because}." if not approval.calls else "",
-        f"Answer with: /allow {id_} or /deny {id_}",
-    ]
-    if approval.would_grant:
-        granted = ", ".join(str(each) for each in approval.would_grant)
-        lines.append(f"For longer than once ({granted}): /allow {id_} session, or /allow {id_} always")
+    purpose = "question/room" if to.kind is AddressKind.CHANNEL else f"question/{nth}" if nth else "question"
+    text = question(
+        id_=short(approval.id),
+        asker=session.agent,
+        background=not session.origin.kind.foreground,
+        for_whom=_for_whom(approval, session),
+        calls=approval.calls,
+        because=approval.because,
+        gives=approval.gives,
+        would_grant=approval.would_grant,
+        until=approval.expires_at,
+        always=_is_owner(page, to),
+    )
     return Draft(
-        id=EnvelopeId(derived(approval.id, f"question/{nth}" if nth else "question")),
+        id=EnvelopeId(derived(approval.id, purpose)),
         sender=address.agent(session.agent, session.id),
         recipient=to,
-        text=clipped_bytes("\n".join(line for line in lines if line), TEXT_BYTES_MAX),
+        text=clipped_bytes(storable(text), TEXT_BYTES_MAX),
         source="run",
-        key=f"{approval.id}/question/{nth}" if nth else f"{approval.id}/question",
+        key=f"{approval.id}/{purpose}",
         kind=Kind.APPROVAL,
         context=Context(approval=approval.id),
         reply_to=reply_to,
@@ -211,8 +283,14 @@ def _question(
     )
 
 
+def _is_owner(page: Page, to: Address) -> bool:
+    """Only the owner is asked in a room."""
+    known = people.find(page.conn, to.name) if to.kind is AddressKind.PERSON else None
+    return to.kind is AddressKind.CHANNEL or (known is not None and known.role is Role.OWNER)
+
+
 def _what(approval: Approval) -> str:
-    return ", ".join(call.tool for call in approval.calls) or ", ".join(str(each) for each in approval.would_grant)
+    return what(approval.calls, approval.would_grant)
 
 
 def _tell_beside(
@@ -222,17 +300,21 @@ def _tell_beside(
     if beside.id == asker.id:
         return ()
     draft = Draft(
-        id=EnvelopeId(derived(approval.id, f"beside/{purpose}")),
+        id=EnvelopeId(derived(approval.id, _beside(purpose))),
         sender=address.agent(asker.agent, asker.id),
         recipient=address.agent(beside.agent, beside.id),
         text=clipped_bytes(words, TEXT_BYTES_MAX),
         source="house",
-        key=f"{approval.id}/beside/{purpose}",
+        key=f"{approval.id}/{_beside(purpose)}",
         kind=Kind.SYSTEM,
         silent=True,
         trust=Trust.AGENT,
     )
     return enter(page, draft).wakes
+
+
+def _beside(purpose: str) -> str:
+    return f"beside/{purpose}"
 
 
 def _mail_waits(page: Page, session_id: SessionId) -> bool:
@@ -245,12 +327,14 @@ def _mail_waits(page: Page, session_id: SessionId) -> bool:
 # --- asking the next ---
 
 
-def _line(asking: ApprovalSettings) -> tuple[Address, ...]:
-    return tuple(address.person(name) for name in asking.escalate_to)
+def _next(page: Page, asked: Sequence[Address], asking: ApprovalSettings) -> Address | None:
+    """Whom to ask when nobody answers: whoever of those named is here, and may decide."""
+    line = (address.person(name) for name in asking.escalate_to)
+    return next_to_ask(asked, [who for who in line if _can_decide(page, who)])
 
 
-def _escalate_at(now: datetime, asked: Sequence[Address], asking: ApprovalSettings) -> datetime | None:
-    if asking.escalate_after_s is None or next_to_ask(asked, _line(asking)) is None:
+def _escalate_at(page: Page, now: datetime, asked: Sequence[Address], asking: ApprovalSettings) -> datetime | None:
+    if asking.escalate_after_s is None or _next(page, asked, asking) is None:
         return None
     return now + timedelta(seconds=asking.escalate_after_s)
 
@@ -261,14 +345,14 @@ def escalate(page: Page, asking: ApprovalSettings) -> tuple[Wake, ...]:
     now = from_ms(page.at_ms)
     for approval in approvals.overdue(page.conn, page.at_ms, limit=ESCALATED_AT_ONCE_MAX):
         session = sessions.get(page.conn, approval.session)
-        to = next_to_ask(approval.asked_of, _line(asking))
+        to = _next(page, approval.asked_of, asking)
         if to is None or session is None:
             approvals.set_asked(page.conn, approval.id, approval.asked_of, escalate_ms=None)
             continue
         asked = (*approval.asked_of, to)
-        at = _escalate_at(now, asked, asking)
+        at = _escalate_at(page, now, asked, asking)
         approvals.set_asked(page.conn, approval.id, asked, escalate_ms=to_ms(at) if at is not None else None)
-        wakes += enter(page, _question(approval, session, to, nth=len(approval.asked_of))).wakes
+        wakes += enter(page, _question(page, approval, session, to, nth=len(approval.asked_of))).wakes
     return tuple(wakes)
 
 
@@ -277,22 +361,48 @@ def expire(page: Page) -> tuple[Wake, ...]:
     wakes: list[Wake] = []
     for approval in approvals.expiring(page.conn, page.at_ms, limit=ESCALATED_AT_ONCE_MAX):
         approvals.decide(page.conn, approval.id, ApprovalState.EXPIRED, by="house", at_ms=page.at_ms)
+        _tell_decided(page, approval, ApprovalState.EXPIRED, by="house")
         session = sessions.get(page.conn, approval.session)
-        if session is None or not approval.released:
+        if session is None:
             continue
-        draft = Draft(
-            id=EnvelopeId(derived(approval.id, "expired")),
-            sender=address.HOUSE,
-            recipient=address.agent(session.agent, session.id),
-            text=f"Nobody has answered approval {short(approval.id)} ({_what(approval)}) in time: it was not done.",
-            source="house",
-            key=f"{approval.id}/expired",
-            kind=Kind.SYSTEM,
-            silent=True,
-            trust=Trust.PRIVATE,
-        )
-        wakes += enter(page, draft).wakes
+        words = f"Nobody has answered approval {short(approval.id)} ({_what(approval)}) in time: it was not done."
+        wakes += _tell_beside_again(page, approval, session, words)
+        if approval.released:
+            wakes += _tell_asker(page, approval, session, words)
     return tuple(wakes)
+
+
+def _tell_asker(page: Page, approval: Approval, session: Session, words: str) -> tuple[Wake, ...]:
+    draft = Draft(
+        id=EnvelopeId(derived(approval.id, "expired")),
+        sender=address.HOUSE,
+        recipient=address.agent(session.agent, session.id),
+        text=words,
+        source="house",
+        key=f"{approval.id}/expired",
+        kind=Kind.SYSTEM,
+        silent=True,
+        trust=Trust.PRIVATE,
+    )
+    return enter(page, draft).wakes
+
+
+def _tell_beside_again(page: Page, approval: Approval, asker: Session, words: str) -> tuple[Wake, ...]:
+    """The second of two silent notices, to the conversation that has heard the first."""
+    first = envelopes.get(page.conn, derived(approval.id, _beside("asked")))
+    beside = sessions.get(page.conn, first.session) if first is not None and first.session is not None else None
+    return _tell_beside(page, approval, asker, beside, "decided", words) if beside is not None else ()
+
+
+def _tell_decided(page: Page, approval: Approval, state: ApprovalState, *, by: str) -> None:
+    page.tell(
+        NewsKind.APPROVAL_DECIDED,
+        session=approval.session,
+        run=approval.run,
+        approval=approval.id,
+        state=state.value,
+        by=by,
+    )
 
 
 # --- deciding ---
@@ -331,24 +441,22 @@ def decide_in(
     conn = page.conn
     person = by.address.name
     scope = _checked(approval, by, allow=allow, scope=scope)
+    words = storable(words)[:WORDS_LENGTH_MAX]
     if approval.state is ApprovalState.OPEN and to_ms(approval.expires_at) <= page.at_ms:
-        approvals.decide(conn, approval.id, ApprovalState.EXPIRED, by="house", at_ms=page.at_ms)
-        approval = replace(approval, state=ApprovalState.EXPIRED)
+        raise _not_open(approval, because="it is expired")
+    session = sessions.get(conn, approval.session)
+    assert session is not None  # approvals point to sessions, which are never removed while they do
+    if approval.state is ApprovalState.OPEN and (gone := _gone(page, approval, session)):
+        raise _not_open(approval, because=gone)
     state = ApprovalState.ALLOWED if allow else ApprovalState.DENIED
     if not approvals.decide(
         conn, approval.id, state, by=person, at_ms=page.at_ms, scope=scope if allow else None, words=words
     ):
-        raise Conflict(
-            f"approval {short(approval.id)} is no longer open",
-            because=f"it is {approval.state}" + (f" by {approval.decided_by}" if approval.decided_by else ""),
-            try_this="ask the agent again if it still matters",
-            code="approval.not-open",
-        )
-    session = sessions.get(conn, approval.session)
-    assert session is not None  # approvals point to sessions, which are never removed while they do
+        by_whom = f" by {approval.decided_by}" if approval.decided_by else ""
+        raise _not_open(approval, because=f"it is {approval.state}{by_whom}")
     granted = _grant(page, approval, session, by=person, scope=scope, words=words) if allow else ""
     word = "allowed" if allow else "denied"
-    said = f" They said: {words}" if words else ""
+    said = f" They said: {in_words(words)}" if words else ""
     draft = Draft(
         id=envelope_id,
         sender=address.person(person),
@@ -361,18 +469,27 @@ def decide_in(
         trust=by.trust,
     )
     wakes = list(enter(page, draft).wakes)
-    if not session.origin.kind.foreground and (beside := sessions.latest_foreground(conn)) is not None:
-        told = f"{person} {word} what {session.agent} asked for: {_what(approval)} (approval {short(approval.id)})."
-        wakes += _tell_beside(page, approval, session, beside, "decided", told)
-    page.tell(
-        NewsKind.APPROVAL_DECIDED,
-        session=session.id,
-        run=approval.run,
-        approval=approval.id,
-        state=state.value,
-        by=person,
-    )
+    told = f"{person} {word} what {session.agent} asked for: {_what(approval)} (approval {short(approval.id)})."
+    wakes += _tell_beside_again(page, approval, session, told)
+    _tell_decided(page, approval, state, by=person)
     return replace(approval, state=state, decided_by=person, scope=scope if allow else None, words=words), tuple(wakes)
+
+
+def _gone(page: Page, approval: Approval, session: Session) -> str:
+    """Why nobody is left whom a decision could reach; empty where there is."""
+    for name in (session.agent, _for_whom(approval, session)):
+        if agents.find(page.conn, name) is None:
+            return f"{name} is no longer here"
+    return "its conversation was deleted" if session.deleted_at is not None else ""
+
+
+def _not_open(approval: Approval, *, because: str) -> Conflict:
+    return Conflict(
+        f"approval {short(approval.id)} is no longer open",
+        because=because,
+        try_this="ask the agent again if it still matters",
+        code="approval.not-open",
+    )
 
 
 def _checked(approval: Approval, by: Principal, *, allow: bool, scope: GrantScope) -> GrantScope:
@@ -404,21 +521,20 @@ def _grant(page: Page, approval: Approval, session: Session, *, by: str, scope: 
     now = from_ms(page.at_ms)
     always = scope is GrantScope.ALWAYS
     for permission in approval.would_grant:
-        grants.add(
-            page.conn,
-            Grant(
-                id=GrantId(derived(approval.id, f"grant/{permission}")),
-                agent=_for_whom(approval, session),
-                session=None if always or approval.agent else session.id,
-                permission=permission,
-                granted_by=by,
-                because=words or approval.because,
-                at=now,
-                approval=approval.id,
-                # It asked for another, who has no part in this session.
-                expires_at=now + timedelta(seconds=FOR_ANOTHER_S) if approval.agent and not always else None,
-            ),
+        grant = Grant(
+            id=GrantId(derived(approval.id, f"grant/{permission}")),
+            agent=_for_whom(approval, session),
+            session=None if always or approval.agent else session.id,
+            permission=permission,
+            granted_by=by,
+            because=words or approval.because,
+            at=now,
+            approval=approval.id,
+            # It asked for another, who has no part in this session.
+            expires_at=now + timedelta(seconds=FOR_ANOTHER_S) if approval.agent and not always else None,
         )
+        grants.add(page.conn, grant)
+        page.tell(NewsKind.GRANT_CHANGED, grant=grant.id, agent=grant.agent, permission=str(permission), good=True)
     named = ", ".join(str(each) for each in approval.would_grant)
     for_long = "for good" if always else "for a day" if approval.agent else "for this conversation"
     return f" Granted {for_long}: {named}."

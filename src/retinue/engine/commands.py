@@ -20,7 +20,7 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.event import NewsKind
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import EnvelopeId, RunId, derived, short
-from retinue.domain.principal import Principal
+from retinue.domain.principal import LEVEL_OF, Principal
 from retinue.domain.run import RunRequest
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show
@@ -31,7 +31,7 @@ from retinue.engine.choosing import Choices
 from retinue.engine.endings import NOTHING_CANCELLED, NOTHING_SAID, Cancelled, Said, cancel_in
 from retinue.mailroom.inbox import Wake, enter, keep_command, purged_before, seen_before
 from retinue.mailroom.routing import OWNER, answer_address
-from retinue.store import approvals, envelopes, purge, records, runs
+from retinue.store import approvals, envelopes, people, purge, records, runs
 from retinue.store.house import Page
 
 ENTITLED = frozenset({Trust.OWNER, Trust.PERSON})
@@ -200,15 +200,16 @@ def _compact(page: Page, draft: Draft, command: Command, session: Session, agent
 def _decide(page: Page, draft: Draft, command: Command, session: Session) -> _Done:
     id_, _, more = command.rest.strip().partition(" ")
     try:
+        who = _who(page, draft)
         scope, words = _scope_and_words(more)
         approval = approvals.resolve(page.conn, id_)
-        if approval.session != session.id and draft.trust is not Trust.OWNER:
+        if approval.session != session.id and not (who.sees_all or who.address in approval.asked_of):
             return _Done(f"There is no open question {id_[:40]} in this conversation.")
         decided, wakes = decide_in(
             page,
             approval,
             allow=command.name is CommandName.ALLOW,
-            by=_who(draft),
+            by=who,
             envelope_id=EnvelopeId(derived(draft.id, "decision")),
             scope=scope,
             words=words,
@@ -218,19 +219,22 @@ def _decide(page: Page, draft: Draft, command: Command, session: Session) -> _Do
     return _Done(f"{short(decided.id)} is {decided.state}.", wakes=list(wakes))
 
 
-def _who(draft: Draft) -> Principal:
-    """Whoever commands, as one who decides. An owner who writes from a channel is the owner."""
-    is_owner = draft.trust is Trust.OWNER
-    level = PermissionLevel.BOSS if is_owner else PermissionLevel.STANDARD
-    who = draft.sender if draft.sender.kind is AddressKind.PERSON else OWNER if is_owner else draft.sender
-    return Principal(address=who, level=level, trust=draft.trust)
+def _who(page: Page, draft: Draft) -> Principal:
+    """Whoever commands, as one who decides, with what they may do here now. An owner who writes from a channel is the
+    owner."""
+    if draft.trust is Trust.OWNER:
+        who = draft.sender if draft.sender.kind is AddressKind.PERSON else OWNER
+        return Principal(address=who, level=PermissionLevel.BOSS, trust=draft.trust)
+    known = people.find(page.conn, draft.sender.name) if draft.sender.kind is AddressKind.PERSON else None
+    level = LEVEL_OF[known.role] if known is not None else PermissionLevel.RESTRICTED
+    return Principal(address=draft.sender, level=level, trust=draft.trust)
 
 
 def _scope_and_words(text: str) -> tuple[GrantScope, str]:
     """`session because she asked` is for this conversation, with words; without a scope, a yes is for once."""
     first, _, rest = text.strip().partition(" ")
-    if first in (GrantScope.ONCE, GrantScope.SESSION, GrantScope.ALWAYS):
-        return GrantScope(first), rest.strip()
+    if first.lower() in tuple(GrantScope):
+        return GrantScope(first.lower()), rest.strip()
     return GrantScope.ONCE, text.strip()
 
 

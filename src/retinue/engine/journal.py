@@ -18,6 +18,7 @@ from retinue.domain.event import NewsKind
 from retinue.domain.ids import short
 from retinue.domain.model import ModelFailed
 from retinue.domain.money import CallTerms, Granted
+from retinue.domain.permission import Permission
 from retinue.domain.ports import Asking, Clock, Faults
 from retinue.domain.record import Note, Record, Reply, Summary, UserTurn, kind_of, trust_of
 from retinue.domain.run import Run, Step, StepKind, StepState
@@ -488,3 +489,7 @@ class Answers:
     def name_of(self, call: Call) -> str:
         approval = self._by_call.get((call.id, call_hash(call)))
         return short(approval.id) if approval else ""
+
+    def gives(self, call: Call) -> Sequence[Permission]:
+        approval = self._by_call.get((call.id, call_hash(call)))
+        return approval.gives if approval else ()

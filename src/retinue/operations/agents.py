@@ -43,7 +43,7 @@ from retinue.operations.agent_answers import (
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.tokens import new_token
 from retinue.policy.permissions import reaches
-from retinue.store import agents, tokens
+from retinue.store import agents, grants, tokens
 from retinue.store.house import Page
 
 WORDS_BYTES_MAX = 65_536  # of one text of a definition
@@ -282,6 +282,7 @@ async def delete(desk: Desk, caller: Principal, asked: Delete) -> AgentDeleted:
         agent = find_agent(conn, caller, asked.name, to_change=True)
         agents.remove(conn, agent.name, at_ms=page.at_ms)
         tokens.revoke_all(conn, str(address.agent(agent.name)), at_ms=page.at_ms)
+        grants.revoke_all(conn, agent.name, by=caller.address.name, at_ms=page.at_ms)
         page.tell(NewsKind.AGENT_CHANGED, agent=agent.name, deleted=True, by=str(caller.address))
         page.close()
         return agent, agents.at_work(conn, agent.name)

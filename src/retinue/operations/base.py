@@ -30,7 +30,6 @@ from retinue.policy import permissions
 from retinue.store import answers
 from retinue.store.connection import Store
 from retinue.store.files import Files
-from retinue.tools.grants import Grants
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ class Desk:
     catalog: Callable[[], Catalog] | None = None  # as it is now; None in a house whose models were put there by hand
     credentials_changed: Callable[[], Awaitable[None]] | None = None  # told when keys came, went or were forgiven
     toolbox: Toolbox | None = None  # None in a house without one
-    grants: Grants | None = None
     plugins: Guests | None = None
     session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # what still runs for it is ended
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key

@@ -31,6 +31,7 @@ from retinue.policy.judging import Judgement
 from retinue.policy.tools import Circumstances, Door
 from retinue.store import agents, grants, records, sessions
 from retinue.store.house import Page
+from retinue.tools.files import as_granted
 from retinue.tools.toolbox import Occasion, Toolbox
 
 CONTEXT_RECORDS_MAX = 5_000  # of a session, that an explanation reads
@@ -389,7 +390,7 @@ def _grant(desk: Desk, grant: Grant) -> GrantShown:
 
 async def add_grant(desk: Desk, caller: Principal, asked: GrantAdd) -> GrantShown:
     _only_people(caller)
-    wanted = permission.parse(asked.permission)
+    wanted = await asyncio.to_thread(as_granted, permission.parse(asked.permission))
     now = desk.clock.now()
 
     def body(conn: sa.Connection) -> Grant:
@@ -410,7 +411,6 @@ async def add_grant(desk: Desk, caller: Principal, asked: GrantAdd) -> GrantShow
         return grant
 
     grant = await desk.store.write(body, point="grant")
-    _forget(desk)
     return _grant(desk, grant)
 
 
@@ -429,14 +429,15 @@ async def revoke_grant(desk: Desk, caller: Principal, asked: GrantNamed) -> Gran
             )
         grant = found[0]
         done = grants.revoke(conn, grant.id, by=caller.address.name, at_ms=page.at_ms)
-        page.tell(
-            NewsKind.GRANT_CHANGED, grant=grant.id, agent=grant.agent, permission=str(grant.permission), good=False
-        )
+        ended = [grant, *grants.revoke_handed_on(conn, grant.agent, by=caller.address.name, at_ms=page.at_ms)]
+        for each in ended if done else ():
+            page.tell(
+                NewsKind.GRANT_CHANGED, grant=each.id, agent=each.agent, permission=str(each.permission), good=False
+            )
         page.close()
         return grant, done
 
     grant, done = await desk.store.write(body, point="grant")
-    _forget(desk)
     return GrantRevoked(id=short(grant.id), revoked=done)
 
 
@@ -449,11 +450,6 @@ def _only_people(caller: Principal) -> None:
             try_this="answer what was asked: retinue allow ID",
             code="grant.not-yours",
         )
-
-
-def _forget(desk: Desk) -> None:
-    if desk.grants is not None:
-        desk.grants.forget()
 
 
 OPERATIONS = (

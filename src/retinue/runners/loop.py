@@ -6,7 +6,7 @@ its records end; there is no other state to restore.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,7 @@ from retinue.models.calls import unreadable
 from retinue.policy.tools import Circumstances
 from retinue.runners.asking import Asker, Case
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equip, Equipment, Finished, Parked, is_silent
-from retinue.tools.base import Scene
-from retinue.tools.toolbox import Occasion, Toolbox, refusal
+from retinue.tools.toolbox import Occasion, Plan, Toolbox, refusal
 
 REPEATS_MAX = 5
 
@@ -169,24 +168,27 @@ class Loop:
         if refused := [refusal(call, why) for call in calls.values() if (why := unreadable(call))]:
             await journal.keep(refused)  # before anyone is asked about what nobody could read
             calls = {index: call for index, call in calls.items() if not unreadable(call)}
-        plan = await self._toolbox.decide(list(calls.values()), ask, _occasion(case))
+        occasion = _occasion(case)
+        plan = await self._toolbox.decide(list(calls.values()), ask, occasion)
         if plan.closed:
             await journal.keep(plan.closed)
         for index, call in calls.items():
             if call in plan.allowed:
-                await self._perform_one(journal, turn, index, call, plan.scenes[call.id])
+                await self._perform_one(journal, turn, index, call, partial(self._act, call, plan, ask, occasion))
         if plan.asked:
-            raise Parked(plan.asked, turn=turn, because=plan.because, would_grant=plan.would_grant)
+            raise Parked(plan.asked, turn=turn, because=plan.because, gives=plan.gives, would_grant=plan.would_grant)
 
     async def _perform_stored(self, case: Case, ask: Ask, calls: dict[int, Call]) -> None:
         """Calls whose turn has gone by: allowed by a person since, and put to policy once more."""
         journal = case.journal
         calls = await self._perform_begun(case, ask, -1, calls, stored=True)
-        plan = await self._toolbox.decide(list(calls.values()), ask, _occasion(case))
+        occasion = _occasion(case)
+        plan = await self._toolbox.decide(list(calls.values()), ask, occasion)
         refused = {result.call: result for result in plan.closed}
         for index, call in calls.items():
             if call in plan.allowed:
-                await self._perform_one(journal, -1, index, call, plan.scenes[call.id], stored=True)
+                act = partial(self._act, call, plan, ask, occasion)
+                await self._perform_one(journal, -1, index, call, act, stored=True)
             else:
                 await journal.keep_note(refused.get(call.id) or refusal(call, "Not done: nobody has allowed it."))
 
@@ -201,9 +203,8 @@ class Loop:
         occasion = _occasion(case)
         plan = await self._toolbox.decide(list(begun.values()), ask, occasion)
         for index, call in begun.items():
-            again = plan.scenes.get(call.id)
-            scene = again or occasion.scene(call)
-            await self._perform_one(journal, turn, index, call, scene, again=again is not None, stored=stored)
+            act = partial(self._act, call, plan, ask, occasion)
+            await self._perform_one(journal, turn, index, call, act, again=call.id in plan.scenes, stored=stored)
         return {index: call for index, call in calls.items() if index not in begun}
 
     async def _perform_one(
@@ -212,7 +213,7 @@ class Loop:
         turn: int,
         index: int,
         call: Call,
-        scene: Scene,
+        act: Callable[[], Awaitable[ToolResult]],
         *,
         again: bool = True,
         stored: bool = False,
@@ -222,10 +223,19 @@ class Loop:
             turn,
             index,
             call,
-            partial(self._toolbox.perform, call, scene),
+            act,
             repeatable=again and spec is not None and spec.repeatable,
             stored=stored,
         )
+
+    async def _act(self, call: Call, plan: Plan, ask: Ask, occasion: Occasion) -> ToolResult:
+        """Right before it happens: what was taken back or forbidden since it was decided counts, too."""
+        if not await self._toolbox.holds(plan, occasion):
+            plan = await self._toolbox.decide([call], ask, occasion)
+        scene = plan.scenes.get(call.id)
+        if scene is not None:
+            return await self._toolbox.perform(call, scene)
+        return next(iter(plan.closed), refusal(call, f"Not done, since it was taken back: {plan.because}. Try again."))
 
 
 def _circumstances(assignment: Assignment, journal: Journal, equipment: Equipment) -> Circumstances:
@@ -235,6 +245,7 @@ def _circumstances(assignment: Assignment, journal: Journal, equipment: Equipmen
         sender=journal.run.sender,
         channel=origin.key.removeprefix("channel:") if origin.kind is OriginKind.CHAT else "",
         hidden=equipment.hidden,
+        read_only=equipment.read_only,
     )
 
 

@@ -16,14 +16,24 @@ from retinue.domain.ids import ApprovalId, RunId, SessionId
 from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
+from retinue.store import sight
 from retinue.store import tables as t
 from retinue.store.lookup import Noun, find
-from retinue.store.sight import in_sessions, me, per_scope, scope_of
+from retinue.store.sight import me, per_scope, scope_of
+
+
+class _Reach(msgspec.Struct):
+    """What a yes gives, as it is written down."""
+
+    gives: list[str] = []
+    would_grant: list[str] = []
+
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _calls = msgspec.json.Decoder(tuple[Call, ...])
 _texts = msgspec.json.Decoder(list[str])
+_reach = msgspec.json.Decoder(_Reach)
 _OPEN = t.word("'open'")
 
 _insert = t.approvals.insert()
@@ -49,6 +59,12 @@ _close_in = (
     .where(t.approvals.c.session == _b("the_session"), t.approvals.c.state == _OPEN)
     .values(state="closed", decided_ms=_b("now"))
 )
+_open_in = (
+    sa.select(t.approvals)
+    .where(t.approvals.c.session == _b("session"), t.approvals.c.state == _OPEN)
+    .order_by(t.approvals.c.asked_ms, t.approvals.c.id)
+    .limit(_b("limit"))
+)
 _release_one = t.approvals.update().where(t.approvals.c.id == _b("the_id")).values(released=True)
 _expiring = (
     sa.select(t.approvals)
@@ -73,7 +89,7 @@ _next_expiry = sa.select(sa.func.min(t.approvals.c.expires_ms), sa.func.min(t.ap
 _listed = per_scope(
     lambda scope: (
         sa.select(t.approvals)
-        .where(t.approvals.c.state == _OPEN, in_sessions(scope, t.approvals.c.session))
+        .where(t.approvals.c.state == _OPEN, sight.approvals(scope))
         .order_by(t.approvals.c.asked_ms)
         .limit(_b("limit"))
     )
@@ -81,6 +97,7 @@ _listed = per_scope(
 
 
 def approval_of(row: sa.Row[Any]) -> Approval:
+    reach = _reach.decode(row.needs) if row.needs.startswith("{") else _Reach(would_grant=_texts.decode(row.needs))
     return Approval(
         id=ApprovalId(row.id),
         session=SessionId(row.session),
@@ -92,7 +109,8 @@ def approval_of(row: sa.Row[Any]) -> Approval:
         expires_at=from_ms(row.expires_ms),
         decided_by=row.decided_by,
         released=row.released,
-        would_grant=tuple(permission.parse(tag) for tag in _texts.decode(row.needs)),
+        gives=tuple(permission.parse(tag) for tag in reach.gives),
+        would_grant=tuple(permission.parse(tag) for tag in reach.would_grant),
         asked_of=tuple(address.parse(text) for text in _texts.decode(row.asked_of)),
         scope=GrantScope(row.scope) if row.scope else None,
         words=row.words,
@@ -117,7 +135,9 @@ def add(conn: sa.Connection, approval: Approval, *, turn: int) -> None:
             "asked_ms": to_ms(approval.asked_at),
             "expires_ms": to_ms(approval.expires_at),
             "decided_ms": None,
-            "needs": _encode([str(each) for each in approval.would_grant]).decode(),
+            "needs": _encode(
+                _Reach([str(each) for each in approval.gives], [str(each) for each in approval.would_grant])
+            ).decode(),
             "scope": "",
             "asked_of": _encode([str(each) for each in approval.asked_of]).decode(),
             "escalate_ms": to_ms(approval.escalate_at) if approval.escalate_at is not None else None,
@@ -170,6 +190,10 @@ def close(conn: sa.Connection, run: str, *, at_ms: int) -> None:
 def close_in(conn: sa.Connection, session: str, *, at_ms: int) -> None:
     """Nobody in this session waits for an answer any more."""
     conn.execute(_close_in, {"the_session": session, "now": at_ms})
+
+
+def open_in(conn: sa.Connection, session: str, *, limit: int) -> list[Approval]:
+    return [approval_of(row) for row in conn.execute(_open_in, {"session": session, "limit": limit})]
 
 
 def release_one(conn: sa.Connection, id_: str) -> None:

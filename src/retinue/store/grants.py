@@ -28,11 +28,21 @@ _of_agent = (
 )
 _listed = sa.select(t.grants).where(_good).order_by(t.grants.c.at_ms, t.grants.c.id).limit(_b("limit"))
 _found = sa.select(t.grants).where(t.grants.c.id.startswith(_b("prefix"))).limit(2)
+_given = sa.select(t.grants).where(t.grants.c.granted_by == _b("giver"), _good).limit(GRANTS_READ_MAX)
 _revoke = (
     t.grants.update()
     .where(t.grants.c.id == _b("the_id"), t.grants.c.revoked_ms.is_(None))
     .values(revoked_ms=_b("at"), revoked_by=_b("who"))
 )
+
+
+def handed_on_by(agent: str) -> str:
+    """How a grant says that an agent gave it. A person's is a bare name."""
+    return f"agent:{agent}"
+
+
+def is_handed_on(grant: Grant) -> bool:
+    return ":" in grant.granted_by
 
 
 def _grant(row: sa.Row[Any]) -> Grant:
@@ -90,6 +100,24 @@ def listed(conn: sa.Connection, *, now_ms: int, limit: int = GRANTS_LISTED_MAX) 
 def find(conn: sa.Connection, prefix: str) -> list[Grant]:
     """At most two: one is the one that was meant."""
     return [_grant(row) for row in conn.execute(_found, {"prefix": prefix})]
+
+
+def revoke_all(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
+    """All that an agent was granted, and what it has handed on: whoever has its name next begins with nothing."""
+    ended = of_agent(conn, agent, now_ms=at_ms)
+    for grant in ended:
+        revoke(conn, grant.id, by=by, at_ms=at_ms)
+    return [*ended, *revoke_handed_on(conn, agent, by=by, at_ms=at_ms)]
+
+
+def revoke_handed_on(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
+    """What an agent has handed on and no longer holds. Nobody hands on what was handed to them, so it ends there."""
+    own = [grant for grant in of_agent(conn, agent, now_ms=at_ms) if not is_handed_on(grant)]
+    given = [_grant(row) for row in conn.execute(_given, {"giver": handed_on_by(agent), "now": at_ms})]
+    ended = [heir for heir in given if not any(held.permission.covers(heir.permission) for held in own)]
+    for heir in ended:
+        revoke(conn, heir.id, by=by, at_ms=at_ms)
+    return ended
 
 
 def revoke(conn: sa.Connection, id_: str, *, by: str, at_ms: int) -> bool:

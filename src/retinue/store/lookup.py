@@ -47,7 +47,7 @@ def _seen(noun: Noun, scope: Scope) -> sa.ColumnElement[bool]:
         case Noun.RUN:
             return sight.in_sessions(scope, t.runs.c.session)
         case Noun.APPROVAL:
-            return sight.in_sessions(scope, t.approvals.c.session)
+            return sight.approvals(scope)
         case Noun.SESSION:
             return sa.and_(sight.sessions(scope), t.sessions.c.deleted_ms.is_(None))
 

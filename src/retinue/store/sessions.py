@@ -106,7 +106,7 @@ _latest_foreground = (
     sa.select(t.sessions)
     .where(_here, t.sessions.c.origin_kind.in_(_FOREGROUND))
     .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
-    .limit(1)
+    .limit(_b("limit"))
 )
 _children = sa.select(t.sessions).where(t.sessions.c.parent == _b("parent")).limit(_b("limit"))
 _recent = per_scope(
@@ -365,10 +365,9 @@ def active(conn: sa.Connection, *, limit: int) -> list[tuple[SessionId, str, Ori
     return [(SessionId(r.id), r.agent, OriginKind(r.origin_kind)) for r in conn.execute(_active, {"limit": limit})]
 
 
-def latest_foreground(conn: sa.Connection) -> Session | None:
-    """The conversation that a person last had, with whichever agent."""
-    row = conn.execute(_latest_foreground).one_or_none()
-    return session_of(row) if row else None
+def latest_foreground(conn: sa.Connection, *, limit: int) -> list[Session]:
+    """The conversations that people last had, with whichever agent, the last one first."""
+    return [session_of(row) for row in conn.execute(_latest_foreground, {"limit": limit})]
 
 
 def children(conn: sa.Connection, parent: str, *, limit: int) -> list[Session]:

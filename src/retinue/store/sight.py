@@ -42,7 +42,8 @@ def me(principal: Principal) -> dict[str, Any]:
     if scope_of(principal) is Scope.ALL:
         return {}
     address = f"{principal.address.kind}:{principal.address.name}"
-    return {**under("me", address), "my_name": principal.address.name}
+    # As it stands in a list of JSON. No name holds a character that means something in a pattern.
+    return {**under("me", address), "my_name": principal.address.name, "me_listed": f'%"{address}"%'}
 
 
 def under(name: str, address: str) -> dict[str, str]:
@@ -98,6 +99,13 @@ def in_sessions(scope: Scope, column: sa.ColumnElement[Any]) -> sa.ColumnElement
         return sa.true()
     seen = t.sessions.alias("seen")
     return sa.exists().where(seen.c.id == column, sessions(scope, seen))
+
+
+def approvals(scope: Scope) -> sa.ColumnElement[bool]:
+    """Questions of sessions that are seen, and those that were put to whoever asks."""
+    if scope is not Scope.PERSON:
+        return in_sessions(scope, t.approvals.c.session)
+    return sa.or_(in_sessions(scope, t.approvals.c.session), t.approvals.c.asked_of.like(_b("me_listed")))
 
 
 _session = per_scope(lambda scope: sa.select(t.sessions.c.id).where(t.sessions.c.id == _b("id"), sessions(scope)))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Protocol
 
 import msgspec
+import sqlalchemy as sa
 
 from retinue.domain import permission
 from retinue.domain.approval import Approval
-from retinue.domain.errors import Invalid
+from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.event import NewsKind
 from retinue.domain.grant import Grant
 from retinue.domain.ids import GrantId, RunId, derived, short
 from retinue.domain.permission import Permission
@@ -20,7 +23,9 @@ from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.store import agents, grants
 from retinue.store.connection import Store
+from retinue.store.house import Page
 from retinue.tools.base import Scene, ToolFailed, schema_of
+from retinue.tools.files import as_granted
 from retinue.tools.grants import Grants
 
 REASON_LENGTH_MAX = 1_000
@@ -73,7 +78,8 @@ class RequestPermission:
         object.__setattr__(self, "spec", spec)
 
     async def perform(self, arguments: RequestArguments, scene: Scene) -> str:
-        wanted = _parsed(arguments.permission)
+        wanted = await _parsed(arguments.permission)
+        reason = _reason(arguments.reason)
         name = arguments.agent or scene.agent.name
         if name.casefold() != scene.agent.name.casefold():
             if not scene.origin.foreground:
@@ -86,9 +92,10 @@ class RequestPermission:
             name = await _known(self.store, name)
         elif any(have.covers(wanted) for have in await self.held.held(name, scene.session, scene.origin)):
             return f"You have {wanted} already."
-        approval = await self.ask(
-            scene.run, call=scene.call, agent=name, permission=wanted, reason=arguments.reason.strip()
-        )
+        try:
+            approval = await self.ask(scene.run, call=scene.call, agent=name, permission=wanted, reason=reason)
+        except RetinueError as error:
+            raise _failed(error) from error
         who = ", ".join(str(each) for each in approval.asked_of)
         return f"Asked {who} for {wanted} (approval {short(approval.id)}). The decision will come as a message."
 
@@ -99,7 +106,6 @@ class GrantPermission:
 
     store: Store
     clock: Clock
-    held: Grants
     arguments: type[msgspec.Struct] = GrantArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
@@ -113,10 +119,16 @@ class GrantPermission:
     )
 
     async def perform(self, arguments: GrantArguments, scene: Scene) -> str:
-        wanted = _parsed(arguments.permission)
-        if not arguments.reason.strip():
-            raise ToolFailed("a grant needs a reason", because="none was given", code="permission.no-reason")
+        wanted = await _parsed(arguments.permission)
+        reason = _reason(arguments.reason)
         name = await _known(self.store, arguments.agent)
+        if name == scene.agent.name:
+            raise ToolFailed(
+                "you cannot grant yourself anything",
+                because="what was granted for one conversation would count in others",
+                try_this="ask for it with request_permission",
+                code="permission.to-yourself",
+            )
         now = self.clock.now()
         giver = await self._holds(scene, wanted, now)
         ends = now + timedelta(seconds=HANDED_ON_S) if giver.session is not None else None
@@ -125,14 +137,12 @@ class GrantPermission:
             agent=name,
             session=None,
             permission=wanted,
-            granted_by=f"agent:{scene.agent.name}",
-            because=arguments.reason.strip(),
+            granted_by=grants.handed_on_by(scene.agent.name),
+            because=reason,
             at=now,
             expires_at=min((at for at in (giver.expires_at, ends) if at is not None), default=None),
         )
-
-        await self.store.write(partial(grants.add_once, grant=grant), point="grant")
-        self.held.forget()
+        await self.store.write(partial(_hand_on, grant=grant), point="grant")
         until = f" until {grant.expires_at:%Y-%m-%d %H:%M} UTC" if grant.expires_at is not None else ""
         return f"{name} has {wanted} now{until}."
 
@@ -144,23 +154,48 @@ class GrantPermission:
             grant
             for grant in found
             if grant.permission.covers(wanted)
+            and not grants.is_handed_on(grant)
             and (grant.session == scene.session if grant.session is not None else scene.origin.foreground)
         ]
         if not good:
             raise ToolFailed(
                 f"you do not hold {wanted} yourself",
-                because="nobody has granted it to you here",
+                because="no person has granted it to you here, and what another agent gave you is not yours to give",
                 try_this="ask for it with request_permission",
                 code="permission.not-held",
             )
         return max(good, key=lambda grant: (grant.session is None, grant.expires_at is None))
 
 
-def _parsed(tag: str) -> Permission:
+def _hand_on(conn: sa.Connection, grant: Grant) -> None:
+    page = Page(conn, to_ms(grant.at))
+    if grants.add_once(conn, grant):
+        named = str(grant.permission)
+        page.tell(NewsKind.GRANT_CHANGED, grant=grant.id, agent=grant.agent, permission=named, good=True)
+    page.close()
+
+
+async def _parsed(tag: str) -> Permission:
+    """What is asked for is what would be granted: a path as it leads now, whatever its links become."""
     try:
-        return permission.parse(tag)
+        return await asyncio.to_thread(as_granted, permission.parse(tag))
     except Invalid as error:
-        raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+        raise _failed(error) from error
+
+
+def _failed(error: RetinueError) -> ToolFailed:
+    return ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code)
+
+
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise ToolFailed(
+            "a permission needs a reason",
+            because="none was given",
+            try_this="say in a few words what it is for",
+            code="permission.no-reason",
+        )
+    return text.strip()
 
 
 async def _known(store: Store, name: str) -> str:

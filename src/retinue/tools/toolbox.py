@@ -80,7 +80,7 @@ class Plan:
     """What is to become of each call of one reply, decided before any is performed.
 
     `scenes` are for the calls that are allowed. `gives` is what those to be asked about reach for and nobody has
-    granted; `would_grant` is what a yes for longer than once would grant. `held` and `rules` are what it was decided by.
+    granted; `would_grant` is what a yes for longer than once would grant. It was decided by `held` and `rules`.
     """
 
     allowed: tuple[Call, ...] = ()
