@@ -163,6 +163,11 @@ def trust_of(body: Body) -> Trust:
             return Trust.PRIVATE
 
 
+def bare_model(reply: Reply) -> str:
+    """What whoever sells it calls the model that replied: a reply has it by its whole name."""
+    return reply.model.removeprefix(f"{reply.provider}/")
+
+
 def believed(record: Record) -> Trust:
     """How far a record can be believed with all that came with it: nobody labels what is in the files that someone
     other than the owner sends."""

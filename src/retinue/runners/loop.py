@@ -17,7 +17,7 @@ from retinue.domain.model import ModelRef
 from retinue.domain.money import BudgetSpent
 from retinue.domain.permission import default_rights
 from retinue.domain.ports import Ask, Journal, Tell
-from retinue.domain.record import Note, Record, Reply, Stop, UserTurn, believed
+from retinue.domain.record import Note, Record, Reply, Stop, UserTurn, bare_model, believed
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import Call, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
@@ -263,7 +263,7 @@ def _occasion(case: Case) -> Occasion:
         run=journal.run.id,
         home=assignment.home,
         rights=replace(rights, read=(*rights.read, *equipment.readable)) if equipment.readable else rights,
-        where=replace(where, provider=asked_by.provider, model=asked_by.model) if asked_by else where,
+        where=replace(where, provider=asked_by.provider, model=bare_model(asked_by)) if asked_by else where,
         context=journal.records,
         environment=equipment.environment,
     )
