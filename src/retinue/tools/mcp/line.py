@@ -67,13 +67,17 @@ async def load() -> None:
 
 @dataclass(slots=True)
 class Line:
-    """`lost` and `changed` are set by the other side; whoever keeps the line looks at them when `stir` is called."""
+    """`lost` and `changed` come from the other side; whoever keeps the line looks at them when `stir` is called."""
 
     stir: Callable[[], None]
-    lost: bool = False
     changed: bool = False
     status: int = 0  # of the last answer that was an error, where it came by HTTP
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
     _client: Client | None = None
+
+    @property
+    def lost(self) -> bool:
+        return self.gone.is_set()
 
     @property
     def client(self) -> Client:
@@ -85,7 +89,7 @@ class Line:
         self.status = 0  # whoever is asked for something newer than it knows may say so with an error
 
     def ended(self) -> None:
-        self.lost = True
+        self.gone.set()
         self.stir()
 
     async def hear(self, message: IncomingMessage) -> None:

@@ -23,12 +23,14 @@ MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 END_S = 2.0  # how long a server may take to end by itself
 BEGINNING_BYTES = 512  # of a message too long, looked at for whose it is
 LOG = "stderr.log"
-LOG_BYTES_MAX = 256 * 1024
+LOG_PARTS_MAX = 1_000  # of at most LOG_PART_BYTES each; what comes after them is dropped
+LOG_PART_BYTES = 1024
 
 _ID = re.compile(rb'^\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d{1,15})\s*[,}]')
 _ID_LATER = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*[,}]')
 # A child has one stream for both, and what a server says aside would break a message in two. So it goes to a file.
-_APART = f'{{ "$@" 2>&1 >&3 3>&- | {{ head -c {LOG_BYTES_MAX} >{LOG}; cat >/dev/null; }} 3>&-; }} 3>&1'
+_KEEP = f"dd bs={LOG_PART_BYTES} count={LOG_PARTS_MAX} of={LOG} 2>/dev/null; cat >/dev/null"
+_APART = f'{{ "$@" 2>&1 >&3 3>&- | {{ {_KEEP}; }} 3>&-; }} 3>&1'
 
 
 def apart(command: Sequence[str]) -> list[str]:

@@ -256,7 +256,7 @@ class Server:
     async def _ask(self, asking: Callable[[Line], Awaitable[T]]) -> T:
         """Ends with an answer, with what the server says against it (`MCPError`), or with `ToolFailed`."""
         line = self._line
-        if line is None or not self.standing.usable:
+        if line is None or line.lost or not self.standing.usable:
             raise unusable(self.standing)
         if self._waiting >= WAITING_MAX:
             raise ToolFailed(
@@ -272,7 +272,7 @@ class Server:
                 async with self._turns:
                     self._waiting -= 1
                     waiting = False
-                    answer = await asking(line)
+                    answer = await _unless_gone(line, asking(line))
         except TimeoutError:
             self._hung(line)
             raise ToolFailed(
@@ -315,10 +315,25 @@ class Server:
 def unusable(standing: Standing) -> ToolFailed:
     return ToolFailed(
         f"the MCP server '{standing.name}' cannot be used now",
-        because=f"it is {standing.state}: {standing.because}" if standing.because else f"it is {standing.state}",
+        because=f"it is {standing.state}: {standing.because}" if standing.because else "it has just ended",
         try_this="go on without it; the owner can see more with: retinue mcp list",
         code="mcp.unusable",
     )
+
+
+async def _unless_gone(line: Line, asking: Awaitable[T]) -> T:
+    """What is asked, given up when the line goes: one that broke in the middle may never say so."""
+    answer = asyncio.ensure_future(asking)
+    gone = asyncio.ensure_future(line.gone.wait())
+    try:
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        raise Lost("the line is gone")
+    finally:
+        gone.cancel()
+        answer.cancel()
+        await asyncio.gather(answer, gone, return_exceptions=True)
 
 
 def _leaf(error: BaseException | None) -> BaseException | None:

@@ -1,0 +1,314 @@
+"""MCP servers for tests: real ones made with `mcp`, and small hand-made ones that do what no honest server would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import textwrap
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import uvicorn
+
+from retinue.config.mcp import McpServer
+from retinue.domain.agent import Agent
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.permission import Rights
+from retinue.domain.ports import Clock
+from retinue.real import RandomIds, RealClock
+from retinue.sandbox.base import Sandbox
+from retinue.sandbox.bubblewrap import Bubblewrap
+from retinue.sandbox.host import Host
+from retinue.store.connection import Store
+from retinue.store.files import Files
+from retinue.store.opening import open_store
+from retinue.tools.base import Output, Scene, Tool
+from retinue.tools.mcp.server import Standing, State
+from retinue.tools.mcp.servers import FOLDER, Servers
+
+WAIT_S = 40.0
+
+# A server of real make.
+REAL = '''
+import asyncio, os, sys
+from mcp.server.mcpserver import MCPServer, Image
+from mcp_types import ToolAnnotations
+
+server = MCPServer("kitchen")
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+@server.tool()
+def environment() -> str:
+    """What it was told."""
+    return repr(sorted(os.environ))
+
+@server.tool()
+def secret() -> str:
+    """One variable."""
+    return os.environ["KITCHEN_KEY"]
+
+@server.tool()
+def look(path: str) -> str:
+    """What lies there."""
+    return repr(sorted(os.listdir(path)))
+
+@server.tool()
+def picture() -> Image:
+    """A picture."""
+    return Image(data=b"\\x89PNG\\r\\n\\x1a\\n" + b"0" * 20, format="png")
+
+@server.tool()
+def fail() -> str:
+    """Cannot."""
+    raise ValueError("the oven is cold")
+
+@server.resource("kitchen://menu")
+def menu() -> str:
+    """What there is."""
+    return "soup"
+
+if __name__ == "__main__":
+    print("to nobody", file=sys.stderr)
+    server.run()
+'''
+
+# One that speaks just enough of the protocol to misbehave in it. What it does is in its `on_call`.
+SMALL = """
+import json, os, sys, threading, time
+BEGUN = time.monotonic()
+
+def say(message):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\\n")
+    sys.stdout.flush()
+
+def tool(name="act", description="Acts.", schema=None, **annotations):
+    return {"name": name, "description": description, "annotations": annotations,
+            "inputSchema": schema or {"type": "object", "properties": {}}}
+
+def text(words):
+    return {"content": [{"type": "text", "text": words}]}
+
+def serve(tools, on_call):
+    for line in sys.stdin:
+        message = json.loads(line)
+        method, id = message.get("method"), message.get("id")
+        if method == "initialize":
+            say({"id": id, "result": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {"listChanged": True}},
+                                      "serverInfo": {"name": "small", "version": "1"}}})
+        elif method == "tools/list":
+            say({"id": id, "result": {"tools": tools()}})
+        elif method == "tools/call":
+            result = on_call(message["params"], id)
+            if result is not None:
+                say({"id": id, "result": result})
+        elif id is not None:
+            say({"id": id, "error": {"code": -32601, "message": "no such method"}})
+"""
+
+
+@dataclass(slots=True)
+class Kitchen:
+    """Servers on a real store and in a real sandbox."""
+
+    servers: Servers
+    store: Store
+    home: Path
+    settings: dict[str, McpServer]
+    changes: list[int] = field(default_factory=list[int])
+
+    def standing(self, name: str) -> Standing:
+        return next(each for each in self.servers.standings() if each.name == name)
+
+    async def until(self, name: str, *states: State) -> Standing:
+        await until(lambda: self.standing(name).state in states, lambda: self.standing(name))
+        return self.standing(name)
+
+    async def approve(self, name: str) -> None:
+        """As the owner would, once it has said what it has."""
+        await until(lambda: self.standing(name).listing is not None and self.standing(name).state is State.WAITING)
+        offered = self.standing(name).listing
+        assert offered is not None
+        assert await self.servers.approve(name, offered.hash, by="person:owner")
+        await self.until(name, State.READY)
+
+    def tool(self, name: str) -> Tool:
+        return next(each for each in self.servers.tools() if each.spec.name == name)
+
+    def names(self) -> list[str]:
+        return [each.spec.name for each in self.servers.tools()]
+
+    async def call(self, name: str, *, agent: str = "ada", **arguments: Any) -> Output:
+        output = await self.tool(name).perform(arguments, scene(agent))
+        assert isinstance(output, Output)
+        return output
+
+
+async def until(holds: Callable[[], Any], seen: Callable[[], object] = lambda: "") -> Any:
+    deadline = asyncio.get_running_loop().time() + WAIT_S
+    while not (found := holds()):
+        assert asyncio.get_running_loop().time() < deadline, f"it never came to be: {seen()}"
+        await asyncio.sleep(0.01)
+    return found
+
+
+def scene(agent: str = "ada") -> Scene:
+    home = Path("/tmp")
+    return Scene(
+        agent=Agent(name=agent),
+        session=SessionId("5e" * 16),
+        run=RunId("1f" * 16),
+        call="c1",
+        home=home,
+        rights=Rights(workspace=home),
+    )
+
+
+def small(folder: Path, body: str) -> tuple[str, ...]:
+    """The command of a hand-made server. `body` calls `serve`."""
+    file = folder / "small.py"
+    file.write_text(SMALL + textwrap.dedent(body))
+    return ("/usr/bin/python3", "-S", str(file)) if Path("/usr/bin/python3").exists() else (sys.executable, str(file))
+
+
+def real(folder: Path) -> tuple[str, ...]:
+    file = folder / "kitchen.py"
+    file.write_text(REAL)
+    return (sys.executable, "-B", str(file))
+
+
+def seen_by_real(folder: Path) -> tuple[Path, ...]:
+    """What a real server needs to see: itself, and the packages it is made with."""
+    made_with = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
+    return (folder.resolve(), *(path for path in made_with if not path.is_relative_to("/usr")))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+@asynccontextmanager
+async def kitchen(
+    root: Path,
+    settings: Mapping[str, McpServer],
+    *,
+    walls: bool = False,
+    clock: Clock | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncGenerator[Kitchen]:
+    """Without walls, commands run bare: what is shown is not about them, and they start sooner."""
+    home = (root / "house").resolve()
+    home.mkdir(exist_ok=True)
+    store = await open_store(home / "house.db")
+    sandbox: Sandbox = (
+        Bubblewrap(folder=Path(tempfile.mkdtemp(dir=root)), state=(home,), homes=(home / FOLDER,)) if walls else Host()
+    )
+    changing = dict(settings)
+
+    async def sandbox_now() -> Sandbox:
+        return sandbox
+
+    servers = Servers(
+        lambda: changing,
+        home=home,
+        store=store,
+        sandbox=sandbox_now,
+        clock=clock or RealClock(),
+        ids=RandomIds(),
+        chance=Random(7),
+        environment=environment or {},
+        files=Files(home / "files"),
+    )
+    made = Kitchen(servers, store, home, changing)
+    servers.on_change(lambda: made.changes.append(1))
+    try:
+        await servers.fit()
+        yield made
+    finally:
+        await servers.close()
+        await store.close()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Site:
+    """A hand-made server at an address. `answers` gives what comes back for a method: a status, headers and a body."""
+
+    def __init__(self) -> None:
+        self.tools: list[dict[str, Any]] = [
+            {"name": "act", "description": "Acts.", "inputSchema": {"type": "object", "properties": {}}}
+        ]
+        self.heard: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.answers: dict[str, Callable[[Any], tuple[int, dict[str, str], bytes]]] = {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        status, headers, content = 405, {}, b""
+        if scope["method"] == "POST":
+            asked = json.loads(body)
+            self.heard.append(({k.decode(): v.decode() for k, v in scope["headers"]}, asked))
+            status, headers, content = self._answer(asked)
+        told = {"content-type": "application/json", **headers}
+        raw = [(k.encode(), v.encode()) for k, v in told.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+        await send({"type": "http.response.body", "body": content})
+
+    def _answer(self, asked: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+        method = asked["method"]
+        if method in self.answers:
+            return self.answers[method](asked["id"])
+        results: dict[str, Any] = {
+            "initialize": {
+                "protocolVersion": "2025-11-25",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "site", "version": "1"},
+            },
+            "tools/list": {"tools": self.tools},
+            "tools/call": {"content": [{"type": "text", "text": "done"}]},
+        }
+        if "id" not in asked:
+            return 202, {}, b""
+        if method not in results:
+            return 200, {}, said(asked["id"], error={"code": -32601, "message": "no such method"})
+        return 200, {}, said(asked["id"], result=results[method])
+
+
+def said(id: Any, **what: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": id, **what}).encode()
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncGenerator[str]:
+    """An ASGI app at an address of this machine."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="auto")
+    server = uvicorn.Server(config)
+    listener = config.bind_socket()
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await until(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
+        listener.close()
