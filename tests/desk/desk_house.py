@@ -76,5 +76,6 @@ async def desk_house(household: Household) -> AsyncGenerator[DeskHouse]:
             zone=household.zone,
             version="test",
             policy=POLICY,
+            toolbox=household.toolbox,
         )
         yield DeskHouse(house, desk)

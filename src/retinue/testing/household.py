@@ -16,11 +16,14 @@ import sqlalchemy as sa
 
 from retinue.agents.home import ensure_home
 from retinue.config import Settings
+from retinue.config.hands import ApprovalSettings, ToolSettings
 from retinue.connectors.base import Connector
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
+from retinue.domain.approval import Approval
 from retinue.domain.envelope import Draft, Envelope, Kind, Receipt, Settled
-from retinue.domain.ids import EnvelopeId, SessionId
+from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.permission import Permission
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.principal import Principal
@@ -46,6 +49,8 @@ from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLine
 from retinue.tools.base import Tool
 from retinue.tools.files import Read
+from retinue.tools.grants import Grants
+from retinue.tools.permissions import Asks
 from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
@@ -194,6 +199,17 @@ class House:
 
 
 @dataclass(slots=True)
+class _Asks:
+    """A way to people, for tools that are made before there is an engine."""
+
+    of: EmbeddedEngine | None = None
+
+    async def __call__(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval:
+        assert self.of is not None
+        return await self.of.request(run, call=call, agent=agent, permission=permission, reason=reason)
+
+
+@dataclass(slots=True)
 class Household:
     """What outlives a crash: the store's place, the clock, the model's script."""
 
@@ -207,6 +223,9 @@ class Household:
     zone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
     faults: Faults = NO_FAULTS
     tools: Sequence[Tool] = ()
+    furnishing: Callable[[Store, Asks], Sequence[Tool]] | None = None  # tools that need a store, or somebody to ask
+    rules: ToolSettings = field(default_factory=ToolSettings)
+    asking: ApprovalSettings = field(default_factory=ApprovalSettings)
     models: Sequence[Model] = ()  # beside the scripted one
     connectors: dict[str, Connector] = field(default_factory=dict[str, Connector])
     sending: Bounds = field(default_factory=Bounds)
@@ -250,7 +269,18 @@ class Household:
         live = Live()
         store.on_commit(live.committed)
         clock: Clock = self.clock
-        toolbox = self.toolbox = Toolbox([SessionStatus(store, clock), Read(), AppendLine(self.witness), *self.tools])
+        asks = _Asks()
+        toolbox = self.toolbox = Toolbox(
+            [
+                SessionStatus(store, clock),
+                Read(),
+                AppendLine(self.witness),
+                *self.tools,
+                *(self.furnishing(store, asks) if self.furnishing is not None else ()),
+            ],
+            settings=lambda: self.rules,
+            grants=Grants(store, clock),
+        )
         outbox = Outbox(store, clock, self.connectors, bounds=self.sending, faults=self.faults)
         thinking = self.thinking = Thinking(
             store,
@@ -273,8 +303,10 @@ class Household:
             slots=self.slots,
             deliver=outbox.wake,
             choices=thinking.choices,
+            asking=lambda: self.asking,
             faults=self.faults,
         )
+        asks.of = engine
         outbox.on_wake(engine.wake)
         inbox = Inbox(store, clock, engine.wake, engine.seat, engine.command)
         # Whoever speaks in a channel speaks with the first of the staff.
