@@ -5,20 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-import sqlalchemy as sa
 
 from retinue.agents.home import ensure_home
-from retinue.domain.agent import Agent, PermissionLevel
+from retinue.domain.agent import PermissionLevel
 from retinue.domain.decision import Verdict
 from retinue.domain.errors import NotAllowed, NotFound
-from retinue.domain.ids import RunId, SessionId
-from retinue.domain.permission import default_rights
 from retinue.domain.principal import Principal
-from retinue.domain.session import OriginKind, Session
 from retinue.domain.tool import Call
 from retinue.operations.base import Desk, Operation
-from retinue.policy.tools import Circumstances, Door
-from retinue.store import agents, sessions
+from retinue.operations.occasions import occasion_for
+from retinue.policy.tools import Door
 from retinue.tools.toolbox import Occasion, Toolbox
 
 
@@ -41,36 +37,12 @@ async def invoke(desk: Desk, caller: Principal, asked: Invoke) -> Invoked:
 
 
 async def call_directly(desk: Desk, caller: Principal, asked: Invoke, *, door: Door) -> Invoked:
-    def read(conn: sa.Connection) -> tuple[Agent | None, Session | None]:
-        agent = agents.find(conn, asked.agent)
-        return agent, sessions.resolve(conn, asked.session, seen_by=caller) if asked.session else None
-
-    agent, session = await desk.store.read(read)
     toolbox = desk.toolbox
-    if agent is None or toolbox is None:
-        raise NotFound(
-            f"there is no agent '{asked.agent[:64]}'",
-            because="nobody of that name works here",
-            try_this="list them: retinue agent list",
-            code="agent.not-found",
-        )
-    if session is not None and session.agent != agent.name:
-        raise NotFound("that session is not this agent's", because="it belongs to another", code="session.not-found")
-    id_ = desk.ids.new()
-    home = ensure_home(desk.home, agent.name)
-    occasion = Occasion(
-        agent=agent,
-        session=session.id if session is not None else SessionId(id_),
-        run=RunId(id_),
-        home=home,
-        rights=default_rights(home, home),
-        where=Circumstances(
-            origin=session.origin.kind if session is not None else OriginKind.EXTERNAL,
-            sender=caller.address,
-            door=door,
-        ),
-    )
-    return await _perform(toolbox, Call(id=id_[:8], tool=asked.tool, arguments=asked.args), occasion)
+    if toolbox is None:
+        raise _no_tool(asked.tool, "this house was opened without any")
+    occasion = await occasion_for(desk, caller, agent=asked.agent, session=asked.session, door=door)
+    ensure_home(desk.home, occasion.agent.name)
+    return await _perform(toolbox, Call(id=occasion.run[:8], tool=asked.tool, arguments=asked.args), occasion)
 
 
 async def _perform(toolbox: Toolbox, call: Call, occasion: Occasion) -> Invoked:
@@ -88,7 +60,7 @@ async def _perform(toolbox: Toolbox, call: Call, occasion: Occasion) -> Invoked:
                 code="tool.asks",
             )
         case Verdict.ALLOW:
-            result = await toolbox.perform(call, plan.scene)
+            result = await toolbox.perform(call, plan.scene, kept=False)
     return Invoked(tool=call.tool, output=result.output, failed=result.failed)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,30 +13,31 @@ import sqlalchemy as sa
 
 from retinue.agents.home import home_of
 from retinue.config.loading import examine
-from retinue.domain import address, permission
+from retinue.domain import permission
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.decision import Verdict
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.event import NewsKind
 from retinue.domain.grant import Grant
-from retinue.domain.ids import GrantId, RunId, SessionId, prefix, short
+from retinue.domain.ids import GrantId, RunId, prefix, short
 from retinue.domain.permission import default_rights
 from retinue.domain.principal import Principal
-from retinue.domain.record import Record, Reply
+from retinue.domain.record import Mark, Record, Reply, Summary, bare_model
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.times import show, to_ms
 from retinue.domain.tool import Call, ToolSpec
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.policy.judging import Judgement
+from retinue.operations.occasions import channel_of, named_agent, occasion_for, whose_session
+from retinue.policy.origin_rules import house_policy
 from retinue.policy.tools import Circumstances, Door
-from retinue.store import agents, grants, records, sessions
+from retinue.runners.context import arranged
+from retinue.store import agents, grants, records, runs, sessions
 from retinue.store.house import Page
 from retinue.tools.files import as_granted
 from retinue.tools.toolbox import Occasion, Toolbox
 
-CONTEXT_RECORDS_MAX = 5_000  # of a session, that an explanation reads
-SESSIONS_REPLAYED_MAX = 1_000
+SESSIONS_AT_ONCE_MAX = 1_000
 CALLS_REPLAYED_MAX = 10_000
 DIFFERENCES_SHOWN_MAX = 500
 
@@ -96,7 +98,8 @@ class Tested(msgspec.Struct, rename="kebab"):
     calls: int
     sessions: int
     differences: list[Difference]
-    left_out: int
+    left_out: int  # differences that are not shown
+    stopped: str  # why not all calls were asked about; empty where they were
 
 
 class ToolShown(msgspec.Struct, rename="kebab"):
@@ -153,6 +156,7 @@ class GrantRevoked(msgspec.Struct):
 
 
 async def explain(desk: Desk, caller: Principal, asked: Explain) -> Explained:
+    """What would become of this call, if it came in by this door now."""
     toolbox = _toolbox(desk)
     spec = toolbox.spec(asked.tool)
     if spec is None:
@@ -162,65 +166,27 @@ async def explain(desk: Desk, caller: Principal, asked: Explain) -> Explained:
             try_this="list them: retinue tool list",
             code="tool.not-found",
         )
-    agent, occasion = await _occasion(desk, caller, asked)
-    call = Call(id="explain", tool=spec.name, arguments=asked.args)
-    judgement = await toolbox.judge(call, occasion)
+    occasion = await occasion_for(
+        desk,
+        caller,
+        agent=asked.agent,
+        session=asked.session,
+        sender=asked.sender,
+        origin=asked.origin,
+        model=asked.model,
+        door=asked.door,
+    )
+    judgement = await toolbox.judge(Call(id="explain", tool=spec.name, arguments=asked.args), occasion)
     return Explained(
-        agent=agent.name,
+        agent=occasion.agent.name,
         tool=spec.name,
         verdict=judgement.decision.verdict,
         because=judgement.decision.because,
         key=judgement.decision.key,
         findings=[FindingShown(f.layer, f.verdict, f.because, f.key) for f in judgement.findings],
         would_grant=[str(each) for each in judgement.would_grant],
-        warnings=list(toolbox.chain(agent, occasion.where).warnings),
+        warnings=list(toolbox.chain(occasion.agent, occasion.where).warnings),
     )
-
-
-async def _occasion(desk: Desk, caller: Principal, asked: Explain) -> tuple[Agent, Occasion]:
-    def read(conn: sa.Connection) -> tuple[Agent, Session | None, list[Record]]:
-        agent = _agent(conn, asked.agent)
-        if not asked.session:
-            return agent, None, []
-        session = sessions.resolve(conn, asked.session, seen_by=caller)
-        first = max(session.context_from, session.record_seq - CONTEXT_RECORDS_MAX)
-        found, _ = records.read(conn, session.id, first=first, last=session.record_seq)
-        return agent, session, found
-
-    agent, session, found = await desk.store.scan(read)
-    provider, _, model = asked.model.partition("/")
-    origin = session.origin.kind if session is not None else asked.origin
-    channel = session.origin.key if session is not None and origin is OriginKind.CHAT else ""
-    where = Circumstances(
-        provider=provider,
-        model=model,
-        origin=origin,
-        sender=address.parse(asked.sender) if asked.sender else None,
-        channel=channel.removeprefix("channel:"),
-        door=asked.door,
-    )
-    home = home_of(desk.home, agent.name)
-    return agent, Occasion(
-        agent=agent,
-        session=session.id if session is not None else SessionId(""),
-        run=RunId(""),
-        home=home,
-        rights=default_rights(home, home),
-        where=where,
-        context=found,
-    )
-
-
-def _agent(conn: sa.Connection, name: str) -> Agent:
-    agent = agents.find(conn, name)
-    if agent is None:
-        raise NotFound(
-            f"there is no agent '{name[:64]}'",
-            because="nobody of that name works here",
-            try_this="list them: retinue agent list",
-            code="agent.not-found",
-        )
-    return agent
 
 
 def _toolbox(desk: Desk) -> Toolbox:
@@ -242,85 +208,108 @@ async def test(desk: Desk, caller: Principal, asked: Test) -> Tested:
             try_this="retinue config check",
             code="config.invalid",
         )
+    then = examined.configuration
+    origin = house_policy(then.settings.origin)
     toolbox = _toolbox(desk)
-    changed = toolbox.under(examined.configuration.settings)
-    declared = {each.agent.name.casefold(): each.agent for each in examined.configuration.staff.agents}
-    found = Tested(calls=0, sessions=0, differences=[], left_out=0)
-    for id_ in await _sessions(desk, asked.agent):
-        agent, session, context = await desk.store.scan(partial(_history, id_=id_))
-        if agent is None or session is None:
-            continue
-        found.sessions += 1
-        then = declared.get(agent.name.casefold(), agent)
-        for number, record in enumerate(context):
-            if found.calls >= CALLS_REPLAYED_MAX:
+    both = _Both(
+        # Both are copies: what is asked here is not to be performed, and no tool is to take it for that.
+        now=toolbox.under(desk.keeper().current.settings),
+        then=toolbox.under(then.settings, origin=lambda: origin),
+        staff={each.agent.name.casefold(): each.agent for each in then.staff.agents},
+    )
+    found = Tested(calls=0, sessions=0, differences=[], left_out=0, stopped="")
+    after = ""
+    while page := await desk.store.scan(partial(sessions.every, after=after, limit=SESSIONS_AT_ONCE_MAX)):
+        for id_ in page:
+            history = await desk.store.scan(partial(_history, id_=id_, agent=asked.agent))
+            if history is not None:
+                found.sessions += 1
+                await _replay(found, both, desk, history)
+            if found.stopped:
                 return found
-            if isinstance(record.body, Reply) and record.body.calls:
-                occasion = _recorded(desk, agent, session, record, record.body, context[:number])
-                for call in record.body.calls:
-                    found.calls += 1
-                    await _compare(found, toolbox, changed, call, occasion, replace(occasion, agent=then))
-        await asyncio.sleep(0)  # others are waiting for the house too
+            await asyncio.sleep(0)  # others are waiting for the house too
+        after = page[-1]
     return found
 
 
-async def _sessions(desk: Desk, agent: str) -> list[SessionId]:
-    def read(conn: sa.Connection) -> list[SessionId]:
-        every = sessions.every(conn, after="", limit=SESSIONS_REPLAYED_MAX)
-        return [id_ for id_ in every if not agent or _works_in(conn, id_, agent)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Both:
+    """The rules as they are and as they would be, and the staff as it would be."""
 
-    return await desk.store.scan(read)
+    now: Toolbox
+    then: Toolbox
+    staff: Mapping[str, Agent]
 
 
-def _works_in(conn: sa.Connection, id_: str, agent: str) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _History:
+    """A session as it is kept, and for whom each of its runs worked."""
+
+    agent: Agent
+    session: Session
+    records: list[Record]
+    senders: Mapping[str, Address]
+
+
+def _history(conn: sa.Connection, *, id_: str, agent: str) -> _History | None:
     session = sessions.get(conn, id_)
-    return session is not None and session.agent.casefold() == agent.casefold()
+    if session is None or (agent and session.agent.casefold() != agent.casefold()):
+        return None
+    worker = agents.find(conn, session.agent)
+    if worker is None:
+        return None
+    found, _ = records.read(conn, id_, first=1, last=session.record_seq)
+    making = {record.run for record in found if isinstance(record.body, Reply) and record.body.calls and record.run}
+    worked = (runs.get(conn, run) for run in making)
+    return _History(
+        agent=worker, session=session, records=found, senders={run.id: run.sender for run in worked if run is not None}
+    )
 
 
-def _history(conn: sa.Connection, *, id_: str) -> tuple[Agent | None, Session | None, list[Record]]:
-    session = sessions.get(conn, id_)
-    if session is None:
-        return None, None, []
-    found, _ = records.read(conn, id_, first=1, last=min(session.record_seq, CONTEXT_RECORDS_MAX))
-    return agents.find(conn, session.agent), session, found
+async def _replay(found: Tested, both: _Both, desk: Desk, history: _History) -> None:
+    context: list[Record] = []
+    for record in history.records:
+        context.append(record)
+        if isinstance(record.body, Mark | Summary):
+            context = arranged(context)
+        if not isinstance(record.body, Reply) or not record.body.calls:
+            continue
+        occasion = _recorded(desk, history, record, record.body, context)
+        changed = replace(occasion, agent=both.staff.get(history.agent.name.casefold(), history.agent))
+        for call in record.body.calls:
+            if found.calls >= CALLS_REPLAYED_MAX:
+                found.stopped = f"after {CALLS_REPLAYED_MAX} calls: ask for one agent alone to see the others"
+                return
+            found.calls += 1
+            await _compare(found, both, call, occasion, changed)
 
 
-def _recorded(
-    desk: Desk, agent: Agent, session: Session, record: Record, reply: Reply, context: list[Record]
-) -> Occasion:
-    home = home_of(desk.home, agent.name)
+def _recorded(desk: Desk, history: _History, record: Record, reply: Reply, context: list[Record]) -> Occasion:
+    home = home_of(desk.home, history.agent.name)
+    session = history.session
+    sender = history.senders.get(record.run) if record.run is not None else None
     return Occasion(
-        agent=agent,
+        agent=history.agent,
         session=session.id,
         run=record.run or RunId(""),
         home=home,
         rights=default_rights(home, home),
         where=Circumstances(
             provider=reply.provider,
-            model=reply.model,
+            model=bare_model(reply),
             origin=session.origin.kind,
-            sender=_sender(session),
-            channel=session.origin.key.removeprefix("channel:") if session.origin.kind is OriginKind.CHAT else "",
+            sender=sender or whose_session(session),
+            channel=channel_of(session),
         ),
         context=context,
     )
 
 
-def _sender(session: Session) -> Address | None:
-    """Whoever the session belongs to; None where its key is no address."""
-    try:
-        return address.parse(session.origin.key.partition("/")[0])
-    except Invalid:
-        return None
-
-
-async def _compare(
-    found: Tested, toolbox: Toolbox, changed: Toolbox, call: Call, occasion: Occasion, after: Occasion
-) -> None:
-    if toolbox.spec(call.tool) is None:
+async def _compare(found: Tested, both: _Both, call: Call, occasion: Occasion, changed: Occasion) -> None:
+    if both.now.spec(call.tool) is None:
         return
-    now: Judgement = await toolbox.judge(call, occasion)
-    then: Judgement = await changed.judge(call, after)
+    now = await both.now.judge(call, occasion)
+    then = await both.then.judge(call, changed)
     if now.decision.verdict is then.decision.verdict:
         return
     if len(found.differences) >= DIFFERENCES_SHOWN_MAX:
@@ -348,7 +337,7 @@ async def list_tools(desk: Desk, caller: Principal, asked: ToolsOf) -> ToolsList
     toolbox = _toolbox(desk)
     if not asked.agent:
         return ToolsListed([_shown(spec) for spec in toolbox.specs])
-    agent = await desk.store.read(partial(_agent, name=asked.agent))
+    agent = await desk.store.read(partial(named_agent, name=asked.agent))
     chain = toolbox.chain(agent, Circumstances())
     shown: list[ToolShown] = []
     for spec in toolbox.specs:
@@ -398,7 +387,7 @@ async def add_grant(desk: Desk, caller: Principal, asked: GrantAdd) -> GrantShow
         session = sessions.resolve(conn, asked.session, seen_by=caller) if asked.session else None
         grant = Grant(
             id=GrantId(desk.ids.new()),
-            agent=_agent(conn, asked.agent).name,
+            agent=named_agent(conn, asked.agent).name,
             session=session.id if session is not None else None,
             permission=wanted,
             granted_by=caller.address.name,

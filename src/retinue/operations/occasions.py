@@ -1,0 +1,131 @@
+"""Where a call would happen, for whoever asks about one or makes one outside of a run.
+
+`policy explain` and the doors for direct calls are given theirs here, so that what is explained is what is done.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from retinue.agents.home import home_of
+from retinue.domain import address
+from retinue.domain.address import Address
+from retinue.domain.agent import Agent
+from retinue.domain.errors import Invalid, NotFound, RetinueError
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.permission import default_rights
+from retinue.domain.principal import Principal
+from retinue.domain.record import Note, Record, RecordKind
+from retinue.domain.session import Mind, OriginKind, Session
+from retinue.domain.times import to_ms
+from retinue.domain.trust import Trust
+from retinue.operations.base import Desk
+from retinue.policy.tools import Circumstances, Door
+from retinue.runners.context import as_read
+from retinue.store import agents, records, sessions
+from retinue.tools.toolbox import Occasion
+
+
+async def occasion_for(
+    desk: Desk,
+    caller: Principal,
+    *,
+    agent: str,
+    session: str = "",
+    sender: str = "",
+    origin: OriginKind = OriginKind.EXTERNAL,
+    model: str = "",
+    door: Door,
+) -> Occasion:
+    """As a call would find it that comes in by this door: in one of the agent's sessions, or in a fresh one.
+
+    What is left out is as it would be: whoever the session belongs to, or else the caller; the model that the agent
+    thinks with. A direct call has no model, and no session but one that is named.
+    """
+
+    def read(conn: sa.Connection) -> tuple[Agent, Session | None, list[Record]]:
+        found = named_agent(conn, agent)
+        if not session:
+            return found, None, []
+        inside = sessions.resolve(conn, session, seen_by=caller)
+        if inside.agent != found.name:
+            raise NotFound(
+                f"that session is not {found.name}'s",
+                because=f"it belongs to {inside.agent}",
+                try_this="list them: retinue sessions",
+                code="session.not-found",
+            )
+        told, _ = records.read(conn, inside.id, first=inside.context_from, last=inside.record_seq)
+        return found, inside, as_read(told)
+
+    who, inside, context = await desk.store.scan(read)
+    by_model = door is Door.MODEL
+    if not by_model and caller.trust is Trust.UNTRUSTED:
+        context = [*context, _from_untrusted(desk, inside)]
+    kind = inside.origin.kind if inside is not None else origin if by_model else OriginKind.EXTERNAL
+    whose = whose_session(inside) if inside is not None and by_model else None
+    provider, _, name = (model or _model_of(desk, who, inside)).partition("/") if by_model else ("", "", "")
+    home = home_of(desk.home, who.name)
+    id_ = desk.ids.new()
+    return Occasion(
+        agent=who,
+        session=inside.id if inside is not None else SessionId(id_),
+        run=RunId(id_),
+        home=home,
+        rights=default_rights(home, home),
+        where=Circumstances(
+            provider=provider if name else "",
+            model=name or provider,
+            origin=kind,
+            sender=address.parse(sender) if sender else whose or caller.address,
+            channel=channel_of(inside) if inside is not None else "",
+            door=door,
+        ),
+        context=context,
+    )
+
+
+def named_agent(conn: sa.Connection, name: str) -> Agent:
+    agent = agents.find(conn, name)
+    if agent is None:
+        raise NotFound(
+            f"there is no agent '{name[:64]}'",
+            because="nobody of that name works here",
+            try_this="list them: retinue agent list",
+            code="agent.not-found",
+        )
+    return agent
+
+
+def whose_session(session: Session) -> Address | None:
+    """Whoever a session belongs to; None where its key is no address."""
+    try:
+        return address.parse(session.origin.key.partition("/")[0])
+    except Invalid:
+        return None
+
+
+def channel_of(session: Session) -> str:
+    return session.origin.key.removeprefix("channel:") if session.origin.kind is OriginKind.CHAT else ""
+
+
+def _model_of(desk: Desk, agent: Agent, session: Session | None) -> str:
+    """The first that would be asked; empty where none can be."""
+    try:
+        mind = session.mind if session is not None else Mind()
+        return str(desk.catalog().chain(agent=agent, mind=mind)[0]) if desk.catalog is not None else ""
+    except (RetinueError, IndexError):
+        return ""
+
+
+def _from_untrusted(desk: Desk, session: Session | None) -> Record:
+    """A caller who has read untrusted words brings them along: they may be in each of its arguments."""
+    note = Note(text="", trust=Trust.UNTRUSTED)
+    return Record(
+        session=session.id if session is not None else SessionId(""),
+        seq=session.record_seq + 1 if session is not None else 1,
+        kind=RecordKind.NOTE,
+        body=note,
+        at_ms=to_ms(desk.clock.now()),
+        trust=note.trust,
+    )
