@@ -1,0 +1,74 @@
+"""`retinue mcp serve`: an MCP server on our own input and output, which hands everything on to the house.
+
+For programs that start their servers themselves. Whoever we speak for is whoever the token is: `RETINUE_TOKEN`, or the
+owner's in the home.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from retinue.cli import client
+from retinue.cli.errors import OK, CliError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+CALL_S = 3_600.0  # a tool may take long; how long is for the house to say
+AT_ONCE_MAX = 16
+LINE_BYTES_MAX = 16 * 1024 * 1024
+INTERNAL_ERROR, PARSE_ERROR = -32603, -32700
+
+
+def serve(agent: str = "", *, heard: BinaryIO | None = None, said: BinaryIO | None = None) -> int:
+    """Until our input ends. Requests are answered as they are done, several at once."""
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import BoundedSemaphore, Lock
+    from urllib.parse import quote
+
+    path = f"/mcp?agent={quote(agent, safe='')}" if agent else "/mcp"
+    source, target, writing = heard or sys.stdin.buffer, said or sys.stdout.buffer, Lock()
+    turns = BoundedSemaphore(AT_ONCE_MAX)
+
+    def hand_on(line: bytes) -> None:
+        try:
+            if answer := _answer(path, line):
+                with writing:
+                    target.write(answer.rstrip(b"\n") + b"\n")
+                    target.flush()
+        finally:
+            turns.release()
+
+    with ThreadPoolExecutor(AT_ONCE_MAX) as several:
+        while line := source.readline(LINE_BYTES_MAX):
+            if line.strip():
+                turns.acquire()  # what is not read yet waits with whoever wrote it
+                several.submit(hand_on, line)
+    return OK
+
+
+def _answer(path: str, line: bytes) -> bytes:
+    """What the house answers; what is wrong with the way to it is an answer too, or nobody would ever hear."""
+    try:
+        say = client._request  # pyright: ignore[reportPrivateUsage]
+        asked = client._asked  # pyright: ignore[reportPrivateUsage]
+        return asked(lambda host: say("POST", path, host, line), timeout_s=CALL_S)
+    except CliError as error:
+        return _error(line, INTERNAL_ERROR, "\n".join(error.lines()))
+
+
+def _error(line: bytes, code: int, message: str) -> bytes:
+    try:
+        asked: Any = json.loads(line)
+    except ValueError:
+        asked, code, message = {"id": None}, PARSE_ERROR, "this is not JSON"
+    if not isinstance(asked, dict) or "id" not in asked:
+        return b""  # a notification is not answered
+    error = {"code": code, "message": message}
+    return json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}).encode()
+
+
+if __name__ == "__main__":
+    sys.exit(serve(*sys.argv[1:2]))

@@ -1,0 +1,153 @@
+"""What whoever speaks MCP to the house sees and may do: operations by their level, and one agent's tools by its rules.
+
+What is listed is what can be called, and nothing can be called that is not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from retinue.domain.address import AddressKind
+from retinue.domain.agent import Agent
+from retinue.domain.errors import NotAllowed, NotFound
+from retinue.domain.principal import Principal
+from retinue.domain.session import OriginKind
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.trust import Trust
+from retinue.operations.base import Desk, Operation, perform
+from retinue.operations.invoke import Invoke, call_directly
+from retinue.operations.plugins import guests_of
+from retinue.operations.tools import schema, tool_name
+from retinue.policy import permissions
+from retinue.policy.tools import Circumstances, Door
+from retinue.store import agents
+
+SEND = "envelope.send"
+INVOKE = "tool.invoke"
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """One thing that can be called. `effect`: something is different afterwards; `outside`: others hear of it."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    effect: bool
+    outside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    text: str
+    failed: bool = False
+    structured: bool = False  # the text is JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """Whoever calls. `agent` is whose tools they want beside operations; empty for none.
+
+    `sending` is asked before an envelope goes out, and raises where that would be too many.
+    """
+
+    desk: Desk
+    caller: Principal
+    agent: str = ""
+    sending: Callable[[], None] = lambda: None
+
+    async def offered(self) -> list[Offered]:
+        tools = await self._tools()
+        return [*map(_of_operation, self._operations().values()), *map(_of_tool, tools)]
+
+    async def call(self, name: str, arguments: Mapping[str, Any], *, key: str = "") -> Called:
+        operation = self._operations().get(name)
+        if operation is not None:
+            if operation.name == SEND:
+                self.sending()
+            answer = await perform(self.desk, self.caller, operation, _encode(arguments), key=key)
+            return Called(answer.decode(), structured=True)
+        if not any(spec.name == name for spec in await self._tools()):
+            raise NotFound(
+                f"there is no tool '{name[:64]}' here",
+                because="none that you may use has that name",
+                try_this="ask for the list of tools",
+                code="tool.not-found",
+            )
+        asked = Invoke(tool=name, args=dict(arguments), agent=self.agent)
+        done = await call_directly(self.desk, self._as_heard(), asked, door=Door.MCP)
+        return Called(done.output, failed=done.failed)
+
+    def _every(self) -> list[Operation]:
+        from retinue.operations.catalog import OPERATIONS  # it imports others that import us
+
+        guests = guests_of(self.desk)
+        return [*OPERATIONS.values(), *(guests.operations().values() if guests is not None else ())]
+
+    def _operations(self) -> dict[str, Operation]:
+        """By the name of the tool, those that the caller's level reaches."""
+        level, policy = self.caller.level, self.desk.policy
+        reached = [each for each in self._every() if permissions.decide(each.name, level, policy).allowed]
+        return {tool_name(each): each for each in reached}
+
+    async def _tools(self) -> list[ToolSpec]:
+        """The agent's, by all its rules. Not those that are operations: these the caller asks for in their own name."""
+        if not self.agent or self.desk.toolbox is None:
+            return []
+        agent = await self._named()
+        where = Circumstances(origin=OriginKind.EXTERNAL, sender=self.caller.address, door=Door.MCP)
+        operations = {tool_name(each) for each in self._every()}
+        return [spec for spec in self.desk.toolbox.offered(agent, where) if spec.name not in operations]
+
+    async def _named(self) -> Agent:
+        """An agent has its own tools; those of another are for whoever may call any tool."""
+        own = self.caller.address.kind is AddressKind.AGENT and self.caller.address.name == self.agent
+        permission = permissions.decide(INVOKE, self.caller.level, self.desk.policy)
+        if not own and not permission.allowed:
+            raise NotAllowed(
+                f"you may not use the tools of '{self.agent[:64]}'",
+                because=permission.because,
+                try_this="ask the owner of this house, or leave the agent out",
+                code="permission.denied",
+            )
+        name = self.agent
+        agent = await self.desk.store.read(lambda conn: agents.find(conn, name))
+        if agent is None:
+            raise NotFound(
+                f"there is no agent '{name[:64]}'",
+                because="nobody of that name works here",
+                try_this="list them: retinue agent list",
+                code="agent.not-found",
+            )
+        return agent
+
+    def _as_heard(self) -> Principal:
+        """What an agent asks outside of its runs may come from anything it has read: nobody can tell any more."""
+        if self.caller.address.kind is AddressKind.AGENT:
+            return replace(self.caller, trust=Trust.UNTRUSTED)
+        return self.caller
+
+
+def _of_operation(operation: Operation) -> Offered:
+    return Offered(
+        name=tool_name(operation),
+        description=operation.summary,
+        parameters=schema(operation.parameters),
+        effect=operation.effect,
+    )
+
+
+def _of_tool(spec: ToolSpec) -> Offered:
+    return Offered(
+        name=spec.name,
+        description=spec.description,
+        parameters=spec.parameters,
+        effect=bool(spec.effects - {Effect.READS_PRIVATE, Effect.READS_UNTRUSTED}),
+        outside=bool(spec.effects & {Effect.READS_UNTRUSTED, Effect.SENDS_OUT}),
+    )
