@@ -380,8 +380,16 @@ def _readable(tool: Tool, call: Call) -> Any | None:
 
 
 def _as_read(call: Call, arguments: Any) -> Call:
-    """As the tool will read it, by one name each, with what was left to a default."""
-    return replace(call, arguments=msgspec.to_builtins(arguments))
+    """As the tool will read it: by one name each, and without what could as well have been left out."""
+    given: dict[str, Any] = msgspec.to_builtins(arguments)
+    for known in msgspec.structs.fields(arguments):
+        if not known.required and known.encode_name in given:
+            default = known.default
+            if default is msgspec.NODEFAULT and known.default_factory is not msgspec.NODEFAULT:
+                default = known.default_factory()
+            if given[known.encode_name] == msgspec.to_builtins(default):
+                del given[known.encode_name]
+    return replace(call, arguments=given)
 
 
 def _trust_of(context: Sequence[Record]) -> Trust:
