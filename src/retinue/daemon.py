@@ -20,7 +20,6 @@ from random import Random
 
 import msgspec
 import sqlalchemy as sa
-import uvicorn
 
 from retinue import __version__
 from retinue.agents.home import ensure_home
@@ -29,6 +28,7 @@ from retinue.agents.skills_shelf import Shelf as Skills
 from retinue.api.app import build as build_api
 from retinue.api.door import Door
 from retinue.api.gate import Gate, server_config
+from retinue.api.uvicorn_server import Server
 from retinue.config import Configuration, Settings, load
 from retinue.config.checks import PORT_MAX
 from retinue.connectors.base import Connector
@@ -333,7 +333,7 @@ async def _sign_in_owner(home: Path, store: Store, now: datetime) -> None:
     await store.write(body, point="setup")
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """Leaves signals to us: a stop must drain the engine too."""
 
     @contextmanager

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from retinue.agents.skills_choosing import parse_subset
+from retinue.agents.skills_finding import FOLDER as SKILLS
 from retinue.agents.skills_shelf import Kit
 from retinue.agents.skills_shelf import Shelf as Skills
 from retinue.config import Settings
 from retinue.config.hands import ExecSettings
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings, WorkspaceAccess
+from retinue.config.skills import SkillSettings
 from retinue.config.web import WebSettings
 from retinue.domain import address
 from retinue.domain.approval import Approval
@@ -58,6 +60,7 @@ from retinue.tools.wholes import Wholes
 log = logging.getLogger(__name__)
 
 OWNER = address.person("owner")
+NO_SKILLS = SkillSettings()
 
 
 @dataclass(slots=True)
@@ -210,8 +213,17 @@ def _command_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
 async def equip(
     skills: Skills, plugins: Plugins, settings: Callable[[], Settings], assignment: Assignment
 ) -> Equipment:
-    """What a run has of skills and plug-ins: most often nothing, and then nothing is looked up."""
+    """What a run has of skills and plug-ins: most often nothing, and then little is looked up for it."""
     agent, home = assignment.agent, assignment.home
+    now = settings()
+    if (
+        now.skills == NO_SKILLS
+        and not (plugins.registry.sections() or plugins.skill_folders() or assignment.request.workspace)
+        and not os.path.exists(f"{home}/{SKILLS}")
+        and not os.path.exists(f"{now.home}/{SKILLS}")
+        and now.sandbox.workspace is WorkspaceAccess.WRITE
+    ):
+        return NO_EQUIPMENT
     workspace = Path(assignment.request.workspace) if assignment.request.workspace else home
     kit = await skills.kit(
         agent.name,
@@ -223,7 +235,7 @@ async def equip(
     origin = assignment.session.origin.kind
     scene = PluginScene(agent=agent, session=assignment.session.id, home=home, origin=origin)
     sections = await plugins.sections(scene, minimal=origin is OriginKind.SUBAGENT)
-    read_only = is_read_only(settings().sandbox, assignment)
+    read_only = is_read_only(now.sandbox, assignment)
     if kit == Kit() and not sections and not read_only:
         return NO_EQUIPMENT
     return Equipment(

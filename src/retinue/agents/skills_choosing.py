@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from html import escape
 from pathlib import Path
 from typing import cast
-from xml.sax.saxutils import escape, quoteattr
 
 from retinue.agents.skills import Skill, Source, Surroundings, gated
 from retinue.config.skills import SkillEntry, SkillLists, SkillSettings
@@ -192,7 +192,7 @@ def section(choice: Choice) -> str:
         if len(body) > bound:
             body = f"{body[:bound]}\n[cut: {len(body) - bound} more characters in {skill.file}]"
         left -= min(len(skill.front.body), bound)
-        name, path = quoteattr(skill.name), quoteattr(str(skill.file))
+        name, path = f'"{escape(skill.name)}"', f'"{escape(str(skill.file))}"'
         parts.append(f"<skill name={name} location={path}>\n{body.replace('</skill>', '&lt;/skill>')}\n</skill>")
     return "\n".join(parts)
 

@@ -13,13 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
-import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from retinue.api.answers import raw_refusal
 from retinue.api.door import Door
+from retinue.api.uvicorn_server import Config, HttpToolsProtocol, WebSocketsSansIOProtocol
 from retinue.domain.errors import Invalid, RetinueError, TooLarge
 
 log = logging.getLogger(__name__)
@@ -211,9 +209,9 @@ class Socket(WebSocketsSansIOProtocol):
             self.transport.abort()
 
 
-def server_config(app: ASGIApp, gate: Gate) -> uvicorn.Config:
+def server_config(app: ASGIApp, gate: Gate) -> Config:
     """How uvicorn serves us, on both sockets."""
-    return uvicorn.Config(
+    return Config(
         app,
         http=type("GatedHttp", (Http,), {"gate": gate}),
         ws=type("GatedSocket", (Socket,), {"gate": gate}),
