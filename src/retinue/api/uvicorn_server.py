@@ -1,0 +1,32 @@
+"""uvicorn without its command line, which would bring click and multiprocessing: memory and time for nothing."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+
+def _import_bare() -> None:
+    """`import uvicorn` imports `uvicorn.main` for its names. Nothing here uses them, and who does gets the real one."""
+    if "uvicorn" in sys.modules:
+        return
+    stand_in = ModuleType("uvicorn.main")
+    for name in ("Server", "main", "run"):
+        setattr(stand_in, name, None)
+    sys.modules[stand_in.__name__] = stand_in
+    try:
+        import uvicorn
+    finally:
+        del sys.modules[stand_in.__name__]
+    for name in ("main", "run", "Server"):
+        delattr(uvicorn, name)
+
+
+_import_bare()
+
+from uvicorn.config import Config  # noqa: E402 - only now
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol  # noqa: E402
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol  # noqa: E402
+from uvicorn.server import Server  # noqa: E402
+
+__all__ = ["Config", "HttpToolsProtocol", "Server", "WebSocketsSansIOProtocol"]
