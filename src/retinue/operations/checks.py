@@ -489,6 +489,21 @@ def exposure(facts: SettingFacts) -> Iterable[Found]:
         )
 
 
+def confined(facts: SettingFacts) -> Iterable[Found]:
+    sandbox = facts.settings.sandbox
+    off = [
+        f'`sandbox.{name} = "off"`'
+        for name, value in (("kind", sandbox.kind), ("mode", sandbox.mode))
+        if value == "off"
+    ]
+    if off:
+        yield warning(
+            "commands of agents run without a sandbox",
+            because=" and ".join(off),
+            try_this='kind = "bubblewrap" and mode = "all" under [sandbox]; `retinue doctor --security` says more',
+        )
+
+
 # What it runs on
 
 
@@ -515,6 +530,7 @@ def machine(facts: MachineFacts) -> Iterable[Found]:
 EVERY_HOUSE: tuple[Check[Any], ...] = (
     Check(name="settings", looks_at="the settings can be used", gather=setting_facts, judge=settings),
     Check(name="exposure", looks_at="only this machine can reach it", gather=setting_facts, judge=exposure),
+    Check(name="sandbox", looks_at="commands of agents are confined", gather=setting_facts, judge=confined),
     Check(name="machine", looks_at="Python and SQLite are new enough", gather=machine_facts, judge=machine),
     Check(name="permissions", looks_at="what is the owner's alone is so", gather=disk_facts, judge=permissions),
     Check(name="disk", looks_at="there is room on the disk", gather=disk_facts, judge=disk_space),

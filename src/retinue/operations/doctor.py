@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import msgspec
 
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.errors import NotAllowed
 from retinue.domain.principal import Principal
+from retinue.operations import security
 from retinue.operations.base import Desk, Operation
 from retinue.operations.checks import EVERY_HOUSE
 from retinue.operations.health import Checked, Health, Scene, examine, register, worst
+from retinue.operations.security import Exposed, Severity
+from retinue.operations.security_facts import Ground
 
 for _check in EVERY_HOUSE:
     register(_check)
@@ -19,6 +25,10 @@ for _check in EVERY_HOUSE:
 
 class Doctor(msgspec.Struct, forbid_unknown_fields=True):
     quick: bool = False  # leave out what reads the whole store
+    security: Annotated[bool, msgspec.Meta(description="look at how well the house is closed, and at nothing else")] = (
+        False
+    )
+    fix: Annotated[bool, msgspec.Meta(description="take rights to files of the house away from others")] = False
 
 
 class HealthFound(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
@@ -35,16 +45,39 @@ class HealthChecked(msgspec.Struct, frozen=True, rename="kebab"):
     found: list[HealthFound]
 
 
+class SecurityFound(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
+    """`fixable`: `--fix` would see to it."""
+
+    check: str
+    severity: Severity
+    sentence: str
+    because: str
+    try_this: str
+    fixable: bool
+
+
 class HouseExamined(msgspec.Struct, frozen=True):
-    """`lines` says it all to people."""
+    """`lines` says it all to people. `security` and `fixed` are filled where that was asked for."""
 
     health: Health
     checks: list[HealthChecked]
     lines: list[str]
+    security: list[SecurityFound] = []
+    fixed: list[str] = []
 
 
 async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> HouseExamined:
     environment = dict(desk.config.environment) if desk.config else {**os.environ, "RETINUE_HOME": str(desk.home)}
+    if asked.security or asked.fix:
+        ground = Ground(
+            home=desk.home,
+            environment=environment,
+            now=desk.clock.now(),
+            store=desk.store,
+            toolbox=desk.toolbox,
+            quick=asked.quick,
+        )
+        return await closedness(ground, caller, fix=asked.fix)
     scene = Scene(
         home=desk.home,
         environment=environment,
@@ -55,6 +88,52 @@ async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> HouseExamined:
         quick=asked.quick,
     )
     return report(await examine(scene))
+
+
+async def closedness(ground: Ground, caller: Principal, *, fix: bool) -> HouseExamined:
+    """How well the house is closed; with `fix`, after what can be closed without asking anyone was closed."""
+    if fix and caller.level is not PermissionLevel.BOSS:
+        raise NotAllowed(
+            "you may look, and change nothing",
+            because="only the owner closes files of the house",
+            try_this="leave out --fix, or ask the owner",
+            code="doctor.not-yours-to-fix",
+        )
+    found = await security.examine(ground)
+    fixed: list[str] = []
+    if fix:
+        closings = [each.fix for each in found if each.fix is not None]
+        fixed = await asyncio.to_thread(lambda: [said for each in closings if (said := security.close(each))])
+        found = await security.examine(ground) if fixed else found
+    unseen = [] if ground.toolbox is not None else ["skipped  what agents may use: the house is closed"]
+    return security_report(found, fixed, unseen)
+
+
+def security_report(found: Sequence[Exposed], fixed: Sequence[str] = (), unseen: Sequence[str] = ()) -> HouseExamined:
+    """The worst first, the same for programs and for people."""
+    counts = {severity: sum(each.severity is severity for each in found) for severity in Severity}
+    health = Health.PROBLEM if counts[Severity.CRITICAL] else Health.WARNING if counts[Severity.WARNING] else Health.OK
+    told = ", ".join(f"{counts[severity]} {severity}" for severity in reversed(Severity))
+    fixable = sum(each.fix is not None for each in found)
+    hint = f"; --fix would see to {fixable} of them" if fixable else ""
+    verdict = f"{told}{hint}" if found else "nothing was found open"
+    return HouseExamined(
+        health=health,
+        checks=[],
+        lines=[
+            *(f"fixed    {each}" for each in fixed),
+            *(line for each in found for line in each.lines()),
+            *unseen,
+            verdict,
+        ],
+        security=[
+            SecurityFound(
+                each.check, each.severity, each.sentence, each.because, each.try_this, fixable=each.fix is not None
+            )
+            for each in found
+        ],
+        fixed=list(fixed),
+    )
 
 
 def report(made: list[Checked]) -> HouseExamined:

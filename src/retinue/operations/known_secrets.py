@@ -1,0 +1,116 @@
+"""Every secret that the house knows of, gathered for `policy/masking`: from the settings, the credentials, the
+environment, and its own token.
+
+One that cannot be read is left out: who needs it will say so. Nothing here is kept but by whoever asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+from retinue.config import Settings
+from retinue.config.secret import Secret
+from retinue.domain.credential import Credential
+from retinue.domain.errors import RetinueError
+from retinue.models.credentials import secret_of
+from retinue.operations.credential_keys import KEYS
+from retinue.store import credentials
+from retinue.store.connection import Store
+
+KEY_FILES_MAX = 1_000
+OWNER_TOKEN = "owner-token"
+
+# A name that says: my value is secret.
+TELLING = re.compile(
+    r"(?:.*[_-])?(?:token|secret|password|passwd|passphrase|pwd|apikey|api[_-]?key|access[_-]?key|private[_-]?key"
+    r"|credentials?|authorization|cookie)(?:[_-](?:id|key|value|[0-9]{1,3}))?|pgpassword",
+    re.I,
+)
+
+
+async def known_secrets(store: Store, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """By name, each as it is now."""
+    stored = await store.read(credentials.everyone)
+    return await asyncio.to_thread(gather, settings, stored, environment)
+
+
+def gather(settings: Settings, stored: list[Credential], environment: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    values: set[str] = set()
+
+    def add(name: str, value: str | None) -> None:
+        value = (value or "").strip()
+        if value and value not in values:  # the same one is found in several places: its first name is the closest
+            values.add(value)
+            found[name] = value
+
+    for name, secret in _in_settings(settings, ""):
+        add(name, _read(secret, environment))
+    for name, value in _in_headers(settings):
+        add(name, value)
+    for credential in stored:
+        add(f"{credential.agent}:{credential.id}" if credential.agent else credential.id, _of(credential, environment))
+    if isinstance(settings.store, str):
+        add("house.store", _password(settings.store))
+    add(OWNER_TOKEN, _read(Secret(file=settings.home / OWNER_TOKEN), environment))
+    for path in _key_files(settings.home / KEYS):
+        add(f"{KEYS}:{path.name.partition('.')[0]}", _read(Secret(file=path), environment))
+    for name in sorted(environment):
+        if TELLING.fullmatch(name):
+            add(f"env:{name}", environment[name])
+    return found
+
+
+def _in_settings(value: Any, path: str) -> Iterator[tuple[str, Secret]]:
+    """Wherever in the settings a secret is named, also in sections that we know nothing of."""
+    if isinstance(value, Secret):
+        yield path.removesuffix(".secret"), value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from _in_settings(getattr(value, each.name), f"{path}.{each.name}" if path else each.name)
+    elif isinstance(value, Mapping):
+        for name, each in cast("Mapping[Any, Any]", value).items():
+            yield from _in_settings(each, f"{path}.{name}")
+    elif isinstance(value, tuple | list):
+        for number, each in enumerate(cast("tuple[Any, ...]", value)):
+            yield from _in_settings(each, f"{path}.{number}")
+
+
+def _in_headers(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Of providers, those that are written out although their name says that they should not be."""
+    for provider, each in settings.providers.items():
+        for name, value in each.headers.items():
+            if isinstance(value, str) and TELLING.fullmatch(name):
+                yield f"providers.{provider}.headers.{name}", value.rpartition(" ")[2]
+
+
+def _read(secret: Secret, environment: Mapping[str, str]) -> str | None:
+    try:
+        return secret.read(environment)
+    except RetinueError:
+        return None
+
+
+def _of(credential: Credential, environment: Mapping[str, str]) -> str | None:
+    return _read(secret_of(credential), environment)
+
+
+def _password(url: str) -> str | None:
+    try:
+        return unquote(urlsplit(url).password or "")
+    except ValueError:
+        return None
+
+
+def _key_files(folder: Path) -> list[Path]:
+    """Also those whose credential is gone: a key is one until its provider takes it back."""
+    try:
+        return sorted(path for path in folder.rglob("*") if path.is_file())[:KEY_FILES_MAX]
+    except OSError:
+        return []
