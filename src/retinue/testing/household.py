@@ -260,6 +260,9 @@ class Household:
             await self.thinking.minds.close()
             await store.close()
 
+    def grants(self, store: Store) -> Grants:
+        return Grants(store, self.clock)
+
     async def _equip(self, assignment: Assignment) -> Equipment:
         return self.equipment
 
@@ -279,7 +282,7 @@ class Household:
                 *(self.furnishing(store, asks) if self.furnishing is not None else ()),
             ],
             settings=lambda: self.rules,
-            grants=Grants(store, clock),
+            grants=self.grants(store),
         )
         outbox = Outbox(store, clock, self.connectors, bounds=self.sending, faults=self.faults)
         thinking = self.thinking = Thinking(

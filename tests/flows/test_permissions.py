@@ -1,0 +1,355 @@
+"""Permissions that an agent asks for, and hands on: by whom it is heard, where the decision goes, and what it opens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from desk.desk_house import DeskHouse, desk_house
+from flows.asking import (
+    CLOCK,
+    HELPER,
+    MARIA,
+    NIGHT,
+    OWNER,
+    asking_household,
+    do,
+    does,
+    grants_now,
+    open_question,
+    questions,
+    read_by,
+    results,
+    rows,
+    state_of,
+)
+
+from retinue.config.hands import ApprovalSettings
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Context, Outcome
+from retinue.domain.errors import Conflict
+from retinue.domain.session import Origin, OriginKind
+from retinue.store import people
+from retinue.testing.household import Household
+from retinue.testing.quiet_connector import QuietConnector
+
+ELSEWHERE = Origin(OriginKind.WEB, "person:owner/elsewhere")
+WISH = do("request_permission", permission="web", reason="to look up the trains")
+
+
+@pytest.fixture
+def household(tmp_path: Path) -> Household:
+    household = asking_household(tmp_path, ask=())
+    household.agents = (*household.agents, Agent(name="cleo", model="scripted"))
+    return household
+
+
+@pytest.fixture
+async def desk(household: Household) -> AsyncGenerator[DeskHouse]:
+    async with desk_house(household) as opened:
+        household.model.rule = does
+        yield opened
+
+
+async def silent_notices(desk: DeskHouse) -> list[tuple[str, str, str]]:
+    """Recipient, text and outcome of every silent system letter."""
+    found = await rows(
+        desk.house,
+        "SELECT e.recipient, e.text, o.outcome FROM envelopes e LEFT JOIN outcomes o ON o.envelope = e.id"
+        " WHERE e.silent AND e.kind = 'system' ORDER BY e.seq",
+    )
+    return [tuple(row) for row in found]
+
+
+@pytest.mark.spec("D32")
+@pytest.mark.parametrize("allow", [True, False])
+async def test_a_request_returns_at_once_and_the_decision_resumes_whoever_asked(
+    household: Household, desk: DeskHouse, allow: bool
+) -> None:
+    house = desk.house
+    receipt = await house.post(WISH, sender="person:owner")
+    assert await house.answer_to(receipt.envelope) == "ok", "the run did not wait"
+    approval = await open_question(house)
+    assert f"Asked person:owner for web (approval {approval[:8]})" in read_by(household.model.prompts[-1])
+    [question] = await questions(house, "owner")
+    assert question.text.split("\n")[:3] == [
+        "ada asks: may I have web?",
+        "Because: to look up the trains",
+        f"Answer with: /allow {approval[:8]} (for this conversation), /allow {approval[:8]} always, "
+        f"or /deny {approval[:8]}",
+    ]
+    before = len(household.model.prompts)
+    await desk.ask(OWNER, "approval.answer", id=approval, allow=allow, because="as I said")
+    [(decision,)] = await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")
+    assert (await house.outcome(decision)).outcome is Outcome.ANSWERED
+    assert len(household.model.prompts) == before + 1
+    read = read_by(household.model.prompts[-1])
+    assert f"owner {'allowed' if allow else 'denied'} web" in read and "They said: as I said" in read
+    assert [grant["permission"] for grant in await grants_now(desk)] == (["web"] if allow else [])
+
+
+@pytest.mark.spec("D33", "D82")
+@pytest.mark.parametrize("tool", ["request_permission", "request_permission_via_parent"])
+@pytest.mark.parametrize("origin", [NIGHT, Origin(OriginKind.AGENT, "agent:bo"), Origin(OriginKind.EXTERNAL, "job")])
+async def test_a_background_request_reaches_the_person_of_the_last_conversation_and_its_agent_hears_of_it(
+    household: Household, desk: DeskHouse, tool: str, origin: Origin
+) -> None:
+    house = desk.house
+    talk = await house.post("hello", sender="person:maria", recipient="agent:cleo")
+    await house.outcome(talk.envelope)
+    receipt = await house.post(do(tool, permission="web", reason="news"), sender=CLOCK, origin=origin)
+    await house.outcome(receipt.envelope)
+    approval = await open_question(house)
+    [question] = await questions(house, "maria")
+    assert question.text.startswith("ada, which works in the background, asks: may I have web?")
+    assert await questions(house, "owner") == []
+    await house.quiet()
+    prompts = len(household.model.prompts)
+    [(to, presented, outcome)] = await silent_notices(desk)
+    assert to == f"agent:cleo/{talk.session}" and outcome == "noted"
+    assert "ada asks person:maria: web" in presented and approval[:8] in presented
+    assert len(household.model.prompts) == prompts, "a silent notice makes no one work"
+
+    # She talks to someone else meanwhile: the second notice goes to whoever has heard the first.
+    await house.outcome((await house.post("hello", recipient="agent:bo")).envelope)
+    await desk.ask(MARIA, "approval.answer", id=approval, allow=True)
+    [(decision, where)] = await rows(house, "SELECT id, session FROM envelopes WHERE kind = 'decision'")
+    assert where == receipt.session, "straight to the requester"
+    await house.outcome(decision)
+    await house.quiet()
+    _, (to, decided, outcome) = await silent_notices(desk)
+    assert to == f"agent:cleo/{talk.session}" and outcome == "noted"
+    assert f"maria allowed what ada asked for: web (approval {approval[:8]})" in decided
+    await house.outcome((await house.post("what was that?", recipient="agent:cleo")).envelope)
+    read = read_by(household.model.prompts[-1])
+    assert presented in read and decided in read
+
+
+async def test_a_guests_conversation_hears_of_no_request(household: Household, desk: DeskHouse) -> None:
+    house = desk.house
+    await house.outcome((await house.post("hello", sender="person:maria", recipient="agent:cleo")).envelope)
+    await household.clock.advance(5)
+    await house.outcome((await house.post("hello", sender="person:gus", recipient="agent:bo")).envelope)
+    await house.outcome((await house.post(WISH, sender=CLOCK, origin=NIGHT)).envelope)
+    assert len(await questions(house, "maria")) == 1 and await questions(house, "gus") == []
+    assert [to.partition("/")[0] for to, _, _ in await silent_notices(desk)] == ["agent:cleo"]
+
+
+@pytest.mark.parametrize("boss", [True, False])
+async def test_a_background_request_goes_into_a_room_only_where_nobody_but_the_owner_writes(
+    household: Household, boss: bool
+) -> None:
+    connector = household.connectors["quiet"] = QuietConnector(household.clock)
+    async with desk_house(household) as desk:
+        household.model.rule = does
+        said = await connector.say("hello", room="den", context=Context(from_boss=boss))
+        assert said is not None
+        settled = await desk.house.outcome(said.envelope)
+        assert settled.answer is not None
+        await desk.house.outcome(settled.answer)
+        await desk.house.outcome((await desk.house.post(WISH, sender=CLOCK, origin=NIGHT)).envelope)
+        await desk.house.quiet()
+        asked = [text for text in connector.texts("den") if "may I have web?" in text]
+        assert len(asked) == boss
+        assert len(await silent_notices(desk)) == boss
+        assert len(await questions(desk.house, "owner")) == 1
+
+
+@pytest.mark.spec("D34")
+async def test_a_decision_goes_to_the_session_that_asked_and_a_no_changes_nothing(
+    household: Household, desk: DeskHouse
+) -> None:
+    house = desk.house
+    asker = await house.post(WISH, sender=CLOCK, origin=NIGHT)
+    await house.outcome(asker.envelope)
+    other = await house.post("hello", sender="person:owner")
+    await house.outcome(other.envelope)
+    approval = await open_question(house)
+    before = await rows(house, "SELECT * FROM grants")
+    await desk.ask(OWNER, "approval.answer", id=approval, allow=False)
+    [(decision, session)] = await rows(house, "SELECT id, session FROM envelopes WHERE kind = 'decision'")
+    await house.outcome(decision)
+    assert session == asker.session != other.session
+    assert await rows(house, "SELECT * FROM grants") == before == []
+
+
+@pytest.mark.spec("D37")
+async def test_a_pending_request_outlives_a_restart_or_is_clearly_expired(tmp_path: Path) -> None:
+    household = asking_household(tmp_path, ask=())
+    household.asking = ApprovalSettings(expires_s=3_600.0)
+    async with desk_house(household) as desk:
+        household.model.rule = does
+        await desk.house.outcome((await desk.house.post(WISH, sender="person:owner")).envelope)
+        kept = await open_question(desk.house)
+        desk.house.crash()
+    household.clock.jump(timedelta(minutes=30))
+    async with desk_house(household) as desk:
+        household.model.rule = does
+        await desk.ask(OWNER, "approval.answer", id=kept, allow=True)
+        await desk.house.quiet()
+        assert [grant["permission"] for grant in await grants_now(desk)] == ["web"]
+        wish = do("request_permission", permission="read:/srv/music", reason="songs")
+        await desk.house.outcome((await desk.house.post(wish, sender="person:owner")).envelope)
+        late = await open_question(desk.house)
+        desk.house.crash()
+    household.clock.jump(timedelta(hours=2))
+    async with desk_house(household) as desk:
+        household.model.rule = does
+        with pytest.raises(Conflict) as raised:
+            await desk.ask(OWNER, "approval.answer", id=late, allow=True)
+        assert raised.value.because == "it is expired"
+        await household.clock.advance(60)
+        await desk.house.eventually(
+            lambda conn: conn.exec_driver_sql("SELECT count(*) FROM approvals WHERE state = 'expired'").scalar() == 1,
+            what="the sweep",
+        )
+        await desk.house.outcome((await desk.house.post("and?", sender="person:owner")).envelope)
+        assert f"Nobody has answered approval {late[:8]} (read:/srv/music) in time" in read_by(
+            household.model.prompts[-1]
+        )
+        assert [grant["permission"] for grant in await grants_now(desk)] == ["web"]
+
+
+async def test_a_path_is_asked_for_as_it_leads_now(household: Household, desk: DeskHouse, tmp_path: Path) -> None:
+    real, other = tmp_path / "real", tmp_path / "other"
+    real.mkdir()
+    other.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(real)
+    house = desk.house
+    wish = do("request_permission", permission=f"read:{link}", reason="to read")
+    await house.outcome((await house.post(wish, sender="person:owner")).envelope)
+    approval = await open_question(house)
+    [question] = await questions(house, "owner")
+    assert f"may I have read:{real}?" in question.text
+    os.unlink(link)
+    link.symlink_to(other)
+    await desk.ask(OWNER, "approval.answer", id=approval, allow=True)
+    assert [grant["permission"] for grant in await grants_now(desk)] == [f"read:{real}"]
+    added = await desk.ask(OWNER, "grant.add", agent="ada", permission=f"write:{link}", because="test")
+    assert added["permission"] == f"write:{other}", "the owner's own grants, too"
+
+
+async def test_a_path_that_cannot_be_seen_is_not_asked_for(household: Household, desk: DeskHouse) -> None:
+    wish = do("request_permission", permission="read:/srv/\u202egpj.exe", reason="to read")
+    await desk.house.outcome((await desk.house.post(wish, sender="person:owner")).envelope)
+    assert await rows(desk.house, "SELECT 1 FROM approvals") == []
+
+
+async def test_the_same_wish_is_one_question_while_it_is_open(household: Household, desk: DeskHouse) -> None:
+    house = desk.house
+    for _ in range(3):
+        await house.outcome((await house.post(WISH, sender="person:owner")).envelope)
+    assert len(await questions(house, "owner")) == 1
+    approval = await open_question(house)
+    await desk.ask(OWNER, "approval.answer", id=approval, allow=False)
+    await house.quiet()
+    await house.outcome((await house.post(WISH, sender="person:owner")).envelope)
+    assert len(await questions(house, "owner")) == 2
+
+
+async def test_nobody_is_asked_for_more_than_a_few_things_at_once(household: Household, desk: DeskHouse) -> None:
+    house = desk.house
+    for n in range(21):
+        wish = do("request_permission", permission=f"read:/srv/{n}", reason="more")
+        await house.outcome((await house.post(wish, sender="person:owner")).envelope)
+    assert len(await questions(house, "owner")) == 20
+    assert "nobody is asked for more now" in read_by(household.model.prompts[-1])
+
+
+async def test_a_background_agent_asks_only_for_itself(household: Household, desk: DeskHouse) -> None:
+    wish = do("request_permission", permission="web", reason="x", agent="cleo")
+    await desk.house.outcome((await desk.house.post(wish, sender=CLOCK, origin=NIGHT)).envelope)
+    assert await rows(desk.house, "SELECT 1 FROM approvals") == []
+    await desk.house.outcome((await desk.house.post(wish, sender="person:owner")).envelope)
+    approval = await open_question(desk.house)
+    [question] = await questions(desk.house, "owner")
+    assert question.text.startswith("ada asks: may cleo have web?") and "(for a day)" in question.text
+    await desk.ask(OWNER, "approval.answer", id=approval, allow=True)
+    [grant] = await grants_now(desk)
+    assert (grant["agent"], grant["session"]) == ("cleo", None) and grant["expires-at"] is not None
+
+
+async def test_a_wish_of_a_subagent_is_denied_by_default(household: Household, desk: DeskHouse) -> None:
+    grant = do("grant_permission", agent="cleo", permission="web", reason="x")
+    await desk.ask(OWNER, "grant.add", agent="ada", permission="web", because="test")
+    await desk.house.outcome((await desk.house.post(grant, sender="agent:bo", origin=HELPER)).envelope)
+    assert "Not allowed" in read_by(household.model.prompts[-1])
+    assert [each["agent"] for each in await grants_now(desk)] == ["ada"]
+
+
+# --- handing on ---
+
+
+@pytest.mark.spec("D35")
+async def test_nobody_hands_on_what_they_do_not_hold_or_without_a_reason(household: Household, desk: DeskHouse) -> None:
+    house = desk.house
+
+    async def hands_on(**arguments: str) -> str:
+        call = do("grant_permission", **{"agent": "cleo", "permission": "web", "reason": "she asked", **arguments})
+        await house.outcome((await house.post(call, sender="person:owner")).envelope)
+        return results(household.model.prompts[-1])[-1]
+
+    assert "you do not hold web yourself" in await hands_on()
+    await desk.ask(OWNER, "grant.add", agent="ada", permission="read:/srv/music", because="test")
+    assert "you do not hold web yourself" in await hands_on()
+    assert "you do not hold read:/srv yourself" in await hands_on(permission="read:/srv")
+    assert "you do not hold write:/srv/music" in await hands_on(permission="write:/srv/music")
+    assert "a permission needs a reason" in await hands_on(permission="read:/srv/music", reason="  ")
+    assert "do not fit" in await hands_on(permission="read:/srv/music", reason="")
+    assert "you cannot grant yourself" in await hands_on(agent="ada", permission="read:/srv/music")
+    assert "there is no agent" in await hands_on(agent="nobody", permission="read:/srv/music")
+    assert len(await grants_now(desk)) == 1
+    assert await hands_on(permission="read:/srv/music/new") == "cleo has read:/srv/music/new now."
+    [handed_on] = [grant for grant in await grants_now(desk) if grant["agent"] == "cleo"]
+    assert (handed_on["agent"], handed_on["granted-by"], handed_on["because"]) == ("cleo", "agent:ada", "she asked")
+
+
+async def test_what_was_handed_on_is_not_handed_on_again_and_ends_with_what_it_came_from(
+    household: Household, desk: DeskHouse
+) -> None:
+    house = desk.house
+    own = await desk.ask(OWNER, "grant.add", agent="ada", permission="web", because="test")
+    await house.outcome(
+        (
+            await house.post(do("grant_permission", agent="cleo", permission="web", reason="x"), sender="person:owner")
+        ).envelope
+    )
+    again = do("grant_permission", agent="bo", permission="web", reason="x")
+    await house.outcome((await house.post(again, sender="person:owner", recipient="agent:cleo")).envelope)
+    assert "is not yours to give" in read_by(household.model.prompts[-1])
+    assert {grant["agent"] for grant in await grants_now(desk)} == {"ada", "cleo"}
+    await desk.ask(OWNER, "grant.revoke", id=own["id"])
+    assert await grants_now(desk) == []
+
+
+async def test_what_holds_for_one_conversation_is_handed_on_for_a_day_at_most(
+    household: Household, desk: DeskHouse
+) -> None:
+    house = desk.house
+    await house.outcome((await house.post(WISH, sender="person:owner")).envelope)
+    await desk.ask(OWNER, "approval.answer", id=await open_question(house), allow=True)
+    await house.quiet()
+    give = do("grant_permission", agent="cleo", permission="web", reason="x")
+    await house.outcome((await house.post(give, sender="person:owner", origin=ELSEWHERE)).envelope)
+    assert "you do not hold web yourself" in read_by(household.model.prompts[-1])
+    await house.outcome((await house.post(give, sender="person:owner")).envelope)
+    [handed_on] = [grant for grant in await grants_now(desk) if grant["agent"] == "cleo"]
+    assert handed_on["expires-at"] is not None
+    household.clock.jump(timedelta(days=1))
+    assert [grant["agent"] for grant in await grants_now(desk)] == ["ada"]
+
+
+async def test_who_was_asked_and_is_gone_leaves_it_to_the_owner(household: Household, desk: DeskHouse) -> None:
+    house = desk.house
+    await house.outcome((await house.post(WISH)).envelope)
+    approval = await open_question(house)
+    await house.store.write(lambda conn: people.forget(conn, "maria", at_ms=1), point="test")
+    told = await house.post(f"/allow {approval[:8]}")
+    assert "could not be done" in await house.answer_to(told.envelope)
+    assert await state_of(house, approval) == "open"
+    await desk.ask(OWNER, "approval.answer", id=approval, allow=True)
+    assert await state_of(house, approval) == "allowed"
