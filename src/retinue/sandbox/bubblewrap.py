@@ -347,9 +347,13 @@ class Bubblewrap:
             )
             child.close_input()
             said = b""
-            while chunk := await child.read():
-                said += chunk
-            ended = await child.wait()
+            try:
+                while chunk := await child.read():
+                    said += chunk
+                ended = await child.wait()
+            except asyncio.CancelledError:  # a house that closes again before it has tried
+                await child.kill()
+                raise
         words = said.decode(errors="replace").split()
         if ended.code != 0 or "stands" not in words:
             return Probe(False, f"a command in it ended with {ended.code}: {' '.join(words)[:500]}", _DOCTOR)

@@ -1,0 +1,203 @@
+"""A whole house with its real hands and a scripted model: what `retinue run` opens, without the doors to outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from desk.desk_house import person
+
+from retinue.config import Configuration, Settings, load
+from retinue.daemon import House, default_parts, open_house
+from retinue.domain import address
+from retinue.domain.agent import Agent
+from retinue.domain.approval import Approval
+from retinue.domain.envelope import Draft, Envelope, Receipt
+from retinue.domain.ids import EnvelopeId, SessionId
+from retinue.domain.principal import Principal
+from retinue.domain.record import Record
+from retinue.domain.session import Origin, OriginKind
+from retinue.domain.tool import Effect, ToolResult, ToolSpec
+from retinue.domain.trust import Trust
+from retinue.operations.base import perform
+from retinue.operations.catalog import OPERATIONS
+from retinue.store import approvals, envelopes, records
+from retinue.store.tables import approvals as approvals_table
+from retinue.store.tables import envelopes as envelopes_table
+from retinue.testing.scripted_model import Line, ScriptedModel
+from retinue.testing.tools import AppendLine
+from retinue.tools.base import Output, Scene, Tool, ToolFailed, schema_of
+
+WAIT_S = 60.0
+OWNER = person("owner")
+ADA = Agent(name="ada", model="scripted")
+BO = Agent(name="bo", model="scripted")
+
+
+class VisitArguments(msgspec.Struct, forbid_unknown_fields=True):
+    page: str = ""
+
+
+@dataclass(slots=True)
+class Visit:
+    """A page from outside, or one of ours: its words, and how far they can be believed."""
+
+    says: str = "A page."
+    trust: Trust = Trust.UNTRUSTED
+    fails: str = ""
+    arguments: type[msgspec.Struct] = VisitArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="visit",
+            description="Look at a page.",
+            parameters=schema_of(VisitArguments),
+            effects=frozenset({Effect.READS_PRIVATE, Effect.READS_UNTRUSTED}),
+            source="plugin:pages",
+        )
+    )
+
+    async def perform(self, arguments: VisitArguments, scene: Scene) -> Output:
+        if self.fails:
+            raise ToolFailed(self.fails)
+        return Output(text=self.says, trust=self.trust)
+
+
+@dataclass(slots=True)
+class HandsHouse:
+    house: House
+    root: Path
+    model: ScriptedModel
+    configuration: Configuration
+    witness: Path
+    _numbers: int = 0
+
+    # What goes in
+
+    async def post(
+        self,
+        text: str,
+        *,
+        sender: str = "person:owner",
+        to: str = "agent:ada",
+        trust: Trust | None = None,
+        origin: str = "",
+        **kw: Any,
+    ) -> Receipt:
+        self._numbers += 1
+        id_ = EnvelopeId(self.house.desk.ids.new())
+        draft = Draft(
+            id=id_,
+            sender=address.parse(sender),
+            recipient=address.parse(to),
+            text=text,
+            source=sender,
+            key=id_,
+            origin=Origin(OriginKind.TERMINAL, origin) if origin else None,
+            trust=trust or (Trust.OWNER if sender == "person:owner" else Trust.PERSON),
+            **kw,
+        )
+        return await self.house.desk.post.post(draft)
+
+    async def turn(self, text: str, *lines: str | Line, **kw: Any) -> SessionId:
+        """Someone speaks, the model goes by its script, and the house comes to rest. Gives the session."""
+        assert not self.model.script, "the script was not played to its end"
+        self.model.will_reply(*lines)
+        receipt = await self.post(text, **kw)
+        await self.rest()
+        assert receipt.session is not None
+        return receipt.session
+
+    async def rest(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + WAIT_S
+        still = 0
+        while still < 3:  # whoever has just ended may have woken another
+            still = 0 if self.house.engine.active or self.house.outbox.active else still + 1
+            assert loop.time() < deadline, "the house does not come to rest"
+            await asyncio.sleep(0.005)
+
+    async def ask(self, operation: str, *, who: Principal = OWNER, **parameters: Any) -> Any:
+        body = json.dumps(parameters).encode()
+        return json.loads(await perform(self.house.desk, who, OPERATIONS[operation], body))
+
+    async def answer(self, approval: Approval, *, allow: bool = True, **kw: Any) -> None:
+        await self.ask("approval.answer", id=approval.id, allow=allow, **kw)
+        await self.rest()
+
+    def rule(self, **tools: Any) -> None:
+        """Other rules for tools, from now on."""
+        self.rules(replace(self.settings, tools=replace(self.settings.tools, **tools)))
+
+    def rules(self, settings: Settings) -> None:
+        self.house.desk.keeper().current = replace(self.house.desk.keeper().current, settings=settings)
+
+    @property
+    def settings(self) -> Settings:
+        return self.house.desk.keeper().current.settings
+
+    # What comes out
+
+    @property
+    def lines(self) -> list[str]:
+        """What was really done: the lines in the witness, without the call that wrote each."""
+        text = self.witness.read_text() if self.witness.exists() else ""
+        return [line.partition(" ")[2] for line in text.splitlines()]
+
+    async def records(self, session: str) -> list[Record]:
+        found, damaged = await self.house.store.scan(partial(records.read, session=session, first=1, last=2**60))
+        assert not damaged
+        return found
+
+    async def results(self, session: str) -> list[ToolResult]:
+        return [record.body for record in await self.records(session) if isinstance(record.body, ToolResult)]
+
+    async def asked(self) -> list[Approval]:
+        """The questions that are open, oldest first."""
+
+        def read(conn: Any) -> list[Approval]:
+            ids = [row.id for row in conn.execute(approvals_table.select()) if row.state == "open"]
+            found = (approvals.get(conn, id_) for id_ in ids)
+            return sorted((each for each in found if each is not None), key=lambda each: each.asked_at)
+
+        return await self.house.store.scan(read)
+
+    async def asked_for(self) -> list[tuple[str, dict[str, Any]]]:
+        return [(call.tool, call.arguments) for approval in await self.asked() for call in approval.calls]
+
+    async def mail(self, recipient: str = "") -> list[Envelope]:
+        """All that was ever sent, oldest first; or to one address."""
+
+        def read(conn: Any) -> list[Envelope]:
+            statement = envelopes_table.select().order_by(envelopes_table.c.seq)
+            found = [envelopes.envelope_of(row) for row in conn.execute(statement)]
+            return [mail for mail in found if not recipient or str(mail.recipient) == recipient]
+
+        return await self.house.store.scan(read)
+
+    def home(self, agent: str = "ada") -> Path:
+        return self.root / "agents" / agent
+
+
+@asynccontextmanager
+async def hands_house(
+    root: Path, *, staff: Sequence[Agent] = (ADA, BO), tools: Sequence[Tool] = (), config: str = ""
+) -> AsyncGenerator[HandsHouse]:
+    root.mkdir(parents=True, exist_ok=True)
+    if config:
+        (root / "retinue.toml").write_text(config)
+    configuration = load({"RETINUE_HOME": str(root)})
+    base = default_parts()
+    model = ScriptedModel(base.clock)
+    witness = root / "witness.txt"
+    parts = replace(base, models=[model], staff=staff, tools=[AppendLine(witness), *tools], configuration=configuration)
+    async with open_house(configuration.settings, parts) as house:
+        made = HandsHouse(house, root, model, configuration, witness)
+        yield made
+        await made.rest()
