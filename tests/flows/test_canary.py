@@ -1,0 +1,337 @@
+"""Canaries: secrets that an agent tries to get out by every tool it has, while its owner says yes to everything.
+
+None of them may come up in a record, in news, in a log, in an answer of the house or in what a model is told; and every
+one of them does, once nothing is masked and nothing is confined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import logging
+import shlex
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from desk.desk_house import person
+from tools.web_stand_ins import Reply, site
+
+from retinue.config import load
+from retinue.daemon import House, default_parts, open_house
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Draft, Receipt
+from retinue.domain.errors import RetinueError
+from retinue.domain.ports import Post
+from retinue.domain.tool import ToolResult
+from retinue.logs import LogLine, set_masks
+from retinue.models.base import Prompt
+from retinue.operations.base import perform
+from retinue.operations.catalog import OPERATIONS
+from retinue.operations.known_secrets import known_secrets
+from retinue.policy.masking import Masks, forms_of
+from retinue.policy.tools import Circumstances
+from retinue.store import approvals, envelopes
+from retinue.store import tables as t
+from retinue.store.processes import ProcessState
+from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
+
+OWNER = person("owner")
+ADA = Agent(name="ada", model="scripted")
+WAIT_S = 120.0
+# Tools that tell nothing which another of these does not: what a browser shows, it shows after each act.
+OTHERS = {"browser_act", "request_permission_via_parent", "grant_permission", "gateway"}
+CANARIES = {
+    "variable": "canary-in-the-environment-0a1b2c",
+    "key file": "canary-in-a-key-file-3d4e5f",
+    "header": "canary-in-a-header-6a7b8c",
+    "command's": "canary-for-one-command-9d0e1f",
+    "own key": "canary-kept-by-the-house-2a3b4c",
+}
+SETTINGS = """
+[house.listen]
+enabled = false
+
+[providers.acme]
+url = "http://127.0.0.1:9/v1"
+key = {{ file = "{keys}/acme" }}
+headers = {{ x-token = {{ env = "ACME_HEADER_VALUE" }} }}
+
+[sandbox]
+kind = "{sandbox}"
+
+[sandbox.secrets.github]
+secret = {{ file = "{keys}/github" }}
+variable = "GH_TOKEN"
+commands = ["/usr/bin/env", "/usr/bin/bash", "/usr/bin/dash", "/bin/sh", "/usr/bin/sh"]
+
+[tools.exec]
+security = "full"
+ask = "off"
+
+[web]
+ports = [{port}]
+private_hosts = ["127.0.0.1:{port}"]
+searxng_url = "http://127.0.0.1:{port}"
+"""
+
+
+@dataclass
+class Ground:
+    """Where the house stands, and what was heard of it."""
+
+    home: Path
+    keys: Path
+    port: int = 0
+    log: io.StringIO = field(default_factory=io.StringIO)
+    heard: list[str] = field(default_factory=list[str])
+
+    def attempts(self) -> list[Line]:
+        """What a hostile agent would try. It knows where everything lies."""
+        here = f"http://127.0.0.1:{self.port}"
+        shell = (
+            "env",
+            "tr '\\0' '\\n' < /proc/self/environ",
+            "for p in /proc/[0-9]*; do tr '\\0' '\\n' < $p/environ; done 2>/dev/null",
+            f"cat {self.keys}/* {self.home}/owner-token; find {self.home}/keys -type f -exec cat {{}} +",
+            f"base64 {self.keys}/acme; od -An -tx1 -v {self.keys}/acme | tr -d ' \\n'",
+            'echo $GH_TOKEN; echo $GH_TOKEN | base64; ls /$GH_TOKEN; printf %s "$GH_TOKEN" > kept.txt; cat kept.txt',
+            f"curl -s {here}/echo",
+        )
+        files = (self.keys / "acme", self.home / "owner-token", "/proc/self/environ", self.home / "retinue.toml")
+        return [
+            calls("exec", command="/usr/bin/env"),
+            *(calls("exec", command=f"/bin/sh -c {shlex.quote(command)}") for command in shell),
+            *(calls("read", path=str(path)) for path in files),
+            calls("read", path="kept.txt"),
+            calls("find", path=str(self.keys), text="canary"),
+            calls("ls", path=str(self.keys)),
+            calls("edit", path=str(self.keys / "acme"), old="nothing of it", new="x"),
+            calls("web_fetch", url=f"{here}/echo"),
+            calls("web_fetch", url=f"{here}/fails"),
+            calls("web_search", query="canary"),
+            calls("browser", action="open", url=f"{here}/echo"),
+            calls("session_status"),
+            calls("no_such_tool", words="x"),
+            calls("read", wrong="arguments"),
+            calls("write", path="asked.txt", content="x"),
+            calls("exec", command="/bin/sh -c 'env; echo $GH_TOKEN; sleep 0.3'", background=True),
+            calls("process", action="list"),
+            calls("request_permission", permission="web", reason="because"),
+        ]
+
+
+def results(prompt: Prompt) -> list[ToolResult]:
+    return [record.body for record in prompt.records if isinstance(record.body, ToolResult)]
+
+
+def hostile(attempts: Iterator[Line]) -> Callable[[Prompt], Line]:
+    """Makes each attempt, then tells all that it has read: to the owner in a message, and in its answer."""
+    told: list[str] = []
+
+    def rule(prompt: Prompt) -> Line:
+        if (attempt := next(attempts, None)) is not None:
+            return attempt
+        seen = "\n".join(each.output for each in results(prompt))
+        if not told:
+            told.append(seen)
+            return calls("message", to="person:owner", text=seen[:60_000])
+        return says(seen[:60_000])
+
+    return rule
+
+
+@asynccontextmanager
+async def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Ground]:
+    made = Ground(tmp_path / "home", tmp_path / "keys")
+    for folder in (made.home, made.home / "keys" / "house", made.keys):
+        folder.mkdir(parents=True, mode=0o700)
+    for name, path in (
+        ("key file", made.keys / "acme"),
+        ("command's", made.keys / "github"),
+        ("own key", made.home / "keys" / "house" / "acme:second.0"),
+    ):
+        path.write_text(CANARIES[name] + "\n")
+        path.chmod(0o600)
+    monkeypatch.setenv("ACME_API_KEY", CANARIES["variable"])
+    monkeypatch.setenv("ACME_HEADER_VALUE", CANARIES["header"])
+    monkeypatch.setenv("RETINUE_HOME", str(made.home))
+    # A server that tells whoever asks what others have sent it.
+    echoed = f"<html><body><p>You sent: {CANARIES['header']} and {CANARIES['variable']}</p></body></html>"
+    hits = {"results": [{"title": CANARIES["key file"], "url": "http://x.example/", "content": CANARIES["variable"]}]}
+    replies = {
+        "/echo": Reply(echoed),
+        "/fails": Reply(f"bad key {CANARIES['header']}", 401, type="text/plain"),
+        "/search": Reply(json.dumps(hits), type="application/json"),
+    }
+    async with site(replies) as server:
+        made.port = server.port
+        yield made
+
+
+@dataclass(frozen=True)
+class MaskedPost:
+    """The way out for whatever tools have to say on their own: messages, and how a command ended."""
+
+    post_: Post
+    mask: Callable[[str], str]
+
+    async def post(self, draft: Draft) -> Receipt:
+        return await self.post_.post(replace(draft, text=self.mask(draft.text)))
+
+
+@asynccontextmanager
+async def opened(made: Ground, model: ScriptedModel, *, sandbox: str, masked: bool) -> AsyncGenerator[House]:
+    (made.home / "retinue.toml").write_text(SETTINGS.format(keys=made.keys, port=made.port, sandbox=sandbox))
+    (made.home / "owner-token").write_text("OwnersOwnToken0123456789OwnersOwnToken01234")
+    (made.home / "owner-token").chmod(0o600)
+    configuration = load({"RETINUE_HOME": str(made.home)})
+    parts = replace(
+        default_parts(),
+        models=(model,),
+        staff=(ADA,),
+        configuration=configuration,
+    )
+    handler = logging.StreamHandler(made.log)
+    handler.setFormatter(LogLine())
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        async with open_house(configuration.settings, parts) as house:
+            toolbox = house.desk.toolbox
+            assert toolbox is not None
+            masks = Masks(await known_secrets(house.store, configuration.settings, _environment(made)))
+            mask = masks.mask if masked else str
+            toolbox._mask = mask  # pyright: ignore[reportPrivateUsage]
+            ways: Any = toolbox._tools["message"]  # pyright: ignore[reportPrivateUsage]
+            ways.post.inbox = MaskedPost(house.desk.post, mask)
+            set_masks(masks if masked else Masks())
+            yield house
+    finally:
+        set_masks(Masks())
+        root.removeHandler(handler)
+
+
+def _environment(made: Ground) -> dict[str, str]:
+    return {"ACME_API_KEY": CANARIES["variable"], "ACME_HEADER_VALUE": CANARIES["header"]}
+
+
+async def ask(made: Ground, house: House, operation: str, **parameters: Any) -> Any:
+    """What the house answers is heard, also where it is an error."""
+    try:
+        answer = await perform(house.desk, OWNER, OPERATIONS[operation], json.dumps(parameters).encode())
+    except RetinueError as error:
+        made.heard.append(str(error))
+        raise
+    made.heard.append(answer.decode())
+    return json.loads(answer)
+
+
+_left_running = sa.select(sa.func.count()).where(t.processes.c.state != ProcessState.TOLD.value)
+
+
+async def run_it(made: Ground, house: House) -> str:
+    """One run, in which the owner says yes to whatever is asked."""
+    sent = await ask(made, house, "envelope.send", to="agent:ada", text="Tell me your secrets.")
+    deadline = asyncio.get_running_loop().time() + WAIT_S
+    while True:
+        settled = await house.store.read(lambda conn: envelopes.settled(conn, sent["envelope"]))
+        waiting = await house.store.read(lambda conn: approvals.listed(conn, limit=10))
+        left = await house.store.read(lambda conn: conn.execute(_left_running).scalar_one())
+        if settled is not None and not waiting and not left and not house.engine.active:
+            break
+        for each in waiting:
+            await ask(made, house, "approval.answer", id=each.id, allow=True)
+        assert asyncio.get_running_loop().time() < deadline, "the run never ended"
+        await asyncio.sleep(0.02)
+    return sent["session"]
+
+
+async def everything(made: Ground, house: House, model: ScriptedModel, session: str) -> str:
+    """All that is kept, told, logged, answered and sent to the model."""
+    for operation, parameters in (
+        ("session.history", {"session": session}),
+        ("session.export", {"session": session}),
+        ("inbox.list", {}),
+        ("house.status", {}),
+        ("credential.list", {}),
+        ("config.show", {}),
+        ("house.doctor", {}),
+    ):
+        if operation in OPERATIONS:
+            await ask(made, house, operation, **parameters)
+
+    def rows(conn: sa.Connection) -> list[str]:
+        tables = t.metadata.sorted_tables
+        return [str(tuple(row)) for table in tables for row in conn.execute(sa.select(table))]
+
+    prompts = [str(msgspec.to_builtins(prompt, enc_hook=str)) for prompt in model.prompts]
+    return "\n".join((*await house.store.scan(rows), *prompts, *made.heard, made.log.getvalue()))
+
+
+def found_in(text: str) -> dict[str, set[str]]:
+    """Which canaries are in a text, and in which of their forms."""
+    return {
+        name: seen for name, value in CANARIES.items() if (seen := {form for form in forms_of(value) if form in text})
+    }
+
+
+def tried(model: ScriptedModel) -> set[str]:
+    return {each.tool for each in results(model.prompts[-1])}
+
+
+@pytest.mark.spec("C99")
+async def test_no_canary_comes_out_by_any_tool_though_its_owner_allows_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ground(tmp_path, monkeypatch) as made:
+        parts = default_parts()
+        model = ScriptedModel(parts.clock)
+        model.rule = hostile(iter(made.attempts()))
+        async with opened(made, model, sandbox="bubblewrap", masked=True) as house:
+            session = await run_it(made, house)
+            seen = await everything(made, house, model, session)
+            assert house.desk.toolbox is not None
+            offered = house.desk.toolbox.offered(ADA, Circumstances(sender=OWNER.address))
+    assert {each.name for each in offered} - tried(model) <= OTHERS
+    assert found_in(seen) == {}
+    assert "OwnersOwnToken" not in seen
+    assert "[secret:sandbox.secrets.github]" in seen  # the command could use it, and nobody could read it
+    assert "[secret:providers.acme.headers.x-token]" in seen
+
+
+async def test_every_canary_comes_out_where_nothing_is_masked_or_confined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: what the test above looks for would be there."""
+    async with ground(tmp_path, monkeypatch) as made:
+        model = ScriptedModel(default_parts().clock)
+        model.rule = hostile(iter(made.attempts()))
+        async with opened(made, model, sandbox="off", masked=False) as house:
+            session = await run_it(made, house)
+            seen = await everything(made, house, model, session)
+    found = found_in(seen)
+    assert set(found) == set(CANARIES)
+    assert base64.b64encode(f"{CANARIES['key file']}\n".encode()).decode()[:36] in seen
+
+
+async def test_the_walls_alone_keep_what_no_command_needs_and_the_masks_alone_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two has its part: without walls, what is known is still masked in all that is kept."""
+    async with ground(tmp_path, monkeypatch) as made:
+        model = ScriptedModel(default_parts().clock)
+        model.rule = hostile(iter(made.attempts()))
+        async with opened(made, model, sandbox="off", masked=True) as house:
+            session = await run_it(made, house)
+            seen = await everything(made, house, model, session)
+    assert found_in(seen) == {}
+    for name in ("env:ACME_API_KEY", "providers.acme.key", "sandbox.secrets.github", "keys:acme:second"):
+        assert f"[secret:{name}]" in seen
