@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from retinue.agents.home import home_of
 from retinue.domain import address
-from retinue.domain.address import Address
+from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, NotFound, RetinueError
 from retinue.domain.ids import RunId, SessionId
@@ -60,10 +60,11 @@ async def occasion_for(
 
     who, inside, context = await desk.store.scan(read)
     by_model = door is Door.MODEL
-    if not by_model and caller.trust is Trust.UNTRUSTED:
-        context = [*context, _from_untrusted(desk, inside)]
     kind = inside.origin.kind if inside is not None else origin if by_model else OriginKind.EXTERNAL
     whose = whose_session(inside) if inside is not None and by_model else None
+    works_for = address.parse(sender) if sender else whose or caller.address
+    if not by_model and (caller.trust is Trust.UNTRUSTED or works_for.kind is AddressKind.AGENT):
+        context = [*context, _from_untrusted(desk, inside)]
     provider, _, name = (model or _model_of(desk, who, inside)).partition("/") if by_model else ("", "", "")
     home = home_of(desk.home, who.name)
     id_ = desk.ids.new()
@@ -77,7 +78,7 @@ async def occasion_for(
             provider=provider if name else "",
             model=name or provider,
             origin=kind,
-            sender=address.parse(sender) if sender else whose or caller.address,
+            sender=works_for,
             channel=channel_of(inside) if inside is not None else "",
             door=door,
         ),
@@ -119,7 +120,7 @@ def _model_of(desk: Desk, agent: Agent, session: Session | None) -> str:
 
 
 def _from_untrusted(desk: Desk, session: Session | None) -> Record:
-    """A caller who has read untrusted words brings them along: they may be in each of its arguments."""
+    """What an agent asks for outside of its runs may come from anything that it has read: nobody can tell any more."""
     note = Note(text="", trust=Trust.UNTRUSTED)
     return Record(
         session=session.id if session is not None else SessionId(""),
