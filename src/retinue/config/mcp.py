@@ -101,4 +101,4 @@ class McpServer:
     parallel: int = setting(
         PARALLEL, "How many calls it is given at once; the others wait.", effect=Effect.HOT, least=1, most=256
     )
-    memory_mib: int = setting(1024, "Memory of the command and all it begins.", effect=Effect.HOT, least=16, most=2**20)
+    memory_mib: int = setting(2048, "Memory of the command and all it begins.", effect=Effect.HOT, least=16, most=2**20)
