@@ -187,7 +187,11 @@ class HandsHouse:
 
 @asynccontextmanager
 async def hands_house(
-    root: Path, *, staff: Sequence[Agent] = (ADA, BO), tools: Sequence[Tool] = (), config: str = ""
+    root: Path,
+    *,
+    staff: Sequence[Agent] = (ADA, BO),
+    tools: Sequence[Tool] = (),
+    config: str = "",
 ) -> AsyncGenerator[HandsHouse]:
     root.mkdir(parents=True, exist_ok=True)
     if config:
