@@ -189,7 +189,8 @@ def test_a_question_is_answered_from_the_terminal(house: HouseProcess, terminal:
     chat.type("read SOUL.md\r")
     text = chat.wait_for("to clerk:", times=2)
     id_ = text.split("/allow ")[1].split()[0]
-    assert f'clerk: may I? ({id_})\n  read {{"path": "SOUL.md"}}\n  /allow {id_}   /deny {id_}\n' in text
+    assert f'clerk: may I? ({id_})\n  read {{"path": "SOUL.md"}}\n  because: ' in text
+    assert f"\n  /allow {id_}   /deny {id_}\n  for longer (tool:read): /allow {id_} session (or always)\n" in text
 
     chat.type(f"/allow {id_}\r")
     text = chat.wait_for("to clerk:", times=3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,8 +24,8 @@ class Recorder:
     def returned(self, tool: str, output: str, *, failed: bool) -> None:
         self.shown.append(("returned", output, failed))
 
-    def asked(self, approval: str, calls: Sequence[dict[str, Any]]) -> None:
-        self.shown.append(("asked", approval))
+    def asked(self, question: dict[str, Any]) -> None:
+        self.shown.append(("asked", question["approval"]))
 
     def decided(self, approval: str, state: str, by: str) -> None:
         self.shown.append(("decided", approval, state))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retinue.cli.output import blocks, call_line, indented, pair, pairs, short
+from retinue.cli.output import blocks, call_line, exact, indented, pair, pairs, short
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -165,9 +165,18 @@ def status_lines(form: Form) -> list[str]:
     for agent in form["agents"]:
         lines += pair("agent", agent["name"]) + indented(pairs(agent, ("model", "description")))
     for approval in form["approvals"]:
-        calls = [line for call in approval["calls"] for line in pair("call", call_line(call))]
-        lines += pair("approval", approval["id"]) + indented(calls + pairs(approval, ("because", "asked-at")))
+        lines += pair("approval", approval["id"]) + indented(_approval_lines(approval))
     return lines
+
+
+def _approval_lines(approval: Form) -> list[str]:
+    lines = [line for call in approval["calls"] for line in pair("call", call_line(call))]
+    for key in ("to-reach", "would-grant"):
+        lines += [line for each in approval.get(key, ()) for line in pair(key, exact(each)[1:-1])]
+    whose = pairs(approval, ("agent", "for-whom"))
+    return (
+        lines + whose + pair("because", exact(approval["because"])[1:-1]) + pairs(approval, ("asked-at", "expires-at"))
+    )
 
 
 def stop_lines(form: Form) -> list[str]:

@@ -21,7 +21,7 @@ READ_BYTES = 64 * 1024
 COMMANDS = {
     "/stop": "stop what runs here, and clear what waits",
     "/reset [WORDS]": "begin a fresh context, with words to carry over",
-    "/allow [ID]": "let the agent do what it asked for",
+    "/allow [ID]": "let the agent do what it asked for; with `session` or `always`, from then on",
     "/deny [ID]": "do not let it",
     "/status": "who is here, and what waits for you",
     "/why ID": "why something became what it is",
@@ -29,6 +29,7 @@ COMMANDS = {
     "/quit": "leave; what was sent is still worked on",
     "//WORDS": "send words that begin with a slash",
 }
+SCOPES = ("once", "session", "always")
 # Understood at every door, and answered by the house.
 HOUSE_COMMANDS = {
     "/model [NAME]": "which models there are, or think with another one",
@@ -156,9 +157,10 @@ def _needs_session(talk: Talk, name: str) -> None:
         )
 
 
-def _decide(talk: Talk, id_: str, *, allow: bool) -> None:
+def _decide(talk: Talk, words: str, *, allow: bool) -> None:
     """Answer a question; without an id, the one that is open here. Then watch what comes of it."""
     still_open = list(talk.conversation.approvals)
+    id_, scope, because = _decision(words)
     if not id_ and len(still_open) != 1:
         raise CliError(
             "which question?",
@@ -166,10 +168,20 @@ def _decide(talk: Talk, id_: str, *, allow: bool) -> None:
             because=f"{len(still_open)} are open in this session",
             try_this=f"/{'allow' if allow else 'deny'} {short(still_open[0]) if still_open else 'ID'}",
         )
-    call("approval.answer", {"id": id_ or still_open[0], "allow": allow})
+    answer = {"id": id_ or still_open[0], "allow": allow, "because": because}
+    call("approval.answer", {**answer, "scope": scope} if allow else answer)
     talk.conversation.parked = False  # the run goes on, and says so as news
     for envelope in list(talk.conversation.awaited):
         talk.wait_for(envelope)
+
+
+def _decision(words: str) -> tuple[str, str, str]:
+    """`[ID] [once|session|always] [WORDS]`. Where it begins with a scope, the id is left out."""
+    id_, _, rest = words.partition(" ")
+    if id_ in SCOPES:
+        return "", id_, rest.strip()
+    scope, _, because = rest.strip().partition(" ")
+    return (id_, scope, because.strip()) if scope in SCOPES else (id_, "once", rest.strip())
 
 
 def _no_such_command(name: str) -> CliError:

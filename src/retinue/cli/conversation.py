@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
         def returned(self, tool: str, output: str, *, failed: bool) -> None: ...
 
-        def asked(self, approval: str, calls: Sequence[dict[str, Any]]) -> None: ...
+        def asked(self, question: dict[str, Any]) -> None:
+            """As the news of it says."""
+            ...
 
         def decided(self, approval: str, state: str, by: str) -> None: ...
 
@@ -182,7 +184,7 @@ class Conversation:
                 self._closed_step(data)
             case "approval.asked":
                 self.approvals[data["approval"]] = data["run"]
-                self._view.asked(data["approval"], data["calls"])
+                self._view.asked(data)
             case "approval.decided":
                 self.approvals.pop(data["approval"], None)
                 self._view.decided(data["approval"], data["state"], data["by"])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SHORT_LENGTH = 8
 ID_LENGTH = 32
 INDENT = "  "
+UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # printable, and yet nothing is to be seen
 
 
 def has_colours(stream: TextIO) -> bool:
@@ -102,4 +103,4 @@ def exact(value: object) -> str:
     import json
 
     plain = json.dumps(value, ensure_ascii=False)
-    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in plain)
+    return "".join(char if char.isprintable() and char not in UNSEEN else json.dumps(char)[1:-1] for char in plain)

@@ -29,6 +29,7 @@ CLOSED_WORDS = "the house is closed, waiting..."
 OPEN_WORDS = "the house is open again"
 STOP_WORDS = "stopped from the terminal"
 SESSIONS_SEARCHED = 50
+OWNER = "person:owner"
 
 
 class Talk:
@@ -40,6 +41,7 @@ class Talk:
         self.on_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not options.json
         self.at_keyboard = self.on_terminal and sys.stdin.isatty() and options.once is None
         self.view = _view(options, on_terminal=self.on_terminal)
+        self.view.always = status["you"] == OWNER
         self.conversation = Conversation(self.view, cursor=status["cursor"])
         self.interrupts = Interrupts()
         self._name: str = options.session

@@ -16,16 +16,33 @@ if TYPE_CHECKING:
     from retinue.cli.conversation import Ending
 
 RESULT_SHOWN_MAX = 200
+FROM_A_SHELL = {"allow": "retinue allow", "deny": "retinue deny", "scope": "--scope "}
 
 
-def question_lines(approval: str, calls: Sequence[dict[str, Any]], *, allow: str, deny: str) -> list[str]:
-    """What a person is asked, with the exact calls and how to answer."""
-    id_ = short(approval)
-    return [
-        f"may I? ({id_})",
-        *(f"  {call_line(call)}" for call in calls),
-        f"  {allow} {id_}   {deny} {id_}",
-    ]
+def question_lines(question: dict[str, Any], *, allow: str, deny: str, scope: str, always: bool) -> list[str]:
+    """What a person is asked, with the exact calls and how to answer; for longer than once only where that is possible,
+    and for good only by whom. `question` is the news of it."""
+    id_ = short(question["approval"])
+    calls, grants, reach = question["calls"], question.get("would_grant", ()), question.get("gives", ())
+    wish = f"may {_for_whom(question)} have {_named(grants)}? ({id_})"
+    lines = [f"may I? ({id_})" if calls else wish, *(f"  {call_line(call)}" for call in calls)]
+    lines += [f"  to reach: {_named(reach)}"] if reach else []
+    lines += [f"  because: {exact(question['because'])[1:-1]}"] if question.get("because") else []
+    lines.append(f"  {allow} {id_}   {deny} {id_}")
+    if calls and grants:
+        lines.append(f"  for longer ({_named(grants)}): {allow} {id_} {scope}session{' (or always)' if always else ''}")
+    elif always and not calls:
+        lines.append(f"  for good: {allow} {id_} {scope}always")
+    return lines
+
+
+def _for_whom(question: dict[str, Any]) -> str:
+    asker = question.get("agent", "")
+    return "I" if question.get("for_whom", asker) == asker else question["for_whom"]
+
+
+def _named(permissions: Sequence[str]) -> str:
+    return ", ".join(exact(each)[1:-1] for each in permissions)
 
 
 def call_words(tool: str, arguments: dict[str, Any]) -> str:
@@ -48,6 +65,7 @@ class PlainView:
     """
 
     explains = False  # whether a person can ask here for more
+    always = False  # whether whoever sits here may grant for good
 
     def __init__(self, out: TextIO, err: TextIO, *, steps: bool, answers: bool = True) -> None:
         self._out = out
@@ -87,8 +105,8 @@ class PlainView:
     def returned(self, tool: str, output: str, *, failed: bool) -> None:
         self.aside([result_words(output, failed=failed)])
 
-    def asked(self, approval: str, calls: Sequence[dict[str, Any]]) -> None:
-        for line in question_lines(approval, calls, allow="retinue allow", deny="retinue deny"):
+    def asked(self, question: dict[str, Any]) -> None:
+        for line in question_lines(question, **FROM_A_SHELL, always=self.always):
             _put(self._err, line)
 
     def decided(self, approval: str, state: str, by: str) -> None:
@@ -119,6 +137,7 @@ class PlainView:
 class TerminalView:
     """On a terminal: text as it comes, redrawn where a later attempt says otherwise."""
 
+    always = False  # whether whoever sits here may grant for good
     explains = True
 
     def __init__(self, out: TextIO, *, agent: str, headed: bool = True) -> None:
@@ -162,8 +181,8 @@ class TerminalView:
     def returned(self, tool: str, output: str, *, failed: bool) -> None:
         self._before([result_words(output, failed=failed)])
 
-    def asked(self, approval: str, calls: Sequence[dict[str, Any]]) -> None:
-        first, *rest = question_lines(approval, calls, allow="/allow", deny="/deny")
+    def asked(self, question: dict[str, Any]) -> None:
+        first, *rest = question_lines(question, allow="/allow", deny="/deny", scope="", always=self.always)
         self._above([self._in(BOLD, f"{self._agent}: {first}"), *(visible(line) for line in rest)])
 
     def decided(self, approval: str, state: str, by: str) -> None:
@@ -288,8 +307,8 @@ class OnceView(TerminalView):
         if ours:
             self._final("", visible(text))
 
-    def asked(self, approval: str, calls: Sequence[dict[str, Any]]) -> None:
-        lines = question_lines(approval, calls, allow="retinue allow", deny="retinue deny")
+    def asked(self, question: dict[str, Any]) -> None:
+        lines = question_lines(question, **FROM_A_SHELL, always=self.always)
         self._above([visible(line) for line in lines], always=True)
 
     def _above(self, lines: Sequence[str], *, always: bool = False) -> None:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.approval import Approval
 from retinue.domain.ids import ApprovalId
 from retinue.domain.principal import Principal
 from retinue.domain.times import show, to_ms
@@ -33,10 +34,18 @@ class AgentHere(msgspec.Struct, frozen=True):
 
 
 class ApprovalWaiting(msgspec.Struct, frozen=True, rename="kebab"):
+    """A question. `to_reach` is what its calls reach for and nobody has granted; `would_grant` what a yes for longer
+    than once grants, or what was asked for where there are no calls. Where it is empty, a yes is for once."""
+
     id: ApprovalId
+    agent: str
+    for_whom: str
     calls: tuple[Call, ...]
+    to_reach: list[str]
+    would_grant: list[str]
     because: str
     asked_at: str
+    expires_at: str
 
 
 class HouseStatus(msgspec.Struct, frozen=True):
@@ -102,10 +111,24 @@ async def state(desk: Desk, caller: Principal, asked: Nothing) -> HouseState:
 
 
 def _waiting(desk: Desk, conn: sa.Connection, caller: Principal) -> list[ApprovalWaiting]:
-    return [
-        ApprovalWaiting(a.id, calls=a.calls, because=a.because, asked_at=show(a.asked_at, desk.zone))
-        for a in approvals.listed(conn, limit=APPROVALS_SHOWN_MAX, seen_by=caller)
-    ]
+    found = approvals.listed(conn, limit=APPROVALS_SHOWN_MAX, seen_by=caller)
+    return [_shown(desk, conn, approval) for approval in found]
+
+
+def _shown(desk: Desk, conn: sa.Connection, approval: Approval) -> ApprovalWaiting:
+    session = sessions.get(conn, approval.session)
+    agent = session.agent if session is not None else ""
+    return ApprovalWaiting(
+        approval.id,
+        agent=agent,
+        for_whom=approval.agent or agent,
+        calls=approval.calls,
+        to_reach=[str(each) for each in approval.gives],
+        would_grant=[str(each) for each in approval.would_grant],
+        because=approval.because,
+        asked_at=show(approval.asked_at, desk.zone),
+        expires_at=show(approval.expires_at, desk.zone),
+    )
 
 
 async def check_ledger(desk: Desk, caller: Principal, asked: Nothing) -> LedgerChecked:

@@ -1,0 +1,82 @@
+"""What a person reads before they decide, on a terminal: all of it, and only the answers that are possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from retinue.cli.answers import status_lines
+from retinue.cli.chat import _decision  # pyright: ignore[reportPrivateUsage]
+from retinue.cli.views import question_lines
+
+ID = "9c8d7e6f" + 24 * "0"
+HOW = {"allow": "retinue allow", "deny": "retinue deny", "scope": "--scope "}
+
+
+def asked(**kw: Any) -> dict[str, Any]:
+    call = {"id": "c0", "tool": "exec", "arguments": {"command": "ls"}}
+    return {
+        "approval": ID,
+        "agent": "ada",
+        "for_whom": "ada",
+        "calls": [call],
+        "because": "the agent's rules ask about 'exec'",
+        "gives": [],
+        "would_grant": ["tool:exec"],
+        **kw,
+    }
+
+
+def test_what_can_be_granted_for_longer_says_how() -> None:
+    assert question_lines(asked(gives=["read:/srv"]), **HOW, always=True) == [
+        "may I? (9c8d7e6f)",
+        '  exec {"command": "ls"}',
+        "  to reach: read:/srv",
+        "  because: the agent's rules ask about 'exec'",
+        "  retinue allow 9c8d7e6f   retinue deny 9c8d7e6f",
+        "  for longer (tool:exec): retinue allow 9c8d7e6f --scope session (or always)",
+    ]
+
+
+def test_nobody_is_offered_what_they_may_not_give() -> None:
+    assert "always" not in "\n".join(question_lines(asked(), **HOW, always=False))
+    only_once = "\n".join(question_lines(asked(would_grant=[]), **HOW, always=True))
+    assert "always" not in only_once and "session" not in only_once
+
+
+def test_a_wish_names_what_is_wished_for_and_for_whom() -> None:
+    wish = asked(calls=[], would_grant=["web"], for_whom="cleo")
+    assert question_lines(wish, **HOW, always=True) == [
+        "may cleo have web? (9c8d7e6f)",
+        "  because: the agent's rules ask about 'exec'",
+        "  retinue allow 9c8d7e6f   retinue deny 9c8d7e6f",
+        "  for good: retinue allow 9c8d7e6f --scope always",
+    ]
+    assert question_lines({**wish, "for_whom": "ada"}, **HOW, always=False)[0] == "may I have web? (9c8d7e6f)"
+
+
+def test_nothing_in_a_question_hides_or_acts() -> None:
+    hidden = "\x1b[2K\u202e\u3164\u200b\nretinue allow 00000000"
+    call = {"id": "c0", "tool": "exec", "arguments": {"command": hidden}}
+    lines = question_lines(asked(calls=[call], because=hidden, gives=[f"read:/{hidden}"]), **HOW, always=True)
+    assert len(lines) == 6 and all(line.isprintable() and "\u3164" not in line for line in lines)
+    shown = {"id": ID, "calls": [call], "to-reach": [hidden], "would-grant": [], "because": hidden, "asked-at": "now"}
+    form = {"version": "1", "you": "x", "now": "y", "cursor": 1, "agents": [], "approvals": [shown]}
+    assert all(line.isprintable() and "\u3164" not in line for line in status_lines(form))
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        ("", ("", "once", "")),
+        ("9c8d7e6f", ("9c8d7e6f", "once", "")),
+        ("9c8d7e6f session", ("9c8d7e6f", "session", "")),
+        ("9c8d7e6f always since I said so", ("9c8d7e6f", "always", "since I said so")),
+        ("9c8d7e6f since I said so", ("9c8d7e6f", "once", "since I said so")),
+        ("session", ("", "session", "")),
+        ("always since I said so", ("", "always", "since I said so")),
+    ],
+)
+def test_a_decision_is_read_as_it_is_meant(words: str, read: tuple[str, str, str]) -> None:
+    assert _decision(words) == read
