@@ -9,21 +9,21 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import msgspec
 import sqlalchemy as sa
 
 from retinue import __version__
 from retinue.agents.home import ensure_home
-from retinue.agents.mirror import Mirror
 from retinue.agents.skills_shelf import Shelf as Skills
 from retinue.api.app import build as build_api
 from retinue.api.door import Door
@@ -36,6 +36,7 @@ from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.ids import TokenId
+from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.principal import Principal
@@ -51,11 +52,11 @@ from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
 from retinue.models import prices
 from retinue.models.base import Model, WireCache
-from retinue.models.bridge import Bridges
 from retinue.models.guide import Guide
 from retinue.models.http import Link
 from retinue.models.locals import Locals
 from retinue.models.minds import Minds
+from retinue.models.shelf import Maker
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.operations.gateway import Gateway
@@ -80,6 +81,10 @@ from retinue.store.opening import open_store
 from retinue.tools.base import Tool
 from retinue.tools.origins import EarlierWords
 from retinue.tools.toolbox import Toolbox
+
+if TYPE_CHECKING:
+    from retinue.agents.mirror import Mirror
+    from retinue.models.bridge import Bridges
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +164,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             models,
             settings=current,
             environment=os.environ,
-            makers={"local": locals_.find, "bridge": Bridges(lambda ref: minds.catalog.facts(ref)).find},
+            makers={"local": locals_.find, "bridge": _bridge_maker(lambda ref: minds.catalog.facts(ref))},
             link=link,
             cache=cache,
             chance=parts.chance,
@@ -186,7 +191,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         asker = Asker(minds, clock, settings.zone, media=FileMedia(files))
         skills = Skills(settings.home, store, settings=current, environment=os.environ, plugins=plugins.skill_folders)
         loop: Runner = Loop(asker, toolbox, partial(equip, skills, plugins, current))
-        mirror = Mirror(store, settings.mirror.folder or settings.home / "mirror") if settings.mirror.enabled else None
+        mirror = _mirror(store, settings) if settings.mirror.enabled else None
         runners: dict[str, Runner] = {"loop": Mirrored(loop, mirror) if mirror else loop}
         engine = EmbeddedEngine(
             store,
@@ -285,6 +290,24 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await minds.close()
     finally:
         await store.close()
+
+
+def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> Maker:
+    """Brought in when the first model is asked that way: few houses have one."""
+
+    @cache
+    def bridges() -> Bridges:
+        from retinue.models.bridge import Bridges
+
+        return Bridges(facts)
+
+    return lambda ref, entry: bridges().find(ref, entry)
+
+
+def _mirror(store: Store, settings: Settings) -> Mirror:
+    from retinue.agents.mirror import Mirror  # few houses have one
+
+    return Mirror(store, settings.mirror.folder or settings.home / "mirror")
 
 
 def _needed(plugins: Plugins) -> dict[str, PermissionLevel]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from retinue.agents.skills_choosing import parse_subset
 from retinue.agents.skills_finding import FOLDER as SKILLS
@@ -36,8 +36,8 @@ from retinue.policy.command_rules import Rule
 from retinue.policy.origin_rules import OriginPolicy, house_policy
 from retinue.policy.placing import ExecPolicy, Gates
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
+from retinue.sandbox.base import Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.container import Containers
 from retinue.sandbox.host import Host
 from retinue.store.connection import Store
 from retinue.store.files import Files
@@ -56,6 +56,9 @@ from retinue.tools.web.browser import Browser, BrowserAct, Browsers
 from retinue.tools.web.fetch import WebFetch
 from retinue.tools.web.search import WebSearch
 from retinue.tools.wholes import Wholes
+
+if TYPE_CHECKING:
+    from retinue.sandbox.container import Containers
 
 log = logging.getLogger(__name__)
 
@@ -105,14 +108,22 @@ class Hands:
             lambda: settings().web, clock, search=environment.get("PATH", os.defpath), root=os.getuid() == 0
         )
         hidden, homes, folder = (home, *now.sandbox.hidden), (home / "agents",), home / "sandbox"
-        self._containers = Containers(
-            now.sandbox.docker, folder=folder, clock=clock, state=hidden, homes=homes, user_home=person
-        )
+        self._containers: Containers | None = None
+
+        def container(key: str) -> Sandbox:
+            from retinue.sandbox.container import Containers  # where an engine is set, and nowhere else
+
+            if self._containers is None:
+                self._containers = Containers(
+                    now.sandbox.docker, folder=folder, clock=clock, state=hidden, homes=homes, user_home=person
+                )
+            return self._containers.for_scope(key)
+
         self.confining = Confining(
             settings=lambda: settings().sandbox,
             host=Host(),
             bubblewrap=Bubblewrap(folder=folder, state=hidden, homes=homes, user_home=person),
-            container=self._containers.for_scope,
+            container=container,
             homes=home / "agents",
             is_owner=_is_owner,
             environment=environment,
@@ -166,7 +177,8 @@ class Hands:
     async def close(self) -> None:
         await self._jobs.close()
         await self._browsers.close()
-        await self._containers.settle()
+        if self._containers is not None:
+            await self._containers.settle()
 
 
 def _is_owner(scene: Scene) -> bool:

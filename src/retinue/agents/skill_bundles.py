@@ -11,7 +11,6 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from pprint import pformat
 from typing import Any
 
 from retinue.agents.skills import DESCRIPTION_LENGTH_MAX, FILE
@@ -133,6 +132,8 @@ def _line(option: Option) -> str:
 
 def cli_source(bundle: Bundle) -> str:
     """The command line, whole."""
+    from pprint import pformat
+
     source = _TEMPLATE.read_text()
     if source.count(_PLACE) != 1:
         raise RuntimeError("skill_cli.py has no place for a bundle")

@@ -10,13 +10,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from html import escape
 from pathlib import Path
 from typing import cast
 
 from retinue.agents.skills import Skill, Source, Surroundings, gated
 from retinue.config.skills import SkillEntry, SkillLists, SkillSettings
 from retinue.domain.errors import Invalid
+from retinue.domain.text import escaped
 from retinue.policy.groups import fits
 
 LISTED_MAX = 150  # skills that a model is told of at once
@@ -192,15 +192,15 @@ def section(choice: Choice) -> str:
         if len(body) > bound:
             body = f"{body[:bound]}\n[cut: {len(body) - bound} more characters in {skill.file}]"
         left -= min(len(skill.front.body), bound)
-        name, path = f'"{escape(skill.name)}"', f'"{escape(str(skill.file))}"'
+        name, path = f'"{escaped(skill.name)}"', f'"{escaped(str(skill.file))}"'
         parts.append(f"<skill name={name} location={path}>\n{body.replace('</skill>', '&lt;/skill>')}\n</skill>")
     return "\n".join(parts)
 
 
 def _listed(skill: Skill) -> str:
     return (
-        f"<skill><name>{escape(skill.name)}</name><description>{escape(skill.front.description)}</description>"
-        f"<location>{escape(str(skill.file))}</location></skill>"
+        f"<skill><name>{escaped(skill.name)}</name><description>{escaped(skill.front.description)}</description>"
+        f"<location>{escaped(str(skill.file))}</location></skill>"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 import types
@@ -95,6 +94,8 @@ def unknown_key(key: str, path: KeyPath, known: Iterable[str], faults: Faults) -
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     by_form = {_form(each): each for each in known}
+    import difflib  # only when something was mistyped
+
     close = difflib.get_close_matches(_form(word), by_form, n=1, cutoff=0.6)
     return by_form[close[0]] if close else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 
 COMMAND_LENGTH_MAX = 32
@@ -83,6 +82,8 @@ def help_lines() -> list[str]:
 
 def unknown(word: str) -> str:
     """An answer to a command that is none: never silence."""
+    from difflib import get_close_matches  # only when something was mistyped
+
     near = get_close_matches(word, [name.value for name in CommandName], n=1)
     hint = f" Did you mean /{near[0]}?" if near else ""
     return f"There is no command /{word}.{hint} /help lists them; write //{word} to send it as words."

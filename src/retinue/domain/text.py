@@ -16,6 +16,13 @@ def storable(text: str) -> str:
     return _UNSTORABLE.sub("\ufffd", text)
 
 
+def escaped(text: str) -> str:
+    """Text between tags, so that it cannot be one. As `html.escape`, whose module brings a table of every entity."""
+    for plain, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#x27;")):
+        text = text.replace(plain, entity)
+    return text
+
+
 def clipped_bytes(text: str, bytes_max: int) -> str:
     """At most so many bytes of UTF-8, and visibly so."""
     encoded = text.encode()

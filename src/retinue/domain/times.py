@@ -7,7 +7,6 @@ package brings them.
 from __future__ import annotations
 
 import calendar
-import difflib
 import re
 import zoneinfo
 from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta, timezone
@@ -170,6 +169,8 @@ def _offset(text: str) -> timezone:
 
 def _nearest_zone(name: str) -> str:
     known = {known.lower(): known for known in zoneinfo.available_timezones()}
+    import difflib  # only when something was mistyped
+
     near = difflib.get_close_matches(name[:ZONE_LENGTH_MAX].lower(), sorted(known), n=1)
     return known[near[0]] if near else "for example: Europe/Berlin, Asia/Shanghai, UTC"
 

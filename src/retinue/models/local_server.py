@@ -7,7 +7,6 @@ then, however that came about.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
@@ -143,6 +142,8 @@ def _end_with_parent() -> None:
     """While a model loads, nothing in here can notice that the input has ended. On Linux the kernel does it for us."""
     if not sys.platform.startswith("linux"):
         return
+    import ctypes  # in the child alone
+
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))

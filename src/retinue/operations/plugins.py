@@ -16,10 +16,8 @@ import msgspec
 
 from retinue.config import load
 from retinue.config.loading import file_from, home_from, read_text
-from retinue.config.patching import patch as patched_text
 from retinue.config.secret import Secret
 from retinue.config.skills import PluginSettings, plugin_name
-from retinue.config.writing import change_file
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.domain.principal import Principal
@@ -211,6 +209,8 @@ async def _become(desk: Desk, name: str, settings: dict[str, Any]) -> PluginSett
 
 async def _write(desk: Desk, changes: Mapping[str, Any]) -> None:
     keeper = desk.keeper()
+    from retinue.config.writing import change_file  # brings tomlkit, which most houses never need
+
     await asyncio.to_thread(change_file, keeper.environment, changes, expected_hash=keeper.current.hash)
     keeper.reload()
     await _guests(desk).fit(keeper.current.settings.plugins)
@@ -218,6 +218,8 @@ async def _write(desk: Desk, changes: Mapping[str, Any]) -> None:
 
 def _see_that_it_says(desk: Desk, name: str, changes: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """The writer of the file merges some lists by name; where that would say something else, nothing is written."""
+    from retinue.config.patching import patch as patched_text
+
     keeper = desk.keeper()
 
     def validate(text: str) -> None:

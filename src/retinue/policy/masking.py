@@ -11,12 +11,15 @@ secrets from agents is that they cannot reach them.
 from __future__ import annotations
 
 import base64
-import html
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 from urllib.parse import quote, quote_plus
+
+from retinue.domain.errors import RetinueError
+from retinue.domain.text import escaped
 
 SECRET_CHARS_MIN = 8  # what is shorter could be any word
 SECRET_CHARS_MAX = 64 * 1024
@@ -25,6 +28,8 @@ FORMS_CHARS_MAX = 8 * 1024 * 1024  # of all forms of all secrets together
 RUN_CHARS_MIN = 16  # of a word in a secret of several lines, to be masked by itself
 BASE64_LINE_CHARS = 76
 NAME_CHARS_MAX = 64
+
+E = TypeVar("E", bound=RetinueError)
 
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.:@-]+")
 
@@ -57,8 +62,9 @@ def _written(value: str) -> Iterator[str]:
     yield value
     for ascii_only in (False, True):
         yield json.dumps(value, ensure_ascii=ascii_only)[1:-1]
-    yield html.escape(value, quote=True)
-    yield html.escape(value, quote=False)
+    yield escaped(value)
+    yield escaped(value).replace("&quot;", '"').replace("&#x27;", "'")  # as it stands between tags
+    yield value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     raw = value.encode(errors="surrogatepass")
     for safe in ("", "/"):
         encoded = quote(raw, safe=safe)
@@ -282,3 +288,10 @@ class Masks:
 
     def __repr__(self) -> str:
         return f"Masks({len(self._known.names)} secrets)"
+
+
+def masked_error(error: E, mask: Callable[[str], str]) -> E:
+    """The same error, in words that can be shown at any door."""
+    error.sentence, error.because, error.try_this = map(mask, (error.sentence, error.because, error.try_this))
+    error.args = (error.sentence,)
+    return error

@@ -8,7 +8,6 @@ each line alone, so `---` inside a code block gets its backslash too: better one
 
 from __future__ import annotations
 
-import html
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from retinue.domain.address import Address, AddressKind
 from retinue.domain.attachment import ATTACHMENT_NAME_LENGTH_MAX, Attachment
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.ids import short
+from retinue.domain.text import escaped
 from retinue.domain.times import show
 
 NAME_SHOWN_LENGTH_MAX = 80
@@ -155,7 +155,7 @@ def _text(envelope: Envelope) -> str:
 
 
 def _with_origin(envelope: Envelope, text: str) -> str:
-    origin = html.escape(_one_line(str(envelope.sender)))
+    origin = escaped(_one_line(str(envelope.sender)))
     return f'<system_message origin="{origin}">{text}</system_message>'
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,10 +24,12 @@ from retinue.domain.trust import Trust
 from retinue.policy.wrapping import wrap
 from retinue.store.files import Files
 from retinue.tools.base import Output, Scene, ToolFailed, schema_of
-from retinue.tools.web import chromium
 from retinue.tools.web.cdp import BrowserFailed
 from retinue.tools.web.guard import Guard, WebFailed, WebRefused, guard_from, missing, require_web
-from retinue.tools.web.page import Pages
+
+if TYPE_CHECKING:  # a browser is brought in when the first one is wanted
+    from retinue.tools.web import chromium
+    from retinue.tools.web.page import Pages
 
 OUTLINE_CHARS_MAX = 20_000
 TEXT_CHARS_MAX = 10_000
@@ -113,6 +115,8 @@ class Browsers:
         settings = self._settings().browser
         if not settings.enabled:
             return "an owner has switched it off: `enabled` of [web.browser]"
+        from retinue.tools.web import chromium
+
         if chromium.find(settings.path, self._search) is None:
             return "Chromium is not installed (apt install chromium), or not where `path` of [web.browser] says"
         if not self._ways():
@@ -202,6 +206,9 @@ class Browsers:
             )
         settings = self._settings()
         await self._make_room(settings.browser.browsers_max)
+        from retinue.tools.web import chromium
+        from retinue.tools.web.page import Pages
+
         program = chromium.find(settings.browser.path, self._search)
         assert program is not None
         begun, self._way = await chromium.begin(
@@ -236,6 +243,8 @@ class Browsers:
             await self.close_session(min(idle)[1])
 
     def _ways(self) -> tuple[chromium.Way, ...]:
+        from retinue.tools.web import chromium
+
         bubblewrap = chromium.find_bubblewrap(self._search)
         return chromium.ways(bubblewrap=bubblewrap is not None, root=self._root)
 

@@ -19,7 +19,6 @@ from retinue.domain.trust import Trust
 from retinue.policy.wrapping import WRAPPING_CHARS_MAX, wrap
 from retinue.store.files import Files
 from retinue.tools.base import Output, Scene, schema_of
-from retinue.tools.web import html, reading
 from retinue.tools.web.cache import Cache
 from retinue.tools.web.guard import Guard, guard_from, missing, require_web
 from retinue.tools.web.http import Answer, Http
@@ -93,6 +92,8 @@ class WebFetch:
         return missing(scene)
 
     async def perform(self, arguments: FetchArguments, scene: Scene) -> Output:
+        from retinue.tools.web import reading  # with the first page
+
         require_web(scene)
         answer = await self._answer(arguments.url)
         failed = answer.status >= 400
@@ -132,6 +133,8 @@ class WebFetch:
         return answer
 
     async def _page(self, answer: Answer, kind: str, arguments: FetchArguments) -> _Page:
+        from retinue.tools.web import html, reading
+
         if arguments.mode == "metadata":
             return _Page(_metadata(answer, kind))
         if not reading.is_text(kind):
@@ -153,6 +156,8 @@ class WebFetch:
 
 
 def _metadata(answer: Answer, kind: str) -> str:
+    from retinue.tools.web import html, reading
+
     lines = {name: answer.headers[name] for name in _SHOWN_HEADERS if name in answer.headers}
     lines["bytes"] = f"{len(answer.body)}{' and more' if answer.cut else ''}"
     if reading.is_html(kind):

@@ -23,7 +23,6 @@ from retinue.policy.wrapping import wrap
 from retinue.tools.base import Output, Scene, ToolFailed, schema_of
 from retinue.tools.web.cache import Cache
 from retinue.tools.web.guard import URL_CHARS_MAX, Guard, WebFailed, guard_from, missing, require_web
-from retinue.tools.web.html import plain_text
 from retinue.tools.web.http import Answer, Http
 
 SEARCH_S = 30.0
@@ -265,6 +264,8 @@ def _hit(found: object, snippet: str, age: str) -> Hit:
 
 def _words(value: object, most: int) -> str:
     """Without markup: engines put what was found between tags."""
+    from retinue.tools.web.html import plain_text
+
     text = plain_text(value[: 8 * most], markdown=False) if isinstance(value, str) else ""
     return " ".join(text.split())[:most]
 
