@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import NotAllowed
 from retinue.domain.principal import Principal
-from retinue.operations import security
 from retinue.operations.base import Desk, Operation
 from retinue.operations.checks import EVERY_HOUSE
 from retinue.operations.health import Checked, Health, Scene, examine, register, worst
-from retinue.operations.security import Exposed, Severity
-from retinue.operations.security_facts import Ground
+
+if TYPE_CHECKING:  # brought in when it is asked for: it knows sandboxes, settings files and more
+    from retinue.operations.security import Exposed
+    from retinue.operations.security_facts import Ground
 
 for _check in EVERY_HOUSE:
     register(_check)
@@ -49,7 +50,7 @@ class SecurityFound(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
     """`fixable`: `--fix` would see to it."""
 
     check: str
-    severity: Severity
+    severity: Literal["info", "warning", "critical"]
     sentence: str
     because: str
     try_this: str
@@ -69,6 +70,8 @@ class HouseExamined(msgspec.Struct, frozen=True):
 async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> HouseExamined:
     environment = dict(desk.config.environment) if desk.config else {**os.environ, "RETINUE_HOME": str(desk.home)}
     if asked.security or asked.fix:
+        from retinue.operations.security_facts import Ground
+
         ground = Ground(
             home=desk.home,
             environment=environment,
@@ -92,6 +95,8 @@ async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> HouseExamined:
 
 async def closedness(ground: Ground, caller: Principal, *, fix: bool) -> HouseExamined:
     """How well the house is closed; with `fix`, after what can be closed without asking anyone was closed."""
+    from retinue.operations import security
+
     if fix and caller.level is not PermissionLevel.BOSS:
         raise NotAllowed(
             "you may look, and change nothing",
@@ -111,9 +116,10 @@ async def closedness(ground: Ground, caller: Principal, *, fix: bool) -> HouseEx
 
 def security_report(found: Sequence[Exposed], fixed: Sequence[str] = (), unseen: Sequence[str] = ()) -> HouseExamined:
     """The worst first, the same for programs and for people."""
-    counts = {severity: sum(each.severity is severity for each in found) for severity in Severity}
-    health = Health.PROBLEM if counts[Severity.CRITICAL] else Health.WARNING if counts[Severity.WARNING] else Health.OK
-    told = ", ".join(f"{counts[severity]} {severity}" for severity in reversed(Severity))
+    severities = ("critical", "warning", "info")
+    counts = {severity: sum(each.severity == severity for each in found) for severity in severities}
+    health = Health.PROBLEM if counts["critical"] else Health.WARNING if counts["warning"] else Health.OK
+    told = ", ".join(f"{count} {severity}" for severity, count in counts.items())
     fixable = sum(each.fix is not None for each in found)
     hint = f"; --fix would see to {fixable} of them" if fixable else ""
     verdict = f"{told}{hint}" if found else "nothing was found open"
@@ -128,7 +134,12 @@ def security_report(found: Sequence[Exposed], fixed: Sequence[str] = (), unseen:
         ],
         security=[
             SecurityFound(
-                each.check, each.severity, each.sentence, each.because, each.try_this, fixable=each.fix is not None
+                each.check,
+                each.severity.value,
+                each.sentence,
+                each.because,
+                each.try_this,
+                fixable=each.fix is not None,
             )
             for each in found
         ],
