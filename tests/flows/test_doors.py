@@ -259,7 +259,7 @@ def test_no_door_answers_other_than_the_rules_and_explain_says_so_beforehand(tmp
         doors = Doors(runner.run(opened.__aenter__()), {tool.spec.name: tool for tool in stood})
         try:
 
-            @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @settings(max_examples=40, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
             @given(cases)
             def every(case: Case) -> None:
                 runner.run(check(doors, case))
