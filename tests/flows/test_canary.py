@@ -25,6 +25,7 @@ from desk.desk_house import person
 from tools.web_stand_ins import Reply, site
 
 from retinue.config import load
+from retinue.connectors.masked import Masked
 from retinue.daemon import House, default_parts, open_house
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Draft, Receipt
@@ -41,6 +42,8 @@ from retinue.policy.tools import Circumstances
 from retinue.store import approvals, envelopes
 from retinue.store import tables as t
 from retinue.store.processes import ProcessState
+from retinue.testing.household import Household
+from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 
 OWNER = person("owner")
@@ -335,3 +338,21 @@ async def test_the_walls_alone_keep_what_no_command_needs_and_the_masks_alone_th
     assert found_in(seen) == {}
     for name in ("env:ACME_API_KEY", "providers.acme.key", "sandbox.secrets.github", "keys:acme:second"):
         assert f"[secret:{name}]" in seen
+
+
+@pytest.mark.spec("C99")
+@pytest.mark.parametrize("masked", [True, False])
+async def test_a_secret_that_someone_said_goes_out_to_no_channel(tmp_path: Path, masked: bool) -> None:
+    """An agent can repeat what a person has told it. In the house it stays as it was said; no platform hears it."""
+    household, secret = Household(tmp_path), CANARIES["key file"]
+    connector = QuietConnector(household.clock)
+    masks = Masks({"acme": secret} if masked else {})
+    household.connectors["quiet"] = Masked(connector, masks.mask)
+    household.model.rule = lambda prompt: says(f"You said {secret}, or {base64.b64encode(secret.encode()).decode()}.")
+    async with household.open() as house:
+        await connector.say(f"my key is {secret}")
+        await house.eventually(lambda conn: bool(connector.arrived), what="an answer")
+        await house.quiet()
+    heard = "\n".join(envelope.text for envelope in connector.arrived)
+    assert bool(found_in(heard)) is not masked
+    assert ("You said [secret:acme], or [secret:acme]." in heard) is masked

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retinue.domain.errors import Invalid
 from retinue.logs import LogLine, masked, set_masks
 from retinue.policy.masking import (
     FORMS_CHARS_MAX,
@@ -27,6 +28,7 @@ from retinue.policy.masking import (
     by_shape,
     forms_of,
     mark,
+    masked_error,
 )
 
 SECRET = 'c4nary/"&<x>+ü=7Qz\\'
@@ -52,6 +54,7 @@ FORMS = {
     "in a path": lambda s: f"https://x.example/{quote(s)}/y",
     "in a form": lambda s: f"k={quote_plus(s)}",
     "in HTML": lambda s: f"<p title='{html.escape(s)}'>",
+    "between tags": lambda s: f"<p>{html.escape(s, quote=False)}</p>",
     "in hex": lambda s: s.encode().hex(),
     "in capital hex": lambda s: s.encode().hex().upper(),
     "in base64": lambda s: base64.b64encode(s.encode()).decode(),
@@ -253,6 +256,15 @@ def test_no_text_makes_masking_slow(text: str) -> None:
     """Half a million characters each. What goes back again and again would not come to an end here."""
     masks = Masks({f"s{n}": f"c4nary/c4nary/c4nary/{n:04d}" for n in range(100)})
     assert masks.mask(text) is not None
+
+
+def test_an_error_is_shown_in_masked_words_and_stays_the_same_error() -> None:
+    secret = "plain-words-of-a-canary"
+    error = Invalid(f"no {secret}", because=f"of {secret}", try_this=f"not {secret}", code="a.code")
+    assert secret in str(error)
+    shown = masked_error(error, Masks({"canary": secret}).mask)
+    assert shown is error and secret not in f"{shown} {shown!r} {shown.args}"
+    assert str(shown) == "no [secret:canary] [a.code]\nbecause: of [secret:canary]\ntry: not [secret:canary]"
 
 
 # --- in the log ---
