@@ -254,6 +254,8 @@ class Site:
             {"name": "act", "description": "Acts.", "inputSchema": {"type": "object", "properties": {}}}
         ]
         self.heard: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.hangs = False  # when it is told that we leave
+        self.left: list[str] = []
         self.answers: dict[str, Callable[[Any], tuple[int, dict[str, str], bytes]]] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -264,6 +266,9 @@ class Site:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        if scope["method"] == "DELETE" and self.hangs:
+            self.left.append(scope["method"])
+            await asyncio.Event().wait()
         status, headers, content = 405, {}, b""
         if scope["method"] == "POST":
             asked = json.loads(body)

@@ -122,3 +122,18 @@ async def test_one_that_is_gone_is_missed_and_found_again(tmp_path: Path) -> Non
             await made.servers.fit()
             await made.until("far", State.READY)
             assert "done" in (await made.call("mcp_far_act")).text
+
+
+async def test_one_that_will_not_let_us_go_is_left_all_the_same(tmp_path: Path) -> None:
+    site = Site()
+    site.hangs = True
+    began = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"tools": {}},
+        "serverInfo": {"name": "s", "version": "1"},
+    }
+    site.answers["initialize"] = lambda id: (200, {"mcp-session-id": "s1"}, said(id, result=began))
+    async with served(site) as url:
+        async with kitchen(tmp_path, {"far": McpServer(url=url)}) as made:
+            await made.until("far", State.WAITING)
+        assert site.left == ["DELETE"]

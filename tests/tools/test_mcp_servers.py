@@ -334,6 +334,34 @@ async def test_hundreds_of_calls_at_once_are_given_in_turns(tmp_path: Path) -> N
         assert "4" in (await made.call("mcp_k_act")).text
 
 
+async def test_a_call_that_waited_while_the_list_was_taken_back_is_not_made(tmp_path: Path) -> None:
+    command = small(
+        tmp_path,
+        """
+        def on_call(params, id):
+            open("calls", "a").write("x")
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+            return text("done")
+        serve(lambda: [tool()], on_call)
+        """,
+    )
+    async with kitchen(tmp_path, {"k": McpServer(command=command, parallel=1)}) as made:
+        await made.approve("k")
+        folder = made.home / "mcp" / "k"
+        first = asyncio.create_task(made.call("mcp_k_act"))
+        await until(lambda: (folder / "calls").exists())
+        second = asyncio.create_task(made.call("mcp_k_act"))
+        await asyncio.sleep(0.05)
+        await made.servers.revoke("k")
+        await made.until("k", State.WAITING)
+        (folder / "go").touch()
+        assert "done" in (await first).text
+        with pytest.raises(ToolFailed, match="cannot be used now"):
+            await second
+        assert (folder / "calls").read_text() == "x"
+
+
 async def test_nothing_a_server_began_outlives_the_house(tmp_path: Path) -> None:
     command = small(
         tmp_path,

@@ -11,6 +11,7 @@ from retinue.tools.mcp.lines import MESSAGE_BYTES_MAX
 
 STREAM = "text/event-stream"
 CONNECT_S = 30.0
+GOODBYE_S = 2.0  # how long a server may take to hear that we leave
 
 
 class _Counted(httpx2.AsyncByteStream):
@@ -44,6 +45,8 @@ class Bounded(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers["accept-encoding"] = "identity"
+        if request.method == "DELETE":
+            request.extensions["timeout"] = httpx2.Timeout(GOODBYE_S).as_dict()
         response = await self._inside.handle_async_request(request)
         if response.status_code >= 400:
             self._refused(response.status_code)

@@ -93,8 +93,7 @@ class Server:
         self.good: Listing | None = None  # the last that it said, if that was found good: also while it is away
         self._line: Line | None = None
         self._stirred = asyncio.Event()
-        self._again = False
-        self._look = False
+        self._again = self._look = self._closing = False
         self._failures = self._hangs = self._waiting = 0
         self._turns = asyncio.Semaphore(settings.parallel)
         self._task: asyncio.Task[None] | None = None
@@ -112,6 +111,7 @@ class Server:
             self._task = asyncio.create_task(self._keep(), name=f"mcp {self.name}")
 
     async def close(self) -> None:
+        self._closing = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -129,7 +129,7 @@ class Server:
         self._stirred.set()
 
     async def _keep(self) -> None:
-        while True:
+        while not self._closing:  # that we are to end may be lost in what else goes wrong while we do
             self._again = self._look = False
             began_at, line = self._clock.now(), Line(self._stirred.set)
             self._stand(State.STARTING, "it was begun and has not answered yet", "", self.standing.listing)
@@ -141,7 +141,7 @@ class Server:
             self._line = None
             if self._clock.now() - began_at >= timedelta(seconds=SOUND_S):
                 self._failures = 0
-            if not self._again:
+            if not (self._again or self._closing):
                 await self._pause(error, line)
 
     async def _live(self, line: Line) -> None:
@@ -162,7 +162,7 @@ class Server:
                     self._look = False
                     await self._judge(found)
                     continue
-                line.changed = False
+                line.changed = self._look = False
                 async with asyncio.timeout(self.settings.start_s):
                     found = await self._list(line)
                 await self._judge(found)
@@ -255,8 +255,8 @@ class Server:
 
     async def _ask(self, asking: Callable[[Line], Awaitable[T]]) -> T:
         """Ends with an answer, with what the server says against it (`MCPError`), or with `ToolFailed`."""
-        line = self._line
-        if line is None or line.lost or not self.standing.usable:
+        line, good = self._line, self.good
+        if line is None or line.lost or good is None or not self.standing.usable:
             raise unusable(self.standing)
         if self._waiting >= WAITING_MAX:
             raise ToolFailed(
@@ -272,21 +272,30 @@ class Server:
                 async with self._turns:
                     self._waiting -= 1
                     waiting = False
+                    if self.good is None or self.good.hash != good.hash:  # while it waited for its turn
+                        raise unusable(self.standing)
                     answer = await _unless_gone(line, asking(line))
         except TimeoutError:
-            self._hung(line)
-            raise ToolFailed(
-                f"the MCP server '{self.name}' did not answer within {self.settings.call_s:g} s",
-                because="it takes longer, or it hangs; whether it did what was asked, nobody knows",
-                try_this="look whether it was done before you ask again",
-                code="mcp.slow",
-            ) from None
+            if not waiting:
+                self._hung(line)
+            raise self._slow(asked=not waiting) from None
+        except ToolFailed:
+            raise
         except Exception as error:
             raise self._met(line, error) from error
         finally:
             self._waiting -= waiting
         self._hangs = 0
         return answer
+
+    def _slow(self, *, asked: bool) -> ToolFailed:
+        because = "it takes longer, or it hangs; whether it did what was asked, nobody knows"
+        return ToolFailed(
+            f"the MCP server '{self.name}' did not answer within {self.settings.call_s:g} s",
+            because=because if asked else "other calls were before this one, and it was not given to it",
+            try_this="look whether it was done before you ask again" if asked else "try again in a while",
+            code="mcp.slow",
+        )
 
     def _hung(self, line: Line) -> None:
         self._hangs += 1

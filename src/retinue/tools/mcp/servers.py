@@ -99,8 +99,6 @@ class Servers:
 
     async def close(self) -> None:
         """Every server has ended, with all it began."""
-        for task in tuple(self._aside):
-            task.cancel()
         await asyncio.gather(*self._aside, return_exceptions=True)
         async with self._fitting:
             await asyncio.gather(*(server.close() for server in self._servers.values()))
