@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from contracts.engine_house import (
@@ -36,13 +38,17 @@ from retinue.domain.approval import APPROVAL_EXPIRES_AFTER_S
 from retinue.domain.envelope import Context, Kind, Outcome, Status
 from retinue.domain.errors import Conflict, NotFound
 from retinue.domain.event import NewsKind
-from retinue.domain.record import Note
+from retinue.domain.grant import GrantScope
+from retinue.domain.record import Note, UserTurn
+from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt
+from retinue.store import grants
 from retinue.store.connection import NO_FAULTS
 from retinue.testing.household import House, Household, boss
 from retinue.testing.scripted_model import Line, calls, says
+from retinue.tools.permissions import RequestPermission
 
 ASKS = ToolRules(ask=("append_line",))
 
@@ -614,6 +620,137 @@ async def test_a_question_survives_a_power_cut_at_every_commit(
         assert sum("write it down" in text for text in user_turns(history)) == 1
         assert await notices_to(house, "maria") == []
     assert lived > 10
+
+
+def writes_each(prompt: Prompt) -> Line:
+    """Write down each `line N` that somebody sends, and say something about everything else."""
+    last = prompt.records[-1].body
+    wanted = re.search(r"line \d", last.text) if isinstance(last, UserTurn) else None
+    return calls("append_line", text=wanted[0]) if wanted else says("said")
+
+
+async def told_for_longer(house: House, *, scope: GrantScope) -> None:
+    """Ask once, be allowed for longer, and do it again without a question."""
+    first = await house.post("line 1", key="first")
+    state = "SELECT id, state FROM approvals"
+    await house.eventually(lambda conn: conn.exec_driver_sql(state).first() is not None, what="a question")
+    ((approval, standing),) = await rows(house, state)
+    if standing == "open":
+        await house.engine.answer(approval, allow=True, by=boss("owner"), scope=scope)
+    await house.outcome(first.envelope)
+    await house.outcome((await house.post("line 2", key="second")).envelope)
+
+
+@pytest.mark.parametrize("scope", [GrantScope.SESSION, GrantScope.ALWAYS])
+async def test_a_yes_for_longer_survives_a_power_cut_at_every_commit(
+    new_household: Callable[[], Household], hands: Hands, scope: GrantScope
+) -> None:
+    def asking() -> Household:
+        household = new_household()
+        household.agents = (cautious(),)
+        household.model.rule = writes_each
+        return household
+
+    lived = 0
+    async for house in power_cuts(asking, hands, lambda house: told_for_longer(house, scope=scope)):
+        lived += 1
+        assert [state for (state,) in await rows(house, "SELECT state FROM approvals")] == ["allowed"]
+        assert await rows(house, "SELECT agent, permission, revoked_ms FROM grants") == [
+            ("ada", "tool:append_line", None)
+        ]
+        assert len(await questions_to(house, "maria")) == 1
+        written = witness(house.household)
+        ((session,),) = await rows(house, "SELECT id FROM sessions")
+        doubtful = [r for r in results(await house.records(session)) if "may or may not" in r.output]
+        assert len(set(written)) == len(written) and len(written) + len(doubtful) >= 2
+        assert len(doubtful) <= 1 and not (lived == 1 and doubtful)
+    assert lived > 10
+
+
+async def told_no(house: House) -> None:
+    first = await house.post("line 1", key="first")
+    state = "SELECT id, state FROM approvals"
+    await house.eventually(lambda conn: conn.exec_driver_sql(state).first() is not None, what="a question")
+    ((approval, standing),) = await rows(house, state)
+    if standing == "open":
+        await house.engine.answer(approval, allow=False, by=boss("owner"))
+    await house.outcome(first.envelope)
+
+
+async def test_nothing_is_done_without_its_yes_wherever_the_power_goes(
+    new_household: Callable[[], Household], hands: Hands
+) -> None:
+    def asking() -> Household:
+        household = new_household()
+        household.agents = (cautious(),)
+        household.model.rule = writes_each
+        return household
+
+    lived = 0
+    async for house in power_cuts(asking, hands, told_no):
+        lived += 1
+        assert [state for (state,) in await rows(house, "SELECT state FROM approvals")] == ["denied"]
+        assert witness(house.household) == [] and await rows(house, "SELECT 1 FROM grants") == []
+    assert lived > 8
+
+
+def wishes(prompt: Prompt) -> Line:
+    last = prompt.records[-1].body
+    if isinstance(last, UserTurn) and "you may ask" in last.text:
+        return calls("request_permission", permission="web", reason="to look")
+    return says("said")
+
+
+async def told_a_wish(house: House) -> None:
+    first = await house.post("you may ask", key="first")
+    await house.outcome(first.envelope)
+    ((approval, standing),) = await rows(house, "SELECT id, state FROM approvals")
+    if standing == "open":
+        await house.engine.answer(approval, allow=True, by=boss("owner"))
+    ((decision,),) = await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")
+    await house.outcome(decision)
+
+
+async def test_a_wish_is_asked_once_and_granted_once_wherever_the_power_goes(
+    new_household: Callable[[], Household], hands: Hands
+) -> None:
+    def wishing() -> Household:
+        household = new_household()
+        household.agents = (ada(),)
+        household.model.rule = wishes
+        household.furnishing = lambda store, asks: (RequestPermission(asks, household.grants(store), store),)
+        return household
+
+    lived = 0
+    async for house in power_cuts(wishing, hands, told_a_wish):
+        lived += 1
+        assert [state for (state,) in await rows(house, "SELECT state FROM approvals")] == ["allowed"]
+        assert len(await questions_to(house, "maria")) == 1
+        assert [tag for (tag,) in await rows(house, "SELECT permission FROM grants")] == ["web"]
+        decisions = [id_ for (id_,) in await rows(house, "SELECT id FROM envelopes WHERE kind = 'decision'")]
+        assert await outcomes(house, decisions) == [Outcome.ANSWERED]
+    assert lived > 10
+
+
+async def test_a_grant_that_is_revoked_while_the_intent_of_its_call_is_written_is_not_used(
+    asking: Household, hands: Hands
+) -> None:
+    """Decided, and taken back before it happens."""
+    asking.model.rule = writes_each
+    async with opened(asking) as house:
+        first = await house.post("line 1")
+        await parked(house)
+        await house.engine.answer(await open_approval(house), allow=True, by=boss("owner"), scope=GrantScope.SESSION)
+        await house.outcome(first.envelope)
+        await house.quiet()
+        ((grant,),) = await rows(house, "SELECT id FROM grants")
+        revoke = partial(grants.revoke, id_=grant, by="owner", at_ms=to_ms(asking.clock.now()))
+        with hands.holding("step") as step:
+            second = await house.post("line 2")
+            await step.reached.wait()
+            await house.store.write(lambda conn: revoke(conn), point="test")
+        await house.outcome(second.envelope)
+        assert witness(asking) == ["line 1"]
 
 
 class CrashAt:
