@@ -36,11 +36,14 @@ from retinue.domain.trust import Trust
 from retinue.operations import security
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
+from retinue.operations.checks import SettingFacts, confined
 from retinue.operations.doctor import closedness
 from retinue.operations.known_secrets import gather as gather_secrets
+from retinue.operations.known_secrets import refresh
 from retinue.operations.security import CHECKS, Closing, Exposed, Severity, close, examine
 from retinue.operations.security_facts import Abilities, Facts, Ground, Held, plain_in
 from retinue.operations.security_facts import gather as gather_facts
+from retinue.policy.masking import Masks
 from retinue.sandbox.base import Probe
 from retinue.store import audit, sessions
 from retinue.store.house import Page
@@ -487,6 +490,27 @@ def test_listening_is_judged_by_what_the_environment_says(home: Path) -> None:
         assert listens(SETTINGS, {"RETINUE_LISTEN": said} if said else {}) == meant
 
 
+def test_the_plain_doctor_tells_of_a_sandbox_that_is_off_and_of_no_other() -> None:
+    for sandbox, said in (
+        (SandboxSettings(), ""),
+        (BARE, "`sandbox.kind"),
+        (SandboxSettings(mode=SandboxMode.OFF), "`sandbox.mode"),
+        (SandboxSettings(mode=SandboxMode.NON_MAIN), ""),
+    ):
+        facts = SettingFacts(faults=(), settings=replace(SETTINGS, sandbox=sandbox))
+        found = list(confined(facts))
+        assert bool(found) is bool(said) and all(said in each.because for each in found)
+
+
+async def test_masks_are_refreshed_with_what_there_is_now(home: Path) -> None:
+    masks = Masks()
+    async with desk_house(Household(home)) as house:
+        await refresh(masks, house.house.store, SETTINGS, {"ACME_API_KEY": "first-value-1"})
+        assert masks.mask("first-value-1 second-value-2") == "[secret:env:ACME_API_KEY] second-value-2"
+        await refresh(masks, house.house.store, SETTINGS, {"ACME_API_KEY": "second-value-2"})
+        assert masks.mask("first-value-1 second-value-2") == "first-value-1 [secret:env:ACME_API_KEY]"
+
+
 def test_every_secret_the_house_knows_of_is_gathered(tmp_path: Path) -> None:
     from retinue.config.minds import ProviderSettings
     from retinue.config.sandbox import SecretRule
@@ -513,6 +537,7 @@ def test_every_secret_the_house_knows_of_is_gathered(tmp_path: Path) -> None:
         mirror=Mirror(),
     )
     environment = {"HEADER": "header-1", "GH": "github-1", "ACME_API_KEY": "env-key-1", "PATH": "/bin", "GONE": "x"}
+    environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(tmp_path / "k")  # a place, and no secret itself
     stored = [
         Credential(id="acme:two", provider="acme", source="env:TWO"),
         Credential(id="acme:three", provider="acme", source="env:ACME_API_KEY", agent="ada"),

@@ -20,6 +20,7 @@ from retinue.domain.credential import Credential
 from retinue.domain.errors import RetinueError
 from retinue.models.credentials import secret_of
 from retinue.operations.credential_keys import KEYS
+from retinue.policy.masking import Masks
 from retinue.store import credentials
 from retinue.store.connection import Store
 
@@ -32,6 +33,12 @@ TELLING = re.compile(
     r"|credentials?|authorization|cookie)(?:[_-](?:id|key|value|[0-9]{1,3}))?|pgpassword",
     re.I,
 )
+
+
+async def refresh(masks: Masks, store: Store, settings: Settings, environment: Mapping[str, str]) -> None:
+    """Have masks know what there is now: when the house opens, and whenever settings or credentials have changed."""
+    secrets = await known_secrets(store, settings, environment)
+    await asyncio.to_thread(masks.replace, secrets)
 
 
 async def known_secrets(store: Store, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
@@ -62,9 +69,17 @@ def gather(settings: Settings, stored: list[Credential], environment: Mapping[st
     for path in _key_files(settings.home / KEYS):
         add(f"{KEYS}:{path.name.partition('.')[0]}", _read(Secret(file=path), environment))
     for name in sorted(environment):
-        if TELLING.fullmatch(name):
+        if TELLING.fullmatch(name) and not _is_place(environment[name]):
             add(f"env:{name}", environment[name])
     return found
+
+
+def _is_place(value: str) -> bool:
+    """Whether a variable says where a secret lies, and not what it is."""
+    try:
+        return value.startswith("/") and Path(value).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _in_settings(value: Any, path: str) -> Iterator[tuple[str, Secret]]:
