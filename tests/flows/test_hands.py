@@ -1,4 +1,4 @@
-"""What comes of calls, from a model's reply to what it reads next: cut visibly, kept whole, wrapped, and never a crash."""
+"""What comes of calls, up to what a model reads of them: cut visibly, kept whole, wrapped, and never a crash."""
 
 from __future__ import annotations
 

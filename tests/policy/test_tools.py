@@ -107,7 +107,7 @@ def test_agents_tools_obey_the_same_lists_and_can_be_switched_off_as_a_whole() -
     assert chain(rules=ToolRules(deny=("agents_message",))).decide(spec("agents_message")).denied
     off = chain(ToolSettings(agents_enabled=False))
     assert {"agents_list", "agents_message"}.isdisjoint(offered(off))
-    assert off.decide(spec("agents_list")).key == "tools.agents_enabled.deny"
+    assert off.decide(spec("agents_list")).key == "tools.agents_enabled"
 
 
 def test_what_is_asked_about_is_there_whatever_else_the_same_list_allows() -> None:

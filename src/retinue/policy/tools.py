@@ -57,12 +57,16 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One place where rules stand. `own` are the agent's, which `system_*` tools pass."""
+    """One place where rules stand. `own` are the agent's, which `system_*` tools pass.
+
+    `fixed`: the lists are the house's, and what can be changed is `key` itself.
+    """
 
     name: str
     key: str
     lists: ToolLists
     own: bool = False
+    fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,7 @@ def _say(rules: _Rules, spec: ToolSpec) -> Finding:
     layer, lists, name = rules.layer, rules.layer.lists, spec.name
 
     def found(verdict: Verdict, because: str, field: str) -> Finding:
-        return Finding(layer.name, verdict, because, f"{layer.key}.{field}")
+        return Finding(layer.name, verdict, because, layer.key if layer.fixed else f"{layer.key}.{field}")
 
     if layer.own and name.startswith(SYSTEM):
         return found(Verdict.ALLOW, f"{SYSTEM}* tools pass an agent's own lists", "allow")
@@ -214,7 +218,7 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
     layers = [Layer(name="the house", key="tools", lists=house)]
     if not settings.agents_enabled:
         off = ToolLists(deny=(f"{AGENTS}*",))
-        layers.append(Layer(name="the house (agents_enabled)", key="tools.agents_enabled", lists=off))
+        layers.append(Layer(name="the house (agents_enabled)", key="tools.agents_enabled", lists=off, fixed=True))
     layers += _by_provider(settings.by_provider, "tools", where, own=False)
     if own.policy is not None:
         named = settings.policies.get(own.policy)
@@ -226,7 +230,7 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
     layers += _by_provider(own.by_provider, key, where, own=True)
     if where.origin is OriginKind.SUBAGENT:
         fixed = ToolLists(deny=SUBAGENT_DENIED)
-        layers.append(Layer(name="what subagents never have", key="tools.by_session.subagent", lists=fixed))
+        layers.append(Layer(name="what subagents never have", key="tools.by_session.subagent", lists=fixed, fixed=True))
     if (lists := settings.by_session.get(where.origin.value)) is not None:
         name = f"the rules for {where.origin} sessions"
         layers.append(Layer(name=name, key=f"tools.by_session.{where.origin}", lists=lists))
@@ -237,7 +241,7 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
         layers.append(Layer(name="the sandbox", key="sandbox.workspace", lists=ToolLists(deny=WRITING)))
     if where.door is Door.INVOKE:
         denied = tuple(name for name in INVOKE_DENIED if not any(fits(glob, name) for glob in settings.invoke_allow))
-        layers.append(Layer(name="direct calls", key="tools.invoke_allow", lists=ToolLists(deny=denied)))
+        layers.append(Layer(name="direct calls", key="tools.invoke_allow", lists=ToolLists(deny=denied), fixed=True))
     return layers
 
 

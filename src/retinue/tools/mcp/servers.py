@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
 
 from retinue.config.mcp import McpServer, server_name
+from retinue.config.secret import Secret
+from retinue.config.skills import Variable
 from retinue.domain.agent import Agent, ToolLists
 from retinue.domain.errors import NotFound
 from retinue.domain.ports import Clock, Ids
@@ -28,6 +31,8 @@ from retinue.tools.mcp.tool import McpResources, McpTool
 KIND = "mcp"
 """Of pins: whose tools were looked at and found good."""
 FOLDER = "mcp"
+
+_SECRET_HEADER = re.compile(r"authorization|cookie|token|secret|passw|credential|key", re.IGNORECASE)
 
 Settings = Mapping[str, McpServer]
 
@@ -207,9 +212,15 @@ def _unfit(name: str, settings: McpServer) -> Standing | None:
         because = "headers are for one with a url"
     elif settings.url is not None and (settings.env or settings.hosts or settings.readable or settings.writable):
         because = "env, hosts, readable and writable are for one with a command"
+    elif plain := [name for name, each in settings.headers.items() if _is_written_down(name, each)]:
+        because = f"the header {plain[0]} is a secret in plain text, and belongs into the environment or a file"
     if not because:
         return None
     return Standing(name=name, state=State.FAILED, because=because, try_this=f"change [mcp.{name}] in the settings")
+
+
+def _is_written_down(header: str, held: Variable | Secret) -> bool:
+    return isinstance(held, Variable) and held.value is not None and bool(_SECRET_HEADER.search(header))
 
 
 def layers(settings: Settings, agent: Agent) -> list[Layer]:
@@ -219,6 +230,7 @@ def layers(settings: Settings, agent: Agent) -> list[Layer]:
             name=f"the MCP server {name}",
             key=f"mcp.{name}.agents",
             lists=ToolLists(deny=(f"{PREFIX}_{name}_*",)),
+            fixed=True,
         )
         for name, each in settings.items()
         if not any(fits(glob, agent.name) for glob in each.agents)
