@@ -15,6 +15,7 @@ from tools.mcp_stand_ins import is_alive, kitchen, real, scene, seen_by_real, sm
 
 from retinue.config.mcp import McpServer
 from retinue.config.secret import Secret
+from retinue.config.skills import Variable
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect
 from retinue.domain.trust import Trust
 from retinue.policy.wrapping import WARNING, unwrap
@@ -74,6 +75,44 @@ async def test_the_tools_of_a_real_server_appear_in_a_sandbox_and_say_what_they_
         assert "kitchen://menu" in str(listed)
         read = await resources.perform(resources.arguments(uri="kitchen://menu"), scene())
         assert not isinstance(read, str) and read.trust is Trust.UNTRUSTED and "soup" in unwrap(read.text)
+
+
+@pytest.mark.parametrize("walls", [True, False])
+async def test_a_command_sees_its_own_folder_and_nothing_else_unless_there_are_no_walls(
+    tmp_path: Path, walls: bool
+) -> None:
+    script = tmp_path / "script"
+    script.mkdir()
+    listener = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    command = small(
+        script,
+        f"""
+        import socket
+        def tried(act):
+            try:
+                return act()
+            except OSError as error:
+                return error.strerror
+        def on_call(params, id):
+            return text(json.dumps({{
+                "house": tried(lambda: os.listdir({str(tmp_path / "house")!r})),
+                "reached": tried(lambda: socket.create_connection(("127.0.0.1", {port}), 5).close() or "yes"),
+                "own": tried(lambda: open("kept", "w").write("x") and os.listdir(".")),
+                "told": sorted(os.environ),
+            }}))
+        serve(lambda: [tool()], on_call)
+        """,
+    )
+    settings = McpServer(command=command, readable=(script.resolve(),))
+    async with listener, kitchen(tmp_path, {"k": settings}, walls=walls) as made:
+        await made.approve("k")
+        seen = json.loads(unwrap((await made.call("mcp_k_act")).text))
+
+    assert ("house.db" in seen["house"]) is not walls
+    assert (seen["reached"] == "yes") is not walls
+    assert "kept" in seen["own"] and LOG in seen["own"]
+    assert not {"PYTEST_CURRENT_TEST", "RETINUE_HOME", "SSH_AUTH_SOCK"} & set(seen["told"])
 
 
 @pytest.mark.spec("A72")
@@ -198,6 +237,7 @@ async def test_one_that_never_starts_is_tried_later_and_later(tmp_path: Path) ->
         (McpServer(command=("/bin/true",), url="http://127.0.0.1:1/"), "either a command or a url"),
         (McpServer(url="http://127.0.0.1:1/", env={"A": Secret(env="A")}), "for one with a command"),
         (McpServer(command=("/bin/true",), headers={"A": Secret(env="A")}), "for one with a url"),
+        (McpServer(url="http://127.0.0.1:1/", headers={"X-Api-Key": Variable(value="written")}), "in plain text"),
     ],
 )
 async def test_one_that_is_set_up_wrongly_says_so_and_is_not_begun(
