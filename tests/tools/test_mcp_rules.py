@@ -93,7 +93,7 @@ async def test_who_a_server_is_for_is_a_layer_of_the_chain_that_says_which_key_t
             for spec in specs:
                 decision = chain.decide(spec)
                 assert decision.allowed is allowed
-                assert allowed or decision.key == "mcp.k.agents.deny"
+                assert allowed or decision.key == "mcp.k.agents"
 
 
 @dataclass
