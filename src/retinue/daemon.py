@@ -154,7 +154,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             return keeper.current.settings if keeper is not None else settings
 
         files = Files(settings.home / "files")
-        link = Link(loaded=gc.freeze)
+        link = Link()
         cache = WireCache()
         locals_ = Locals(clock, ids, link, cache, os.environ)
         models: tuple[Model, ...] = (Guide(clock), *locals_.installed(), *parts.models)

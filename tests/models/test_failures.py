@@ -8,12 +8,11 @@ import socket
 import ssl
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp.client_reqrep import ConnectionKey
 
 from retinue.domain.model import Failure
 from retinue.models import failures
+from retinue.models.lines import LineFailed
 from retinue.models.refusals import reason, said_in
 from retinue.models.retry_after import RETRY_AFTER_S_MAX, duration_s, spoken_s
 
@@ -492,20 +491,24 @@ def test_a_provider_that_moved_is_not_followed_and_said_so() -> None:
     assert "secret" not in str(failed)
 
 
+def _behind(cause: Exception | None) -> LineFailed:
+    failed = LineFailed("no line")
+    failed.__cause__ = cause
+    return failed
+
+
 def test_each_way_of_not_reaching_a_provider_has_its_own_because() -> None:
     untrusted = ssl.SSLCertVerificationError(1, "certificate verify failed")
     untrusted.verify_message = "self-signed certificate"
-    key: Any = ConnectionKey("h", 1, True, True, None, None, None)
-    wrapped = aiohttp.ClientConnectorError(key, ConnectionRefusedError(111, "refused"))
     told = {
-        name: failures.unreachable("acme", error, begun=False)
-        for name, error in {
-            "dns": aiohttp.ClientConnectorDNSError(key, socket.gaierror(-2, "Name or service not known")),
-            "refused": wrapped,
-            "certificate": aiohttp.ClientConnectorCertificateError(key, untrusted),
+        name: failures.unreachable("acme", _behind(cause), begun=False)
+        for name, cause in {
+            "dns": socket.gaierror(-2, "Name or service not known"),
+            "refused": ConnectionRefusedError(111, "refused"),
+            "certificate": untrusted,
             "tls": ssl.SSLError(1, "wrong version number"),
             "reset": ConnectionResetError(104, "reset"),
-            "gone": aiohttp.ServerDisconnectedError(),
+            "gone": None,
             "no route": OSError(113, "No route to host"),
         }.items()
     }

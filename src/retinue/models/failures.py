@@ -146,8 +146,7 @@ def _causes(error: Exception) -> Iterator[BaseException]:
     following: BaseException | None = error
     while following is not None and len(chain) < 10:
         chain.append(following)
-        inner = getattr(following, "os_error", None) or getattr(following, "certificate_error", None)
-        following = inner if isinstance(inner, BaseException) else following.__cause__
+        following = following.__cause__
     return reversed(chain)
 
 

@@ -6,34 +6,25 @@ What is said is the business of a `Wire`, one for each format. Nothing here know
 from __future__ import annotations
 
 import asyncio
-import errno
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.models import failures
 from retinue.models.base import Chunk, Ended, Prompt, Text, Thinking
+from retinue.models.lines import Line, LineFailed, Lines, place_of
 from retinue.models.sse import Events
-
-if TYPE_CHECKING:
-    import aiohttp
-
-    from retinue.models.http_out import Slabs
 
 FIRST_BYTE_S = 120.0
 SILENCE_S = 120.0
-CONNECT_S = 20.0
-CONNECTIONS_MAX = 200
-KEEP_ALIVE_S = 60.0
 REPLY_BYTES_MAX = 64 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
 REFUSAL_S = 10.0
 LINE_END_S = 0.2
 STALE_S = 1.0  # a line that was gone before it was used is found to be so at once
-_RAW_BODY_BYTES_MAX = 64 * 1024  # above, it is sent in slabs
 
 _WORDS = (Text, Thinking)
 _BOM = b"\xef\xbb\xbf"
@@ -111,30 +102,11 @@ class Wire(Protocol):
 class Link:
     """The connections of the whole house to its providers. Made when first used, and used again."""
 
-    def __init__(self, *, loaded: Callable[[], None] = lambda: None) -> None:
-        """`loaded` is called when what connections need was loaded, for whoever minds how much there is in memory."""
-        self._loaded = loaded
-        self._session: aiohttp.ClientSession | None = None
-
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None or self._session.closed:
-            import aiohttp
-
-            from retinue.models.http_out import Lines
-
-            self._loaded()
-            self._session = aiohttp.ClientSession(
-                connector=Lines(limit=CONNECTIONS_MAX, keepalive_timeout=KEEP_ALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers={"User-Agent": "retinue"},  # some turn away who does not say a name
-                auto_decompress=True,
-            )
-        return self._session
+    def __init__(self) -> None:
+        self.lines = Lines()
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self.lines.close()
 
 
 class HttpModel:
@@ -157,7 +129,7 @@ class HttpModel:
         target = self._target
         request = self._wire.request(prompt, target, key)
         reader = self._wire.reader(target)
-        exchange = _Exchange(self._link.session(), request, target)
+        exchange = _Exchange(self._link.lines, request, target)
         try:
             piece = await exchange.begin()
             if not is_stream(piece):
@@ -230,11 +202,11 @@ class _Exchange:
     Only our own waiting is measured, never what whoever listens does with a piece.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, request: Request, target: Target) -> None:
-        self._session = session
+    def __init__(self, lines: Lines, request: Request, target: Target) -> None:
+        self._lines = lines
         self._request = request
         self._target = target
-        self._response: aiohttp.ClientResponse | None = None
+        self._line: Line | None = None
         self._silence: _Silence | None = None
         self._patience_s = target.silence_s
         self._size_bytes = 0
@@ -252,16 +224,16 @@ class _Exchange:
 
     async def more(self) -> bytes:
         """The next piece; nothing where that was all."""
-        assert self._response is not None
-        content = self._response.content
-        if content.at_eof():  # a short reply comes whole, and nobody waits for it
+        line = self._line
+        assert line is not None
+        if line.at_end:  # a short reply comes whole, and nobody waits for it
             return b""
         silence = self._silence
         if silence is None:
-            silence = self._silence = _Silence(content, self._patience_s)
+            silence = self._silence = _Silence(line, self._patience_s)
         silence.listens()
         try:
-            piece = await content.readany()
+            piece = await line.piece()
         except Exception as error:
             if told := self._told(error, silence.patience_s):
                 raise told from error
@@ -286,47 +258,40 @@ class _Exchange:
     def close(self) -> None:
         if self._silence is not None:
             self._silence.over()
-        if self._response is None:
-            return
-        if self._response.content.at_eof():
-            self._response.release()
-        else:
-            self._response.close()  # a reply that nobody hears out is not made any longer
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._line is not None:
+            self._lines.leave(self._line)
+            self._line = None
 
     async def _begin(self) -> bytes:
-        response = self._response = await self._answered()
-        if response.status >= 300:
-            refusal = await _refusal(response)
-            raise failures.refused(self._target.provider, response.status, response.headers, refusal)
+        line = await self._answered()
+        if line.status >= 300:
+            raise failures.refused(self._target.provider, line.status, line.headers, await _refusal(line))
         first = b""
-        while is_stream(first) is None and (piece := await response.content.readany()):
+        while is_stream(first) is None and (piece := await line.piece()):
             self._count(piece)
             first += piece
         return first
 
-    async def _answered(self) -> aiohttp.ClientResponse:
+    async def _answered(self) -> Line:
         """Asked once. A line that is kept open may be closed by the other side while we send: it never read that, and
         we ask again on another one. Only where nothing came back, at once, and on a line that was used before."""
-        import aiohttp
-
-        from retinue.models.http_out import line_was_used
-
+        place, begin = place_of(self._request.url)
+        line = self._line = await self._lines.take(place)
         now = asyncio.get_running_loop().time
         sent_at = now()
         try:
-            return await self._post()
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError):
-            if not line_was_used.get() or now() - sent_at > STALE_S:
+            await line.ask(begin, self._request.headers, self._request.body)
+            return line
+        except LineFailed:
+            if not line.used or line.begun or now() - sent_at > STALE_S:
                 raise
-        return await self._post()
-
-    async def _post(self) -> aiohttp.ClientResponse:
-        return await self._session.post(
-            self._request.url,
-            data=_sent(self._request.body),
-            headers=self._request.headers,
-            allow_redirects=False,  # a key goes to the host it is for, and to no other
-        )
+        self._leave()
+        line = self._line = await self._lines.take(place, anew=True)
+        await line.ask(begin, self._request.headers, self._request.body)
+        return line
 
     def _count(self, piece: bytes) -> None:
         self._size_bytes += len(piece)
@@ -335,38 +300,24 @@ class _Exchange:
 
     def _told(self, error: Exception, patience_s: float) -> ModelFailed | None:
         """None for what has nothing to do with the line."""
-        import aiohttp
-
         provider, begun = self._target.provider, self._size_bytes > 0
         match error:
-            case aiohttp.ConnectionTimeoutError():
-                late = OSError(errno.ETIMEDOUT, f"no connection within {CONNECT_S:g} seconds")
-                return failures.unreachable(provider, late, begun=False)
             case TimeoutError():
                 return failures.too_slow(provider, begun=begun, patience_s=patience_s)
-            case aiohttp.ClientError() | OSError() | asyncio.IncompleteReadError():
+            case LineFailed():
                 return failures.unreachable(provider, error, begun=begun)
             case _:
                 return None
-
-
-def _sent(body: Sequence[bytes]) -> bytes | Slabs:
-    size_bytes = sum(map(len, body))
-    if size_bytes <= _RAW_BODY_BYTES_MAX:
-        return b"".join(body)
-    from retinue.models.http_out import Slabs
-
-    return Slabs(body, size_bytes)
 
 
 class _Silence:
     """How long nothing has come while we listened. One timer for a whole stream: a timeout around each piece would cost
     as much as reading it."""
 
-    __slots__ = ("_content", "_loop", "_since", "_timer", "patience_s")
+    __slots__ = ("_line", "_loop", "_since", "_timer", "patience_s")
 
-    def __init__(self, content: aiohttp.StreamReader, patience_s: float) -> None:
-        self._content = content
+    def __init__(self, line: Line, patience_s: float) -> None:
+        self._line = line
         self._loop = asyncio.get_running_loop()
         self._since: float | None = None
         self.patience_s = patience_s
@@ -391,7 +342,7 @@ class _Silence:
         now = self._loop.time()
         ends = (now if self._since is None else self._since) + self.patience_s
         if ends <= now:
-            self._content.set_exception(TimeoutError())
+            self._line.fail(TimeoutError())
         else:
             self._timer = self._loop.call_at(ends, self._look)
 
@@ -413,16 +364,14 @@ def _ended(reader: Reader) -> Ended | None:
         return None
 
 
-async def _refusal(response: aiohttp.ClientResponse) -> bytes:
+async def _refusal(line: Line) -> bytes:
     """What is said with a refusal, or the beginning of it: the status alone says enough to go on."""
-    import aiohttp
-
     said = b""
     try:
         async with asyncio.timeout(REFUSAL_S):
-            while len(said) < ERROR_BYTES_MAX and (piece := await response.content.readany()):
+            while len(said) < ERROR_BYTES_MAX and (piece := await line.piece()):
                 said += piece
-    except (TimeoutError, aiohttp.ClientError, OSError):
+    except (TimeoutError, LineFailed):
         pass
     return said[:ERROR_BYTES_MAX]
 

@@ -1,0 +1,351 @@
+"""Lines to providers: as much of HTTP/1.1 as asking a model needs. One request at a time on each, and its answer in
+pieces as they come.
+
+No redirect is followed, nothing is unpacked (we ask for it plain), and no proxy is asked. A general client does all
+that, and costs more than everything else that a short reply costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+from urllib.parse import quote, urlsplit
+
+import httptools
+
+CONNECT_S = 20.0
+NEXT_ADDRESS_S = 0.25  # after this, a host's next address is tried beside the one that does not answer
+CONNECTIONS_MAX = 200
+KEEP_ALIVE_S = 60.0
+HEAD_BYTES_MAX = 64 * 1024
+HELD_BYTES_MAX = 256 * 1024  # of what nobody has taken yet; the server waits then
+RAW_BODY_BYTES_MAX = 64 * 1024  # above, it is sent in slabs
+# Below what an allocator asks the kernel for anew each time: the pages of a body of half a megabyte cost more than
+# filling them.
+SLAB_BYTES = 64 * 1024
+
+_DEFAULTS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "retinue"}  # some turn away who has no name
+
+
+class LineFailed(Exception):
+    """There is no line, it broke, or what came over it is no HTTP. What the network said is its cause."""
+
+
+class Place(NamedTuple):
+    """Whom a line is to."""
+
+    host: str
+    port: int
+    secure: bool
+
+
+@lru_cache(maxsize=1024)
+def place_of(url: str) -> tuple[Place, str]:
+    """Whom to ask, and how a request to it begins."""
+    parts = urlsplit(url)
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    path = quote(parts.path or "/", safe="/%:=&~+!$,;'@()*[]") + (f"?{parts.query}" if parts.query else "")
+    place = Place(host, parts.port or (443 if secure else 80), secure)
+    return place, f"POST {path} HTTP/1.1\r\nhost: {parts.netloc}"
+
+
+class Line(asyncio.Protocol):
+    """One connection. What is asked on it is answered before more is asked."""
+
+    def __init__(self, place: Place, lost: Callable[[Line], None]) -> None:
+        self.place = place
+        self.used = False  # for a request before this one
+        self.expires: asyncio.TimerHandle | None = None  # while nobody uses it
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        # What servers get wrong, and other clients forgive.
+        self._parser.set_dangerous_leniencies(
+            lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
+        self._transport: asyncio.Transport | None = None
+        self._waiting: asyncio.Future[None] | None = None  # for more of an answer
+        self._full: asyncio.Future[None] | None = None  # until more of a request can be sent
+        self._stays = True
+        self._begin()
+
+    def _begin(self) -> None:
+        self.status = 0  # until the head of an answer is there
+        self.headers: dict[str, str] = {}  # their names in small letters
+        self.begun = False  # whether anything came back
+        self._pieces: list[bytes] = []
+        self._held_bytes = 0
+        self._other_bytes = 0  # since the last piece: of a head, or of what stands between pieces
+        self._paused = False
+        self._ends_with_line = False
+        self._whole = False
+        self._failed: Exception | None = None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all of an answer has come, and was taken."""
+        return self._whole and not self._pieces
+
+    @property
+    def reusable(self) -> bool:
+        return self._stays and self._whole and self._transport is not None
+
+    async def ask(self, begin: str, headers: Mapping[str, str], body: Sequence[bytes]) -> None:
+        """Send a request, and wait for the head of its answer. Raises `LineFailed`."""
+        self._begin()
+        size_bytes = sum(map(len, body))
+        named = {**_DEFAULTS, **{name.lower(): value for name, value in headers.items()}}
+        if named.get("connection", "").lower() == "close":
+            self._stays = False
+        head = _head(begin, named, size_bytes)
+        if size_bytes <= RAW_BODY_BYTES_MAX:
+            self._write(b"".join((head, *body)))
+        else:
+            self._write(head)
+            await self._write_slabs(body)
+        while not self.status:
+            await self._more()
+
+    async def piece(self) -> bytes:
+        """What has come of an answer since the last one; nothing at its end. Raises `LineFailed`."""
+        while not self._pieces:
+            if self._whole:
+                return b""
+            await self._more()
+        pieces, self._pieces = self._pieces, []
+        self._held_bytes = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def fail(self, error: Exception) -> None:
+        """Whoever waits for more waits no longer. What has come before can still be taken."""
+        self._stays = False
+        if self._failed is None:
+            self._failed = error
+        self._wake()
+
+    def close(self) -> None:
+        self._stays = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is None:
+            raise LineFailed("the line is gone")
+        self._transport.write(data)
+
+    async def _write_slabs(self, body: Sequence[bytes]) -> None:
+        for slab in slabs(body):
+            if self._full is not None:
+                await self._full
+            if self.status or self._failed is not None:  # answered before all was heard, or gone: the reader is told
+                self._stays = False
+                return
+            self._write(slab)
+
+    async def _more(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        self._waiting = self._loop.create_future()
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+        self.resume_writing()
+
+    # What the transport tells.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._ends_with_line and exc is None:
+            self._whole = True
+        failed = LineFailed("the other side ended the line")
+        failed.__cause__ = exc
+        self.fail(failed)
+        self._lost(self)
+
+    def pause_writing(self) -> None:
+        self._full = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        full, self._full = self._full, None
+        if full is not None and not full.done():
+            full.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        if self._whole:  # nobody asked
+            self.close()
+            return
+        self.begun = True
+        self._other_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self.fail(LineFailed("what came is no HTTP"))
+            return
+        if self._other_bytes > HEAD_BYTES_MAX and not self._whole:
+            self.fail(LineFailed("a head, or what stands between pieces, without end"))
+            return
+        if self._held_bytes > HELD_BYTES_MAX and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        if self.status:
+            self._wake()
+
+    # What the parser finds.
+
+    def on_message_begin(self) -> None:
+        if self._whole:  # a second answer to one question
+            self._stays = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.status:
+            self.headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "replace"))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:  # no answer yet
+            self.headers.clear()
+        elif not self.status:
+            if not self._parser.should_keep_alive():
+                self._stays = False
+            coding = self.headers.get("transfer-encoding", "")
+            self._ends_with_line = "content-length" not in self.headers and "chunked" not in coding.lower()
+            self.status = status
+
+    def on_body(self, body: bytes) -> None:
+        if not self._whole:
+            self._pieces.append(body)
+            self._held_bytes += len(body)
+            self._other_bytes = 0
+
+    def on_message_complete(self) -> None:
+        if self.status:
+            self._whole = True
+
+
+class Lines:
+    """The lines to everyone, each used again as long as it is open."""
+
+    def __init__(self) -> None:
+        self._free: dict[Place, list[Line]] = {}
+        self._open: set[Line] = set()
+        self._room = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._tls: ssl.SSLContext | None = None
+
+    @property
+    def free(self) -> int:
+        """How many are kept for whoever asks next."""
+        return sum(map(len, self._free.values()))
+
+    async def take(self, place: Place, *, anew: bool = False) -> Line:
+        """A line for one request; `leave` it when that is over. Raises `LineFailed`."""
+        await self._room.acquire()
+        try:
+            return (None if anew else self._kept(place)) or await self._connected(place)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def leave(self, line: Line) -> None:
+        """One that was not heard out is closed, so that nobody goes on speaking."""
+        self._room.release()
+        if not line.reusable:
+            line.close()
+            return
+        line.used = True
+        line.expires = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, line.close)
+        self._free.setdefault(line.place, []).append(line)
+
+    async def close(self) -> None:
+        for line in tuple(self._open):
+            line.close()
+        await asyncio.sleep(0)  # transports say that they are closed in the next round of the loop
+
+    def _kept(self, place: Place) -> Line | None:
+        free = self._free.get(place)
+        if not free:
+            return None
+        line = free.pop()
+        if line.expires is not None:
+            line.expires.cancel()
+        return line
+
+    def _lost(self, line: Line) -> None:
+        self._open.discard(line)
+        if line.expires is not None:
+            line.expires.cancel()
+        if line in (free := self._free.get(line.place, [])):
+            free.remove(line)
+
+    async def _connected(self, place: Place) -> Line:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                return await self._connect(place)
+        except TimeoutError:
+            late = OSError(errno.ETIMEDOUT, f"no connection within {CONNECT_S:g} seconds")
+            raise LineFailed("no connection in time") from late
+        except OSError as error:
+            raise LineFailed("no connection") from error
+
+    async def _connect(self, place: Place) -> Line:
+        loop = asyncio.get_running_loop()
+        line = Line(place, self._lost)
+        tls: Any = {"ssl": self._context(), "server_hostname": place.host} if place.secure else {}
+        found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        try:
+            if len(found) == 1:
+                host, port = found[0][4][:2]
+                await loop.create_connection(lambda: line, str(host), int(port), **tls)
+            else:  # not every one of them leads there: many a network knows addresses of IPv6, and no way to them
+                import aiohappyeyeballs
+
+                start = cast(Any, aiohappyeyeballs).start_connection
+                sock = await start(found, happy_eyeballs_delay=NEXT_ADDRESS_S, loop=loop)
+                await loop.create_connection(lambda: line, sock=sock, **tls)
+        except BaseException:
+            line.close()
+            raise
+        self._open.add(line)
+        return line
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
+        return self._tls
+
+
+def _head(begin: str, headers: Mapping[str, str], size_bytes: int) -> bytes:
+    lines = [begin, *(f"{name}: {value}" for name, value in headers.items()), f"content-length: {size_bytes}\r\n\r\n"]
+    head = "\r\n".join(lines)
+    ends = len(lines) + 2  # of lines, that of the first included
+    if head.count("\n") != ends or head.count("\r") != ends or "\0" in head:
+        raise ValueError("a header has the end of a line in it")
+    return head.encode()
+
+
+def slabs(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """The same bytes, in pieces of about the size of a slab. One that is larger goes out as it is."""
+    first = size_bytes = 0
+    for end, piece in enumerate(pieces):
+        if size_bytes and size_bytes + len(piece) > SLAB_BYTES:
+            yield b"".join(pieces[first:end])
+            first, size_bytes = end, 0
+        size_bytes += len(piece)
+    if first < len(pieces):
+        yield b"".join(pieces[first:])
