@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -481,6 +482,23 @@ async def test_where_commits_are_slow_the_loop_does_not_wait_for_them(
     monkeypatch.setattr(sqlite, "COMMIT_HERE_S_MAX", 0.0)
     async with opened(path) as store:
         assert {await where(store) for _ in range(3)} == {"retinue-writer"}
+
+
+def slow(_: sa.Connection) -> None:
+    time.sleep(0.2)
+
+
+async def test_one_slow_commit_is_not_yet_a_slow_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "COMMIT_HERE_S_MAX", 0.1)
+    here = threading.current_thread().name
+    async with opened(path) as store:
+        await store.write(slow, point="test")
+        assert await where(store) == here
+        for _ in range(sqlite.COMMITS_BELIEVED):
+            await store.write(slow, point="test")
+        assert await where(store) == "retinue-writer"
+        while await where(store) != here:  # it was slow, and is no more
+            pass
 
 
 async def test_a_job_for_the_loop_waits_for_what_the_thread_still_has(path: Path) -> None:

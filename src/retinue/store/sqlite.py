@@ -25,7 +25,8 @@ from retinue.store.quick import QuickConnection
 T = TypeVar("T")
 
 GROUP_MAX = 256
-COMMIT_HERE_S_MAX = 0.002  # a commit that may take longer is not the loop's to wait for
+COMMIT_HERE_S_MAX = 0.002  # where commits take longer, they are not the loop's to wait for
+COMMITS_BELIEVED = 4  # a single slow one says little about the next, four say all there is to know
 ALONE_MIN = 16
 BUSY_TIMEOUT_MS = 5_000
 CACHE_KIB = 2_048
@@ -177,7 +178,7 @@ class SqliteStore:
         self._waiting: list[_Job] = []  # to be committed once the loop has gone round
         self._jobs: SimpleQueue[list[_Job] | None] = SimpleQueue()
         self._with_thread = 0  # how many jobs the writer thread has: while it has any, the connection is its own
-        self._commit_s = 0.0  # how long the last commit took
+        self._commit_s = 0.0  # how long commits take these days
         self._alone = ALONE_MIN  # how many commits in a row were of one job
         self._listeners = Listeners()
         self._closed = False
@@ -284,7 +285,7 @@ class SqliteStore:
             )
             return [_Done(job, None, failure) for job in group]
         finally:
-            self._commit_s = perf_counter() - began
+            self._commit_s += (perf_counter() - began - self._commit_s) / COMMITS_BELIEVED
 
     def _thread_answers(self, done: list[_Done]) -> None:
         self._with_thread -= len(done)
