@@ -188,6 +188,7 @@ class Rights:
         return (self.workspace, *self.write, *self.read)
 
 
+@lru_cache(maxsize=1024)
 def default_rights(home: Path, workspace: Path) -> Rights:
     """What an agent has without any grant: its workspace, and what in its home is known by name. No web."""
     return Rights(workspace=workspace, write=tuple(home / name for name in NAMED_IN_HOME))

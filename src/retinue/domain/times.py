@@ -21,6 +21,7 @@ WHEN_LENGTH_MAX = 64
 ZONE_LENGTH_MAX = 64
 
 _EPOCH = datetime(YEAR_MIN, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
 _RELATIVE = re.compile(r"[+-](?:[0-9]+[YMDhms])+")
 _AMOUNT = re.compile(r"([0-9]+)([YMDhms])")
 _ABSOLUTE = re.compile(
@@ -70,7 +71,7 @@ def show(moment: datetime, zone: ZoneInfo) -> str:
 
 def to_ms(moment: datetime) -> int:
     """Whole unix milliseconds, rounded down; integers throughout, so nothing drifts."""
-    return (moment - _EPOCH) // timedelta(milliseconds=1)
+    return (moment - _EPOCH) // _MS
 
 
 # The first and the last that `from_ms` takes.

@@ -52,9 +52,12 @@ class Call:
     arguments: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+_plain = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
+
+
 def call_hash(call: Call) -> str:
     """The same for the same tool and arguments: an approval of one call is not an approval of another."""
-    body = json.dumps([call.tool, call.arguments], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    body = _plain([call.tool, call.arguments])
     return hashlib.sha256(body.encode(errors="surrogatepass")).hexdigest()[:32]
 
 

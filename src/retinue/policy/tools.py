@@ -102,19 +102,21 @@ class Chain:
         self._rules = [self._spelled_out(layer, specs, sources) for layer in self.layers]
         # `*` and a profile are not names. What needs to be named is named where it is allowed, in any layer.
         self._named = [glob for rules in self._rules for glob in (*(rules.allow or ()), *rules.also_allow, *rules.ask)]
+        self._judged: dict[str, tuple[ToolSpec, tuple[Finding, ...], Decision]] = {}  # rules do not change
 
     def decide(self, spec: ToolSpec) -> Decision:
-        asked: Finding | None = None
-        for finding in self._look(spec):
-            if finding.verdict is Verdict.DENY:
-                return Decision(Verdict.DENY, finding.because, finding.key)
-            if finding.verdict is Verdict.ASK and asked is None:
-                asked = finding
-        return Decision(Verdict.ASK, asked.because, asked.key) if asked else ALLOWED
+        return self._judge(spec)[2]
 
     def findings(self, spec: ToolSpec) -> tuple[Finding, ...]:
         """What every layer says, for whoever wants to know why."""
-        return tuple(self._look(spec))
+        return self._judge(spec)[1]
+
+    def _judge(self, spec: ToolSpec) -> tuple[ToolSpec, tuple[Finding, ...], Decision]:
+        known = self._judged.get(spec.name)
+        if known is None or known[0] is not spec:
+            findings = tuple(self._look(spec))
+            known = self._judged[spec.name] = (spec, findings, _strictest(findings))
+        return known
 
     def _look(self, spec: ToolSpec) -> Iterator[Finding]:
         if spec.by_name and not any(glob != EVERYTHING and fits(glob, spec.name) for glob in self._named):
@@ -144,6 +146,15 @@ class Chain:
             ask=expanded(lists.ask, sources),
             deny=expanded(lists.deny, sources),
         )
+
+
+def _strictest(findings: Sequence[Finding]) -> Decision:
+    """The first no; else the first who wants to be asked."""
+    for verdict in (Verdict.DENY, Verdict.ASK):
+        for finding in findings:
+            if finding.verdict is verdict:
+                return Decision(verdict, finding.because, finding.key)
+    return ALLOWED
 
 
 def _say(rules: _Rules, spec: ToolSpec) -> Finding:

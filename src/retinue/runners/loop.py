@@ -116,6 +116,22 @@ def _repeats(own: Sequence[Record]) -> bool:
     return len(turns) == REPEATS_MAX and len(seen) == 1
 
 
+class Offers:
+    """What the models of one run are offered. Where they are does not change during it; the rules may."""
+
+    def __init__(self, toolbox: Toolbox, agent: Agent, where: Circumstances) -> None:
+        self._toolbox = toolbox
+        self._agent = agent
+        self._where = where
+        self._at: dict[ModelRef, Circumstances] = {}
+
+    def to(self, ref: ModelRef) -> Sequence[ToolSpec]:
+        where = self._at.get(ref)
+        if where is None:
+            where = self._at[ref] = replace(self._where, provider=ref.provider, model=ref.model)
+        return self._toolbox.offered(self._agent, where)
+
+
 class Loop:
     def __init__(self, asker: Asker, toolbox: Toolbox, equip: Equip | None = None) -> None:
         self._asker = asker
@@ -125,7 +141,7 @@ class Loop:
     async def work(self, assignment: Assignment, journal: Journal, ask: Ask, tell: Tell) -> Finished:
         equipment = await self._equip(assignment) if self._equip is not None else NO_EQUIPMENT
         where = _circumstances(assignment, journal, equipment)
-        offered = partial(self._offered, assignment.agent, where)
+        offered = Offers(self._toolbox, assignment.agent, where).to
         case = Case(assignment, journal, tell, offered=offered, equipment=equipment)
         if assignment.request.compact is not None:
             return await self._asker.compact_only(case, assignment.request.compact)
@@ -136,9 +152,6 @@ class Loop:
                 raise
             # What was done so far is not thrown away with what could not be done.
             return _cut_off(journal, f"I had to stop: {_in_words(spent_up)}", remarks=case.remarks)
-
-    def _offered(self, agent: Agent, where: Circumstances, ref: ModelRef) -> Sequence[ToolSpec]:
-        return self._toolbox.offered(agent, replace(where, provider=ref.provider, model=ref.model))
 
     async def _take_turns(self, case: Case, ask: Ask) -> Finished:
         assignment, journal = case.assignment, case.journal

@@ -124,7 +124,6 @@ class Toolbox:
     ) -> None:
         """With a clock, no agent makes more calls than that in a minute. `mask` takes secrets out of what tools say;
         with `ids`, untrusted words are put between markers."""
-        self._tools = {tool.spec.name: tool for tool in tools}
         self._clock = clock
         self._calls = Buckets(calls_per_minute, AGENTS_REMEMBERED_MAX)
         self._settings = settings
@@ -137,6 +136,7 @@ class Toolbox:
         self._mask = mask
         self._ruled_by: ToolSettings | None = None
         self._chains: dict[object, tuple[Chain, Sequence[ToolSpec]]] = {}  # asked for every turn
+        self.bring(tools)
 
     def limit_calls(self, per_minute: int) -> None:
         self._calls.per_minute = per_minute
@@ -164,6 +164,9 @@ class Toolbox:
     def bring(self, tools: Sequence[Tool]) -> None:
         """These tools from now on: a plug-in or a server has come or gone."""
         self._tools = {tool.spec.name: tool for tool in tools}
+        # Asked of every call, and a protocol takes its time to say so.
+        self._reaching = {tool.spec.name: tool for tool in tools if isinstance(tool, Reaching)}
+        self._walled = {tool.spec.name: tool for tool in tools if isinstance(tool, Walled)}
         self._chains.clear()
 
     # --- what is allowed ---
@@ -216,7 +219,8 @@ class Toolbox:
         if arguments is None or chain.decide(tool.spec).denied:
             return judge(chain, tool.spec, held=held), ()
         scene = occasion.scene(call, granted=held)
-        lacks = missing(tool.needs(arguments, scene), scene.rights, held) if isinstance(tool, Reaching) else ()
+        reaching, walls = self._reaching.get(call.tool), self._walled.get(call.tool)
+        lacks = missing(reaching.needs(arguments, scene), scene.rights, held) if reaching is not None else ()
         walled = occasion.scene(call, granted=(*held, *lacks)) if lacks else scene
         judgement = judge(
             chain,
@@ -224,7 +228,7 @@ class Toolbox:
             held=held,
             missing=lacks,
             origin=reading.decide(tool.spec, _as_read(call, arguments)) if reading is not None else None,
-            sandbox=tool.sandbox(arguments, walled) if isinstance(tool, Walled) else None,
+            sandbox=walls.sandbox(arguments, walled) if walls is not None else None,
         )
         return judgement, lacks
 
