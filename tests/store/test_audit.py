@@ -443,7 +443,7 @@ async def test_an_export_is_checked_by_a_script_that_knows_nothing_of_the_house(
             part = await ask(house, person("owner"), "audit.export", limit=2, after=cursor)
             parts += part["lines"]
             cursor = part["next"]
-    assert [line for line in parts if not line.startswith('{"cut"')] == whole
+    assert sorted(line for line in parts if not line.startswith('{"cut"')) == sorted(whole)
     assert list(script.flaws_in(whole)) == list(script.flaws_in(parts)) == []
     file = tmp_path / "audit.jsonl"
     file.write_text("\n".join(whole))

@@ -40,6 +40,8 @@ LINES_AT_ONCE = 2_000
 POSITION_MAX = 2**62
 Place = tuple[str, int]  # a chain, and a position in it
 Before = tuple[int, str, int]  # the moment, chain and position of a line
+FIRST: Place = (HOUSE_CHAIN, -POSITION_MAX)
+AFTER_ALL_CHAINS = "g"  # which comes after every hex digit
 _AGENT_CHARS_MAX = 64
 _VERDICT_CHARS_MAX = 16
 
@@ -178,7 +180,14 @@ _not_there = (
     .order_by(_n.c.chain, _n.c.position)
     .limit(FLAWS_MAX)
 )
-_anchors = sa.select(_n.c.at_ms, _n.c.chain, _n.c.position, _n.c.hash).order_by(_n.c.at_ms, _n.c.chain)
+_anchors = (
+    sa.select(_n.c.at_ms, _n.c.chain, _n.c.position, _n.c.hash)
+    .where(
+        sa.tuple_(_n.c.chain, _n.c.position) > sa.tuple_(_b("after_chain"), _b("after_position")),
+        sa.tuple_(_n.c.chain, _n.c.position) <= sa.tuple_(_b("last_chain"), _b("last_position")),
+    )
+    .order_by(_n.c.at_ms, _n.c.chain)
+)
 _anchorings = (
     sa.select(_a.c.position, _a.c.at_ms, _a.c.content)
     .where(_a.c.chain == HOUSE_CHAIN, _a.c.kind == AuditKind.ANCHORED.value)
@@ -263,8 +272,12 @@ def some(conn: sa.Connection, *, chain: str | None, after: Place, limit: int) ->
     return [Link(*row) for row in conn.execute(_in_order if chain is None else _of_chain, bounds)]
 
 
-def anchors(conn: sa.Connection) -> list[Anchor]:
-    return [Anchor(*row) for row in conn.execute(_anchors).all()]
+def anchors(conn: sa.Connection, *, after: Place = FIRST, last: Place | None = None) -> list[Anchor]:
+    """Those of places after one, up to another, or all that follow: no more than there were lines."""
+    last_chain, last_position = last or (AFTER_ALL_CHAINS, POSITION_MAX)
+    bounds = {"after_chain": after[0], "after_position": after[1]}
+    rows = conn.execute(_anchors, {**bounds, "last_chain": last_chain, "last_position": last_position})
+    return [Anchor(*row) for row in rows]
 
 
 # --- listing ---
