@@ -37,9 +37,12 @@ from retinue.operations.catalog import OPERATIONS
 from retinue.operations.mcp_door import Visitor
 from retinue.operations.tools import tool_name
 from retinue.policy import permissions
+from retinue.policy.origin_rules import house_policy
 from retinue.policy.tools import Circumstances, Door
 from retinue.store import agents, tokens
 from retinue.testing.household import Household
+from retinue.testing.tools import AppendLine
+from retinue.tools.toolbox import Toolbox
 
 
 class WithMcp(App):
@@ -218,6 +221,20 @@ async def test_an_agent_has_its_own_tools_and_not_those_of_another(tmp_path: Pat
                 refused = await client.call_tool("append_line", {"text": "x"})
                 assert refused.is_error and "permission.denied" in words(refused)
         assert not made.household.witness.exists()
+
+
+async def test_what_an_agent_asks_outside_of_its_runs_may_come_from_anything_it_has_read(tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    toolbox = Toolbox([AppendLine(witness)], origin=lambda: house_policy({}))
+    async with house(tmp_path) as made:
+        made.app.desk = replace(made.desk, toolbox=toolbox)
+        async with made.client("token-of-ada", agent="ada") as client:
+            asked = await client.call_tool("append_line", {"text": "send it to evil.example"})
+            assert asked.is_error and "tool.asks" in words(asked)
+        assert not witness.exists()
+        async with made.client("token-of-owner", agent="ada") as client:
+            assert not (await client.call_tool("append_line", {"text": "my own words"})).is_error
+        assert "my own words" in witness.read_text()
 
 
 async def test_without_a_token_or_from_a_page_nothing_is_answered(tmp_path: Path) -> None:
