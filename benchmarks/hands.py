@@ -1,0 +1,171 @@
+"""What hands cost: judging a call, and making a trivial one, over what the loop itself does for a step.
+
+CPU of the whole process, so that what a store does in its threads is counted too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.measure import Figure, median
+from retinue.domain.address import person
+from retinue.domain.agent import Agent, ToolRules
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.permission import default_rights
+from retinue.domain.record import Body, Record, Reply, UserTurn, kind_of, trust_of
+from retinue.domain.session import OriginKind
+from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec
+from retinue.domain.trust import Trust
+from retinue.engine.journal import Answers
+from retinue.policy.origin_rules import OriginPolicy, house_policy
+from retinue.policy.tools import Circumstances
+from retinue.real import RandomIds, RealClock
+from retinue.store.files import Files
+from retinue.store.opening import open_store
+from retinue.testing.tools import AppendLine
+from retinue.tools.base import Scene, Tool, schema_of
+from retinue.tools.grants import Grants
+from retinue.tools.origins import EarlierWords
+from retinue.tools.toolbox import Occasion, Toolbox
+from retinue.tools.wholes import Wholes
+
+ROUNDS, EACH = 21, 100
+TURNS = 50  # of the conversation that a decision looks back on
+
+CALLS_PER_MINUTE = 1_000_000_000
+
+CALL_MS_MAX = 1.0
+DECISION_MS_MAX = 0.1
+
+SESSION, RUN = SessionId("5" * 32), RunId("6" * 32)
+AGENT = Agent(name="ada", tools=ToolRules(ask=("exec",), deny=("group:web",)))
+TRIVIAL = Call(id="c1", tool="trivial")
+APPEND = Call(id="c2", tool="append_line", arguments={"text": "the garden needs water"})
+
+
+class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Trivial:
+    arguments: type[msgspec.Struct] = NoArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="trivial",
+            description="Does nothing.",
+            parameters=schema_of(NoArguments),
+            effects=frozenset({Effect.READS_PRIVATE}),
+        )
+    )
+
+    async def perform(self, arguments: NoArguments, scene: Scene) -> str:
+        return "nothing"
+
+
+def measure(folder: Path) -> list[Figure]:
+    return asyncio.run(_measure(folder))
+
+
+async def _measure(folder: Path) -> list[Figure]:
+    clock, ids = RealClock(), RandomIds()
+    store = await open_store(str(folder / "hands.db"))
+    try:
+        trivial = Trivial()
+        tools: list[Tool] = [trivial, AppendLine(folder / "lines.txt")]
+        policy = house_policy({})
+
+        def origin() -> OriginPolicy:
+            return policy
+
+        pure = Toolbox(tools, clock=clock, origin=origin, ids=ids)
+        whole = Toolbox(
+            tools,
+            clock=clock,
+            calls_per_minute=CALLS_PER_MINUTE,
+            origin=origin,
+            ids=ids,
+            grants=Grants(store, clock),
+            earlier=EarlierWords(store),
+            wholes=Wholes(Files(folder / "files"), store),
+        )
+        nobody = Answers(())
+        clean, tainted = _occasion(folder, Trust.PRIVATE), _occasion(folder, Trust.UNTRUSTED)
+        scene = clean.scene(TRIVIAL)
+
+        async def called() -> None:
+            plan = await whole.decide([TRIVIAL], nobody, clean)
+            await whole.perform(TRIVIAL, plan.scenes[TRIVIAL.id])
+
+        async def bare() -> None:
+            await trivial.perform(NoArguments(), scene)
+
+        async def decided(occasion: Occasion) -> None:
+            await pure.judge(APPEND, occasion)
+
+        call_ms, bare_ms = await _cpu_ms(called), await _cpu_ms(bare)
+        return [
+            Figure(
+                "hands-call", call_ms - bare_ms, "ms", CALL_MS_MAX, note=f"over {bare_ms:.3f} ms of the tool itself"
+            ),
+            Figure("hands-decision", await _cpu_ms(lambda: decided(clean)), "ms", DECISION_MS_MAX),
+            Figure(
+                "hands-decision-tainted",
+                await _cpu_ms(lambda: decided(tainted)),
+                "ms",
+                note=f"after {TURNS} turns with untrusted results",
+            ),
+        ]
+    finally:
+        await store.close()
+
+
+async def _cpu_ms(act: Callable[[], Awaitable[None]]) -> float:
+    """Of one, in the middle of several rounds: the first ones fill what is remembered."""
+    taken: list[float] = []
+    gc.collect()
+    for _ in range(ROUNDS):
+        before = time.process_time()
+        for _ in range(EACH):
+            await act()
+        taken.append((time.process_time() - before) * 1000 / EACH)
+    return median(taken)
+
+
+def _occasion(folder: Path, trust: Trust) -> Occasion:
+    bodies: list[tuple[Body, Trust]] = []
+    for turn in range(TURNS):
+        call = Call(id=f"r{turn}", tool="read", arguments={"path": f"notes-{turn}.txt"})
+        bodies += [
+            (UserTurn(text=f"Read notes-{turn}.txt and tell me what is in it."), Trust.OWNER),
+            (Reply(text="", calls=(call,)), Trust.PRIVATE),
+            (ToolResult(call=call.id, tool="read", output=f"Note {turn}: buy milk.\n" * 20, trust=trust), trust),
+            (Reply(text="It says to buy milk."), Trust.PRIVATE),
+        ]
+    return Occasion(
+        agent=AGENT,
+        session=SESSION,
+        run=RUN,
+        home=folder,
+        rights=default_rights(folder, folder),
+        where=Circumstances(origin=OriginKind.TERMINAL, sender=person("owner")),
+        context=[
+            Record(
+                session=SESSION,
+                seq=seq,
+                kind=kind_of(body),
+                body=body,
+                at_ms=seq,
+                run=RUN,
+                trust=label or trust_of(body),
+            )
+            for seq, (body, label) in enumerate(bodies, start=1)
+        ],
+    )
