@@ -58,7 +58,8 @@ class Known:
 
     def where(self, phrase: str) -> Known | None:
         """Only the sentences that say this, with all that was read."""
-        sentences = [part for text in self.texts for part in sentences_of(text) if read(part).says(tokens(phrase))]
+        wanted = tokens(phrase)
+        sentences = [part for text in self.texts for part in sentences_of(text) if read(part).says(wanted)]
         return Known.of(self.policy, sentences, self.entries, today=self.today) if sentences else None
 
     def has(self, kind: Kind, value: str) -> bool:

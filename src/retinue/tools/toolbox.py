@@ -41,6 +41,7 @@ from retinue.tools.wholes import Wholes
 
 CHAINS_REMEMBERED_MAX = 1_000
 AGENTS_REMEMBERED_MAX = 10_000
+NO_RULES = ToolSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class Toolbox:
         *,
         clock: Clock | None = None,
         calls_per_minute: int = 0,
-        settings: Callable[[], ToolSettings] = ToolSettings,
+        settings: Callable[[], ToolSettings] = lambda: NO_RULES,
         grants: Grants | None = None,
         origin: Callable[[], OriginPolicy] | None = None,
         zone: ZoneInfo | None = None,
@@ -195,8 +196,8 @@ class Toolbox:
         today."""
         tool = self._tools[call.tool]
         held = await self._held(occasion)
-        if isinstance(tool, Walled):
-            await tool.ready()
+        if (walls := self._walled.get(call.tool)) is not None:
+            await walls.ready()
         return self._judge(tool, call, occasion, held, await self._read(occasion))[0]
 
     async def decide_directly(self, call: Call, occasion: Occasion) -> Direct:
