@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import cli, clients, floor, million, minds, posts
+from benchmarks import cli, clients, floor, hands, million, minds, posts
 from benchmarks.client import Client
 from benchmarks.measure import Figure, cpu_s, median, rss_mb
 from benchmarks.processes import house, mock
@@ -150,6 +150,7 @@ PARTS: Mapping[str, Callable[[Path], list[Figure]]] = {
     "turns": measure_turns,
     "tools": minds.measure_tools,
     "restored": minds.measure_restored,
+    "hands": hands.measure,
     "many": measure_many,
     "ready": measure_ready,
     "million": measure_million,
