@@ -30,6 +30,7 @@ from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.tools.base import Output, Scene, Tool
+from retinue.tools.mcp.line import SandboxOf
 from retinue.tools.mcp.server import Standing, State
 from retinue.tools.mcp.servers import FOLDER, Servers
 
@@ -208,6 +209,7 @@ async def kitchen(
     walls: bool = False,
     clock: Clock | None = None,
     environment: Mapping[str, str] | None = None,
+    placing: SandboxOf | None = None,
 ) -> AsyncGenerator[Kitchen]:
     """Without walls, commands run bare: what is shown is not about them, and they start sooner."""
     home = (root / "house").resolve()
@@ -218,14 +220,14 @@ async def kitchen(
     )
     changing = dict(settings)
 
-    async def sandbox_now() -> Sandbox:
+    async def sandbox_now(_server: str) -> Sandbox:
         return sandbox
 
     servers = Servers(
         lambda: changing,
         home=home,
         store=store,
-        sandbox=sandbox_now,
+        sandbox=placing or sandbox_now,
         clock=clock or RealClock(),
         ids=RandomIds(),
         chance=Random(7),

@@ -14,15 +14,20 @@ import pytest
 from tools.mcp_stand_ins import is_alive, kitchen, real, scene, seen_by_real, small, until
 
 from retinue.config.mcp import McpServer
+from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings
 from retinue.config.secret import Secret
 from retinue.config.skills import Variable
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect
 from retinue.domain.trust import Trust
 from retinue.policy.wrapping import WARNING, unwrap
+from retinue.sandbox.bubblewrap import Bubblewrap
+from retinue.sandbox.host import Host
 from retinue.testing.fake_clock import FakeClock
 from retinue.tools.base import ToolFailed
 from retinue.tools.mcp.lines import LOG
+from retinue.tools.mcp.placing import placed_by
 from retinue.tools.mcp.server import RETRY_FIRST_S, RETRY_MAX_S, State
+from retinue.tools.shell.confining import Confining
 
 
 @pytest.mark.spec("A72")
@@ -113,6 +118,34 @@ async def test_a_command_sees_its_own_folder_and_nothing_else_unless_there_are_n
     assert (seen["reached"] == "yes") is not walls
     assert "kept" in seen["own"] and LOG in seen["own"]
     assert not {"PYTEST_CURRENT_TEST", "RETINUE_HOME", "SSH_AUTH_SOCK"} & set(seen["told"])
+
+
+async def test_where_the_sandbox_does_not_work_nothing_is_begun_unless_the_owner_chose_to_have_none(
+    tmp_path: Path,
+) -> None:
+    now = [SandboxSettings()]
+    confining = Confining(
+        settings=lambda: now[0],
+        host=Host(),
+        bubblewrap=Bubblewrap(folder=tmp_path / "walls", program="/bin/false"),
+        container=lambda key: Host(),
+        homes=tmp_path,
+        is_owner=lambda scene: True,
+    )
+    command = small(tmp_path, 'open("begun", "w")\nserve(lambda: [tool()], lambda params, id: text("done"))')
+    async with kitchen(tmp_path, {"k": McpServer(command=command)}, placing=placed_by(confining)) as made:
+        failed = await made.until("k", State.FAILED)
+        assert "it would run bare" in failed.because
+        assert not (made.home / "mcp" / "k" / "begun").exists()
+        now[0] = SandboxSettings(mode=SandboxMode.NON_MAIN)  # nobody sits before a server
+        made.servers.restart("k")
+        await until(lambda: made.standing("k") is not failed)
+        await made.until("k", State.FAILED)
+        for chosen in (SandboxSettings(kind=SandboxKind.OFF), SandboxSettings(mode=SandboxMode.OFF)):
+            now[0] = chosen
+            made.servers.restart("k")
+            await made.until("k", State.WAITING)
+        assert (made.home / "mcp" / "k" / "begun").exists()
 
 
 @pytest.mark.spec("A72")

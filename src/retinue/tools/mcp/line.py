@@ -27,8 +27,8 @@ LIFE_OUTPUT_BYTES = 64 * 1024 * MIB
 READ_S = 3600.0  # how long a stream of events may be silent
 LISTEN_AGAIN_S = 30.0
 
-SandboxOf = Callable[[], Awaitable[Sandbox]]
-"""The sandbox that commands run in now. Raises `SandboxFailed` where there is none, rather than giving a lesser one."""
+SandboxOf = Callable[[str], Awaitable[Sandbox]]
+"""The sandbox that the command of this server runs in. Raises `SandboxFailed` rather than giving a lesser one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ async def opened(line: Line, name: str, settings: McpServer, needs: Needs) -> As
 async def _transport(name: str, settings: McpServer, needs: Needs, line: Line, stack: AsyncExitStack) -> Transport:
     if settings.url is None:
         folder = await asyncio.to_thread(_own_folder, needs.folder / name)
-        sandbox = await needs.sandbox()
+        sandbox = await needs.sandbox(name)
         child = await sandbox.start(apart(settings.command), confinement(settings, folder, needs))
         stack.push_async_callback(child.kill)  # whatever becomes of the rest
         return speaking(child, ended=line.ended)

@@ -1,0 +1,27 @@
+"""Where the commands of servers run: in the sandbox of the house, or bare where the owner chose to have none."""
+
+from __future__ import annotations
+
+from retinue.config.sandbox import SandboxKind, SandboxMode
+from retinue.sandbox.base import Sandbox, SandboxFailed
+from retinue.tools.mcp.line import SandboxOf
+from retinue.tools.shell.confining import Confining
+
+
+def placed_by(confining: Confining) -> SandboxOf:
+    """As `exec` is placed, with two differences: nobody sits before a server, and nobody can be asked about it."""
+
+    async def place(server: str) -> Sandbox:
+        settings = confining.settings()
+        if settings.kind is SandboxKind.OFF or settings.mode is SandboxMode.OFF:
+            return confining.host
+        probe = await confining.probe()
+        if not probe.works:
+            raise SandboxFailed(
+                f"the MCP server '{server}' was not begun",
+                because=f"{settings.kind} does not work here, so it would run bare: {probe.because}",
+                try_this=probe.try_this or "make the sandbox work: `retinue doctor`",
+            )
+        return confining.container(f"mcp:{server}") if settings.kind is SandboxKind.DOCKER else confining.bubblewrap
+
+    return place
