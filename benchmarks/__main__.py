@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import cli, clients, floor, hands, million, minds, posts
+from benchmarks import cli, clients, floor, hands, million, minds, posts, sandbox
 from benchmarks.client import Client
 from benchmarks.measure import Figure, cpu_s, median, rss_mb
 from benchmarks.processes import house, mock
@@ -151,6 +151,7 @@ PARTS: Mapping[str, Callable[[Path], list[Figure]]] = {
     "tools": minds.measure_tools,
     "restored": minds.measure_restored,
     "hands": hands.measure,
+    "sandbox": sandbox.measure,
     "many": measure_many,
     "ready": measure_ready,
     "million": measure_million,
