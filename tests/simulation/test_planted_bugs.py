@@ -6,7 +6,10 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
+from retinue.domain.approval import ApprovalState
 from retinue.domain.errors import Invalid
+from retinue.domain.tool import Call
+from retinue.engine.journal import Answers
 from retinue.testing.invariants import RULES, Violation
 from retinue.testing.planted import Bug, plant, planted
 from retinue.testing.simulation import main, run
@@ -55,6 +58,22 @@ def test_a_planted_bug_is_caught_by_its_consequences_alone(bug: Bug, rules: set[
     """Crashes and zombies really do the damage that the closer look only foresees."""
     caught = next(violations(bug, rules))
     assert caught.rule in rules
+
+
+def takes_any_answer_for_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_to = Answers.answer_to
+
+    def hopeful(self: Answers, call: Call) -> ApprovalState | None:
+        return ApprovalState.ALLOWED if answer_to(self, call) is not None else None
+
+    monkeypatch.setattr(Answers, "answer_to", hopeful)
+
+
+def test_a_call_that_nobody_allowed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    takes_any_answer_for_a_yes(monkeypatch)
+    with pytest.raises(Violation) as caught:
+        run(SEEDS[0], runs=10 * RUNS, rules={"unasked"})
+    assert caught.value.rule == "unasked"
 
 
 @pytest.mark.parametrize("seed", SEEDS)

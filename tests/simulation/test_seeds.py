@@ -50,6 +50,7 @@ def test_between_them_the_seeds_strike_in_every_way_there_is() -> None:
         struck.update(lived_through(seed).strikes)
     assert struck.keys() >= EVENTS
     assert struck.keys() >= {"refused with run.stale", "refused with store.disk-full", "refused with key.reused"}
+    assert struck.keys() >= {"allowed by a rule", "allowed by a yes", "allowed by a grant"}
     assert struck.keys() >= {f"failures: {failure}" for failure in Failure} and struck["compactions"] > ALWAYS
     assert struck.keys() >= {f"crashes at {place}" for place in ("accept", "claim", "step", "finish", "model", "tool")}
 

@@ -33,6 +33,7 @@ RULES = {
     "order": "a session's mail is taken in the order of (rank, due time, seq), and answered in the order it was taken",
     "alone": "a session has one live run, and no more runs are live than there are slots",
     "fenced": "an epoch only grows, and only the worker that holds it writes for a run",
+    "unasked": "no call happens that neither a rule, nor a grant, nor a yes to this very call allows",
     "intent": "effects and calls of models are written down before they happen, and what is down as done has happened",
     "at-most-once": "a run that must not be repeated is not worked on after a crash",
     "status": "done stays done, an ended run stays ended, a decision stays decided",
@@ -182,6 +183,11 @@ SELECT 1 FROM steps s JOIN runs r ON r.id = s.run WHERE r.session = ? AND r.stat
     WHERE m.run = s.run AND m.turn = s.turn AND m.idx = s.idx AND m.attempt = s.attempt AND m.held_microusd > 0))
 """
 
+_GRANTED = """
+SELECT 1 FROM grants g JOIN sessions s ON s.id = ? WHERE g.agent = s.agent AND g.permission = ? AND g.revoked_ms IS NULL
+  AND (g.session = s.id OR (g.session IS NULL AND s.origin_kind IN ('chat', 'web', 'terminal')))
+"""
+
 _OF_A_WORKER = frozenset({"step", "finish", "park", "fail"})
 """Commits that only the worker who holds the run may make; claims and cancels take it over by raising the epoch."""
 
@@ -256,6 +262,21 @@ class Judge:
         if known != receipt.envelope:
             self.blame("doubled", f"{draft.key} was acknowledged as {short(known)} and as {short(receipt.envelope)}")
         self.acknowledged.append(Acknowledged(receipt.envelope, draft))
+
+    def check_allowed(self, scene: Scene, tool: str, text: str) -> str:
+        """By what a call is allowed that is about to happen, right after it was found good."""
+        rules = scene.agent.tools
+        if tool in rules.deny:
+            self.blame("unasked", f"{scene.agent.name} may not use {tool}, and does in {scene.call}")
+        if tool not in rules.ask:
+            return "a rule"
+        for (calls,) in self._all("SELECT calls FROM approvals WHERE session = ? AND state = 'allowed'", scene.session):
+            for call in json.loads(calls):
+                if (call["id"], call["tool"], call["arguments"]) == (scene.call, tool, {"text": text}):
+                    return "a yes"
+        if self._one(_GRANTED, scene.session, f"tool:{tool}") is None:
+            self.blame("unasked", f"nobody has allowed the call {scene.call} ({tool} {text!r})")
+        return "a grant"
 
     def perform(self, scene: Scene, tool: str, text: str) -> None:
         """An effect happened. Its intent must be in the store by now, and it must be the first of its kind."""

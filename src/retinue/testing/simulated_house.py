@@ -44,6 +44,7 @@ from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLineArguments
 from retinue.testing.virtual_time import VirtualClock
 from retinue.tools.base import Scene, Tool, schema_of
+from retinue.tools.grants import Grants
 from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
@@ -88,6 +89,10 @@ class World(Protocol):
 
     def asked(self, house: SimulatedHouse, model: str, prompt: Prompt) -> Line:
         """A model was asked: what will it say?"""
+        ...
+
+    def decided(self, scene: Scene, tool: str, text: str) -> None:
+        """A call was found good, and happens now."""
         ...
 
     def witnessed(self, house: SimulatedHouse, scene: Scene, tool: str, text: str) -> None:
@@ -331,6 +336,7 @@ class WitnessTool:
 
     async def perform(self, arguments: AppendLineArguments, scene: Scene) -> str:
         world = self.house.world
+        world.decided(scene, self.name, arguments.text)  # before anything else happens: it was decided just now
         await self.house.power.gate()
         world.act_begins(self.house, scene.session, f"performs {scene.call}")
         try:
@@ -411,7 +417,8 @@ class SimulatedHouse:
         self.store.on_commit(live.committed)
         chance = random.Random(f"tools {seed} {number}")
         tools: list[Tool] = [WitnessTool(self, name, chance) for name in WITNESSED]
-        toolbox = Toolbox([SessionStatus(self.store, self.clock), PassOn(self), *tools])
+        grants = Grants(self.store, self.clock)
+        toolbox = Toolbox([SessionStatus(self.store, self.clock), PassOn(self), *tools], grants=grants)
         models = [SimulatedModel(self, name, furniture.price_microusd) for name in WINDOWS]
         thinking = Thinking(self.store, self.clock, models, toolbox, furniture.zone, seed=number)
         self.engine = WatchedEngine(

@@ -22,12 +22,13 @@ from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, StoreError
+from retinue.domain.grant import GrantScope
 from retinue.domain.ids import EnvelopeId, SessionId, short
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.models.base import Prompt
-from retinue.store import agents, approvals, sessions
+from retinue.store import agents, approvals, grants, sessions
 from retinue.store.opening import open_inline
 from retinue.testing.household import CountedIds, boss
 from retinue.testing.invariants import Judge, keep_watch
@@ -297,11 +298,21 @@ class Storm:
         for approval in chosen:
             for _ in range(self.chance.choice((1, 1, 1, 2))):
                 allow, person = self.chance.random() < 0.7, self.chance.choice(PEOPLE)
-                self.note("{} decides {}: {}", person, short(approval.id), allow)
-                self._do(self._answer(approval.id, allow=allow, person=person))
+                scope = self.chance.choices(list(GrantScope), (80, 15, 5))[0]
+                self.note("{} decides {}: {} {}", person, short(approval.id), allow, scope)
+                self._do(self._answer(approval.id, allow=allow, person=person, scope=scope))
 
-    async def _answer(self, approval: str, *, allow: bool, person: str) -> None:
-        await self._ask(lambda house: house.engine.answer(approval, allow=allow, by=boss(person)))
+    async def _answer(self, approval: str, *, allow: bool, person: str, scope: GrantScope) -> None:
+        await self._ask(lambda house: house.engine.answer(approval, allow=allow, by=boss(person), scope=scope))
+
+    async def revoke(self) -> None:
+        """The owner takes back some of what was granted."""
+        now_ms = to_ms(self.clock.now())
+        for grant in await self.disk.store.read(partial(grants.listed, now_ms=now_ms)):
+            if self.chance.random() < 0.7:
+                self.note("{} is revoked", short(grant.id))
+                body = partial(grants.revoke, id_=grant.id, by="owner", at_ms=now_ms)
+                await self._ask(lambda house, body=body: house.store.write(lambda conn: body(conn), point="grant"))
 
     async def let_an_agent_go(self) -> None:
         agent = self.chance.choice(self.staff)
@@ -501,6 +512,9 @@ class Storm:
     def act_ends(self, house: SimulatedHouse, session: SessionId) -> None:
         self.judge.end(house, session)
 
+    def decided(self, scene: Scene, tool: str, text: str) -> None:
+        self.strikes[f"allowed by {self.judge.check_allowed(scene, tool, text)}"] += 1
+
     def witnessed(self, house: SimulatedHouse, scene: Scene, tool: str, text: str) -> None:
         self.note("{} effect of {}: {}", house, scene.call, text)
         self.judge.perform(scene, tool, text)
@@ -541,6 +555,7 @@ _STORM: dict[_Event, int] = {
     Storm.write_again: 40,
     Storm.compact: 15,
     Storm.decide: 60,
+    Storm.revoke: 25,
     Storm.cancel: 20,
     Storm.reset: 6,
     Storm.change_queue: 8,
