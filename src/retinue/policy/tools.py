@@ -241,7 +241,7 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
     layers += _by_provider(own.by_provider, key, where, own=True)
     if where.origin is OriginKind.SUBAGENT:
         fixed = ToolLists(deny=SUBAGENT_DENIED)
-        layers.append(Layer(name="what subagents never have", key="tools.by_session.subagent", lists=fixed, fixed=True))
+        layers.append(Layer(name="the rule for subagents", key="tools.by_session.subagent", lists=fixed, fixed=True))
     if (lists := settings.by_session.get(where.origin.value)) is not None:
         name = f"the rules for {where.origin} sessions"
         layers.append(Layer(name=name, key=f"tools.by_session.{where.origin}", lists=lists))
@@ -252,7 +252,9 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
         layers.append(Layer(name="the sandbox", key="sandbox.workspace", lists=ToolLists(deny=WRITING)))
     if where.door is Door.INVOKE:
         denied = tuple(name for name in INVOKE_DENIED if not any(fits(glob, name) for glob in settings.invoke_allow))
-        layers.append(Layer(name="direct calls", key="tools.invoke_allow", lists=ToolLists(deny=denied), fixed=True))
+        layers.append(
+            Layer(name="the rule for direct calls", key="tools.invoke_allow", lists=ToolLists(deny=denied), fixed=True)
+        )
     return layers
 
 
