@@ -18,7 +18,7 @@ SPEC = ToolSpec(name="fetch", description="", parameters={})
 TOOL = Permission(Access.TOOL, "fetch")
 
 
-def chain(**lists: tuple[str, ...]) -> Chain:
+def chain(**lists: Any) -> Chain:
     agent = Agent(name="ada", model="m", tools=ToolRules(**lists))
     return Chain(layers_for(ToolSettings(), agent, Circumstances()), [SPEC])
 
