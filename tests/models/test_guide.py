@@ -261,7 +261,7 @@ async def test_it_reads_a_file_of_its_home(household: Household) -> None:
         assert await say(house, "read SOUL.md") == "`read` came back with nothing in it."
         (household.root / "agents" / "guide" / "SOUL.md").write_text("Be kind.\n")
         assert await say(house, "Please read SOUL.md.") == "`read` says:\nBe kind."
-        assert "`read` did not work: '../x' is not a path inside your home" in await say(house, "read ../x")
+        assert "`read` did not work: there is no 'x.md'" in await say(house, "read x.md")
 
 
 async def test_any_tool_can_be_called_with_json_or_with_plain_words(household: Household) -> None:
