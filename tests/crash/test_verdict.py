@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from retinue.testing.crash_evidence import Approval, Cut, Evidence, Letter, Mark, Run
+from retinue.testing.crash_evidence import Approval, Asking, Cut, Evidence, Letter, Mark, Run
 from retinue.testing.crash_log import (
     Acknowledged,
     Answered,
@@ -94,6 +94,11 @@ SOUND = Evidence(
     approvals=[Approval(id="p1", state="allowed", run="r2", word="s0-m3", decision="noted")],
     told={20: "a1", 21: "a2"},
 )
+
+
+def test_a_call_by_a_yes_or_by_a_grant_is_sound() -> None:
+    asking = [Asking("s", "s0-m3"), Asking("t", "s0-m1/1")]
+    assert judge(replace(SOUND, asking=asking, granted=frozenset({"t"}))).ok
 
 
 def test_sound_evidence_is_found_sound() -> None:
@@ -191,6 +196,10 @@ DOCTORED: dict[str, tuple[Wrong, Callable[[], Evidence]]] = {
     "a denied call was run": (
         Wrong.UNASKED,
         lambda: replace(SOUND, approvals=[replace(SOUND.approvals[0], state="denied")]),
+    ),
+    "a call was run that nobody was asked about": (
+        Wrong.UNASKED,
+        lambda: replace(SOUND, asking=[Asking("s", "s0-m1/1")], granted=frozenset({"another"})),
     ),
     "an allowed call was never run": (Wrong.LOST, lambda: replace(SOUND, witness=SOUND.witness[:1])),
     "a delivery never came": (Wrong.LOST, lambda: replace(SOUND, rooms={"steady": [], "risky": []})),

@@ -51,6 +51,7 @@ DESK = frozenset(
         "command",
         "credential",
         "forget",
+        "grant",
         "person",
         "purge",
         "session",

@@ -26,6 +26,7 @@ CALL_AGAIN_S = 0.1  # fifty who knock without pause would keep the house from op
 LOOK_S = 2.0
 EXPIRES_AFTER_S = 0.15
 APPROVAL_WAIT_S = 1.0  # how long the agents of the test wait for a person
+FOR_LONGER = 0.15  # of the yeses: from then on that session does not ask
 
 T = TypeVar("T")
 Parameters = dict[str, Any]
@@ -380,10 +381,11 @@ class Client:
             return
         delay_s = chance.random() * 0.3 + (APPROVAL_WAIT_S if mood == "late" else 0.0)
         allow = mood == "allow" or (mood == "late" and chance.random() < 0.7)
+        scope = "session" if allow and chance.random() < FOR_LONGER else "once"
         await asyncio.sleep(delay_s)
         line = Line(self._home)
         try:
-            await self._insist(lambda: line.call("approval.answer", id=approval, allow=allow))
+            await self._insist(lambda: line.call("approval.answer", id=approval, allow=allow, scope=scope))
         except Refused as refused:
             # Only we decide here: if someone has, it was us, and the house went down before it could say so.
             if refused.code != "approval.not-open" or "by owner" not in refused.because:

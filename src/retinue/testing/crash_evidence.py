@@ -70,6 +70,14 @@ class Approval:
 
 
 @dataclass(frozen=True, slots=True)
+class Asking:
+    """A call of the kind that has to be asked about, as it was begun."""
+
+    session: str
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """A line that was left outside the house: by a call or a delivery, and with which words."""
 
@@ -91,6 +99,8 @@ class Evidence:
     cuts: Sequence[Cut]
     approvals: Sequence[Approval]
     told: dict[int, str | None]  # news: seq -> envelope
+    asking: Sequence[Asking] = ()
+    granted: frozenset[str] = frozenset()  # sessions in which nothing need be asked any more
     ledger: Sequence[str] = ()  # what the house's own ledger found
 
 
@@ -116,6 +126,8 @@ def read_evidence(home: Path, outside: Path) -> Evidence:
                 )
                 for row in store.execute(_APPROVALS)
             ],
+            asking=[Asking(row["session"], _word(row["call"])) for row in store.execute(_ASKING)],
+            granted=frozenset(row["session"] for row in store.execute(_GRANTED)),
             told={row["seq"]: row["envelope"] for row in store.execute("SELECT seq, envelope FROM news")},
             ledger=[*_damage(store), *_ledger(home)],
         )
@@ -133,6 +145,12 @@ _APPROVALS = """
 SELECT a.id, a.state, a.run, a.calls, o.outcome AS decision FROM approvals a
 LEFT JOIN envelopes e ON e.dedupe_key = a.id || '/decision' LEFT JOIN outcomes o ON o.envelope = e.id
 """
+
+_ASKING = """
+SELECT r.session, s.call FROM steps s JOIN runs r ON r.id = s.run
+WHERE s.kind = 'tool' AND json_extract(s.call, '$.tool') = 'ask_line'
+"""
+_GRANTED = "SELECT session FROM grants WHERE permission = 'tool:ask_line'"
 
 
 class _Call(msgspec.Struct):

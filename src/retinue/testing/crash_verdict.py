@@ -278,6 +278,9 @@ def _decided(case: _Case) -> Iterator[Finding]:
     ended = {run.id: run.status for run in case.evidence.runs}
     cut = {c.word for c in case.evidence.cuts}
     allowed = {approval.word for approval in approvals.values() if approval.state == "allowed"}
+    for call in case.evidence.asking:
+        if case.written[call.word] and call.word not in allowed and call.session not in case.evidence.granted:
+            yield Finding(Wrong.UNASKED, f"{call.word} was written, and nobody has allowed it")
     for approval in approvals.values():
         times = case.written[approval.word]
         if times and approval.word not in allowed:
@@ -351,6 +354,7 @@ def _figures(case: _Case) -> dict[str, int]:
         "calls performed": len(case.evidence.witness),
         "calls cut off, and said so": len(case.evidence.cuts),
         "approvals asked": len(case.evidence.approvals),
+        "sessions that need not ask": len(case.evidence.granted),
         "approvals decided": sum(isinstance(entry, Decided) for entry in case.evidence.log),
         "deliveries": sum(len(marks) for marks in case.evidence.rooms.values()),
         "dead letters retried": sum(isinstance(entry, Retried) for entry in case.evidence.log),
