@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import sqlalchemy as sa
@@ -32,6 +32,7 @@ from retinue.api.uvicorn_server import Server
 from retinue.config import Configuration, Settings, load
 from retinue.config.checks import PORT_MAX
 from retinue.connectors.base import Connector
+from retinue.connectors.masked import Masked
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.errors import Invalid, RetinueError
@@ -47,7 +48,7 @@ from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
 from retinue.hands import Hands, equip
-from retinue.logs import set_level, set_up_logs
+from retinue.logs import set_level, set_masks, set_up_logs
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
 from retinue.models import prices
@@ -57,15 +58,18 @@ from retinue.models.http import Link
 from retinue.models.locals import Locals
 from retinue.models.minds import Minds
 from retinue.models.shelf import Maker
+from retinue.operations.audit import anchor_forever, anchor_now
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.operations.gateway import Gateway
 from retinue.operations.keeper import Keeper
 from retinue.operations.keeping import tidy_forever
+from retinue.operations.known_secrets import refresh as refresh_masks
 from retinue.operations.restarts import tell
 from retinue.operations.tools import tools_of
 from retinue.plugins.guests import Plugins
 from retinue.plugins.registry import Kind, Registry
+from retinue.policy.masking import Masks
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
 from retinue.real import RandomIds, RealClock, faults_from, new_chance, new_token
 from retinue.runners.asking import Asker
@@ -79,6 +83,7 @@ from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.tools.base import Tool
+from retinue.tools.mcp.servers import layers as mcp_layers
 from retinue.tools.origins import EarlierWords
 from retinue.tools.toolbox import Toolbox
 
@@ -170,7 +175,27 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             chance=parts.chance,
             zone=settings.zone,
         )
-        hands = Hands(current, store=store, clock=clock, ids=ids, files=files, environment=os.environ)
+        masks = Masks()
+        set_masks(masks)
+
+        async def learn_secrets() -> None:
+            await refresh_masks(masks, store, current(), os.environ)
+
+        async def credentials_changed() -> None:
+            await minds.refresh()
+            await learn_secrets()
+
+        await learn_secrets()
+        hands = Hands(
+            current,
+            store=store,
+            clock=clock,
+            ids=ids,
+            files=files,
+            environment=os.environ,
+            mask=masks.mask,
+            chance=parts.chance,
+        )
         gateway = Gateway(lambda: desk, OPERATIONS)
         tools: tuple[Tool, ...] = (*hands.tools, gateway, *parts.tools, *tools_of(OPERATIONS.values(), lambda: desk))
         registry = Registry(taken=lambda kind, name: name in taken.get(kind, frozenset[str]()))
@@ -186,8 +211,12 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             earlier=EarlierWords(store),
             wholes=hands.wholes,
             ids=ids,
+            mask=masks.mask,
+            more=lambda agent: mcp_layers(current().mcp, agent),
         )
-        outbox = Outbox(store, clock, {c.instance: c for c in parts.connectors}, faults=parts.faults)
+        outbox = Outbox(
+            store, clock, {c.instance: Masked(c, masks.mask) for c in parts.connectors}, faults=parts.faults
+        )
         asker = Asker(minds, clock, settings.zone, media=FileMedia(files))
         skills = Skills(settings.home, store, settings=current, environment=os.environ, plugins=plugins.skill_folders)
         loop: Runner = Loop(asker, toolbox, partial(equip, skills, plugins, current))
@@ -218,6 +247,9 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         if keeper is not None:
             keeper.on_change(take_up)
             keeper.on_change(lambda now: plugins.take_up(now.plugins))
+            keeper.on_change(lambda _: hands.servers.fit_soon())
+            keeper.on_change(lambda _: fit_in())
+            keeper.on_change(lambda _: on_the_side(learn_secrets()))
         own_runners = dict(runners)
         taken: dict[Kind, AbstractSet[str]] = {
             Kind.TOOL: {tool.spec.name for tool in tools},
@@ -229,7 +261,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         def fit_in() -> None:
             """A plug-in has come or gone, and with it what it brought."""
             brought = registry.operations()
-            toolbox.bring([*tools, *registry.tools(), *tools_of(brought.values(), lambda: desk)])
+            guests = (*registry.tools(), *tools_of(brought.values(), lambda: desk), *hands.servers.tools())
+            toolbox.bring([*tools, *guests])
             minds.bring([*models, *registry.models()])
             for name in set(runners) - set(own_runners):
                 del runners[name]
@@ -237,6 +270,14 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             policy.update({**_needed(plugins), **current().permission_policy})
 
         registry.on_change(fit_in)
+        hands.servers.on_change(fit_in)
+        asides = set[asyncio.Task[None]]()
+
+        def on_the_side(work: Coroutine[Any, Any, None]) -> None:
+            task = asyncio.create_task(work)
+            asides.add(task)
+            task.add_done_callback(asides.discard)
+
         desk = Desk(
             store=store,
             post=Inbox(store, clock, engine.wake, engine.seat, engine.command),
@@ -252,10 +293,12 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             policy=policy,
             toolbox=toolbox,
             plugins=plugins,
+            mcp=hands.servers,
+            mask=masks.mask,
             session_ended=hands.session_ended,
             catalog=lambda: minds.catalog,
             why_now=minds.why_now,
-            credentials_changed=minds.refresh,
+            credentials_changed=credentials_changed,
             config=keeper,
             runners=frozenset({"loop"}),
         )
@@ -263,6 +306,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         await minds.refresh()
         await hands.open()
         await plugins.fit(current().plugins)
+        await hands.servers.fit()
         if mirror is not None:
             await mirror.start()
         await outbox.start()
@@ -271,6 +315,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
 
         aside = [asyncio.create_task(tidy_forever(desk, lambda: current().retention))]
         aside.append(asyncio.create_task(hands.look_around()))
+        aside.append(asyncio.create_task(anchor_forever(desk)))
         if minds.catalog.wants_prices:
             aside.append(asyncio.create_task(_load_prices()))  # takes a while, and is wanted with the first reply
         try:
@@ -284,6 +329,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await hands.close()
             await plugins.close()
             await outbox.stop(drain_s=drain_s)
+            await anchor_now(desk)
             if mirror is not None:
                 await mirror.stop()
             await locals_.close()

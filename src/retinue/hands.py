@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 from retinue.agents.skills_choosing import parse_subset
@@ -44,6 +45,8 @@ from retinue.store.files import Files
 from retinue.tools.base import Scene, Tool
 from retinue.tools.files import Ground, file_tools
 from retinue.tools.grants import Grants
+from retinue.tools.mcp.placing import placed_by
+from retinue.tools.mcp.servers import Servers
 from retinue.tools.permissions import Asks, GrantPermission, RequestPermission
 from retinue.tools.send import Message
 from retinue.tools.shell.book import Book
@@ -70,12 +73,14 @@ NO_SKILLS = SkillSettings()
 class Ways:
     """Into the mailroom, and to whoever can be asked: for tools, which are made before these are there."""
 
+    mask: Callable[[str], str]
     inbox: Post | None = None
     asks: Asks | None = None
 
     async def post(self, draft: Draft) -> Receipt:
+        """What tools say by mail is masked like what they say as a result."""
         assert self.inbox is not None  # nobody calls a tool before the house is open
-        return await self.inbox.post(draft)
+        return await self.inbox.post(replace(draft, text=self.mask(draft.text)))
 
     async def ask(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval:
         assert self.asks is not None
@@ -92,6 +97,8 @@ class Hands:
         ids: Ids,
         files: Files,
         environment: Mapping[str, str],
+        mask: Callable[[str], str],
+        chance: Random,
     ) -> None:
         self._settings = settings
         self._read: tuple[Mapping[str, Any], OriginPolicy] | None = None
@@ -99,7 +106,7 @@ class Hands:
         home = Path(os.path.realpath(now.home))
         person = Path(os.path.realpath(Path.home()))
         withheld = Withheld(house=home, person=person)
-        self.ways = Ways()
+        self.ways = Ways(mask)
         self.grants = Grants(store, clock)
         self.wholes = Wholes(files, store)
         ground = Ground(store=store, clock=clock, files=files, withheld=withheld)
@@ -107,7 +114,8 @@ class Hands:
         self._browsers = Browsers(
             lambda: settings().web, clock, search=environment.get("PATH", os.defpath), root=os.getuid() == 0
         )
-        hidden, homes, folder = (home, *now.sandbox.hidden), (home / "agents",), home / "sandbox"
+        hidden, folder = (home, *now.sandbox.hidden), home / "sandbox"
+        homes = (home / "agents", home / "mcp")
         self._containers: Containers | None = None
 
         def container(key: str) -> Sandbox:
@@ -129,6 +137,17 @@ class Hands:
             environment=environment,
         )
         rules = _rules(self.confining, settings)
+        self.servers = Servers(
+            lambda: settings().mcp,
+            home=home,
+            store=store,
+            sandbox=placed_by(self.confining),
+            clock=clock,
+            ids=ids,
+            chance=chance,
+            environment=environment,
+            files=files,
+        )
 
         def web() -> WebSettings:
             return settings().web
@@ -175,6 +194,7 @@ class Hands:
         await self._browsers.close_session(session)
 
     async def close(self) -> None:
+        await self.servers.close()
         await self._jobs.close()
         await self._browsers.close()
         if self._containers is not None:

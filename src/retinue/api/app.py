@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from retinue.api import docs, metrics, pages
+from retinue.api import docs, mcp, metrics, pages
 from retinue.api.answers import API_HEADERS, Headers, WrongMethod, broke, page_headers, refusal
 from retinue.api.auth import Caller, SignIn
 from retinue.api.bounds import Rate, TooMany
@@ -27,6 +27,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.text import is_storable
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS
+from retinue.operations.mcp_door import Visitor
 from retinue.policy import permissions
 from retinue.store import news
 from retinue.store.sight import sees_session
@@ -126,6 +127,7 @@ class App:
             ("POST", "/api/sign-in"): self._enter,
             ("POST", "/api/sign-out"): self._leave,
             ("POST", "/api/join"): self._join,
+            ("POST", "/mcp"): self._mcp,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,6 +155,21 @@ class App:
             answer = self._refuse(broke(what))
         if answer is not None:
             await self._answer(send, answer, local=local)
+
+    async def _mcp(self, request: Request) -> Answer:
+        """The house as an MCP server, for whoever has a token: its operations, and an agent's tools."""
+        mcp.check(request.headers)
+        caller = await self._caller(request.headers, request.visit, method="POST")
+        body = await self._body(request.headers, request.receive)
+        who = str(caller.principal.address)
+        visitor = Visitor(
+            desk=self.desk,
+            caller=caller.principal,
+            agent=request.query("agent") or "",
+            sending=lambda: self._envelopes.take(who),
+        )
+        said = await mcp.answer(visitor, body)
+        return Answer(202 if said is None else 200, said or b"", [JSON])
 
     def _find(self, path: str) -> Operation | None:
         """Ours, or a plug-in's: those come and go."""

@@ -15,6 +15,7 @@ from retinue.config.hands import ApprovalSettings
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.approval import Approval, ApprovalState
+from retinue.domain.audit import approval_asked, approval_decided, approval_expired, grant_given
 from retinue.domain.envelope import TEXT_BYTES_MAX, Context, Draft, Kind
 from retinue.domain.errors import Conflict, NotAllowed
 from retinue.domain.event import NewsKind
@@ -39,7 +40,7 @@ from retinue.policy.permissions import reaches
 from retinue.policy.questions import PERMISSIONS_SHOWN_MAX, question, what
 from retinue.policy.questions import words as in_words
 from retinue.runners.base import Parked
-from retinue.store import agents, approvals, envelopes, grants, people, records, runs, sessions
+from retinue.store import agents, approvals, audit, envelopes, grants, people, records, runs, sessions
 from retinue.store.house import Page
 
 ESCALATED_AT_ONCE_MAX = 100
@@ -195,6 +196,8 @@ def _ask(
         escalate_at=_escalate_at(page, now, (to,), asking),
     )
     approvals.add(page.conn, approval, turn=turn)
+    question = [[call.tool, call.arguments] for call in calls], [str(each) for each in approval.would_grant], because
+    audit.append(page, session.id, [approval_asked(approval.id, question, agent=session.agent, run=run.id)])
     wakes: list[Wake] = []
     for place in (to, *rooms):
         wakes += enter(page, _question(page, approval, session, place, reply_to=reply_to)).wakes
@@ -361,6 +364,7 @@ def expire(page: Page) -> tuple[Wake, ...]:
     wakes: list[Wake] = []
     for approval in approvals.expiring(page.conn, page.at_ms, limit=ESCALATED_AT_ONCE_MAX):
         approvals.decide(page.conn, approval.id, ApprovalState.EXPIRED, by="house", at_ms=page.at_ms)
+        audit.append(page, approval.session, [approval_expired(approval.id, agent="", run=approval.run)])
         _tell_decided(page, approval, ApprovalState.EXPIRED, by="house")
         session = sessions.get(page.conn, approval.session)
         if session is None:
@@ -454,6 +458,16 @@ def decide_in(
     ):
         by_whom = f" by {approval.decided_by}" if approval.decided_by else ""
         raise _not_open(approval, because=f"it is {approval.state}{by_whom}")
+    decided = approval_decided(
+        approval.id,
+        by=f"person:{person}",
+        agent=session.agent,
+        run=approval.run,
+        state=state.value,
+        scope=scope.value if allow else "",
+        words=words,
+    )
+    audit.append(page, session.id, [decided])
     granted = _grant(page, approval, session, by=person, scope=scope, words=words) if allow else ""
     word = "allowed" if allow else "denied"
     said = f" They said: {in_words(words)}" if words else ""
@@ -534,6 +548,8 @@ def _grant(page: Page, approval: Approval, session: Session, *, by: str, scope: 
             expires_at=now + timedelta(seconds=FOR_ANOTHER_S) if approval.agent and not always else None,
         )
         grants.add(page.conn, grant)
+        given = grant_given(str(grant.permission), by=f"person:{by}", agent=grant.agent, grant=grant.id)
+        audit.append(page, session.id, [given])
         page.tell(NewsKind.GRANT_CHANGED, grant=grant.id, agent=grant.agent, permission=str(permission), good=True)
     named = ", ".join(str(each) for each in approval.would_grant)
     for_long = "for good" if always else "for a day" if approval.agent else "for this conversation"

@@ -343,7 +343,7 @@ def write_step(
     """The step commit: results so far, the next intent, and whoever joins in, or nothing at all."""
     page = Page(conn, now_ms)
     append = Append(work.session, page, work.run)
-    write_closings(append, closings)
+    write_closings(append, closings, opening=opening)
     held = work.envelopes
     joined: tuple[Record, ...] = ()
     if join:

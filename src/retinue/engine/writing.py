@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from retinue.domain.audit import Entry, call_allowed, call_ended, call_refused
 from retinue.domain.event import NewsKind
 from retinue.domain.model import ModelFailed
 from retinue.domain.money import CallTerms, Days
@@ -12,7 +13,7 @@ from retinue.domain.record import NO_USAGE, Note, Reply, Summary, Usage
 from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.tool import ToolResult
 from retinue.engine.custody import Append
-from retinue.store import money, runs
+from retinue.store import audit, money, runs
 
 ERROR_LENGTH_MAX = 1_000
 
@@ -63,7 +64,14 @@ class Leaving:
 Unwritten = Closing | Summed | Failing | Leaving
 
 
-def write_closings(append: Append, unwritten: Sequence[Unwritten]) -> None:
+def write_closings(append: Append, unwritten: Sequence[Unwritten], *, opening: Step | None = None) -> None:
+    """What came back so far; and, for the audit, that `opening` is about to be performed."""
+    entries = [entry for each in unwritten if (entry := _audited(append, each)) is not None]
+    if opening is not None and opening.call is not None:
+        agent = append.session.agent
+        entries.append(call_allowed(opening.call.tool, opening.hash, agent=agent, run=opening.run))
+    if entries:
+        audit.append(append.page, append.session.id, entries)
     for each in unwritten:
         match each:
             case Closing():
@@ -75,6 +83,25 @@ def write_closings(append: Append, unwritten: Sequence[Unwritten]) -> None:
                 _fail(append, each)
             case Leaving(step):
                 runs.leave_step(append.page.conn, step, at_ms=append.page.at_ms)
+
+
+def _audited(append: Append, unwritten: Unwritten) -> Entry | None:
+    """The line that the audit has of a call that has ended, or was never made."""
+    if not isinstance(unwritten, Closing):
+        return None
+    body, step, agent = unwritten.body, unwritten.step, append.session.agent
+    run = append.run.id if append.run is not None else ""
+    match body:
+        case ToolResult() if step is None:
+            return call_refused(body.tool, body.output, agent=agent, run=run)
+        case ToolResult() if step is not None:
+            verdict = "interrupted" if step.state is StepState.INTERRUPTED else "failed" if body.failed else "done"
+            return call_ended(body.tool, body.output, agent=agent, run=run, verdict=verdict)
+        case Note() if step is not None and step.call is not None:  # one whose turn had gone by
+            verdict = "interrupted" if step.state is StepState.INTERRUPTED else "done"
+            return call_ended(step.call.tool, body.text, agent=agent, run=run, verdict=verdict)
+        case _:
+            return None
 
 
 def _close(append: Append, closing: Closing) -> None:

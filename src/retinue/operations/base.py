@@ -13,8 +13,9 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from retinue.domain.agent import Agent, PermissionLevel
+from retinue.domain.audit import AuditKind, changed
 from retinue.domain.envelope import KEY_LENGTH_MAX
-from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
 from retinue.domain.ports import Clock, Ids, Post
@@ -27,13 +28,15 @@ from retinue.engine.live import Live
 from retinue.models.catalog import Catalog
 from retinue.operations.keeper import Keeper
 from retinue.policy import permissions
-from retinue.store import answers
+from retinue.policy.masking import masked_error
+from retinue.store import answers, audit
 from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from retinue.operations.plugins import Guests
+    from retinue.tools.mcp.servers import Servers
 
 NUMBER_MAX = 2**63  # what every store can keep
 
@@ -64,6 +67,8 @@ class Desk:
     credentials_changed: Callable[[], Awaitable[None]] | None = None  # told when keys came, went or were forgiven
     toolbox: Toolbox | None = None  # None in a house without one
     plugins: Guests | None = None
+    mcp: Servers | None = None
+    mask: Callable[[str], str] = str  # takes secrets out of what is told
     session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # what still runs for it is ended
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
@@ -101,6 +106,20 @@ class Operation:
         return "/api/" + self.name.replace(".", "/")
 
 
+# Changes of the house itself, each a line in its audit, in the commit after their own. What commits with its effect is
+# written where the effect is: calls, approvals, grants.
+AUDITED = {
+    "agent": AuditKind.AGENT_CHANGED,
+    "config": AuditKind.SETTINGS_CHANGED,
+    "credential": AuditKind.CREDENTIAL_CHANGED,
+    "mcp": AuditKind.MCP_APPROVED,
+    "person": AuditKind.PERSON_CHANGED,
+    "plugin": AuditKind.SETTINGS_CHANGED,
+    "skill": AuditKind.SKILL_APPROVED,
+    "token": AuditKind.TOKEN_MADE,
+}
+
+
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """No parameters."""
 
@@ -116,9 +135,22 @@ async def perform(desk: Desk, caller: Principal, operation: Operation, body: byt
             code="permission.denied",
         )
     asked = parse(body, operation.parameters)
-    if not key or not operation.effect:
-        return _encode(await operation.handler(desk, caller, asked))
-    return await _once(desk, caller, operation, body, asked, key)
+    try:
+        if not key or not operation.effect:
+            answer = _encode(await operation.handler(desk, caller, asked))
+        else:
+            answer = await _once(desk, caller, operation, body, asked, key)
+        if operation.effect and (kind := AUDITED.get(operation.name.partition(".")[0])) is not None:
+            await _audit(desk, caller, operation, kind)
+    except RetinueError as error:
+        raise masked_error(error, desk.mask) from error
+    return answer
+
+
+async def _audit(desk: Desk, caller: Principal, operation: Operation, kind: AuditKind) -> None:
+    """That the house was changed, by whom. What was said is not kept, nor its hash: there may be secrets in it."""
+    entry = changed(kind, operation.name, by=str(caller.address), verdict="done")
+    await desk.store.write(partial(audit.on_its_own, entries=[entry], now_ms=to_ms(desk.clock.now())), point="audit")
 
 
 def parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from retinue.domain.agent import PermissionLevel
 from retinue.operations import (
     agents,
+    audit,
     configuration,
     credentials,
     doctor,
@@ -14,6 +15,7 @@ from retinue.operations import (
     invoke,
     keeping,
     mail,
+    mcp,
     models,
     people,
     plugins,
@@ -47,6 +49,8 @@ OPERATIONS: dict[str, Operation] = {
         invoke,
         skills,
         plugins,
+        mcp,
+        audit,
         doctor,
     )
     for operation in module.OPERATIONS

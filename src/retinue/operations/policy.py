@@ -16,6 +16,7 @@ from retinue.config.loading import examine
 from retinue.domain import permission
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel
+from retinue.domain.audit import HOUSE_CHAIN, grant_given, grant_revoked
 from retinue.domain.decision import Verdict
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.event import NewsKind
@@ -32,7 +33,7 @@ from retinue.operations.occasions import channel_of, named_agent, occasion_for, 
 from retinue.policy.origin_rules import house_policy
 from retinue.policy.tools import Circumstances, Door
 from retinue.runners.context import arranged
-from retinue.store import agents, grants, records, runs, sessions
+from retinue.store import agents, audit, grants, records, runs, sessions
 from retinue.store.house import Page
 from retinue.tools.files import as_granted
 from retinue.tools.toolbox import Occasion, Toolbox
@@ -395,6 +396,8 @@ async def add_grant(desk: Desk, caller: Principal, asked: GrantAdd) -> GrantShow
             at=now,
         )
         grants.add(conn, grant)
+        given = grant_given(str(wanted), by=str(caller.address), agent=grant.agent, grant=grant.id)
+        audit.append(page, grant.session or HOUSE_CHAIN, [given])
         page.tell(NewsKind.GRANT_CHANGED, grant=grant.id, agent=grant.agent, permission=str(wanted), good=True)
         page.close()
         return grant
@@ -420,6 +423,8 @@ async def revoke_grant(desk: Desk, caller: Principal, asked: GrantNamed) -> Gran
         done = grants.revoke(conn, grant.id, by=caller.address.name, at_ms=page.at_ms)
         ended = [grant, *grants.revoke_handed_on(conn, grant.agent, by=caller.address.name, at_ms=page.at_ms)]
         for each in ended if done else ():
+            gone = grant_revoked(str(each.permission), by=str(caller.address), agent=each.agent, grant=each.id)
+            audit.append(page, each.session or HOUSE_CHAIN, [gone])
             page.tell(
                 NewsKind.GRANT_CHANGED, grant=each.id, agent=each.agent, permission=str(each.permission), good=False
             )

@@ -32,7 +32,7 @@ from retinue.policy.judging import Judgement, judge
 from retinue.policy.origin_entries import label
 from retinue.policy.origin_rules import OriginPolicy
 from retinue.policy.rates import Buckets
-from retinue.policy.tools import Chain, Circumstances, layers_for
+from retinue.policy.tools import Chain, Circumstances, Layer, layers_for
 from retinue.policy.wrapping import is_wrapped, wrap
 from retinue.tools.base import Output, Reaching, Ruled, Scene, Tool, ToolFailed, Walled
 from retinue.tools.grants import Grants
@@ -122,6 +122,7 @@ class Toolbox:
         wholes: Wholes | None = None,
         ids: Ids | None = None,
         mask: Callable[[str], str] = str,
+        more: Callable[[Agent], Sequence[Layer]] = lambda _agent: (),
     ) -> None:
         """With a clock, no agent makes more calls than that in a minute. `mask` takes secrets out of what tools say;
         with `ids`, untrusted words are put between markers."""
@@ -135,6 +136,7 @@ class Toolbox:
         self._wholes = wholes
         self._ids = ids
         self._mask = mask
+        self._more = more
         self._ruled_by: ToolSettings | None = None
         self._chains: dict[object, tuple[Chain, Sequence[ToolSpec]]] = {}  # asked for every turn
         self.bring(tools)
@@ -187,7 +189,7 @@ class Toolbox:
         known = self._chains.get(key)
         if known is None:
             specs = self.specs
-            chain = Chain(layers_for(settings, agent, where), specs)
+            chain = Chain([*layers_for(settings, agent, where), *self._more(agent)], specs)
             known = self._chains[key] = (chain, [spec for spec in specs if not chain.decide(spec).denied])
         return known
 

@@ -44,13 +44,21 @@ export type ApprovalAnswered = { "approval": string; "state": ApprovalState };
 
 export type ApprovalState = "allowed" | "closed" | "denied" | "expired" | "open";
 
-export type ApprovalWaiting = { "id": string; "calls": Array<Call>; "because": string; "asked-at": string };
-
-export type Approve = { "name": string; "hash"?: string; "agent"?: string; "workspace"?: string };
+export type ApprovalWaiting = { "id": string; "agent": string; "for-whom": string; "calls": Array<Call>; "to-reach": Array<string>; "would-grant": Array<string>; "because": string; "asked-at": string; "expires-at": string };
 
 export type AttachmentShown = { "name": string; "hash": string; "media-type": string; "size-bytes": number };
 
 export type Attributes = { "session": string; "patch": Record<string, unknown> };
+
+export type AuditExported = { "lines": Array<string>; "next": string | null };
+
+export type AuditKind = "agent-changed" | "anchored" | "approval-asked" | "approval-decided" | "approval-expired" | "call-allowed" | "call-ended" | "call-refused" | "chain-begun" | "credential-changed" | "forgotten" | "grant-given" | "grant-revoked" | "mcp-approved" | "person-changed" | "purged" | "sandbox-off" | "settings-changed" | "skill-approved" | "token-made" | "token-revoked";
+
+export type AuditListed = { "audit": Array<AuditShown>; "next": string | null };
+
+export type AuditShown = { "at": string; "kind": string; "who": string; "agent": string; "subject": string; "verdict": string; "because": string; "run": string | null; "session": string; "position": number; "content": string; "hash": string };
+
+export type AuditVerified = { "holds": boolean; "checked": number; "chains": number; "anchors": number; "flaws": Array<FlawShown>; "lines": Array<string> };
 
 export type Backup = { "to"?: string; "verify"?: boolean };
 
@@ -100,7 +108,7 @@ export type Diff = { "name": string; "old": number; "new"?: number | null };
 
 export type Difference = { "session": string; "run": string; "agent": string; "tool": string; "arguments": Record<string, unknown>; "now": Verdict; "then": Verdict; "because": string; "key": string };
 
-export type Doctor = { "quick"?: boolean };
+export type Doctor = { "quick"?: boolean; "security"?: boolean; "fix"?: boolean };
 
 export type Door = "invoke" | "mcp" | "model" | "skill";
 
@@ -118,8 +126,6 @@ export type ErrorForm = { "code": string; "sentence": string; "because": string;
 
 export type Explain = { "agent": string; "tool": string; "args"?: Record<string, unknown>; "sender"?: string; "session"?: string; "model"?: string; "origin"?: OriginKind; "door"?: Door };
 
-export type Export = { "name": string; "to"?: string };
-
 export type Failed = { "id": string; "reason": Reason; "agent"?: string; "model"?: string };
 
 export type Failure = "auth" | "bad_request" | "connection" | "content_filter" | "context_overflow" | "malformed" | "not_found" | "overloaded" | "permission" | "quota" | "rate_limit" | "server" | "timeout" | "too_large";
@@ -127,6 +133,8 @@ export type Failure = "auth" | "bad_request" | "connection" | "content_filter" |
 export type FailureShown = { "reason": Failure; "errors": number; "failed-at": string; "cooling-until": string | null };
 
 export type FindingShown = { "layer": string; "verdict": Verdict; "because": string; "key": string };
+
+export type FlawShown = { "session": string; "position": number; "sentence": string };
 
 export type Forget = { "name": string; "confirm"?: string };
 
@@ -156,7 +164,7 @@ export type History = { "session": string; "limit"?: number; "before"?: number |
 
 export type HouseBackedUp = { "folder": string; "parts": number; "size-bytes": number; "missing": Array<string>; "verified": boolean };
 
-export type HouseExamined = { "health": Health; "checks": Array<HealthChecked>; "lines": Array<string> };
+export type HouseExamined = { "health": Health; "checks": Array<HealthChecked>; "lines": Array<string>; "security"?: Array<SecurityFound>; "fixed"?: Array<string> };
 
 export type HousePurged = { "dry-run": boolean; "envelopes": number; "news": number; "runs": number; "keys": number; "answers": number; "tokens": number; "files": number };
 
@@ -182,7 +190,15 @@ export type LaneKind = "background" | "main" | "schedule" | "subagent";
 
 export type LedgerChecked = { "holds": boolean; "lines": Array<string> };
 
-export type List = { "agent"?: string; "workspace"?: string };
+export type McpApproved = { "server": McpShown; "approved": boolean; "difference": Array<string>; "try": string; "lines": Array<string> };
+
+export type McpListed = { "servers": Array<McpShown> };
+
+export type McpRead = { "server": McpShown; "content": string; "difference": Array<string>; "found-good-by": string; "found-good-at": string; "lines": Array<string> };
+
+export type McpRevoked = { "name": string; "revoked": boolean };
+
+export type McpShown = { "name": string; "state": RetinueToolsMcpServerState; "because": string; "try": string; "hash": string; "retry-at": string; "agents": Array<string>; "tools": Array<string>; "left-out": Record<string, string> };
 
 export type ModelCall = { "turn": number; "attempt": number; "summary": boolean; "provider": string; "model": string; "credential": string; "usage": RetinueDomainRecordUsage; "cost-usd": number; "cost-unknown": boolean; "failure": string | null; "next-move": string | null; "error": string | null; "at": string };
 
@@ -203,8 +219,6 @@ export type Nothing = Record<string, never>;
 export type OfPrincipal = { "principal"?: string };
 
 export type OfSession = { "session": string };
-
-export type One = { "name": string };
 
 export type OriginKind = "agent" | "chat" | "external" | "heartbeat" | "schedule" | "subagent" | "terminal" | "web";
 
@@ -270,6 +284,8 @@ export type RunShown = { "id": string; "status": RunStatus; "attempt": number };
 
 export type RunStatus = "cancelled" | "completed" | "failed" | "parked" | "running";
 
+export type SecurityFound = { "check": string; "severity": "critical" | "info" | "warning"; "sentence": string; "because": string; "try": string; "fixable": boolean };
+
 export type Send = { "to": string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string };
 
 export type Sent = { "envelope": string; "session": string | null; "cursor": number; "duplicate": boolean; "outcome": Outcome | null; "because": string };
@@ -328,7 +344,7 @@ export type Stop = { "session": string; "why"?: string; "clear"?: boolean };
 
 export type Test = { "text"?: string | null; "agent"?: string };
 
-export type Tested = { "calls": number; "sessions": number; "differences": Array<Difference>; "left-out": number };
+export type Tested = { "calls": number; "sessions": number; "differences": Array<Difference>; "left-out": number; "stopped": string };
 
 export type ThreadShown = { "envelopes": Array<EnvelopeShown>; "left-out": number; "total": number; "purged": boolean };
 
@@ -360,6 +376,8 @@ export type ValueChanged = { "from": unknown; "to": unknown };
 
 export type Verdict = "allow" | "ask" | "deny";
 
+export type Verify = { "session"?: string; "anchor"?: Array<string>; "log"?: boolean };
+
 export type Versions = { "name": string; "limit"?: number; "before"?: number | null };
 
 export type Wakefulness = "active" | "sleeping";
@@ -374,6 +392,10 @@ export type RetinueConfigChangesChange = { "path": string; "effect": Effect };
 
 export type RetinueDomainRecordUsage = { "input_tokens"?: number; "output_tokens"?: number; "cost_microusd"?: number; "cache_read_tokens"?: number; "cache_write_tokens"?: number; "reasoning_tokens"?: number; "estimated"?: boolean };
 
+export type RetinueOperationsAuditExport = { "session"?: string; "after"?: string; "limit"?: number };
+
+export type RetinueOperationsAuditList = { "session"?: string; "kind"?: AuditKind | null; "agent"?: string; "before"?: string; "limit"?: number };
+
 export type RetinueOperationsCredentialAnswersState = "cooling-down" | "ready" | "unreadable";
 
 export type RetinueOperationsCredentialsById = { "id": string; "agent"?: string };
@@ -386,9 +408,15 @@ export type RetinueOperationsHouseExplained = { "lines": Array<string> };
 
 export type RetinueOperationsMailListing = { "status": Status; "to"?: string; "from"?: string; "limit"?: number; "created_after"?: string; "created_before"?: string; "before"?: string; "ack"?: boolean };
 
+export type RetinueOperationsMcpApprove = { "name": string; "hash"?: string };
+
+export type RetinueOperationsMcpOne = { "name": string };
+
 export type RetinueOperationsModelsShow = { "agent"?: string; "session"?: string };
 
 export type RetinueOperationsPluginsChange = { "name": string; "settings": Record<string, unknown> };
+
+export type RetinueOperationsPluginsOne = { "name": string };
 
 export type RetinueOperationsPolicyExplained = { "agent": string; "tool": string; "verdict": Verdict; "because": string; "key": string; "findings": Array<FindingShown>; "would-grant": Array<string>; "warnings": Array<string> };
 
@@ -398,6 +426,12 @@ export type RetinueOperationsSessionsCreate = { "agent": string; "name"?: string
 
 export type RetinueOperationsSessionsListing = { "limit"?: number; "agent"?: string; "cursor"?: string };
 
+export type RetinueOperationsSkillsApprove = { "name": string; "hash"?: string; "agent"?: string; "workspace"?: string };
+
+export type RetinueOperationsSkillsExport = { "name": string; "to"?: string };
+
+export type RetinueOperationsSkillsList = { "agent"?: string; "workspace"?: string };
+
 export type RetinueOperationsSkillsShow = { "name": string; "agent"?: string; "workspace"?: string };
 
 export type RetinueOperationsTokensById = { "id": string; "principal"?: string };
@@ -405,6 +439,8 @@ export type RetinueOperationsTokensById = { "id": string; "principal"?: string }
 export type RetinueOperationsTokensCreate = { "label"?: string; "principal"?: string; "expires_in_days"?: number | null };
 
 export type RetinueOperationsUsageUsage = { "by"?: By; "from"?: string; "to"?: string; "agent"?: string; "person"?: string; "limit"?: number };
+
+export type RetinueToolsMcpServerState = "failed" | "off" | "ready" | "starting" | "waiting";
 
 export interface Operations {
   /** Send an envelope. */
@@ -558,21 +594,21 @@ export interface Operations {
   /** Call a tool directly, as an agent would. */
   "tool.invoke": { asked: Invoke; answered: Invoked; effect: true };
   /** List skills, how they stand, and where they lie. */
-  "skill.list": { asked: List; answered: SkillsListed; effect: false };
+  "skill.list": { asked: RetinueOperationsSkillsList; answered: SkillsListed; effect: false };
   /** Show all of a skill, and what changed since it was found good. */
   "skill.show": { asked: RetinueOperationsSkillsShow; answered: SkillRead; effect: false };
   /** Find a skill good, once you have read what it says now. */
-  "skill.approve": { asked: Approve; answered: SkillApproved; effect: true };
+  "skill.approve": { asked: RetinueOperationsSkillsApprove; answered: SkillApproved; effect: true };
   /** Take back that a skill was found good. */
   "skill.revoke": { asked: RetinueOperationsSkillsShow; answered: SkillRevoked; effect: true };
   /** Write operations as a skill with a command line of its own. */
-  "skill.export": { asked: Export; answered: SkillExported; effect: true };
+  "skill.export": { asked: RetinueOperationsSkillsExport; answered: SkillExported; effect: true };
   /** List plug-ins, and how they fare. */
   "plugin.list": { asked: Nothing; answered: PluginsListed; effect: false };
   /** Show one plug-in and what it brings. */
-  "plugin.show": { asked: One; answered: Guest; effect: false };
+  "plugin.show": { asked: RetinueOperationsPluginsOne; answered: Guest; effect: false };
   /** Show what a plug-in is told. */
-  "plugin.settings": { asked: One; answered: PluginSettingsShown; effect: false };
+  "plugin.settings": { asked: RetinueOperationsPluginsOne; answered: PluginSettingsShown; effect: false };
   /** Change some settings of a plug-in. */
   "plugin.patch": { asked: RetinueOperationsPluginsChange; answered: PluginSettingsShown; effect: true };
   /** Give a plug-in other settings. */
@@ -580,9 +616,25 @@ export interface Operations {
   /** Load a plug-in, from now on. */
   "plugin.enable": { asked: Enable; answered: Guest; effect: true };
   /** Unload a plug-in. Its data stays. */
-  "plugin.disable": { asked: One; answered: Guest; effect: true };
+  "plugin.disable": { asked: RetinueOperationsPluginsOne; answered: Guest; effect: true };
   /** Unload a plug-in and load it again. */
-  "plugin.reload": { asked: One; answered: Guest; effect: true };
+  "plugin.reload": { asked: RetinueOperationsPluginsOne; answered: Guest; effect: true };
+  /** List MCP servers, and how they fare. */
+  "mcp.list": { asked: Nothing; answered: McpListed; effect: false };
+  /** Show all that an MCP server offers, and what changed since it was found good. */
+  "mcp.show": { asked: RetinueOperationsMcpOne; answered: McpRead; effect: false };
+  /** Find the tools of an MCP server good, once you have read what they say now. */
+  "mcp.approve": { asked: RetinueOperationsMcpApprove; answered: McpApproved; effect: true };
+  /** Take back that the tools of an MCP server were found good. */
+  "mcp.revoke": { asked: RetinueOperationsMcpOne; answered: McpRevoked; effect: true };
+  /** End an MCP server and begin it anew. */
+  "mcp.restart": { asked: RetinueOperationsMcpOne; answered: McpShown; effect: true };
+  /** Show what was decided and done, the newest first. */
+  "audit.list": { asked: RetinueOperationsAuditList; answered: AuditListed; effect: false };
+  /** See whether the audit is as it was written. */
+  "audit.verify": { asked: Verify; answered: AuditVerified; effect: false };
+  /** Give the audit out as lines of JSON. */
+  "audit.export": { asked: RetinueOperationsAuditExport; answered: AuditExported; effect: false };
   /** Look for what is wrong with the house, and say what to do. */
   "house.doctor": { asked: Doctor; answered: HouseExamined; effect: false };
 }
@@ -678,5 +730,13 @@ export const routes: { [Name in keyof Operations]: string } = {
   "plugin.enable": "/api/plugin/enable",
   "plugin.disable": "/api/plugin/disable",
   "plugin.reload": "/api/plugin/reload",
+  "mcp.list": "/api/mcp/list",
+  "mcp.show": "/api/mcp/show",
+  "mcp.approve": "/api/mcp/approve",
+  "mcp.revoke": "/api/mcp/revoke",
+  "mcp.restart": "/api/mcp/restart",
+  "audit.list": "/api/audit/list",
+  "audit.verify": "/api/audit/verify",
+  "audit.export": "/api/audit/export",
   "house.doctor": "/api/house/doctor",
 };
