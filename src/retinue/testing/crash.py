@@ -41,22 +41,34 @@ LATE_S = 0.4
 PAUSE_S = 1.0
 
 
-# Commits of the desk, for which nobody in a trial asks. Each stands alone: nothing has to follow from it.
+# Commits of the desk and of tools, for which nobody in a trial asks. Each stands alone: nothing has to follow from it.
 DESK = frozenset(
     [
         "ack",
         "agent",
+        "anchor",
         "answer",
         "apply",
+        "ask",
+        "audit",
         "command",
         "credential",
         "forget",
         "grant",
+        "label",
+        "mcp",
         "person",
+        "process-begin",
+        "process-distrust",
+        "process-end",
+        "process-leave",
+        "process-remove",
+        "process-told",
         "purge",
         "session",
         "sign-in",
         "sign-out",
+        "skill",
         "token",
     ]
 )
