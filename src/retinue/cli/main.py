@@ -37,6 +37,10 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[:2] == ["mcp", "serve"]:  # no question to the house: it speaks a protocol, line by line
+        from retinue.cli.mcp import command
+
+        return command(arguments[2:])
     from retinue.cli.parser import parse
 
     options = parse(arguments)

@@ -10,7 +10,7 @@ import json
 import sys
 
 from retinue.cli import client
-from retinue.cli.errors import OK, CliError
+from retinue.cli.errors import OK, CliError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,33 @@ CALL_S = 3_600.0  # a tool may take long; how long is for the house to say
 AT_ONCE_MAX = 16
 LINE_BYTES_MAX = 16 * 1024 * 1024
 INTERNAL_ERROR, PARSE_ERROR = -32603, -32700
+
+
+USAGE = """usage: retinue mcp serve [--agent NAME]
+
+Be an MCP server on this program's input and output: the operations of the house, and the tools of an agent. For programs
+that start their servers themselves; others reach the house at /mcp.
+
+options:
+  --agent NAME  whose tools are offered beside the operations
+"""
+
+
+def command(words: list[str]) -> int:
+    match words:
+        case []:
+            return serve()
+        case ["-h" | "--help"]:
+            sys.stdout.write(USAGE)
+            return OK
+        case ["--agent", agent]:
+            return serve(agent)
+        case _:
+            raise UsageError(
+                f"unrecognized arguments: {' '.join(words)}",
+                because="retinue mcp serve takes no such words",
+                try_this="retinue mcp serve --agent NAME",
+            )
 
 
 def serve(agent: str = "", *, heard: BinaryIO | None = None, said: BinaryIO | None = None) -> int:
