@@ -24,7 +24,7 @@ INTERNAL_ERROR, PARSE_ERROR = -32603, -32700
 
 USAGE = """usage: retinue mcp serve [--agent NAME]
 
-Be an MCP server on this program's input and output: the operations of the house, and the tools of an agent. For programs
+Be an MCP server on this program's input and output: the operations of the house, and an agent's tools. For programs
 that start their servers themselves; others reach the house at /mcp.
 
 options:
