@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from flows import provider
 from flows.hands_house import ADA, OWNER, HandsHouse, hands_house
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from retinue.config.hands import Lists, ToolSettings
@@ -179,7 +179,7 @@ class Doors:
         tool = self.tools[case.tool]
         before = tool.done
         self.house.model.rule = lambda prompt: says("ok")
-        session = await self.house.turn("Go.", calls(case.tool, what="x"))
+        session = await self.house.turn("Go.", calls(case.tool, what="x"), origin="person:owner")
         asked = await self.house.asked()
         if asked:
             assert tool.done == before
@@ -262,6 +262,12 @@ def test_no_door_answers_other_than_the_rules_and_explain_says_so_beforehand(tmp
 
             @settings(max_examples=25, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
             @given(cases)
+            @example(
+                Case(house=ToolSettings(by_session={"terminal": Lists(deny=("read",))}), own=ToolRules(), tool="read")
+            )
+            @example(
+                Case(house=ToolSettings(by_session={"external": Lists(ask=("read",))}), own=ToolRules(), tool="read")
+            )
             def every(case: Case) -> None:
                 runner.run(check(doors, case))
 
