@@ -185,11 +185,12 @@ class Toolbox:
         if settings is not self._ruled_by or len(self._chains) >= CHAINS_REMEMBERED_MAX:
             self._chains.clear()
             self._ruled_by = settings
-        key = (agent.name, agent.tools, where)
+        more = tuple(self._more(agent))  # by other settings than those of tools
+        key = (agent.name, agent.tools, where, more)
         known = self._chains.get(key)
         if known is None:
             specs = self.specs
-            chain = Chain([*layers_for(settings, agent, where), *self._more(agent)], specs)
+            chain = Chain([*layers_for(settings, agent, where), *more], specs)
             known = self._chains[key] = (chain, [spec for spec in specs if not chain.decide(spec).denied])
         return known
 
