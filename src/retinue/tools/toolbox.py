@@ -389,9 +389,11 @@ def _readable(tool: Tool, call: Call) -> Any | None:
 
 def _as_read(call: Call, arguments: Any) -> Call:
     """As the tool will read it: by one name each, and without what could as well have been left out."""
+    if not isinstance(arguments, msgspec.Struct):  # a server's tool, whose arguments are as they came
+        return call
     given: dict[str, Any] = msgspec.to_builtins(arguments)
     for known in msgspec.structs.fields(arguments):
-        if not known.required and known.encode_name in given:
+        if not known.required and known.encode_name in given and known.default is not msgspec.UNSET:
             default = known.default
             if default is msgspec.NODEFAULT and known.default_factory is not msgspec.NODEFAULT:
                 default = known.default_factory()
