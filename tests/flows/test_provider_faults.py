@@ -328,6 +328,7 @@ async def test_who_is_told_when_to_come_back_comes_then_and_not_before(
     async with provider(refusal, says("At last.")) as server, opened(tmp_path, server, passing=False) as (home, house):
         asked = await house.post("hello")
         await until(lambda: "model failed" in caplog.messages, "it was refused")
+        await until(lambda: any(7 <= seconds <= 7 * 1.25 for seconds in home.clock.wakes_in()), "it waits")
         await home.clock.advance(6.8)
         await asyncio.sleep(0.02)
         assert len(server.asked) == 1

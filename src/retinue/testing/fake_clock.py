@@ -57,6 +57,10 @@ class FakeClock:
         heapq.heappush(self._sleepers, (due, self._slept, woken))  # the count settles ties: first come, first woken
         return woken
 
+    def wakes_in(self) -> list[float]:
+        """How long each sleeper still sleeps, in seconds."""
+        return sorted((due - self._elapsed).total_seconds() for due, _, woken in self._sleepers if not woken.done())
+
     async def advance(self, by: float | timedelta) -> None:
         """Turn the clock forwards, stopping at every moment for which someone sleeps.
 
