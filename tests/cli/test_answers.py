@@ -14,7 +14,16 @@ from cli.test_start import SPOKEN, TYPED
 
 from retinue.cli.answers import kebab, plain_lines, table, table_of
 
-TELLS = {"house.ledger", "house.why", "house.doctor", "ledger", "why", "doctor"}  # these answer in sentences
+TELLS = {
+    "house.ledger",
+    "house.why",
+    "house.doctor",
+    "ledger",
+    "why",
+    "doctor",
+    "audit.verify",
+    "audit.export",
+}  # these answer in sentences
 KEY = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*:( |$)")
 
 
