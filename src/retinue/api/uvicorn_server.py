@@ -18,7 +18,7 @@ def _import_bare() -> None:
         import uvicorn
     finally:
         del sys.modules[stand_in.__name__]
-    for name in ("main", "run", "Server"):
+    for name in ("main", "run"):
         delattr(uvicorn, name)
 
 
@@ -28,5 +28,7 @@ from uvicorn.config import Config  # noqa: E402 - only now
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol  # noqa: E402
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol  # noqa: E402
 from uvicorn.server import Server  # noqa: E402
+
+sys.modules["uvicorn"].__dict__["Server"] = Server  # as whoever imports it expects
 
 __all__ = ["Config", "HttpToolsProtocol", "Server", "WebSocketsSansIOProtocol"]
