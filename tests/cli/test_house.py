@@ -209,7 +209,11 @@ def test_a_log_is_followed_through_its_rotation(home: HouseProcess) -> None:
     log.parent.mkdir(parents=True)
     log.write_text("one\n")
     following = subprocess.Popen(
-        command("logs", "--follow"), env=environment(home.home), stdout=subprocess.PIPE, text=True
+        command("logs", "--follow"),
+        env=environment(home.home),
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background has it ignored
     )
     try:
         assert following.stdout is not None
