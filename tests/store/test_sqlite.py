@@ -543,6 +543,7 @@ WHOLE = {
     "runs._clear_steps",
     "runs._clear_approvals",
     "runs._clear",
+    "sessions._latest_foreground",  # where an agent asks for whom nobody sits, which is seldom
     "sessions._listing",
     "sessions._recent",  # the list of sessions, sorted: it is asked for by people, beside the loop
 }

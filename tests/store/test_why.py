@@ -381,8 +381,8 @@ async def test_an_id_that_fits_several_things_lists_each_with_its_kind(either_ho
         await house.sql("UPDATE envelopes SET id = :new WHERE id = :old", new=alike["other"], old=other)
         await house.sql(
             "INSERT INTO approvals (id, session, run, turn, calls, because, state, released, decided_by, asked_ms,"
-            " expires_ms, needs, scope, asked_of, words) VALUES (:id, :run, :run, 0, '[]', 'a test', 'open', false, '',"
-            " 0, 0, '[]', '', '[]', '')",
+            " expires_ms, needs, scope, asked_of, words, agent) VALUES (:id, :run, :run, 0, '[]', 'a test', 'open',"
+            " false, '', 0, 0, '[]', '', '[]', '', '')",
             id=alike["approval"],
             run=run,
         )
