@@ -248,7 +248,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             keeper.on_change(take_up)
             keeper.on_change(lambda now: plugins.take_up(now.plugins))
             keeper.on_change(lambda _: hands.servers.fit_soon())
-            keeper.on_change(lambda _: fit_in())
+            keeper.on_change(lambda _: bring_tools())
             keeper.on_change(lambda _: on_the_side(learn_secrets()))
         own_runners = dict(runners)
         taken: dict[Kind, AbstractSet[str]] = {
@@ -258,11 +258,14 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             Kind.RUNNER: set(own_runners),
         }
 
+        def bring_tools() -> None:
+            """Those of the house, of plug-ins and of MCP servers, as they are now."""
+            brought = tools_of(registry.operations().values(), lambda: desk)
+            toolbox.bring([*tools, *registry.tools(), *brought, *hands.servers.tools()])
+
         def fit_in() -> None:
             """A plug-in has come or gone, and with it what it brought."""
-            brought = registry.operations()
-            guests = (*registry.tools(), *tools_of(brought.values(), lambda: desk), *hands.servers.tools())
-            toolbox.bring([*tools, *guests])
+            bring_tools()
             minds.bring([*models, *registry.models()])
             for name in set(runners) - set(own_runners):
                 del runners[name]
@@ -270,7 +273,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             policy.update({**_needed(plugins), **current().permission_policy})
 
         registry.on_change(fit_in)
-        hands.servers.on_change(fit_in)
+        hands.servers.on_change(bring_tools)
         asides = set[asyncio.Task[None]]()
 
         def on_the_side(work: Coroutine[Any, Any, None]) -> None:

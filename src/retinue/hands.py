@@ -20,7 +20,6 @@ from retinue.config.hands import ExecSettings
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings, WorkspaceAccess
 from retinue.config.skills import SkillSettings
 from retinue.config.web import WebSettings
-from retinue.domain import address
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.errors import Invalid
@@ -28,6 +27,7 @@ from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Permission, Withheld
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.session import OriginKind, Session
+from retinue.mailroom.routing import OWNER
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.skills import bundles_by_tool
 from retinue.plugins.base import Scene as PluginScene
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OWNER = address.person("owner")
 NO_SKILLS = SkillSettings()
 
 
@@ -256,11 +255,10 @@ async def equip(
         and now.sandbox.workspace is WorkspaceAccess.WRITE
     ):
         return NO_EQUIPMENT
-    workspace = Path(assignment.request.workspace) if assignment.request.workspace else home
     kit = await skills.kit(
         agent.name,
         agent_home=home,
-        workspace=workspace,
+        workspace=assignment.workspace,
         subset=_subset(assignment.session),
         tools=_bundles(),
     )

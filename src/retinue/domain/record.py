@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -11,7 +12,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.times import from_ms
 from retinue.domain.tool import Call, ToolResult
-from retinue.domain.trust import Trust
+from retinue.domain.trust import Trust, least
 
 
 class RecordKind(StrEnum):
@@ -174,6 +175,13 @@ def believed(record: Record) -> Trust:
     if type(record.body) is UserTurn and record.body.attachments and record.trust is not Trust.OWNER:
         return Trust.UNTRUSTED
     return record.trust
+
+
+def least_believed(context: Sequence[Record]) -> Trust:
+    """Of the least trusted words in a context. It is asked for every turn, and a context may have thousands."""
+    if any(believed(record) is Trust.UNTRUSTED for record in context if record.kind is RecordKind.USER):
+        return Trust.UNTRUSTED
+    return least({record.trust for record in context})
 
 
 def kind_of(body: Body) -> RecordKind:

@@ -61,6 +61,11 @@ class Origin:
     key: str
     parent: SessionId | None = None
 
+    @property
+    def channel(self) -> str:
+        """CONNECTOR:ROOM, where it belongs to a chat; empty elsewhere."""
+        return self.key.removeprefix("channel:") if self.kind is OriginKind.CHAT else ""
+
     def belongs_to(self, address: str) -> bool:
         """Whether this is a person's own: opened by them, from a terminal or a page."""
         own = self.key == address or self.key.startswith(f"{address}/")

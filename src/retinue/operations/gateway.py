@@ -8,16 +8,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from retinue.domain import address
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import RetinueError
 from retinue.domain.principal import Principal
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
+from retinue.mailroom.routing import OWNER
 from retinue.operations.base import Desk, Operation, perform
 from retinue.tools.base import Scene, ToolFailed, schema_of
-
-OWNER = address.person("owner")
 
 _encode = msgspec.json.Encoder().encode
 

@@ -79,7 +79,7 @@ async def occasion_for(
             model=name or provider,
             origin=kind,
             sender=works_for,
-            channel=channel_of(inside) if inside is not None else "",
+            channel=inside.origin.channel if inside is not None else "",
             door=door,
         ),
         context=context,
@@ -104,10 +104,6 @@ def whose_session(session: Session) -> Address | None:
         return address.parse(session.origin.key.partition("/")[0])
     except Invalid:
         return None
-
-
-def channel_of(session: Session) -> str:
-    return session.origin.key.removeprefix("channel:") if session.origin.kind is OriginKind.CHAT else ""
 
 
 def _model_of(desk: Desk, agent: Agent, session: Session | None) -> str:

@@ -29,7 +29,7 @@ from retinue.domain.session import OriginKind, Session
 from retinue.domain.times import show, to_ms
 from retinue.domain.tool import Call, ToolSpec
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.operations.occasions import channel_of, named_agent, occasion_for, whose_session
+from retinue.operations.occasions import named_agent, occasion_for, whose_session
 from retinue.policy.origin_rules import house_policy
 from retinue.policy.tools import Circumstances, Door
 from retinue.runners.context import arranged
@@ -300,7 +300,7 @@ def _recorded(desk: Desk, history: _History, record: Record, reply: Reply, conte
             model=bare_model(reply),
             origin=session.origin.kind,
             sender=sender or whose_session(session),
-            channel=channel_of(session),
+            channel=session.origin.channel,
         ),
         context=context,
     )

@@ -29,6 +29,11 @@ class Assignment:
     stored: tuple[Call, ...] = ()
     request: RunRequest = NO_REQUEST
 
+    @property
+    def workspace(self) -> Path:
+        """Where it works: the home, unless it was asked to work elsewhere."""
+        return Path(self.request.workspace) if self.request.workspace else self.home
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:

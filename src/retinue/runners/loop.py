@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent
@@ -17,8 +16,7 @@ from retinue.domain.model import ModelRef
 from retinue.domain.money import BudgetSpent
 from retinue.domain.permission import default_rights
 from retinue.domain.ports import Ask, Journal, Tell
-from retinue.domain.record import Note, Record, Reply, Stop, UserTurn, bare_model, believed
-from retinue.domain.session import OriginKind
+from retinue.domain.record import Note, Record, Reply, Stop, UserTurn, bare_model, least_believed
 from retinue.domain.tool import Call, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
 from retinue.models.calls import unreadable
@@ -256,7 +254,7 @@ def _circumstances(assignment: Assignment, journal: Journal, equipment: Equipmen
     return Circumstances(
         origin=origin.kind,
         sender=journal.run.sender,
-        channel=origin.key.removeprefix("channel:") if origin.kind is OriginKind.CHAT else "",
+        channel=origin.channel,
         hidden=equipment.hidden,
         read_only=equipment.read_only,
     )
@@ -268,8 +266,7 @@ def _occasion(case: Case) -> Occasion:
     replies = (record.body for record in reversed(journal.own))
     asked_by = next((body for body in replies if isinstance(body, Reply)), None)
     where = _circumstances(assignment, journal, equipment)
-    workspace = Path(assignment.request.workspace) if assignment.request.workspace else assignment.home
-    rights = default_rights(assignment.home, workspace)
+    rights = default_rights(assignment.home, assignment.workspace)
     return Occasion(
         agent=assignment.agent,
         session=assignment.session.id,
@@ -286,8 +283,7 @@ def _trust_of_answer(journal: Journal) -> Trust:
     """What another agent is told is no better than what the teller knew. People judge for themselves."""
     if journal.run.sender.kind is not AddressKind.AGENT:
         return Trust.AGENT
-    untrusted = any(believed(record) is Trust.UNTRUSTED for record in journal.records)
-    return Trust.UNTRUSTED if untrusted else Trust.AGENT
+    return Trust.UNTRUSTED if least_believed(journal.records) is Trust.UNTRUSTED else Trust.AGENT
 
 
 def _context_length(reply: Reply) -> int | None:

@@ -23,10 +23,10 @@ from retinue.domain.decision import Decision, Verdict
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Permission, Rights, with_granted
 from retinue.domain.ports import Ask, Clock, Ids
-from retinue.domain.record import Record, RecordKind, believed
+from retinue.domain.record import Record, least_believed
 from retinue.domain.text import storable
 from retinue.domain.tool import RESULT_CHARS_MAX, Call, Effect, ToolResult, ToolSpec, clipped
-from retinue.domain.trust import Trust, least
+from retinue.domain.trust import Trust
 from retinue.policy.grants import missing
 from retinue.policy.judging import Judgement, judge
 from retinue.policy.origin_entries import label
@@ -59,7 +59,7 @@ class Occasion:
     trust: Trust = field(init=False)  # of the least trusted words in the context
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "trust", _trust_of(self.context))
+        object.__setattr__(self, "trust", least_believed(self.context))
 
     def scene(self, call: Call, *, granted: Sequence[Permission] = ()) -> Scene:
         return Scene(
@@ -197,17 +197,23 @@ class Toolbox:
     async def judge(self, call: Call, occasion: Occasion) -> Judgement:
         """The whole verdict on one call. Policy is asked each time: a yes from last week does not outlive a rule from
         today."""
-        tool = self._tools[call.tool]
-        held = await self._held(occasion)
-        if (walls := self._walled.get(call.tool)) is not None:
-            await walls.ready()
-        return self._judge(tool, call, occasion, held, await self._read(occasion))[0]
+        return await self._judge_by(call, occasion, await self._held(occasion))
 
     async def decide_directly(self, call: Call, occasion: Occasion) -> Direct:
         """For a call outside of any run: nobody was asked, and nobody will be."""
-        judgement = await self.judge(call, occasion)
         held = await self._held(occasion)
+        judgement = await self._judge_by(call, occasion, held)
         return Direct(judgement.decision, occasion.scene(call, granted=held))
+
+    async def _judge_by(self, call: Call, occasion: Occasion, held: Sequence[Permission]) -> Judgement:
+        tool = self._tools[call.tool]
+        arguments, _ = _parsed(tool, call)
+        await self._ready(call)
+        return self._judge(tool, call, arguments, occasion, held, await self._read(occasion))[0]
+
+    async def _ready(self, call: Call) -> None:
+        if (walls := self._walled.get(call.tool)) is not None:
+            await walls.ready()
 
     async def _held(self, occasion: Occasion) -> tuple[Permission, ...]:
         if self._grants is None:
@@ -215,11 +221,19 @@ class Toolbox:
         return await self._grants.held(occasion.agent.name, occasion.session, occasion.where.origin)
 
     def _judge(
-        self, tool: Tool, call: Call, occasion: Occasion, held: Sequence[Permission], reading: Reading | None
+        self,
+        tool: Tool,
+        call: Call,
+        arguments: Any | None,
+        occasion: Occasion,
+        held: Sequence[Permission],
+        reading: Reading | None,
     ) -> tuple[Judgement, tuple[Permission, ...]]:
-        """The verdict, and what the call needs that was not granted: a person's yes to it gives it that much."""
+        """The verdict, and what the call needs that was not granted: a person's yes to it gives it that much.
+
+        Arguments that cannot be read, None here, reach for nothing: the call will be refused.
+        """
         chain = self.chain(occasion.agent, occasion.where)
-        arguments = _readable(tool, call)
         if arguments is None or chain.decide(tool.spec).denied:
             return judge(chain, tool.spec, held=held), ()
         scene = occasion.scene(call, granted=held)
@@ -248,7 +262,7 @@ class Toolbox:
 
     def _as_read(self, call: Call) -> Call:
         tool = self._tools.get(call.tool)
-        arguments = _readable(tool, call) if tool is not None else None
+        arguments = _parsed(tool, call)[0] if tool is not None else None
         return _as_read(call, arguments) if arguments is not None else call
 
     async def decide(self, calls: Sequence[Call], ask: Ask, occasion: Occasion) -> Plan:
@@ -268,12 +282,12 @@ class Toolbox:
                 known = ", ".join(spec.name for spec in self.offered(occasion.agent, occasion.where)) or "none"
                 closed.append(refusal(call, f"There is no tool '{call.tool}'. Tools here: {known}."))
                 continue
-            if isinstance(tool, Walled):
-                await tool.ready()
-            judgement, lacks = self._judge(tool, call, occasion, held, reading)
+            arguments, unfit = _parsed(tool, call)
+            await self._ready(call)
+            judgement, lacks = self._judge(tool, call, arguments, occasion, held, reading)
             decision = judgement.decision
-            if not decision.denied and (why := _unfit(tool, call)):
-                closed.append(refusal(call, why))  # before anyone is asked about what cannot be done
+            if unfit and not decision.denied:
+                closed.append(refusal(call, unfit))  # before anyone is asked about what cannot be done
                 continue
             # Whoever was asked has the last word, also where the rules would no longer ask: a no stays a no, and a yes
             # that is still to come has a run of its own.
@@ -328,13 +342,15 @@ class Toolbox:
                 return refusal(
                     call, f"Not done: {scene.agent.name} may make {most} calls in a minute. Try again in {wait_s} s."
                 )
+        arguments, unfit = _parsed(tool, call)
+        if unfit:
+            return refusal(call, unfit)
         bound = asyncio.timeout(tool.spec.timeout_s)
         try:
-            arguments = _parsed(tool, call)
             async with bound:
                 output = await tool.perform(arguments, scene)
         except msgspec.ValidationError as error:
-            return refusal(call, f"These arguments do not fit '{call.tool}': {error}.")
+            return refusal(call, _does_not_fit(call, error))
         except ToolFailed as error:  # told in the house's own words where the tool is the house's
             return refusal(call, self._mask(str(error)), trust=_trust_of_failure(tool.spec, own=_is_ours(tool.spec)))
         except Exception as error:  # noqa: BLE001 - a broken tool is something the model reads about
@@ -366,25 +382,16 @@ class Toolbox:
         return label(self._origin(), spec, text)
 
 
-def _parsed(tool: Tool, call: Call) -> Any:
-    return msgspec.convert(call.arguments, tool.arguments)
-
-
-def _unfit(tool: Tool, call: Call) -> str:
-    """What is wrong with the arguments; empty where nothing is."""
+def _parsed(tool: Tool, call: Call) -> tuple[Any | None, str]:
+    """The arguments, or what is wrong with them."""
     try:
-        _parsed(tool, call)
+        return msgspec.convert(call.arguments, tool.arguments), ""
     except msgspec.ValidationError as error:
-        return f"These arguments do not fit '{call.tool}': {error}."
-    return ""
+        return None, _does_not_fit(call, error)
 
 
-def _readable(tool: Tool, call: Call) -> Any | None:
-    """The arguments, where they can be read. Others reach for nothing: the call will be refused."""
-    try:
-        return _parsed(tool, call)
-    except msgspec.ValidationError:
-        return None
+def _does_not_fit(call: Call, error: msgspec.ValidationError) -> str:
+    return f"These arguments do not fit '{call.tool}': {error}."
 
 
 def _as_read(call: Call, arguments: Any) -> Call:
@@ -400,13 +407,6 @@ def _as_read(call: Call, arguments: Any) -> Call:
             if given[known.encode_name] == msgspec.to_builtins(default):
                 del given[known.encode_name]
     return replace(call, arguments=given)
-
-
-def _trust_of(context: Sequence[Record]) -> Trust:
-    """Of the least trusted words in a context. It is asked for every turn, and a context may have thousands."""
-    if any(believed(record) is Trust.UNTRUSTED for record in context if record.kind is RecordKind.USER):
-        return Trust.UNTRUSTED
-    return least({record.trust for record in context})
 
 
 def _is_ours(spec: ToolSpec) -> bool:
