@@ -277,7 +277,7 @@ async def test_a_wish_of_a_subagent_is_denied_by_default(household: Household, d
     grant = do("grant_permission", agent="cleo", permission="web", reason="x")
     await desk.ask(OWNER, "grant.add", agent="ada", permission="web", because="test")
     await desk.house.outcome((await desk.house.post(grant, sender="agent:bo", origin=HELPER)).envelope)
-    assert "Not allowed" in read_by(household.model.prompts[-1])
+    assert any("Not allowed" in read_by(prompt) for prompt in household.model.prompts)  # bo reads ada's answer, too
     assert [each["agent"] for each in await grants_now(desk)] == ["ada"]
 
 

@@ -8,7 +8,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from retinue.store import quick
 from retinue.store.opening import open_inline
+from retinue.store.quick import QuickConnection
 from retinue.store.tables import outcomes, tally
 
 _insert = tally.insert()
@@ -17,7 +19,8 @@ _raise = tally.update().where(tally.c.day == sa.bindparam("the_day")).values(acc
 
 
 @pytest.fixture
-def conn() -> Iterator[sa.Connection]:
+def conn(monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.Connection]:
+    monkeypatch.setattr(QuickConnection, "_prepared", {})  # whatever other tests have asked before
     store = open_inline()
     yield store.connection
     store.connection.close()
@@ -57,6 +60,18 @@ def test_a_forgotten_parameter_is_an_error_and_never_null(conn: sa.Connection) -
         conn.execute(_insert, {"day": 2, "source": "test", "accepted": 1})
     with pytest.raises(exc.StatementError, match="the_day"):
         conn.execute(_raise, {})
+
+
+def test_statements_of_the_moment_do_not_keep_those_of_the_house_out(
+    conn: sa.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = conn._prepared  # pyright: ignore
+    monkeypatch.setattr(quick, "PREPARED_MAX", len(prepared) + 3)
+    for day in range(10):
+        conn.execute(sa.select(tally).where(tally.c.day == day))
+        assert len(prepared) <= quick.PREPARED_MAX
+    conn.execute(_insert, _row(1))
+    assert id(_insert) in prepared
 
 
 def test_one_and_none_and_many_are_told_apart(conn: sa.Connection) -> None:

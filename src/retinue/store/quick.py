@@ -153,7 +153,8 @@ class QuickConnection(sa.Connection):
     """
 
     # By identity, each with its statement, which keeps the identity from being used again. Shared: a text is the same
-    # on every connection. Bounded: statements built once all fit, and those built on the fly are not worth keeping.
+    # on every connection. Bounded: statements built once all fit. Those built on the fly fill it with what is never
+    # asked for again; then all are forgotten, and those of the house are compiled once more.
     _prepared: ClassVar[dict[int, tuple[Any, Prepared]]] = {}
     _raw: sqlite3.Connection | None = None
 
@@ -176,6 +177,7 @@ class QuickConnection(sa.Connection):
     def _prepare(self, statement: Any, parameters: Parameters) -> Prepared:
         keys = tuple(parameters) if isinstance(statement, sa.Insert) else ()
         prepared = Prepared(statement, self.dialect, keys)
-        if len(self._prepared) < PREPARED_MAX:
-            self._prepared[id(statement)] = (statement, prepared)
+        if len(self._prepared) >= PREPARED_MAX:
+            self._prepared.clear()
+        self._prepared[id(statement)] = (statement, prepared)
         return prepared
