@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -205,6 +206,8 @@ async def test_damage_is_found_by_the_check_that_is_for_it(household: Household)
             "records",
             "ledger",
             "integrity",
+            "plugins",  # a house that was furnished by hand has none
+            "mcp",
         }
 
 
@@ -304,6 +307,39 @@ def test_the_doctor_comes_where_there_was_never_a_house(tmp_path: Path) -> None:
     told = house.retinue("doctor")
     assert "ok       settings" in told.stdout
     assert not house.home.exists()
+
+
+def test_a_real_house_says_which_skill_plugin_and_server_it_does_without_and_what_to_do(tmp_path: Path) -> None:
+    house = HouseProcess(tmp_path / "home")
+    for folder, text in (
+        (house.home / "skills" / "odd", "no front matter\n"),
+        (house.home / "agents" / "main" / "skills" / "unread", "---\nname: unread\ndescription: x\n---\nDo it.\n"),
+    ):
+        folder.mkdir(parents=True)
+        (folder / "SKILL.md").write_text(text)
+    house.home.chmod(0o700)
+    settings = house.home / "retinue.toml"
+    settings.write_text('[plugins.gone]\n[mcp.dead]\ncommand = ["/nowhere/at/all"]\n')
+    house.open()
+    try:
+        while house.call("mcp.list")["servers"][0]["state"] == "starting":
+            time.sleep(0.05)
+        told = house.retinue("doctor", "--quick")
+        assert "the skill 'odd' is not used" in told.stdout
+        assert f"try: mend {house.home}/skills/odd, or take it away" in told.stdout
+        assert "the skill 'unread' is not used" in told.stdout
+        assert "try: retinue skill approve unread --agent main" in told.stdout
+        assert "the plug-in 'gone' is failed" in told.stdout
+        assert "because: no plug-in 'gone' is installed" in told.stdout
+        assert "the MCP server 'dead' is failed" in told.stdout
+        made = {check["name"]: check for check in house.call("house.doctor", quick=True)["checks"]}
+        for name, health in (("skills", "warning"), ("plugins", "problem"), ("mcp", "problem")):
+            assert made[name]["health"] == health and all(found["try"] for found in made[name]["found"])
+    finally:
+        house.close()
+    told = house.retinue("doctor", "--quick")
+    assert "the skill 'odd' is not used" in told.stdout, "a closed house is looked at as far as it can be"
+    assert "skipped  plugins" in told.stdout and "skipped  mcp" in told.stdout
 
 
 def test_the_time_of_a_backup_is_that_of_its_manifest(tmp_path: Path) -> None:

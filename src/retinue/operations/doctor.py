@@ -15,6 +15,9 @@ from retinue.domain.principal import Principal
 from retinue.operations.base import Desk, Operation
 from retinue.operations.checks import EVERY_HOUSE
 from retinue.operations.health import Checked, Health, Scene, examine, register, worst
+from retinue.operations.mcp import MCP_SERVERS
+from retinue.operations.plugins import PLUGINS_LOADED
+from retinue.operations.skills import SKILLS_READ
 
 if TYPE_CHECKING:  # brought in when it is asked for: it knows sandboxes, settings files and more
     from retinue.operations.security import Exposed
@@ -22,6 +25,9 @@ if TYPE_CHECKING:  # brought in when it is asked for: it knows sandboxes, settin
 
 for _check in EVERY_HOUSE:
     register(_check)
+register(SKILLS_READ)
+register(PLUGINS_LOADED)
+register(MCP_SERVERS)
 
 
 class Doctor(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,6 +94,8 @@ async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> HouseExamined:
         store=desk.store,
         catalog=desk.catalog() if desk.catalog is not None else None,
         runners=desk.runners,
+        plugins=desk.plugins,
+        mcp=desk.mcp,
         quick=asked.quick,
     )
     return report(await examine(scene))

@@ -19,6 +19,7 @@ from retinue.store.connection import Store
 
 if TYPE_CHECKING:
     from retinue.operations.plugins import Guests
+    from retinue.tools.mcp.servers import Servers
 
 F = TypeVar("F")
 
@@ -49,7 +50,7 @@ def problem(sentence: str, *, because: str, try_this: str) -> Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What there is to look at. A house that is closed has no runners; one that is damaged may have no store."""
+    """What there is to look at. A closed house has no runners, plug-ins or servers; a damaged one may have no store."""
 
     home: Path
     environment: Mapping[str, str]
@@ -59,6 +60,7 @@ class Scene:
     catalog: Catalog | None = None
     runners: frozenset[str] | None = None
     plugins: Guests | None = None
+    mcp: Servers | None = None
     quick: bool = False  # leave out what reads the whole store
     gathered: dict[Any, Any] = field(default_factory=dict[Any, Any])
 

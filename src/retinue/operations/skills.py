@@ -396,18 +396,35 @@ _Unused = tuple[str, str, str]  # a name, why it is not used, what to do
 
 
 async def _waiting(scene: Scene) -> Sequence[_Unused] | None:
+    """Of the house, of its plug-ins, and in the home of each agent; not of workspaces, of which nobody has a list."""
     if scene.store is None:
         return None
     settings = (await asyncio.to_thread(examine, scene.environment)).configuration.settings
-    here = Shelf(scene.home, scene.store, settings=lambda: settings, environment=scene.environment)
-    found, stood = await here.look()
-    unread = [
-        (each.skill.name, each.because, f"retinue skill approve {each.skill.name}: it shows you what it says first")
+    plugins = scene.plugins.skill_folders if scene.plugins is not None else tuple
+    here = Shelf(scene.home, scene.store, settings=lambda: settings, environment=scene.environment, plugins=plugins)
+    unused: dict[Path, _Unused] = {}  # by folder: those of the house are there for every agent
+    for agent in ("", *(each.name for each in await scene.store.scan(agents.everyone))):
+        home = home_of(scene.home, agent) if agent else None
+        if home is None or (home / FOLDER).exists():
+            unused = _unused(*await here.look(agent=agent, agent_home=home), agent=agent) | unused
+    return list(unused.values())
+
+
+def _unused(found: FoundSkills, stood: Sequence[Standing], *, agent: str) -> dict[Path, _Unused]:
+    of = f" --agent {agent}" if agent else ""
+    unread = {
+        each.skill.folder: (
+            each.skill.name,
+            each.because,
+            f"retinue skill approve {each.skill.name}{of}: it shows you what it says first",
+        )
         for each in stood
         if each.state in (State.NEW, State.CHANGED)
-    ]
-    broken = [(each.folder.name, each.because, f"mend {each.folder}, or take it away") for each in found.broken]
-    return [*unread, *broken]
+    }
+    broken = {
+        each.folder: (each.folder.name, each.because, f"mend {each.folder}, or take it away") for each in found.broken
+    }
+    return {**unread, **broken}
 
 
 def _judge(waiting: Sequence[_Unused]) -> list[Found]:
