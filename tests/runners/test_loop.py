@@ -206,6 +206,7 @@ class MemoryJournal:
         *,
         repeatable: bool,
         stored: bool = False,
+        because: str = "",
     ) -> ToolResult:
         was_open = self.open.get((turn, index)) == call.id
         if was_open and not repeatable:

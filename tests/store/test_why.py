@@ -87,7 +87,7 @@ async def test_an_answered_question_tells_its_whole_way(either_household: Househ
             f"Run {run} of ada took it, which had waited 0 ms.",
             f"Run {run} of ada started, over envelope {short(id_)} from person:maria.",
             "Turn 1: scripted replied in 0 ms, asking for append_line.",
-            "Turn 1: append_line returned in 0 ms.",
+            "Turn 1: append_line (no rule is against it) returned in 0 ms.",
             "Turn 2: scripted replied in 0 ms.",
             f"Run {run} completed after 2 turns and 0 ms, for $0.001700.",
             "It ended answered.",
@@ -200,7 +200,7 @@ async def test_an_approval_tells_who_was_asked_and_who_decided(either_household:
             lines = await told(house, name)
             decided = lines.index(f"Approval {short(approval)} was allowed by maria.")
             assert any(line.startswith(question) for line in lines[:decided])
-            assert "Turn 1: append_line returned in 0 ms." in lines[decided:]
+            assert f"Turn 1: append_line (approval {short(approval)} allows it) returned in 0 ms." in lines[decided:]
             assert any("was taken up again after a decision." in line for line in lines)
         assert (
             f"approval {short(approval)} in session {short(session)}, allowed by maria."
@@ -221,7 +221,8 @@ async def test_a_late_decision_tells_that_the_run_had_gone_on(household: Househo
         lines = await told(house, id_)
         assert f"Approval {short(approval)} was allowed by maria, after its run had gone on without it." in lines
         assert any(line.startswith("The call append_line was not made: Waiting for approval") for line in lines)
-        assert "Late: append_line returned in 0 ms." in await told(house, approval)
+        done = f"Late: append_line (approval {short(approval)} allows it) returned in 0 ms."
+        assert done in await told(house, approval)
 
 
 async def test_a_run_that_was_cut_off_tells_of_the_stop_and_of_the_call_nobody_saw_the_end_of(
@@ -343,7 +344,7 @@ async def test_a_damaged_record_hides_no_other_fact(household: Household) -> Non
         await house.quiet()
         await house.sql("UPDATE records SET body = '{' WHERE kind = 'tool'")
         lines = await told(house, id_)
-        assert "Turn 1: append_line ended, unreadably, in 0 ms." in lines
+        assert "Turn 1: append_line (no rule is against it) ended, unreadably, in 0 ms." in lines
         assert "Turn 2: scripted replied in 0 ms." in lines
 
 

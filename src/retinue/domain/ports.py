@@ -130,8 +130,10 @@ class Journal(Protocol):
         *,
         repeatable: bool,
         stored: bool = False,
+        because: str = "",
     ) -> ToolResult:
-        """Write the intent, act, keep the result. `stored`: its turn has gone by, so the result is kept as a note.
+        """Write the intent, and because of what it is allowed; act, keep the result. `stored`: its turn has gone by, so
+        the result is kept as a note.
 
         A call cut off by a crash is not acted on again unless repeatable.
         """

@@ -87,3 +87,4 @@ class Step:
     attempt: int = 1
     state: StepState = StepState.OPEN
     call: Call | None = None
+    because: str = ""  # why the call is allowed: for the audit, which keeps it

@@ -184,6 +184,7 @@ class RunJournal:
         *,
         repeatable: bool,
         stored: bool = False,
+        because: str = "",
     ) -> ToolResult:
         step = self._open.pop((turn, index), None)
         if step is not None and not repeatable:
@@ -195,7 +196,15 @@ class RunJournal:
             step = replace(step, attempt=step.attempt + 1)
             await self._commit(again=step)
         else:
-            step = Step(run=self.run.id, turn=turn, index=index, kind=StepKind.TOOL, hash=call_hash(call), call=call)
+            step = Step(
+                run=self.run.id,
+                turn=turn,
+                index=index,
+                kind=StepKind.TOOL,
+                hash=call_hash(call),
+                call=call,
+                because=because,
+            )
             await self._commit(opening=step)
         self._faults.reach("tool.before")
         result = await act()

@@ -68,8 +68,8 @@ def write_closings(append: Append, unwritten: Sequence[Unwritten], *, opening: S
     """What came back so far; and, for the audit, that `opening` is about to be performed."""
     entries = [entry for each in unwritten if (entry := _audited(append, each)) is not None]
     if opening is not None and opening.call is not None:
-        agent = append.session.agent
-        entries.append(call_allowed(opening.call.tool, opening.hash, agent=agent, run=opening.run))
+        tool, agent = opening.call.tool, append.session.agent
+        entries.append(call_allowed(tool, opening.hash, agent=agent, run=opening.run, because=opening.because))
     if entries:
         audit.append(append.page, append.session.id, entries)
     for each in unwritten:

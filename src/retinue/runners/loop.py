@@ -6,7 +6,7 @@ its records end; there is no other state to restore.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -185,7 +185,7 @@ class Loop:
             await journal.keep(plan.closed)
         for index, call in calls.items():
             if call in plan.allowed:
-                await self._perform_one(journal, turn, index, call, partial(self._act, call, plan, ask, occasion))
+                await self._perform_one(case, ask, turn, index, call, plan, occasion)
         if plan.asked:
             raise Parked(plan.asked, turn=turn, because=plan.because, gives=plan.gives, would_grant=plan.would_grant)
 
@@ -198,8 +198,7 @@ class Loop:
         refused = {result.call: result for result in plan.closed}
         for index, call in calls.items():
             if call in plan.allowed:
-                act = partial(self._act, call, plan, ask, occasion)
-                await self._perform_one(journal, -1, index, call, act, stored=True)
+                await self._perform_one(case, ask, -1, index, call, plan, occasion, stored=True)
             else:
                 await journal.keep_note(refused.get(call.id) or refusal(call, "Not done: nobody has allowed it."))
 
@@ -214,29 +213,31 @@ class Loop:
         occasion = _occasion(case)
         plan = await self._toolbox.decide(list(begun.values()), ask, occasion)
         for index, call in begun.items():
-            act = partial(self._act, call, plan, ask, occasion)
-            await self._perform_one(journal, turn, index, call, act, again=call.id in plan.scenes, stored=stored)
+            await self._perform_one(case, ask, turn, index, call, plan, occasion, stored=stored)
         return {index: call for index, call in calls.items() if index not in begun}
 
     async def _perform_one(
         self,
-        journal: Journal,
+        case: Case,
+        ask: Ask,
         turn: int,
         index: int,
         call: Call,
-        act: Callable[[], Awaitable[ToolResult]],
+        plan: Plan,
+        occasion: Occasion,
         *,
-        again: bool = True,
         stored: bool = False,
     ) -> None:
+        """One that is not in the plan can only have been cut off: it is not made again."""
         spec = self._toolbox.spec(call.tool)
-        await journal.perform(
+        await case.journal.perform(
             turn,
             index,
             call,
-            act,
-            repeatable=again and spec is not None and spec.repeatable,
+            partial(self._act, call, plan, ask, occasion),
+            repeatable=call.id in plan.scenes and spec is not None and spec.repeatable,
             stored=stored,
+            because=plan.reasons.get(call.id, ""),
         )
 
     async def _act(self, call: Call, plan: Plan, ask: Ask, occasion: Occasion) -> ToolResult:

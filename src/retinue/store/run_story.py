@@ -8,6 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.approval import ApprovalState
+from retinue.domain.audit import AuditKind
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import derived, short
 from retinue.domain.model import ModelRef
@@ -37,6 +38,11 @@ _told = (
     )
     .order_by(t.news.c.seq)
     .limit(NEWS_READ_MAX)
+)
+_allowed = sa.select(t.audit.c.content, t.audit.c.because).where(
+    t.audit.c.chain == _b("session"),
+    t.audit.c.run == _b("run"),
+    t.audit.c.kind == t.word(f"'{AuditKind.CALL_ALLOWED}'"),
 )
 _asked = sa.select(t.approvals).where(t.approvals.c.run == _b("run")).order_by(t.approvals.c.asked_ms, t.approvals.c.id)
 # What nobody has a price for is unknown, too, and has no amount at all.
@@ -129,6 +135,7 @@ def _turns(conn: sa.Connection, run: Run, own: list[Record]) -> list[Fact]:
     steps = {(step.turn, step.idx, step.hash): step for step in conn.execute(_steps, {"run": run.id})}
     asked = {row.id: row for row in conn.execute(_asked, {"run": run.id})}
     failed = conn.execute(_failed, {"run": run.id}).all()
+    reasons = {row.content: row.because for row in conn.execute(_allowed, {"session": run.session, "run": run.id})}
     if not steps and run.ended_at is not None and any(isinstance(record.body, Reply) for record in own):
         # Every reply had a step. Without them nothing can be said about when, or about what was not made.
         facts = [fact(to_ms(run.ended_at), "Its steps were purged since; what was said is in its session's history.")]
@@ -141,30 +148,30 @@ def _turns(conn: sa.Connection, run: Run, own: list[Record]) -> list[Fact]:
         if step is not None:
             facts += [_failure(row) for row in failed if (row.turn, row.idx) == (step.turn, step.idx)]
             failed = [row for row in failed if (row.turn, row.idx) != (step.turn, step.idx)]
-            facts.append(_closed(step, record))
+            facts.append(_closed(step, record, reasons.get(step.hash, "")))
         elif isinstance(record.body, ToolResult):
             facts.append(_unmade(record, record.body))
         if step is not None and step.kind == StepKind.MODEL:
             for row in [row for row in asked.values() if row.turn == step.turn]:
                 facts += approval_facts(conn, asked.pop(row.id))
-    facts += [*map(_failure, failed), *(_unrecorded(step) for step in steps.values())]
+    facts += [*map(_failure, failed), *(_unrecorded(step, reasons.get(step.hash, "")) for step in steps.values())]
     return [*facts, *(each for row in asked.values() for each in approval_facts(conn, row))]
 
 
-def _closed(step: sa.Row[Any], record: Record) -> Fact:
+def _closed(step: sa.Row[Any], record: Record, because: str) -> Fact:
     took = span(step.closed_ms - step.opened_ms)
     if step.state == StepState.INTERRUPTED:
-        return fact(step.closed_ms, f"{_named(step)} was cut off; nobody saw its end.")
-    return fact(step.closed_ms, f"{_named(step)} {_came_of(record)} in {took}{_asking(record)}.")
+        return fact(step.closed_ms, f"{_named(step, because)} was cut off; nobody saw its end.")
+    return fact(step.closed_ms, f"{_named(step, because)} {_came_of(record)} in {took}{_asking(record)}.")
 
 
-def _unrecorded(step: sa.Row[Any]) -> Fact:
+def _unrecorded(step: sa.Row[Any], because: str) -> Fact:
     if step.state == StepState.OPEN:
         is_model = step.kind == StepKind.MODEL
         verb = "was asked and has not replied yet" if is_model else "was called and is at work"
-        return fact(step.opened_ms, f"{_named(step)} {verb}.")
+        return fact(step.opened_ms, f"{_named(step, because)} {verb}.")
     verb = "was broken off after" if step.state == StepState.INTERRUPTED else "ended, unreadably, in"
-    return fact(step.closed_ms, f"{_named(step)} {verb} {span(step.closed_ms - step.opened_ms)}.")
+    return fact(step.closed_ms, f"{_named(step, because)} {verb} {span(step.closed_ms - step.opened_ms)}.")
 
 
 def _failure(call: sa.Row[Any]) -> Fact:
@@ -176,10 +183,12 @@ def _failure(call: sa.Row[Any]) -> Fact:
     return fact(ended_ms, f"{turn}: {ModelRef(call.provider, call.model)} failed ({words}){next_}.")
 
 
-def _named(step: sa.Row[Any]) -> str:
+def _named(step: sa.Row[Any], because: str) -> str:
+    """`because`: why the call was allowed, as the audit has it."""
     turn = f"Turn {step.turn + 1}" if step.turn >= 0 else "Late"
     what = step.hash if step.kind == StepKind.MODEL else _call.decode(step.call).tool if step.call else "a tool"
-    return f"{turn}: {what}" + (f" (attempt {step.attempt})" if step.attempt > 1 else "")
+    attempt = f" (attempt {step.attempt})" if step.attempt > 1 else ""
+    return f"{turn}: {what}{attempt}" + (f" ({because})" if because else "")
 
 
 def _came_of(record: Record) -> str:

@@ -80,8 +80,9 @@ class Occasion:
 class Plan:
     """What is to become of each call of one reply, decided before any is performed.
 
-    `scenes` are for the calls that are allowed. `gives` is what those to be asked about reach for and nobody has
-    granted; `would_grant` is what a yes for longer than once would grant. It was decided by `held` and `rules`.
+    `scenes` are for the calls that are allowed, and `reasons` say why they are. `gives` is what those to be asked about
+    reach for and nobody has granted; `would_grant` is what a yes for longer than once would grant. It was decided by
+    `held` and `rules`.
     """
 
     allowed: tuple[Call, ...] = ()
@@ -91,6 +92,7 @@ class Plan:
     gives: tuple[Permission, ...] = ()
     would_grant: tuple[Permission, ...] = ()
     scenes: dict[str, Scene]
+    reasons: dict[str, str]
     held: tuple[Permission, ...] = ()
     rules: ToolSettings | None = None
 
@@ -273,6 +275,7 @@ class Toolbox:
         gives: list[Permission] = []
         would_grant: list[tuple[Permission, ...]] = []
         scenes: dict[str, Scene] = {}
+        reasons: dict[str, str] = {}
         rules = self._settings()
         held = await self._held(occasion) if calls else ()
         reading = await self._read(occasion) if calls else None
@@ -302,6 +305,7 @@ class Toolbox:
                 case _, None:
                     allowed.append(call)
                     scenes[call.id] = occasion.scene(call, granted=held)
+                    reasons[call.id] = decision.because
                 case _, ApprovalState.ALLOWED if beyond := missing(lacks, occasion.rights, ask.gives(call)):
                     # The same words may lead elsewhere by now: through a link, or since a grant was taken back.
                     named = ", ".join(str(each) for each in beyond)
@@ -309,6 +313,8 @@ class Toolbox:
                 case _, ApprovalState.ALLOWED:
                     allowed.append(call)
                     scenes[call.id] = occasion.scene(call, granted=(*held, *lacks))
+                    # By name: what was asked there quotes the arguments, and the audit is for good.
+                    reasons[call.id] = f"approval {ask.name_of(call)} allows it"
                 case _, ApprovalState.OPEN:
                     closed.append(refusal(call, f"Waiting for approval {ask.name_of(call)}. Go on without it for now."))
                 case _, state:
@@ -322,6 +328,7 @@ class Toolbox:
             # One that is asked about for itself has all of them asked about for themselves.
             would_grant=tuple(dict.fromkeys(each for some in would_grant for each in some)) if all(would_grant) else (),
             scenes=scenes,
+            reasons=reasons,
             held=held,
             rules=rules,
         )
