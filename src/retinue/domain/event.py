@@ -29,6 +29,9 @@ class NewsKind(StrEnum):
     STEP_CLOSED = "step.closed"
     APPROVAL_ASKED = "approval.asked"
     APPROVAL_DECIDED = "approval.decided"
+    NOTIFICATION_CHANGED = "notification.changed"
+    QUESTIONNAIRE_CHANGED = "questionnaire.changed"
+    PREFERENCE_CHANGED = "preference.changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,8 +56,10 @@ class Page:
         envelope: str | None = None,
         run: str | None = None,
         record_seq: int | None = None,
+        person: str | None = None,
         **body: Any,
     ) -> None:
+        """`person`: for them alone, and for the owner, where it belongs to no session."""
         self._news_seq += 1
         self._news.append(
             {
@@ -69,6 +71,7 @@ class Page:
                 "record_seq": record_seq,
                 "body": _encode(body).decode() if body else None,
                 "at_ms": self.at_ms,
+                "person": person,
             }
         )
 

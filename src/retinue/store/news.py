@@ -35,7 +35,8 @@ def _seen(scope: Scope) -> sa.ColumnElement[bool]:
     if scope is Scope.ALL:
         return sa.true()
     mail = sa.and_(t.envelopes.c.id.is_not(None), sight.envelopes(scope))
-    return sa.or_(sight.in_sessions(scope, t.news.c.session), mail)
+    seen = sa.or_(sight.in_sessions(scope, t.news.c.session), mail)
+    return sa.or_(seen, t.news.c.person == _b("my_name")) if scope is Scope.PERSON else seen
 
 
 _after = per_scope(

@@ -313,6 +313,7 @@ _open_run = runs.c.status.in_(OPEN_RUN)
 _partial("uq_runs_open", runs.c.session, where=_open_run, unique=True)
 _partial("ix_runs_wake", runs.c.wake_ms, where=runs.c.status == word("'parked'"))
 sa.Index("ix_runs_agent_started", runs.c.agent, runs.c.started_ms)
+sa.Index("ix_runs_session_started", runs.c.session, runs.c.started_ms)
 
 steps = sa.Table(
     "steps",
@@ -450,6 +451,7 @@ pins = sa.Table(
     sqlite_with_rowid=False,
 )
 sa.Index("ix_approvals_run", approvals.c.run)
+sa.Index("ix_approvals_asked", approvals.c.asked_ms, approvals.c.id)
 _partial("ix_approvals_open", approvals.c.expires_ms, where=approvals.c.state == word("'open'"))
 
 deliveries = sa.Table(
@@ -565,8 +567,60 @@ news = sa.Table(
     sa.Column("record_seq", sa.BigInteger),
     sa.Column("body", sa.Text),
     _ms("at_ms"),
+    sa.Column("person", sa.String(64)),  # whom it is for, where it belongs to nobody else and to no session
 )
 sa.Index("ix_news_session", news.c.session, news.c.seq)
+
+# What someone is to notice when they look: short words, from an agent or a person.
+notifications = sa.Table(
+    "notifications",
+    metadata,
+    _id("id", primary_key=True),
+    sa.Column("person", sa.String(64), nullable=False),
+    sa.Column("sender", sa.Text, nullable=False),
+    _id("session"),
+    sa.Column("title", sa.Text, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("trust", sa.String(16), nullable=False),
+    _ms("at_ms"),
+    _ms("read_ms", nullable=True),
+)
+sa.Index("ix_notifications_person", notifications.c.person, notifications.c.at_ms, notifications.c.id)
+_partial("ix_notifications_unread", notifications.c.person, where=notifications.c.read_ms.is_(None))
+
+# Questions with fields that an agent put to a person. The answers come to it as an envelope of that person.
+questionnaires = sa.Table(
+    "questionnaires",
+    metadata,
+    _id("id", primary_key=True),
+    sa.Column("person", sa.String(64), nullable=False),
+    sa.Column("agent", sa.String(64), nullable=False),
+    _id("session", nullable=False),
+    _id("run", nullable=False),
+    sa.Column("title", sa.Text, nullable=False),
+    sa.Column("fields", sa.Text, nullable=False),
+    sa.Column("trust", sa.String(16), nullable=False),  # of what the agent knew as it wrote them
+    sa.Column("state", sa.String(16), nullable=False),
+    _ms("asked_ms"),
+    _ms("expires_ms"),
+    _ms("ended_ms", nullable=True),
+    sa.Column("ended_by", sa.Text, nullable=False),
+    sa.Column("answers", sa.Text, nullable=False),
+    _id("envelope"),
+)
+sa.Index("ix_questionnaires_person", questionnaires.c.person, questionnaires.c.asked_ms, questionnaires.c.id)
+sa.Index("ix_questionnaires_session", questionnaires.c.session)
+
+# What a person has set for themselves, on whatever device: a layout, a theme.
+preferences = sa.Table(
+    "preferences",
+    metadata,
+    sa.Column("person", sa.String(64), primary_key=True),
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
+)
 
 AGENT_RUNS_VIEW = """
 CREATE VIEW agent_runs AS
