@@ -257,6 +257,31 @@ async def test_through_a_file_that_came_with_mail_and_into_one_of_ours(house: Ha
 
 
 @pytest.mark.parametrize("who", [STRANGER, OWNER], ids=["stranger", "owner"])
+async def test_through_a_file_that_came_with_mail_and_was_saved_by_hand(house: HandsHouse, who: dict[str, Any]) -> None:
+    """Its bytes have the label, wherever they lie: in another conversation, under another name."""
+    await house.turn("Here is the bill.", "Thanks.", attachments=attached(house, HOSTILE.encode()), **who)
+    (house.home() / "saved.txt").write_text(HOSTILE)
+    trust = Trust.UNTRUSTED if who else Trust.PRIVATE
+    see = calls("read", path="saved.txt")
+    await tried(house, "See saved.txt", see, trust=trust, origin="person:owner/another")
+
+
+async def test_what_an_agent_sends_along_is_still_its_own(house: HandsHouse) -> None:
+    """Mail of an agent that has read a page is untrusted. The files it attaches were here before."""
+    (house.home() / "plan.txt").write_text(HOSTILE)
+    send = calls("message", to="person:owner", text="The plan.", files=["plan.txt"])
+    session = await house.turn("Look, then send me plan.txt.", calls("visit"), send, "Sent.")
+    for asked in await house.asked():
+        house.model.will_reply("Sent.")
+        await house.answer(asked)
+    assert any(mail.attachments and mail.trust is Trust.UNTRUSTED for mail in await house.mail("person:owner"))
+    house.model.script.clear()
+    other = await house.turn("Read plan.txt", calls("read", path="plan.txt"), "Read.", origin="person:owner/another")
+    assert other != session
+    assert [result.trust for result in await house.results(other)] == [Trust.PRIVATE]
+
+
+@pytest.mark.parametrize("who", [STRANGER, OWNER], ids=["stranger", "owner"])
 async def test_through_a_file_that_a_summary_tells_of(house: HandsHouse, who: dict[str, Any]) -> None:
     session = await house.turn("Here is the bill.", "Thanks.", attachments=attached(house), **who)
     await house.turn("And what else is new?", "Nothing.", **who)

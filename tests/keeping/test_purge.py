@@ -28,7 +28,7 @@ from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
 from retinue.mailroom.retry import retry
 from retinue.operations.keeping import TIDY_EVERY_S, TIDY_FIRST_S, purge_house, tidy_forever, would_purge
-from retinue.store import answers, approvals, dead, ledger, mail, news, purge, tokens
+from retinue.store import answers, approvals, dead, labels, ledger, mail, news, purge, tokens
 from retinue.store.connection import Body, Store, Then
 from retinue.store.files import Files
 from retinue.store.purge import Horizon
@@ -319,6 +319,27 @@ async def test_files_go_with_the_last_envelope_that_names_them(household: Househ
         await house.outcome((await house.post("hello")).envelope)
         await house.quiet()
         assert (await everything(house))["files"] == 1
+
+
+async def test_labels_go_with_the_files_they_are_about_and_stay_with_those_that_are_here(household: Household) -> None:
+    files = Files(household.root / "files")
+    gone, here = (files.keep([each], name="a", media_type="text/plain") for each in (b"1", b"2"))
+    paths = [str(household.root / name) for name in ("gone.txt", "here.txt")]
+    Path(paths[1]).touch()
+    async with household.open() as house:
+        now_ms = to_ms(household.clock.now())
+        await house.store.write(partial(labels.mark_untrusted, paths=paths, at_ms=now_ms, run=None), point="test")
+        await house.outcome((await house.post("see this", attachments=(gone,))).envelope)
+        assert await rows(house, "file_labels") == 3
+        await purge_house(house.store, files, Horizon(), clock=household.clock)
+        assert await rows(house, "file_labels") == 3, "a label is made before its file: a young one waits"
+        await a_week_passes(house)
+        await house.outcome((await house.post("and this", attachments=(here,))).envelope)
+        await house.quiet()
+        os.utime(files.path(gone.hash), (1, 1))
+        assert (await everything(house))["files"] == 1
+        left = {row.path for row in await house.sql("SELECT path FROM file_labels")}
+        assert left == {paths[1], f"sha256:{here.hash}"}
 
 
 async def test_old_answers_and_expired_tokens_go_and_revoked_ones_stay_known(household: Household) -> None:

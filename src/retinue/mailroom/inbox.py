@@ -45,7 +45,7 @@ from retinue.domain.text import is_storable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.mailroom.routing import origin_of
-from retinue.store import agents, envelopes, people, purge, runs, sessions
+from retinue.store import agents, envelopes, labels, people, purge, runs, sessions
 from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
 
@@ -402,8 +402,17 @@ def _add(
         because=because,
         run=run,
     )
+    if draft.attachments and _is_from_outside(draft):
+        # Wherever these bytes come to lie, they are no more to be believed than here. No bytes say nothing.
+        hashes = [attachment.hash for attachment in draft.attachments if attachment.size_bytes]
+        labels.mark_content(page.conn, hashes, at_ms=page.at_ms)
     page.tell(NewsKind.ENVELOPE_ACCEPTED, session=session or draft.sender.session, envelope=draft.id)
     return seq
+
+
+def _is_from_outside(draft: Draft) -> bool:
+    """Whether its files are from someone other than the owner. What an agent attaches lies in the house, labelled there."""
+    return draft.trust is not Trust.OWNER and draft.sender.kind is not AddressKind.AGENT
 
 
 def _to_person(page: Page, draft: Draft, *, strict: bool) -> Entered:

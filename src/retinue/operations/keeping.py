@@ -26,6 +26,7 @@ from retinue.domain.text import is_storable
 from retinue.domain.times import show, to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.store import backup as store_backup
+from retinue.store import labels
 from retinue.store import purge as store_purge
 from retinue.store.connection import Store
 from retinue.store.files import Files
@@ -182,6 +183,10 @@ async def purge_house(store: Store, files: Files, horizon: Horizon, *, clock: Cl
     named = await store.scan(store_purge.named_attachments)
     before = clock.now() - timedelta(hours=FILES_REST_H)
     swept = await asyncio.to_thread(partial(files.sweep, keep=named.__contains__, before=before))
+    # What is said of files goes when they are gone. Nobody's words: not counted.
+    await labels.sweep(
+        store, now_ms=to_ms(clock.now()), named=lambda hash_: hash_ in named or files.path(hash_).exists()
+    )
     return went + Went({"files": swept})
 
 
