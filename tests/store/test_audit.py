@@ -514,7 +514,7 @@ def test_every_kind_of_line_can_be_made() -> None:
         lines.grant_given("web", by="person:owner", agent="ada", grant="b" * 32),
         lines.grant_revoked("web", by="person:owner", agent="ada", grant="b" * 32),
         *(
-            lines.changed(kind, "ada", by="person:owner", verdict="changed", content={"model": "x"})
+            lines.changed(kind, "agent.set", by="person:owner", agent="ada")
             for kind in (
                 AuditKind.SETTINGS_CHANGED,
                 AuditKind.AGENT_CHANGED,
@@ -532,4 +532,4 @@ def test_every_kind_of_line_can_be_made() -> None:
     ]
     assert {entry.kind for entry in made} == set(AuditKind) - {AuditKind.CHAIN_BEGUN, AuditKind.ANCHORED}
     assert all(entry.who and entry.subject and entry.verdict for entry in made)
-    assert lines.changed(AuditKind.TOKEN_MADE, "x", by="house", verdict="made").content == ""
+    assert lines.changed(AuditKind.AGENT_CHANGED, "config.apply", by="house").agent == ""

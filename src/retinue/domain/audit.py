@@ -294,17 +294,10 @@ def grant_revoked(permission: str, *, by: str, agent: str, grant: str) -> Entry:
     )
 
 
-def changed(kind: AuditKind, subject: str, *, by: str, verdict: str, content: Any = "", because: str = "") -> Entry:
+def changed(kind: AuditKind, operation: str, *, by: str, agent: str = "") -> Entry:
     """Anything of the house's own: a setting, an agent, a person, a token, a credential, a skill, an MCP server.
 
-    `content` is what it is now; only its hash is kept, and for a secret not even that: leave it out.
+    That it was done, and by whom. What was said is not kept, nor its hash: there may be secrets in it. `agent` is whom
+    it concerns, if any.
     """
-    return Entry(
-        kind=kind,
-        who=by,
-        agent=subject if kind is AuditKind.AGENT_CHANGED else "",
-        subject=subject,
-        verdict=verdict,
-        because=because,
-        content=hash_of(content) if content != "" else "",
-    )
+    return Entry(kind=kind, who=by, agent=agent, subject=operation, verdict="done")

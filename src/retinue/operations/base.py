@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.audit import AuditKind, changed
 from retinue.domain.envelope import KEY_LENGTH_MAX
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.ids import SessionId
@@ -26,10 +25,11 @@ from retinue.domain.times import to_ms
 from retinue.engine.engine import Engine
 from retinue.engine.live import Live
 from retinue.models.catalog import Catalog
+from retinue.operations.auditing import AuditedStore, line_of
 from retinue.operations.keeper import Keeper
 from retinue.policy import permissions
 from retinue.policy.masking import masked_error
-from retinue.store import answers, audit
+from retinue.store import answers
 from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.tools.toolbox import Toolbox
@@ -106,20 +106,6 @@ class Operation:
         return "/api/" + self.name.replace(".", "/")
 
 
-# Changes of the house itself, each a line in its audit, in the commit after their own. What commits with its effect is
-# written where the effect is: calls, approvals, grants.
-AUDITED = {
-    "agent": AuditKind.AGENT_CHANGED,
-    "config": AuditKind.SETTINGS_CHANGED,
-    "credential": AuditKind.CREDENTIAL_CHANGED,
-    "mcp": AuditKind.MCP_APPROVED,
-    "person": AuditKind.PERSON_CHANGED,
-    "plugin": AuditKind.SETTINGS_CHANGED,
-    "skill": AuditKind.SKILL_APPROVED,
-    "token": AuditKind.TOKEN_MADE,
-}
-
-
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """No parameters."""
 
@@ -137,20 +123,22 @@ async def perform(desk: Desk, caller: Principal, operation: Operation, body: byt
     asked = parse(body, operation.parameters)
     try:
         if not key or not operation.effect:
-            answer = _encode(await operation.handler(desk, caller, asked))
+            answer = await _handle(desk, caller, operation, asked)
         else:
             answer = await _once(desk, caller, operation, body, asked, key)
-        if operation.effect and (kind := AUDITED.get(operation.name.partition(".")[0])) is not None:
-            await _audit(desk, caller, operation, kind)
     except RetinueError as error:
         raise masked_error(error, desk.mask) from error
     return answer
 
 
-async def _audit(desk: Desk, caller: Principal, operation: Operation, kind: AuditKind) -> None:
-    """That the house was changed, by whom. What was said is not kept, nor its hash: there may be secrets in it."""
-    entry = changed(kind, operation.name, by=str(caller.address), verdict="done")
-    await desk.store.write(partial(audit.on_its_own, entries=[entry], now_ms=to_ms(desk.clock.now())), point="audit")
+async def _handle(desk: Desk, caller: Principal, operation: Operation, asked: msgspec.Struct) -> bytes:
+    line = line_of(operation.name, asked, by=str(caller.address)) if operation.effect else None
+    if line is None:
+        return _encode(await operation.handler(desk, caller, asked))
+    audited = AuditedStore(desk.store, line, desk.clock)
+    answer = _encode(await operation.handler(replace(desk, store=audited), caller, asked))
+    await audited.settle()
+    return answer
 
 
 def parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
@@ -211,7 +199,7 @@ async def _once(
                     code="key.reused",
                 )
             return earlier.body.encode()
-        answer = _encode(await operation.handler(desk, caller, asked))
+        answer = await _handle(desk, caller, operation, asked)
         kept = _without(answer, operation.shown_once) if operation.shown_once else answer
         keep = partial(
             answers.keep,
