@@ -112,13 +112,13 @@ async def test_what_was_changed_elsewhere_since_is_told_and_kept(house: DeskHous
 
 @pytest.mark.spec("H66")
 async def test_a_file_with_a_fault_changes_nothing(house: DeskHouse) -> None:
-    write(house, DECLARED + "\n[agents.broken]\ncolour = 'red'\n")
+    write(house, DECLARED + "\n[agents.broken]\nshape = 'round'\n")
     before = await staff(house)
-    with pytest.raises(BadConfig, match=r"agents\.broken\.colour"):
+    with pytest.raises(BadConfig, match=r"agents\.broken\.shape"):
         await house.ask(OWNER, "config.apply")
     assert await staff(house) == before
     checked = await house.ask(OWNER, "config.check")
-    assert not checked["ok"] and "agents.broken.colour" in checked["faults"][0]
+    assert not checked["ok"] and "agents.broken.shape" in checked["faults"][0]
     with pytest.raises(BadConfig):
         await house.ask(OWNER, "config.reload")
 

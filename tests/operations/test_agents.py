@@ -224,8 +224,8 @@ async def test_a_change_that_changes_nothing_makes_no_version(house: DeskHouse) 
 
 async def test_a_field_nobody_knows_is_refused(house: DeskHouse) -> None:
     unfit: list[dict[str, Any]] = [
-        {"clear": ["colour"]},
-        {"colour": "red"},
+        {"clear": ["shape"]},
+        {"shape": "round"},
         {"turns_max": 0},
         {"model": ""},
         {"tools_ask": [""]},

@@ -14,7 +14,7 @@ _PLAIN = Agent(name="plain")
 _GROUPS = ("queue", "tools")
 _COUNTED = ("name", "version")  # the name is its own, and versions are counted by the store
 
-OWN_BUSINESS = frozenset({"description", "instructions", "provider", "model", "effort"})
+OWN_BUSINESS = frozenset({"description", "instructions", "provider", "model", "effort", "icon", "colour"})
 """What an agent may change of itself, given the right to change at all. The rest are bounds, set by a boss."""
 
 

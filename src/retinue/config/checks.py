@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import unicodedata
 from urllib.parse import urlsplit
 
 from retinue.domain.address import BACKGROUND, valid_name
@@ -14,6 +15,7 @@ PORT_MAX = 65_535
 HOST_LENGTH_MAX = 253
 MODEL_LENGTH_MAX = 200
 ALIAS_LENGTH_MAX = 60
+ICON_LENGTH_MAX = 16  # characters: an emoji of a whole family has eleven
 TOOL_PROFILES = ("minimal", "coding", "messaging", "full")
 DEFAULT = "default"  # said of a model or an effort: as it would be without being said
 
@@ -23,6 +25,8 @@ _OPERATION = re.compile(r"[a-z][a-z0-9]*(?:[._-][a-z0-9]+)*")
 _ALIAS = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._:-]*")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 LOOPBACK_NAMES = frozenset({"localhost"})
+_JOINER = "\u200d"  # makes one emoji of several
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"})  # not Cn: emoji are newer than our tables of them
 
 
 def host(text: str) -> str | None:
@@ -131,6 +135,14 @@ def effort_or_default(text: str) -> str | None:
 
 def tool_profile(text: str) -> str | None:
     return None if text in TOOL_PROFILES else f"must be one of {', '.join(TOOL_PROFILES)}"
+
+
+def icon(text: str) -> str | None:
+    """An emoji or a few letters: nothing that is not seen, or that turns the words around it about."""
+    seen = all(sign == _JOINER or unicodedata.category(sign) not in _UNSEEN for sign in text)
+    if len(text) <= ICON_LENGTH_MAX and seen and text.strip(_JOINER) == text:
+        return None
+    return f"must be one emoji, or at most {ICON_LENGTH_MAX} characters that can be seen, without blanks"
 
 
 def header(text: str) -> str | None:

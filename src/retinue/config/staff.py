@@ -57,6 +57,9 @@ AGENT_RULES: Mapping[str, Rule] = {
     "attempts_max": Rule(least=1, most=1000),
     "replay_age_s": Rule(least=0),
     "approval_wait_s": Rule(least=0),
+    "icon": Rule(says="An emoji or a few letters, by which pages show it.", check=checks.icon, example="\N{FOX FACE}"),
+    "colour": Rule(says="The colour in which pages show it.", example="teal"),
+    "visible": Rule(says="Whether pages show it."),
 }
 _NOT_DECLARED = frozenset({"name", "version"})  # the name is the table's own, and versions are counted by the store
 

@@ -23,6 +23,23 @@ class Delivery(StrEnum):
     AT_MOST_ONCE = "at-most-once"
 
 
+class Colour(StrEnum):
+    """What a page may tell agents apart by. Without one, it takes one by the name."""
+
+    RED = "red"
+    ORANGE = "orange"
+    AMBER = "amber"
+    LIME = "lime"
+    GREEN = "green"
+    TEAL = "teal"
+    CYAN = "cyan"
+    BLUE = "blue"
+    INDIGO = "indigo"
+    VIOLET = "violet"
+    PINK = "pink"
+    SLATE = "slate"
+
+
 class PermissionLevel(StrEnum):
     RESTRICTED = "restricted"
     STANDARD = "standard"
@@ -83,6 +100,9 @@ class Agent:
     replay_age_s: float | None = None  # None: pending mail is worked however old; 0: none is worked after a restart
     approval_wait_s: float = APPROVAL_WAIT_S
     permission_level: PermissionLevel = PermissionLevel.STANDARD
+    icon: str = ""  # an emoji or a few letters
+    colour: Colour | None = None
+    visible: bool = True  # whether pages show it
     version: int = 1
 
 

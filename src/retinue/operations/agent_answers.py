@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from retinue.domain.agent import Agent, Delivery, PermissionLevel
+from retinue.domain.agent import Agent, Colour, Delivery, PermissionLevel
 from retinue.domain.session import Overflow, QueueMode
 
 
@@ -24,6 +24,9 @@ class AgentListed(msgspec.Struct, frozen=True):
     runner: str
     model: str
     version: int
+    icon: str
+    colour: Colour | None
+    visible: bool
 
 
 class AgentsListed(msgspec.Struct, frozen=True):
@@ -77,6 +80,9 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     replay_age_s: float | UnsetType | None = UNSET
     approval_wait_s: float | UnsetType = UNSET
     permission_level: PermissionLevel | UnsetType = UNSET
+    icon: str
+    colour: Colour | None
+    visible: bool
     version: int
     state: AgentState
 
@@ -105,6 +111,9 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     replay_age_s: float | None
     approval_wait_s: float
     permission_level: PermissionLevel
+    icon: str
+    colour: Colour | None
+    visible: bool
     version: int
 
 
@@ -161,7 +170,16 @@ Form = TypeVar("Form", AgentShown, AgentRegistered, AgentChanged, AgentRestored)
 
 
 def listed_form(agent: Agent) -> AgentListed:
-    return AgentListed(agent.name, agent.description, agent.runner, agent.model, agent.version)
+    return AgentListed(
+        agent.name,
+        agent.description,
+        agent.runner,
+        agent.model,
+        agent.version,
+        icon=agent.icon,
+        colour=agent.colour,
+        visible=agent.visible,
+    )
 
 
 def full_form(agent: Agent, form: type[Form], /, **more: Any) -> Form:

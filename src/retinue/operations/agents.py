@@ -12,11 +12,11 @@ import sqlalchemy as sa
 
 from retinue.agents.changes import DEFAULT, FIELDS, OWN_BUSINESS, changed, differences
 from retinue.agents.home import ensure_home, home_of, remove_home
-from retinue.config.checks import TOOL_PROFILES, effort_or_default, model_reference, tool_profile
+from retinue.config.checks import TOOL_PROFILES, effort_or_default, icon, model_reference, tool_profile
 from retinue.config.staff import AGENT_RULES, RUNNERS
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
-from retinue.domain.agent import Agent, AgentVersion, Delivery, PermissionLevel
+from retinue.domain.agent import Agent, AgentVersion, Colour, Delivery, PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId, short
@@ -99,6 +99,9 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True):
     replay_age_s: float | None = None
     approval_wait_s: float | None = None
     permission_level: PermissionLevel | None = None
+    icon: str | None = None
+    colour: Colour | None = None
+    visible: bool | None = None
 
 
 class Register(Fields):
@@ -165,6 +168,9 @@ async def show_agent(desk: Desk, caller: Principal, asked: Named) -> AgentShown:
             description=agent.description,
             runner=agent.runner,
             model=agent.model,
+            icon=agent.icon,
+            colour=agent.colour,
+            visible=agent.visible,
             version=agent.version,
             state=state,
         )
@@ -399,6 +405,8 @@ def _given(asked: Fields) -> dict[str, Any]:
     for model in (*([given["model"]] if "model" in given else ()), *given.get("fallbacks", ())):
         if wrong := model_reference(model):
             raise _unfit("model" if model == given.get("model") else "fallbacks", f"it {wrong}")
+    if wrong := icon(given.get("icon", "")):
+        raise _unfit("icon", f"it {wrong}")
     if wrong := effort_or_default(given.get("effort", DEFAULT)):
         raise _unfit("effort", f"it {wrong}, or {DEFAULT}")
     return given

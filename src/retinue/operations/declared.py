@@ -98,6 +98,7 @@ _HELP: Mapping[str, str] = {
     "attempts_max": "how often a run is tried",
     "attributes": "values to keep with it",
     "before": "where the last page ended",
+    "colour": "the colour in which pages show it",
     "concurrency": "how many of its sessions run at once",
     "confirm": "once more, so that it is not done by accident",
     "conversation": "a conversation of its own, by any name you like",
@@ -114,6 +115,7 @@ _HELP: Mapping[str, str] = {
     "effort": "how hard the model is to think",
     "expires_at": "not after: +2h30m, or 2026-01-28T20:30",
     "fallbacks": "a model to ask when the one before it fails",
+    "icon": "an emoji or a few letters, by which pages show it",
     "id": "8 or more digits of an id",
     "instructions": "what it is told",
     "keep_home": "leave its home on disk",
@@ -156,6 +158,7 @@ _HELP: Mapping[str, str] = {
     "turns_max": "how many turns a run may take",
     "verify": "look at the result once more, byte by byte",
     "version": "the number of a version",
+    "visible": "whether pages show it",
     "why": "a reason, kept with it",
 }
 _OPTIONS = {"attachments": "attach"}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.address import AddressKind
-from retinue.domain.agent import PermissionLevel
+from retinue.domain.agent import Agent, Colour, PermissionLevel
 from retinue.domain.approval import Approval
 from retinue.domain.ids import ApprovalId
 from retinue.domain.principal import Principal
@@ -27,10 +28,17 @@ class Why(msgspec.Struct, forbid_unknown_fields=True):
     id: str
 
 
+class State(msgspec.Struct, forbid_unknown_fields=True):
+    hidden: Annotated[bool, msgspec.Meta(description="also the agents that pages do not show")] = False
+
+
 class AgentHere(msgspec.Struct, frozen=True):
     name: str
     model: str
     description: str
+    icon: str
+    colour: Colour | None
+    visible: bool
 
 
 class ApprovalWaiting(msgspec.Struct, frozen=True, rename="kebab"):
@@ -83,7 +91,7 @@ async def status(desk: Desk, caller: Principal, asked: Nothing) -> HouseStatus:
         return HouseStatus(
             version=desk.version,
             cursor=news.newest(conn),
-            agents=[AgentHere(a.name, a.model, a.description) for a in agents.everyone(conn)],
+            agents=[_here(agent) for agent in agents.everyone(conn)],
             approvals=_waiting(desk, conn, caller),
             you=str(caller.address),
             now=show(desk.clock.now(), desk.zone),
@@ -92,7 +100,13 @@ async def status(desk: Desk, caller: Principal, asked: Nothing) -> HouseStatus:
     return await desk.store.scan(body)
 
 
-async def state(desk: Desk, caller: Principal, asked: Nothing) -> HouseState:
+def _here(agent: Agent) -> AgentHere:
+    return AgentHere(
+        agent.name, agent.model, agent.description, icon=agent.icon, colour=agent.colour, visible=agent.visible
+    )
+
+
+async def state(desk: Desk, caller: Principal, asked: State) -> HouseState:
     person = caller.address.name if caller.address.kind is AddressKind.PERSON else None
 
     def body(conn: sa.Connection) -> HouseState:
@@ -101,7 +115,7 @@ async def state(desk: Desk, caller: Principal, asked: Nothing) -> HouseState:
             cursor=news.newest(conn),
             you=str(caller.address),
             level=caller.level,
-            agents=[AgentHere(a.name, a.model, a.description) for a in agents.everyone(conn)],
+            agents=[_here(agent) for agent in agents.everyone(conn) if agent.visible or asked.hidden],
             sessions=[summary(desk, session) for session in found],
             approvals=_waiting(desk, conn, caller),
             unread=mail.count_unread(conn, person) if person else 0,
@@ -153,7 +167,7 @@ OPERATIONS = (
     Operation(
         name="house.state",
         summary="Everything a client shows first, and the cursor from which its news goes on.",
-        parameters=Nothing,
+        parameters=State,
         handler=state,
         result=HouseState,
         permission=PermissionLevel.RESTRICTED,

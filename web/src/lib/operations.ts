@@ -2,23 +2,23 @@
 
 export type Add = { "provider": string; "name": string; "agent"?: string; "kind"?: CredentialKind; "region"?: string; "key_env"?: string; "key_file"?: string; "key"?: string };
 
-export type AgentChanged = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "changed": Array<string>; "dry-run"?: boolean };
+export type AgentChanged = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "changed": Array<string>; "dry-run"?: boolean };
 
 export type AgentDeleted = { "name": string; "deleted": boolean; "cancelled-runs": Array<string>; "home": string | null };
 
 export type AgentFieldChange = { "field": string; "old": unknown; "new": unknown };
 
-export type AgentHere = { "name": string; "model": string; "description": string };
+export type AgentHere = { "name": string; "model": string; "description": string; "icon": string; "colour": Colour | null; "visible": boolean };
 
-export type AgentListed = { "name": string; "description": string; "runner": string; "model": string; "version": number };
+export type AgentListed = { "name": string; "description": string; "runner": string; "model": string; "version": number; "icon": string; "colour": Colour | null; "visible": boolean };
 
 export type AgentQueue = { "mode": QueueMode; "cap": number; "overflow": Overflow };
 
-export type AgentRegistered = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
+export type AgentRegistered = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
 
-export type AgentRestored = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "version": number; "restored": number };
+export type AgentRestored = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "restored": number };
 
-export type AgentShown = { "name": string; "description": string; "runner": string; "provider"?: string | null; "model": string; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string; "delivery"?: Delivery; "concurrency"?: number; "queue"?: AgentQueue; "tools"?: AgentTools; "turns_max"?: number; "run_seconds_max"?: number; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "version": number; "state": AgentState };
+export type AgentShown = { "name": string; "description": string; "runner": string; "provider"?: string | null; "model": string; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string; "delivery"?: Delivery; "concurrency"?: number; "queue"?: AgentQueue; "tools"?: AgentTools; "turns_max"?: number; "run_seconds_max"?: number; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "state": AgentState };
 
 export type AgentState = "idle" | "running";
 
@@ -72,9 +72,13 @@ export type Call = { "id": string; "tool": string; "arguments"?: Record<string, 
 
 export type CallerShown = { "address": string; "level": PermissionLevel; "sees-all": boolean };
 
+export type Came = "done" | "failed" | "interrupted" | "open" | "refused";
+
 export type Check = { "text"?: string | null };
 
 export type CodeMade = { "code"?: string; "expires-at": string; "shown-once"?: Array<string> };
+
+export type Colour = "amber" | "blue" | "cyan" | "green" | "indigo" | "lime" | "orange" | "pink" | "red" | "slate" | "teal" | "violet";
 
 export type ConfigApplied = { "dry-run": boolean; "agents": Array<StepPlanned>; "people": Array<StepPlanned>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "cleared-runs"?: number; "shown-once"?: Array<string> };
 
@@ -118,6 +122,10 @@ export type Enable = { "name": string; "plugin"?: string };
 
 export type EnvelopeCancelled = { "envelope": string; "outcome": Outcome };
 
+export type EnvelopeRead = { "act": "envelope-read"; "at-ms": number; "envelope": string; "from": string; "kind": Kind; "words": string; "joined": boolean };
+
+export type EnvelopeSent = { "act": "envelope-sent"; "at-ms": number; "envelope": string; "to": string; "kind": Kind; "words": string };
+
 export type EnvelopeShown = { "id": string; "short": string; "from": string; "to": string; "kind": Kind; "status": Status; "accepted-at": string; "text": string; "reply-to"?: string; "deliver-at"?: string; "attachments"?: Array<AttachmentShown>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "position"?: number; "deliveries"?: Array<DeliveryShown> };
 
 export type EnvelopesListed = { "envelopes": Array<EnvelopeShown>; "acknowledged": number };
@@ -132,11 +140,17 @@ export type Failure = "auth" | "bad_request" | "connection" | "content_filter" |
 
 export type FailureShown = { "reason": Failure; "errors": number; "failed-at": string; "cooling-until": string | null };
 
+export type FieldKind = "choice" | "number" | "several" | "text" | "yes-no";
+
+export type FieldShown = { "name": string; "label": string; "kind": FieldKind; "required": boolean; "options": Array<string>; "least": number | null; "most": number | null };
+
 export type FindingShown = { "layer": string; "verdict": Verdict; "because": string; "key": string };
 
 export type FlawShown = { "session": string; "position": number; "sentence": string };
 
 export type Forget = { "name": string; "confirm"?: string };
+
+export type Get = { "key": string };
 
 export type GrantAdd = { "agent": string; "permission": string; "because": string; "session"?: string };
 
@@ -166,7 +180,7 @@ export type HouseBackedUp = { "folder": string; "parts": number; "size-bytes": n
 
 export type HouseExamined = { "health": Health; "checks": Array<HealthChecked>; "lines": Array<string>; "security"?: Array<SecurityFound>; "fixed"?: Array<string> };
 
-export type HousePurged = { "dry-run": boolean; "envelopes": number; "news": number; "runs": number; "keys": number; "answers": number; "tokens": number; "files": number };
+export type HousePurged = { "dry-run": boolean; "envelopes": number; "news": number; "runs": number; "keys": number; "answers": number; "tokens": number; "notifications": number; "questionnaires": number; "files": number };
 
 export type HouseState = { "cursor": number; "you": string; "level": PermissionLevel; "agents": Array<AgentHere>; "sessions": Array<SessionSummary>; "approvals": Array<ApprovalWaiting>; "unread": number };
 
@@ -200,6 +214,8 @@ export type McpRevoked = { "name": string; "revoked": boolean };
 
 export type McpShown = { "name": string; "state": RetinueToolsMcpServerState; "because": string; "try": string; "hash": string; "retry-at": string; "agents": Array<string>; "tools": Array<string>; "left-out": Record<string, string> };
 
+export type ModelAsked = { "act": "model"; "at-ms": number; "ended-ms": number | null; "came": Came; "turn": number; "attempt": number; "summary": boolean; "model": string; "usage": RetinueDomainRecordUsage; "cost-microusd": number; "cost-unknown": boolean; "failure": string | null; "next-move": string | null; "error": string | null; "text": string; "text-chars": number; "calls": Array<string>; "record": number | null };
+
 export type ModelCall = { "turn": number; "attempt": number; "summary": boolean; "provider": string; "model": string; "credential": string; "usage": RetinueDomainRecordUsage; "cost-usd": number; "cost-unknown": boolean; "failure": string | null; "next-move": string | null; "error": string | null; "at": string };
 
 export type ModelGiven = { "primary"?: string | null; "fallbacks"?: Array<string> | null };
@@ -215,6 +231,14 @@ export type ModelsShown = { "default": string; "default-because": string; "agent
 export type Named = { "name": string };
 
 export type Nothing = Record<string, never>;
+
+export type NotificationCreated = { "id": string; "to": string };
+
+export type NotificationShown = { "id": string; "from": string; "title": string; "text": string; "at": string; "read": boolean; "untrusted": boolean; "session": string | null };
+
+export type NotificationsChanged = { "changed": number; "unread": number };
+
+export type NotificationsListed = { "notifications": Array<NotificationShown>; "unread": number; "next": string | null };
 
 export type OfPrincipal = { "principal"?: string };
 
@@ -234,6 +258,8 @@ export type PeopleListed = { "people": Array<PersonShown> };
 
 export type PermissionLevel = "boss" | "privileged" | "restricted" | "standard";
 
+export type PersonAsked = { "act": "approval"; "at-ms": number; "ended-ms": number | null; "approval": string; "state": ApprovalState; "calls": Array<string>; "because": string; "asked-of": Array<string>; "decided-by": string; "scope": GrantScope | null; "words": string };
+
 export type PersonForgotten = { "name": string; "sessions": number; "envelopes": number; "records": number };
 
 export type PersonInvited = { "name": string; "role": Role; "invitation"?: string; "expires-at": string; "shown-once"?: Array<string> };
@@ -244,7 +270,21 @@ export type PluginSettingsShown = { "name": string; "settings": Record<string, u
 
 export type PluginsListed = { "plugins": Array<Guest> };
 
+export type PreferenceShown = { "key": string; "value": unknown };
+
+export type PreferencesListed = { "preferences": Array<PreferenceShown> };
+
 export type Purge = { "done_days"?: number | null; "news_days"?: number | null; "runs_days"?: number | null; "unread"?: boolean; "dry_run"?: boolean };
+
+export type QuestionnaireCancelled = { "id": string; "state": QuestionnaireState };
+
+export type QuestionnaireShown = { "id": string; "short": string; "state": QuestionnaireState; "title": string; "agent": string; "session": string; "to": string; "asked-at": string; "expires-at": string; "untrusted": boolean; "fields": Array<FieldShown>; "answers": Record<string, string | number | boolean | Array<string> | null>; "ended-by": string; "envelope": string | null };
+
+export type QuestionnaireState = "answered" | "cancelled" | "expired" | "open";
+
+export type QuestionnaireSubmitted = { "id": string; "envelope": string; "session": string };
+
+export type QuestionnairesListed = { "questionnaires": Array<QuestionnaireShown>; "next": string | null };
 
 export type Queue = { "session": string; "mode"?: QueueMode | null; "cap"?: number | null; "overflow"?: Overflow | null };
 
@@ -266,7 +306,7 @@ export type RecordShown = { "seq": number; "kind": RecordKind; "body": unknown; 
 
 export type Refusal = { "error": ErrorForm };
 
-export type Register = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "dry_run"?: boolean; "token"?: boolean };
+export type Register = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "dry_run"?: boolean; "token"?: boolean };
 
 export type Rename = { "session": string; "name": string | null };
 
@@ -278,11 +318,21 @@ export type Result = "compaction" | "error" | "failover" | "ok" | "open" | "time
 
 export type Role = "guest" | "member" | "owner";
 
+export type RunListed = { "id": string; "agent": string; "session": string; "session-name": string | null; "sender": string; "person": string; "envelopes": Array<string>; "status": Result; "run-status": RunStatus; "error": string | null; "attempt": number; "turns": number; "tool-calls": number | null; "models": Array<string>; "usage": RetinueDomainRecordUsage; "cost-microusd": number; "cost-unknown": boolean; "started-at": string; "started-ms": number; "ended-at": string | null; "duration-ms": number | null; "waits-until": string | null };
+
+export type RunParked = { "act": "parked"; "at-ms": number; "approval": string | null; "because": string };
+
 export type RunResult = { "id": string; "session": string; "agent": string; "status": Result; "run-status": RunStatus; "error": string | null; "model": string; "provider": string; "usage": RetinueDomainRecordUsage; "cost-usd": number; "started-at": string; "ended-at": string | null; "calls": Array<ModelCall> };
+
+export type RunResumed = { "act": "resumed"; "at-ms": number; "because": string; "attempt": number };
 
 export type RunShown = { "id": string; "status": RunStatus; "attempt": number };
 
 export type RunStatus = "cancelled" | "completed" | "failed" | "parked" | "running";
+
+export type RunTraced = { "run": RunListed; "acts": Array<EnvelopeRead | EnvelopeSent | ModelAsked | ToolCalled | PersonAsked | RunParked | RunResumed>; "left-out": number; "purged": boolean };
+
+export type RunsListed = { "runs": Array<RunListed>; "next": string | null };
 
 export type SecurityFound = { "check": string; "severity": "critical" | "info" | "warning"; "sentence": string; "because": string; "try": string; "fixable": boolean };
 
@@ -309,8 +359,6 @@ export type SessionStopped = { "cancelled-runs": Array<string>; "cleared-pending
 export type SessionSummary = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness };
 
 export type SessionsListed = { "sessions": Array<SessionSummary>; "next": string | null };
-
-export type Set = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "clear"?: Array<string>; "dry_run"?: boolean };
 
 export type SetOrder = { "provider": string; "ids"?: Array<string>; "agent"?: string };
 
@@ -342,6 +390,8 @@ export type StepPlanned = { "name": string; "step": Step; "because": string; "ch
 
 export type Stop = { "session": string; "why"?: string; "clear"?: boolean };
 
+export type Submit = { "id": string; "answers": Record<string, string | number | boolean | Array<string> | null> };
+
 export type Test = { "text"?: string | null; "agent"?: string };
 
 export type Tested = { "calls": number; "sessions": number; "differences": Array<Difference>; "left-out": number; "stopped": string };
@@ -357,6 +407,8 @@ export type TokenMade = { "id": string; "kind": TokenKind; "principal": string; 
 export type TokenRevoked = { "id": string; "kind": TokenKind; "principal": string; "label": string; "created-at": string; "expires-at": string | null; "revoked": boolean };
 
 export type TokensListed = { "tokens": Array<TokenListed> };
+
+export type ToolCalled = { "act": "tool"; "at-ms": number; "ended-ms": number | null; "came": Came; "turn": number; "attempt": number; "call": string; "tool": string; "arguments": Record<string, unknown>; "verdict": Verdict; "because": string; "approval": string | null; "output": string; "output-chars": number; "whole": string; "record": number | null };
 
 export type ToolShown = { "name": string; "description": string; "source": string; "effects": Array<string>; "capabilities": Array<string>; "repeatable": boolean; "verdict"?: Verdict; "because"?: string };
 
@@ -382,8 +434,6 @@ export type Versions = { "name": string; "limit"?: number; "before"?: number | n
 
 export type Wakefulness = "active" | "sleeping";
 
-export type Which = { "provider"?: string; "agent"?: string };
-
 export type Why = { "id": string };
 
 export type RetinueAgentsSkillsChoosingState = "changed" | "new" | "off" | "ready" | "unfit";
@@ -391,6 +441,8 @@ export type RetinueAgentsSkillsChoosingState = "changed" | "new" | "off" | "read
 export type RetinueConfigChangesChange = { "path": string; "effect": Effect };
 
 export type RetinueDomainRecordUsage = { "input_tokens"?: number; "output_tokens"?: number; "cost_microusd"?: number; "cache_read_tokens"?: number; "cache_write_tokens"?: number; "reasoning_tokens"?: number; "estimated"?: boolean };
+
+export type RetinueOperationsAgentsSet = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "clear"?: Array<string>; "dry_run"?: boolean };
 
 export type RetinueOperationsAuditExport = { "session"?: string; "after"?: string; "limit"?: number };
 
@@ -400,11 +452,15 @@ export type RetinueOperationsCredentialAnswersState = "cooling-down" | "ready" |
 
 export type RetinueOperationsCredentialsById = { "id": string; "agent"?: string };
 
+export type RetinueOperationsCredentialsWhich = { "provider"?: string; "agent"?: string };
+
 export type RetinueOperationsEnvelopesById = { "id": string };
 
 export type RetinueOperationsEnvelopesListing = { "limit"?: number };
 
 export type RetinueOperationsHouseExplained = { "lines": Array<string> };
+
+export type RetinueOperationsHouseState = { "hidden"?: boolean };
 
 export type RetinueOperationsMailListing = { "status": Status; "to"?: string; "from"?: string; "limit"?: number; "created_after"?: string; "created_before"?: string; "before"?: string; "ack"?: boolean };
 
@@ -414,11 +470,25 @@ export type RetinueOperationsMcpOne = { "name": string };
 
 export type RetinueOperationsModelsShow = { "agent"?: string; "session"?: string };
 
+export type RetinueOperationsNotificationsCreate = { "title": string; "text"?: string; "to"?: string };
+
+export type RetinueOperationsNotificationsListing = { "unread"?: boolean; "limit"?: number; "before"?: string };
+
+export type RetinueOperationsNotificationsWhich = { "id"?: string; "all"?: boolean };
+
 export type RetinueOperationsPluginsChange = { "name": string; "settings": Record<string, unknown> };
 
 export type RetinueOperationsPluginsOne = { "name": string };
 
 export type RetinueOperationsPolicyExplained = { "agent": string; "tool": string; "verdict": Verdict; "because": string; "key": string; "findings": Array<FindingShown>; "would-grant": Array<string>; "warnings": Array<string> };
+
+export type RetinueOperationsPreferencesSet = { "key": string; "value": unknown };
+
+export type RetinueOperationsQuestionnairesById = { "id": string };
+
+export type RetinueOperationsQuestionnairesListing = { "open"?: boolean; "limit"?: number; "before"?: string };
+
+export type RetinueOperationsRunListList = { "agent"?: string; "session"?: string; "person"?: string; "sender"?: string; "status"?: RunStatus | null; "model"?: string; "since"?: string; "until"?: string; "limit"?: number; "cursor"?: string };
 
 export type RetinueOperationsRunsById = { "id": string };
 
@@ -493,6 +563,10 @@ export interface Operations {
   "approval.answer": { asked: Answer; answered: ApprovalAnswered; effect: true };
   /** How a run came out: its status, the models that were asked, tokens and cost. */
   "run.show": { asked: RetinueOperationsRunsById; answered: RunResult; effect: false };
+  /** List runs, newest first, with what each took and how it came out. */
+  "run.list": { asked: RetinueOperationsRunListList; answered: RunsListed; effect: false };
+  /** Tell a run act by act: models, tools, questions and mail, with moments and cost. */
+  "run.trace": { asked: RetinueOperationsRunsById; answered: RunTraced; effect: false };
   /** Give a session out as files. */
   "session.export": { asked: OfSession; answered: SessionExported; effect: false };
   /** Make a session from files. */
@@ -504,7 +578,7 @@ export interface Operations {
   /** Take an agent on. */
   "agent.register": { asked: Register; answered: AgentRegistered; effect: true };
   /** Change an agent. */
-  "agent.set": { asked: Set; answered: AgentChanged; effect: true };
+  "agent.set": { asked: RetinueOperationsAgentsSet; answered: AgentChanged; effect: true };
   /** List what an agent has been. */
   "agent.versions": { asked: Versions; answered: AgentVersionsListed; effect: false };
   /** Compare two versions of an agent. */
@@ -518,7 +592,7 @@ export interface Operations {
   /** Show which models would be asked now, and why. */
   "model.show": { asked: RetinueOperationsModelsShow; answered: ModelsShown; effect: false };
   /** Which credentials there are for models, and how they fared. Keys are not shown. */
-  "credential.list": { asked: Which; answered: CredentialsListed; effect: false };
+  "credential.list": { asked: RetinueOperationsCredentialsWhich; answered: CredentialsListed; effect: false };
   /** Add a credential, for the house or for one agent. */
   "credential.add": { asked: Add; answered: CredentialShown; effect: true };
   /** Remove a credential, and the key that was put away for it. */
@@ -566,7 +640,7 @@ export interface Operations {
   /** Who is here, and what waits for you. */
   "house.status": { asked: Nothing; answered: HouseStatus; effect: false };
   /** Everything a client shows first, and the cursor from which its news goes on. */
-  "house.state": { asked: Nothing; answered: HouseState; effect: false };
+  "house.state": { asked: RetinueOperationsHouseState; answered: HouseState; effect: false };
   /** Prove that nothing is lost. */
   "house.ledger": { asked: Nothing; answered: LedgerChecked; effect: false };
   /** Tell why something became what it is. */
@@ -637,6 +711,28 @@ export interface Operations {
   "audit.export": { asked: RetinueOperationsAuditExport; answered: AuditExported; effect: false };
   /** Look for what is wrong with the house, and say what to do. */
   "house.doctor": { asked: Doctor; answered: HouseExamined; effect: false };
+  /** Put something where a person notices it. */
+  "notification.create": { asked: RetinueOperationsNotificationsCreate; answered: NotificationCreated; effect: true };
+  /** List your notifications, newest first. */
+  "notification.list": { asked: RetinueOperationsNotificationsListing; answered: NotificationsListed; effect: false };
+  /** Mark notifications as read. */
+  "notification.read": { asked: RetinueOperationsNotificationsWhich; answered: NotificationsChanged; effect: true };
+  /** Take notifications away. */
+  "notification.clear": { asked: RetinueOperationsNotificationsWhich; answered: NotificationsChanged; effect: true };
+  /** List questions with fields that were put to you, newest first. */
+  "questionnaire.list": { asked: RetinueOperationsQuestionnairesListing; answered: QuestionnairesListed; effect: false };
+  /** Show one questionnaire. */
+  "questionnaire.show": { asked: RetinueOperationsQuestionnairesById; answered: QuestionnaireShown; effect: false };
+  /** Answer a questionnaire; the agent goes on with what you say. */
+  "questionnaire.submit": { asked: Submit; answered: QuestionnaireSubmitted; effect: true };
+  /** Leave a questionnaire unanswered for good. */
+  "questionnaire.cancel": { asked: RetinueOperationsQuestionnairesById; answered: QuestionnaireCancelled; effect: true };
+  /** Show what you have set under a key. */
+  "preference.get": { asked: Get; answered: PreferenceShown; effect: false };
+  /** Show all that you have set. */
+  "preference.list": { asked: Nothing; answered: PreferencesListed; effect: false };
+  /** Keep a small value for yourself, the same on every device. */
+  "preference.set": { asked: RetinueOperationsPreferencesSet; answered: PreferenceShown; effect: true };
 }
 
 export type Refused = Refusal;
@@ -667,6 +763,8 @@ export const routes: { [Name in keyof Operations]: string } = {
   "session.queue": "/api/session/queue",
   "approval.answer": "/api/approval/answer",
   "run.show": "/api/run/show",
+  "run.list": "/api/run/list",
+  "run.trace": "/api/run/trace",
   "session.export": "/api/session/export",
   "session.import": "/api/session/import",
   "agent.list": "/api/agent/list",
@@ -739,4 +837,15 @@ export const routes: { [Name in keyof Operations]: string } = {
   "audit.verify": "/api/audit/verify",
   "audit.export": "/api/audit/export",
   "house.doctor": "/api/house/doctor",
+  "notification.create": "/api/notification/create",
+  "notification.list": "/api/notification/list",
+  "notification.read": "/api/notification/read",
+  "notification.clear": "/api/notification/clear",
+  "questionnaire.list": "/api/questionnaire/list",
+  "questionnaire.show": "/api/questionnaire/show",
+  "questionnaire.submit": "/api/questionnaire/submit",
+  "questionnaire.cancel": "/api/questionnaire/cancel",
+  "preference.get": "/api/preference/get",
+  "preference.list": "/api/preference/list",
+  "preference.set": "/api/preference/set",
 };
