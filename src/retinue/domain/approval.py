@@ -34,6 +34,7 @@ class Approval:
     asked_at: datetime
     expires_at: datetime
     decided_by: str = ""
+    decided_at: datetime | None = None
     released: bool = False  # its run went on without the answer: a decision now makes a run of its own
     gives: tuple[Permission, ...] = ()  # what any yes gives these calls: what they reach for and nobody had granted
     would_grant: tuple[Permission, ...] = ()  # by a yes for longer than once; none where only these calls are meant

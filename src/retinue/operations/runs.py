@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 
@@ -99,14 +100,7 @@ def _result(conn: sa.Connection, *, desk: Desk, caller: Principal, text: str) ->
     assert run is not None  # found by its id, in the same picture of the store
     calls = model_calls.of_run(conn, id_)
     replied = [call for call in calls if call.failure is None and call.index == 0]
-    total = Usage(
-        input_tokens=sum(call.usage.input_tokens for call in calls),
-        output_tokens=sum(call.usage.output_tokens for call in calls),
-        cost_microusd=sum(call.settled_microusd for call in calls),
-        cache_read_tokens=sum(call.usage.cache_read_tokens for call in calls),
-        cache_write_tokens=sum(call.usage.cache_write_tokens for call in calls),
-        reasoning_tokens=sum(call.usage.reasoning_tokens for call in calls),
-    )
+    total = total_of(calls)
     return RunResult(
         id=run.id,
         session=run.session,
@@ -121,6 +115,18 @@ def _result(conn: sa.Connection, *, desk: Desk, caller: Principal, text: str) ->
         started_at=show(run.started_at, desk.zone),
         ended_at=show(run.ended_at, desk.zone) if run.ended_at else None,
         calls=[_shown(desk, call) for call in calls],
+    )
+
+
+def total_of(calls: Sequence[model_calls.CallMade]) -> Usage:
+    """What all of them took together."""
+    return Usage(
+        input_tokens=sum(call.usage.input_tokens for call in calls),
+        output_tokens=sum(call.usage.output_tokens for call in calls),
+        cost_microusd=sum(call.settled_microusd for call in calls),
+        cache_read_tokens=sum(call.usage.cache_read_tokens for call in calls),
+        cache_write_tokens=sum(call.usage.cache_write_tokens for call in calls),
+        reasoning_tokens=sum(call.usage.reasoning_tokens for call in calls),
     )
 
 

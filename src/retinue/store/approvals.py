@@ -108,6 +108,7 @@ def approval_of(row: sa.Row[Any]) -> Approval:
         asked_at=from_ms(row.asked_ms),
         expires_at=from_ms(row.expires_ms),
         decided_by=row.decided_by,
+        decided_at=from_ms(row.decided_ms) if row.decided_ms is not None else None,
         released=row.released,
         gives=tuple(permission.parse(tag) for tag in reach.gives),
         would_grant=tuple(permission.parse(tag) for tag in reach.would_grant),

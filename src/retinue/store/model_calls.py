@@ -35,6 +35,8 @@ class CallMade:
     next_move: str | None
     error: str | None
     at: datetime
+    ended_at: datetime | None
+    person: str  # for whom it was made; empty where it was for nobody
 
 
 def of_run(conn: sa.Connection, run: str) -> list[CallMade]:
@@ -60,6 +62,8 @@ def of_run(conn: sa.Connection, run: str) -> list[CallMade]:
             next_move=row.next_move,
             error=row.error,
             at=from_ms(row.at_ms),
+            ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
+            person=row.person,
         )
         for row in conn.execute(_of_run, {"run": run})
     ]

@@ -68,7 +68,7 @@ _NEXT = {
 
 def story(conn: sa.Connection, run: Run) -> list[Fact]:
     """Every fact of a run, cause before effect."""
-    own = _records(conn, run)
+    own = own_records(conn, run)
     facts = [_start(run), *_taken_up(conn, run), *_turns(conn, run, own)]
     if run.ended_at is not None:
         facts.append(_end(conn, run, turns=sum(isinstance(record.body, Reply) for record in own)))
@@ -102,7 +102,7 @@ def _end(conn: sa.Connection, run: Run, *, turns: int) -> Fact:
     return fact(to_ms(run.ended_at), said)
 
 
-def _records(conn: sa.Connection, run: Run) -> list[Record]:
+def own_records(conn: sa.Connection, run: Run) -> list[Record]:
     """What a run wrote stands together, but for silent mail in between, which belongs to no run."""
     found, _ = records.read(conn, run.session, first=run.first_seq, last=run.first_seq + RECORDS_READ_MAX - 1)
     own: list[Record] = []

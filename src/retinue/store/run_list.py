@@ -1,0 +1,156 @@
+"""Runs as people look through them: newest first, a page at a time.
+
+A page walks the index of a session, or those of all agents side by side, and looks at a bounded number of runs. What
+the walk leaves for the next page begins where it stopped, also where a filter has let nothing through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.run import Run, RunStatus, StepKind
+from retinue.store import sight
+from retinue.store import tables as t
+from retinue.store.mail import MS_LAST
+from retinue.store.runs import run_of
+from retinue.store.sight import Scope, is_under, me, scope_of, under
+
+LOOKED_AT_MAX = 20_000  # runs, for one page
+
+_b = sa.bindparam
+_r, _m = t.runs, t.money
+_status = _b("status", type_=sa.String)
+_sender = _b("sender", type_=sa.String)
+_person = _b("person", type_=sa.String)
+_model = _b("model", type_=sa.String)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the list one stands: behind the run that began then and has this id."""
+
+    started_ms: int = 2**62
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which runs. What is empty means all; `model` is as its provider calls it, or with that name before it."""
+
+    session: str = ""
+    agents: Sequence[str] = ()  # where no session is named
+    status: RunStatus | None = None
+    sender: str = ""
+    person: str = ""
+    model: str = ""
+    since_ms: int = 0
+    until_ms: int = MS_LAST
+
+
+def _walk(column: sa.Column[Any]) -> sa.Select[Any, Any]:
+    behind = sa.or_(_r.c.started_ms < _b("at"), _r.c.id < _b("id"))
+    return (
+        sa.select(_r.c.id, _r.c.started_ms)
+        .where(
+            column == _b("of"),
+            _r.c.started_ms >= _b("since"),
+            _r.c.started_ms <= _b("until"),
+            _r.c.started_ms <= _b("at"),
+            behind,
+        )
+        .order_by(_r.c.started_ms.desc(), _r.c.id.desc())
+    )
+
+
+def _page(scope: Scope, column: sa.Column[Any]) -> sa.Select[Any]:
+    walked = _walk(column).limit(_b("looked")).subquery("walked")
+    nobody = t.word("''")
+    for_person = sa.or_(
+        _person == nobody,
+        is_under("whom", _r.c.sender),
+        sa.exists().where(_m.c.run == _r.c.id, _m.c.person == _person),
+    )
+    asked = sa.or_(
+        _model == nobody,
+        sa.exists().where(
+            _m.c.run == _r.c.id, sa.or_(_m.c.model == _model, _m.c.provider + t.word("'/'") + _m.c.model == _model)
+        ),
+    )
+    return (
+        sa.select(_r)
+        .join_from(walked, _r, walked.c.id == _r.c.id)
+        .where(
+            sa.or_(_status == nobody, _r.c.status == _status),
+            sa.or_(_sender == nobody, is_under("sender", _r.c.sender)),
+            for_person,
+            asked,
+            sight.in_sessions(scope, _r.c.session),
+        )
+        .order_by(walked.c.started_ms.desc(), walked.c.id.desc())
+        .limit(_b("limit"))
+    )
+
+
+_of_agent = sight.per_scope(lambda scope: _page(scope, _r.c.agent))
+_of_session = sight.per_scope(lambda scope: _page(scope, _r.c.session))
+_agent_floor = _walk(_r.c.agent).limit(1).offset(_b("looked"))
+_session_floor = _walk(_r.c.session).limit(1).offset(_b("looked"))
+_who_ran = sa.select(t.agents.c.name)
+_counts = (
+    sa.select(t.steps.c.kind, sa.func.count())
+    .where(t.steps.c.run == _b("run"), sa.or_(t.steps.c.kind == t.word(f"'{StepKind.TOOL}'"), t.steps.c.idx == 0))
+    .group_by(t.steps.c.kind)
+)
+
+
+def page(
+    conn: sa.Connection, wanted: Wanted, *, after: Place, limit: int, seen_by: Principal = HOUSE
+) -> tuple[list[Run], Place | None]:
+    """Runs that fit, newest first; and where the next page begins, if there may be one."""
+    pages, floor = (_of_session, _session_floor) if wanted.session else (_of_agent, _agent_floor)
+    sources = [wanted.session] if wanted.session else wanted.agents or conn.execute(_who_ran).scalars().all()
+    # One beyond the page of each, however many they are: the newest of all are among them.
+    looked = max(limit + 1, LOOKED_AT_MAX // max(1, len(sources)))
+    where = {
+        "since": wanted.since_ms,
+        "until": wanted.until_ms,
+        "at": after.started_ms,
+        "id": after.id or "g",  # after every id
+        "looked": looked,
+    }
+    fits = {
+        "status": wanted.status.value if wanted.status else "",
+        "person": wanted.person,
+        "model": wanted.model,
+        "limit": limit + 1,
+        **under("sender", wanted.sender),
+        **under("whom", f"person:{wanted.person}"),
+        **me(seen_by),
+    }
+    rows: list[Any] = []
+    floors: list[Place] = []
+    for source in sources:
+        found = conn.execute(pages[scope_of(seen_by)], {"of": source, **where, **fits}).all()
+        rows += found
+        if len(found) <= limit and (row := conn.execute(floor, {"of": source, **where, "looked": looked - 1}).first()):
+            floors.append(Place(row.started_ms, row.id))
+    rows.sort(key=lambda row: (row.started_ms, row.id), reverse=True)
+    # Beyond where one of the walks has stopped, nobody knows what of it comes next.
+    stop = max(floors, key=lambda place: (place.started_ms, place.id), default=None)
+    if stop is not None:
+        rows = [row for row in rows if (row.started_ms, row.id) >= (stop.started_ms, stop.id)]
+    shown = [run_of(row) for row in rows[:limit]]
+    if len(rows) > limit:
+        return shown, Place(rows[limit - 1].started_ms, rows[limit - 1].id)
+    return shown, stop
+
+
+def counts(conn: sa.Connection, run: str) -> tuple[int, int]:
+    """How many turns a run has begun and how many tools it has called, as long as its steps are kept."""
+    found = {str(row[0]): int(row[1]) for row in conn.execute(_counts, {"run": run})}
+    return found.get(StepKind.MODEL, 0), found.get(StepKind.TOOL, 0)
