@@ -1,0 +1,10 @@
+import { mount } from "svelte";
+import App from "./App.svelte";
+import { house } from "./lib/house.svelte";
+import "./lib/theme.svelte";
+import "./styles/tokens.css";
+import "./styles/base.css";
+
+const target = document.getElementById("app");
+if (target) mount(App, { target });
+void house.open();
