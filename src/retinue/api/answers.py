@@ -20,6 +20,7 @@ from retinue.domain.errors import (
     RetinueError,
     StoreError,
     TooLarge,
+    Unfit,
 )
 
 Headers = list[tuple[bytes, bytes]]
@@ -105,6 +106,8 @@ def form_of(error: RetinueError) -> dict[str, Any]:
     }
     if isinstance(error, Ambiguous):
         form |= {"candidates": error.candidates, "matches": error.matches}
+    if isinstance(error, Unfit):
+        form["fields"] = error.fields
     if isinstance(error, TooMany):
         form["retry-after-s"] = math.ceil(error.retry_after_s)
     return form

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class RetinueError(Exception):
     """Something went wrong in a way we can explain.
@@ -32,6 +34,22 @@ class Invalid(RetinueError):
     """What was asked cannot be understood; nothing was changed."""
 
     code = "input.invalid"
+
+
+class Unfit(Invalid):
+    """Several things in what was asked are wrong: `fields` says of each, by its name, what."""
+
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        fields: Mapping[str, str],
+        because: str = "",
+        try_this: str = "",
+        code: str | None = None,
+    ) -> None:
+        super().__init__(sentence, because=because, try_this=try_this, code=code)
+        self.fields = fields
 
 
 class NotFound(RetinueError):

@@ -14,6 +14,8 @@ RunId = NewType("RunId", str)
 ApprovalId = NewType("ApprovalId", str)
 TokenId = NewType("TokenId", str)
 GrantId = NewType("GrantId", str)
+NotificationId = NewType("NotificationId", str)
+QuestionnaireId = NewType("QuestionnaireId", str)
 
 ID_LENGTH = 32
 SHORT_LENGTH = 8

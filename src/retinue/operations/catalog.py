@@ -17,9 +17,14 @@ from retinue.operations import (
     mail,
     mcp,
     models,
+    notifications,
     people,
     plugins,
     policy,
+    preferences,
+    questionnaires,
+    run_list,
+    run_trace,
     runs,
     sessions,
     skills,
@@ -35,6 +40,8 @@ OPERATIONS: dict[str, Operation] = {
         mail,
         sessions,
         runs,
+        run_list,
+        run_trace,
         exports,
         agents,
         models,
@@ -52,6 +59,9 @@ OPERATIONS: dict[str, Operation] = {
         mcp,
         audit,
         doctor,
+        notifications,
+        questionnaires,
+        preferences,
     )
     for operation in module.OPERATIONS
 }

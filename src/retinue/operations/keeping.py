@@ -80,6 +80,8 @@ class HousePurged(msgspec.Struct, frozen=True, rename="kebab"):
     keys: int
     answers: int
     tokens: int
+    notifications: int
+    questionnaires: int
     files: int
 
 
@@ -91,7 +93,8 @@ class HouseBackedUp(msgspec.Struct, frozen=True, rename="kebab"):
     verified: bool
 
 
-NOTHING = Went(dict.fromkeys(("envelopes", "news", "runs", "keys", "answers", "tokens", "files"), 0))
+_KINDS = ("envelopes", "news", "runs", "keys", "answers", "tokens", "notifications", "questionnaires", "files")
+NOTHING = Went(dict.fromkeys(_KINDS, 0))
 
 
 async def purge(desk: Desk, caller: Principal, asked: Purge) -> HousePurged:

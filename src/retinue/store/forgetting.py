@@ -55,6 +55,11 @@ _blank_mail = (
     .where(sight.envelopes(Scope.PERSON), t.envelopes.c.text != FORGOTTEN)
     .values(text=FORGOTTEN, attachments=None, context=None)
 )
+_theirs = tuple(
+    table.delete().where(table.c.person == _b("the_person"))
+    for table in (t.notifications, t.questionnaires, t.preferences)
+)
+_asked_in = t.questionnaires.delete().where(t.questionnaires.c.session == _b("the_session"))
 _unshare = t.shares.delete().where(t.shares.c.person == _b("my_name"))
 
 
@@ -82,6 +87,8 @@ def forget(conn: sa.Connection, *, person: str, now_ms: int) -> Forgotten:
     envelopes = conn.execute(_blank_mail, _as(person)).rowcount
     records = sum(_blank(conn, session, page.at_ms) for session in sessions)
     tokens.revoke_all(conn, str(address.person(person)), at_ms=page.at_ms)
+    for statement in _theirs:
+        conn.execute(statement, {"the_person": person})
     spending.forget_person(conn, person)
     people.forget(conn, person, at_ms=page.at_ms)
     page.close()
@@ -96,7 +103,7 @@ def _blank(conn: sa.Connection, session: SessionId, at_ms: int) -> int:
     for row in conn.execute(_approvals, {"session": session}).all():
         calls = tuple(replace(call, arguments={}) for call in _calls.decode(row.calls))
         conn.execute(_blank_approval, {"the_id": row.id, "new_calls": _encode(calls).decode()})
-    for statement in (_blank_runs, _blank_steps, _blank_news):
+    for statement in (_blank_runs, _blank_steps, _blank_news, _asked_in):
         conn.execute(statement, {"the_session": session})
     conn.execute(_blank_session, {"the_session": session, "now": at_ms})
     return len(rows)

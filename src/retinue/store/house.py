@@ -59,7 +59,7 @@ class Page:
         person: str | None = None,
         **body: Any,
     ) -> None:
-        """`person`: for them alone, and for the owner, where it belongs to no session."""
+        """`person`: for them too, whether or not they see its session."""
         self._news_seq += 1
         self._news.append(
             {

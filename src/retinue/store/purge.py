@@ -313,16 +313,21 @@ def _is_forgotten(conn: sa.Connection, id_: str, before_ms: int) -> bool:
     return True
 
 
-# Keys, answers and tokens that are past their time. All three are small: counted as they go.
+# Keys, answers and the like that are past their time. All of them are small: counted as they go.
 
 _old_keys = t.purged.c.purged_ms < _b("before")
 _old_answers = t.answers.c.at_ms < _b("before")
 # Not what was merely revoked: the hash of a revoked token must stay known, or its file would be taken for a new one.
 _old_tokens = sa.and_(t.tokens.c.expires_ms.is_not(None), t.tokens.c.expires_ms < _b("before"))
+# What nobody has read stays: each person has a bounded number of them.
+_old_notifications = sa.and_(t.notifications.c.read_ms.is_not(None), t.notifications.c.at_ms < _b("before"))
+_old_questionnaires = t.questionnaires.c.expires_ms < _b("before")
 _PAST: tuple[tuple[str, Any, Any], ...] = (
     ("keys", t.purged, _old_keys),
     ("answers", t.answers, _old_answers),
     ("tokens", t.tokens, _old_tokens),
+    ("notifications", t.notifications, _old_notifications),
+    ("questionnaires", t.questionnaires, _old_questionnaires),
 )
 _count_past = {name: sa.select(sa.func.count()).select_from(table).where(where) for name, table, where in _PAST}
 _some_past = {
@@ -339,7 +344,7 @@ def count_past(conn: sa.Connection, *, before_ms: int) -> dict[str, int]:
 
 
 def purge_past(conn: sa.Connection, *, before_ms: int, now_ms: int) -> dict[str, int]:
-    """Keys of what was purged, answers to keyed requests and expired tokens, some of each. Says how many."""
+    """Keys of what was purged, answers to keyed requests, expired tokens and the like, some of each. Says how many."""
     page = Page(conn, now_ms)
     went: dict[str, int] = {}
     for name, table, _where in _PAST:

@@ -567,7 +567,7 @@ news = sa.Table(
     sa.Column("record_seq", sa.BigInteger),
     sa.Column("body", sa.Text),
     _ms("at_ms"),
-    sa.Column("person", sa.String(64)),  # whom it is for, where it belongs to nobody else and to no session
+    sa.Column("person", sa.String(64)),  # whom it is for, beside whoever sees its session
 )
 sa.Index("ix_news_session", news.c.session, news.c.seq)
 

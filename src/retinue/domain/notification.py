@@ -1,0 +1,27 @@
+"""Notifications: short words that someone is to notice when they next look. Nobody answers one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from retinue.domain.ids import NotificationId, SessionId
+from retinue.domain.trust import Trust
+
+TITLE_LENGTH_MAX = 120
+TEXT_LENGTH_MAX = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notification:
+    """`sender` is the address of whoever made it. `trust` is that of its words: untrusted ones are shown as such."""
+
+    id: NotificationId
+    person: str
+    sender: str
+    title: str
+    text: str
+    trust: Trust
+    at: datetime
+    session: SessionId | None = None
+    read_at: datetime | None = None

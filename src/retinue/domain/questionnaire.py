@@ -1,0 +1,72 @@
+"""Questionnaires: questions with fields that an agent puts to a person. The answers come back as an envelope."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from retinue.domain.ids import EnvelopeId, QuestionnaireId, RunId, SessionId
+from retinue.domain.trust import Trust
+
+Answer = str | int | float | bool | list[str] | None
+"""What was said to one field; None where nothing was."""
+
+
+class FieldKind(StrEnum):
+    TEXT = "text"
+    CHOICE = "choice"  # one of the options
+    SEVERAL = "several"  # any of the options
+    NUMBER = "number"
+    YES_NO = "yes-no"
+
+
+class QuestionnaireState(StrEnum):
+    OPEN = "open"
+    ANSWERED = "answered"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"  # never stored: it is what an open one is after its time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One question. `name` is how its answer is called, `label` what the person reads.
+
+    `least` and `most` are of a number, of the length of a text, or of how many options are picked.
+    """
+
+    name: str
+    label: str
+    kind: FieldKind
+    required: bool = False
+    options: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Questionnaire:
+    """`trust` is that of what the agent knew as it wrote the questions: options that are picked are its words."""
+
+    id: QuestionnaireId
+    person: str
+    agent: str
+    session: SessionId
+    run: RunId
+    title: str
+    fields: tuple[Field, ...]
+    trust: Trust
+    asked_at: datetime
+    expires_at: datetime
+    state: QuestionnaireState = QuestionnaireState.OPEN
+    ended_at: datetime | None = None
+    ended_by: str = ""
+    answers: Mapping[str, Answer]
+    envelope: EnvelopeId | None = None
+
+    def state_at(self, now: datetime) -> QuestionnaireState:
+        """Nobody has to tell an open one that its time is over."""
+        if self.state is QuestionnaireState.OPEN and now >= self.expires_at:
+            return QuestionnaireState.EXPIRED
+        return self.state

@@ -1,0 +1,288 @@
+"""What one can ask about questionnaires: the questions an agent put to a person, and the answers it waits for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.envelope import Draft
+from retinue.domain.errors import Conflict, NotAllowed, NotFound, Unfit
+from retinue.domain.ids import EnvelopeId, derived, prefix, short
+from retinue.domain.principal import Principal
+from retinue.domain.questionnaire import Field, FieldKind, Questionnaire, QuestionnaireState
+from retinue.domain.times import show, to_ms
+from retinue.domain.trust import Trust
+from retinue.mailroom.inbox import Wake, check, enter
+from retinue.operations.base import Desk, Operation
+from retinue.policy.questionnaires import faults, given, in_words, trust_of
+from retinue.store import agents, questionnaires, sessions
+from retinue.store.house import Page
+
+LISTED_MAX = 50
+SENT_AT_ONCE_MAX = 100  # answers in one submit, before they are looked at
+
+Said = str | int | float | bool | list[str] | None
+Meta = msgspec.Meta
+
+
+class Listing(msgspec.Struct, forbid_unknown_fields=True):
+    open: Annotated[bool, Meta(description="only those that can still be answered")] = False
+    limit: int = 20
+    before: Annotated[str, Meta(description="the id that the page before gave as next")] = ""
+
+
+class ById(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+
+
+class Submit(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    answers: Annotated[
+        dict[str, Said], Meta(max_length=SENT_AT_ONCE_MAX, description="for each field by its name what you answer")
+    ]
+
+
+class FieldShown(msgspec.Struct, frozen=True):
+    name: str
+    label: str
+    kind: FieldKind
+    required: bool
+    options: list[str]
+    least: float | None
+    most: float | None
+
+
+class QuestionnaireShown(msgspec.Struct, frozen=True, rename="kebab"):
+    """`untrusted`: the agent had read words from outside when it wrote these."""
+
+    id: str
+    short: str
+    state: QuestionnaireState
+    title: str
+    agent: str
+    session: str
+    to: str
+    asked_at: str
+    expires_at: str
+    untrusted: bool
+    fields: list[FieldShown]
+    answers: dict[str, Said]
+    ended_by: str
+    envelope: str | None
+
+
+class QuestionnairesListed(msgspec.Struct, frozen=True):
+    """`next` is the `before` of the page after this one."""
+
+    questionnaires: list[QuestionnaireShown]
+    next: str | None
+
+
+class QuestionnaireSubmitted(msgspec.Struct, frozen=True):
+    """`envelope` carries the answers to the agent."""
+
+    id: str
+    envelope: str
+    session: str
+
+
+class QuestionnaireCancelled(msgspec.Struct, frozen=True):
+    id: str
+    state: QuestionnaireState
+
+
+async def listed(desk: Desk, caller: Principal, asked: Listing) -> QuestionnairesListed:
+    limit = max(1, min(asked.limit, LISTED_MAX))
+
+    def body(conn: sa.Connection) -> list[Questionnaire]:
+        before = _one(conn, caller, asked.before) if asked.before else None
+        now_ms = to_ms(desk.clock.now())
+        return questionnaires.listed(
+            conn, seen_by=caller, limit=limit + 1, now_ms=now_ms, only_open=asked.open, before=before
+        )
+
+    found = await desk.store.scan(body)
+    shown = [_form(desk, each) for each in found[:limit]]
+    return QuestionnairesListed(shown, next=shown[-1].id if len(found) > limit else None)
+
+
+async def show_one(desk: Desk, caller: Principal, asked: ById) -> QuestionnaireShown:
+    return _form(desk, await desk.store.scan(lambda conn: _one(conn, caller, asked.id)))
+
+
+async def submit(desk: Desk, caller: Principal, asked: Submit) -> QuestionnaireSubmitted:
+    """The answers are kept and sent to the agent in one commit. What does not fit changes nothing."""
+
+    def body(conn: sa.Connection) -> tuple[QuestionnaireSubmitted, tuple[Wake, ...]]:
+        page = Page(conn, to_ms(desk.clock.now()))
+        found = _to_answer(conn, desk, caller, asked.id)
+        if wrong := faults(found.fields, asked.answers):
+            raise Unfit(
+                "these answers do not fit",
+                because="; ".join(f"{name}: {fault}" for name, fault in wrong.items()),
+                try_this="put these right and send all answers again",
+                code="questionnaire.answers-unfit",
+                fields=wrong,
+            )
+        _refuse_gone(conn, found)
+        answers = given(found.fields, asked.answers)
+        draft = Draft(
+            id=EnvelopeId(derived(found.id, "answers")),
+            sender=caller.address,
+            recipient=address.agent(found.agent, found.session),
+            text=in_words(found, answers),
+            source=str(caller.address),
+            key=f"{found.id}/answers",
+            trust=trust_of(found, answers, caller.trust),
+        )
+        check(draft)  # all answers together may be more than one envelope holds
+        by = str(caller.address)
+        questionnaires.end(page, found, QuestionnaireState.ANSWERED, by=by, answers=answers, envelope=draft.id)
+        entered = enter(page, draft, strict=True)
+        page.close()
+        return QuestionnaireSubmitted(found.id, envelope=draft.id, session=found.session), entered.wakes
+
+    def answered(done: tuple[QuestionnaireSubmitted, tuple[Wake, ...]] | None) -> None:
+        for wake in done[1] if done else ():
+            desk.engine.wake(wake)
+
+    return (await desk.store.write(body, point="questionnaire", then=answered))[0]
+
+
+async def cancel(desk: Desk, caller: Principal, asked: ById) -> QuestionnaireCancelled:
+    """Nobody will answer it. The agent is not told: it has gone on without."""
+
+    def body(conn: sa.Connection) -> Questionnaire:
+        page = Page(conn, to_ms(desk.clock.now()))
+        found = _to_answer(conn, desk, caller, asked.id)
+        questionnaires.end(page, found, QuestionnaireState.CANCELLED, by=str(caller.address))
+        page.close()
+        return found
+
+    found = await desk.store.write(body, point="questionnaire")
+    return QuestionnaireCancelled(found.id, QuestionnaireState.CANCELLED)
+
+
+def _to_answer(conn: sa.Connection, desk: Desk, caller: Principal, text: str) -> Questionnaire:
+    """An open one that is the caller's to answer."""
+    found = _one(conn, caller, text)
+    if not caller.sees_all and caller.address != address.person(found.person):
+        raise NotAllowed(
+            f"questionnaire {short(found.id)} is not yours to answer",
+            because=f"it was put to {found.person}",
+            try_this="leave it to them, or to the owner of this house",
+            code="questionnaire.not-yours",
+        )
+    state = found.state_at(desk.clock.now())
+    if state is not QuestionnaireState.OPEN:
+        raise Conflict(
+            f"questionnaire {short(found.id)} is {state}",
+            because=f"it was {state} by {found.ended_by}" if found.ended_by else "its time was over",
+            try_this="write to the agent instead",
+            code="questionnaire.not-open",
+        )
+    return found
+
+
+def _refuse_gone(conn: sa.Connection, found: Questionnaire) -> None:
+    """A conversation that was deleted is not begun again by an answer to it."""
+    session = sessions.get(conn, found.session)
+    if session is None or session.deleted_at is not None or agents.find(conn, found.agent) is None:
+        raise Conflict(
+            "nobody waits for these answers any more",
+            because="the conversation they belong to was deleted, or its agent has gone",
+            try_this="cancel the questionnaire",
+            code="questionnaire.nobody-waits",
+        )
+
+
+def _one(conn: sa.Connection, caller: Principal, text: str) -> Questionnaire:
+    found = questionnaires.find(conn, prefix(text), seen_by=caller)
+    if not found:
+        raise NotFound(
+            f"no questionnaire {short(text)}",
+            because="none that you see has an id that begins so",
+            try_this="copy it from the list",
+            code="questionnaire.not-found",
+        )
+    if len(found) > 1:
+        raise Conflict(
+            f"{short(text)} fits several questionnaires",
+            because="their ids begin alike",
+            try_this="give more digits of the id",
+            code="questionnaire.ambiguous",
+        )
+    return found[0]
+
+
+def _form(desk: Desk, found: Questionnaire) -> QuestionnaireShown:
+    return QuestionnaireShown(
+        id=found.id,
+        short=short(found.id),
+        state=found.state_at(desk.clock.now()),
+        title=found.title,
+        agent=found.agent,
+        session=found.session,
+        to=str(address.person(found.person)),
+        asked_at=show(found.asked_at, desk.zone),
+        expires_at=show(found.expires_at, desk.zone),
+        untrusted=found.trust is Trust.UNTRUSTED,
+        fields=[_field_form(field) for field in found.fields],
+        answers=dict(found.answers),
+        ended_by=found.ended_by,
+        envelope=found.envelope,
+    )
+
+
+def _field_form(field: Field) -> FieldShown:
+    return FieldShown(
+        name=field.name,
+        label=field.label,
+        kind=field.kind,
+        required=field.required,
+        options=list(field.options),
+        least=field.least,
+        most=field.most,
+    )
+
+
+OPERATIONS = (
+    Operation(
+        name="questionnaire.list",
+        summary="List questions with fields that were put to you, newest first.",
+        parameters=Listing,
+        handler=listed,
+        permission=PermissionLevel.RESTRICTED,
+        result=QuestionnairesListed,
+    ),
+    Operation(
+        name="questionnaire.show",
+        summary="Show one questionnaire.",
+        parameters=ById,
+        handler=show_one,
+        permission=PermissionLevel.RESTRICTED,
+        result=QuestionnaireShown,
+    ),
+    Operation(
+        name="questionnaire.submit",
+        summary="Answer a questionnaire; the agent goes on with what you say.",
+        parameters=Submit,
+        handler=submit,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+        result=QuestionnaireSubmitted,
+    ),
+    Operation(
+        name="questionnaire.cancel",
+        summary="Leave a questionnaire unanswered for good.",
+        parameters=ById,
+        handler=cancel,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+        result=QuestionnaireCancelled,
+    ),
+)
