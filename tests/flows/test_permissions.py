@@ -32,6 +32,8 @@ from retinue.domain.agent import Agent
 from retinue.domain.envelope import Context, Outcome
 from retinue.domain.errors import Conflict
 from retinue.domain.session import Origin, OriginKind
+from retinue.domain.trust import Trust
+from retinue.engine import approvals
 from retinue.store import people
 from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector
@@ -126,6 +128,35 @@ async def test_a_background_request_reaches_the_person_of_the_last_conversation_
     await house.outcome((await house.post("what was that?", recipient="agent:cleo")).envelope)
     read = read_by(household.model.prompts[-1])
     assert presented in read and decided in read
+
+
+@pytest.mark.parametrize("trust", [Trust.UNTRUSTED, Trust.PRIVATE])
+@pytest.mark.parametrize("allow", [True, False])
+async def test_what_a_stranger_had_an_agent_ask_for_is_no_better_where_another_agent_hears_of_it(
+    household: Household, desk: DeskHouse, trust: Trust, allow: bool
+) -> None:
+    house = desk.house
+    await house.outcome((await house.post("hello", sender="person:maria", recipient="agent:cleo")).envelope)
+    await house.outcome((await house.post(WISH, sender=CLOCK, origin=NIGHT, trust=trust)).envelope)
+    await desk.ask(MARIA, "approval.answer", id=await open_question(house), allow=allow)
+    await house.quiet()
+    found = await rows(house, "SELECT trust FROM envelopes WHERE silent AND recipient LIKE 'agent:cleo/%' ORDER BY seq")
+    believed = Trust.UNTRUSTED if trust is Trust.UNTRUSTED else Trust.AGENT
+    assert [row.trust for row in found] == [believed, believed], "asked, and decided"
+
+
+async def test_what_is_too_long_to_look_through_is_not_believed(
+    household: Household, desk: DeskHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = desk.house
+    monkeypatch.setattr(approvals, "RECORDS_READ_MAX", 4)
+    await house.outcome((await house.post("hello", sender="person:maria", recipient="agent:cleo")).envelope)
+    for number in range(2):
+        wish = do("request_permission", permission=f"read:/srv/{number}", reason="to look")
+        await house.outcome((await house.post(wish, sender=CLOCK, origin=NIGHT, trust=Trust.PRIVATE)).envelope)
+    await house.quiet()
+    found = await rows(house, "SELECT trust FROM envelopes WHERE silent AND recipient LIKE 'agent:cleo/%' ORDER BY seq")
+    assert [row.trust for row in found] == [Trust.AGENT, Trust.UNTRUSTED]
 
 
 async def test_a_guests_conversation_hears_of_no_request(household: Household, desk: DeskHouse) -> None:

@@ -24,7 +24,7 @@ from retinue.domain.ids import ApprovalId, EnvelopeId, GrantId, RunId, SessionId
 from retinue.domain.permission import Permission
 from retinue.domain.person import Role
 from retinue.domain.principal import LEVEL_OF, Principal
-from retinue.domain.record import RecordKind
+from retinue.domain.record import RecordKind, least_believed
 from retinue.domain.run import Run
 from retinue.domain.session import Session, Wakefulness
 from retinue.domain.text import clipped_bytes, storable
@@ -47,7 +47,7 @@ ESCALATED_AT_ONCE_MAX = 100
 CONVERSATIONS_LOOKED_AT_MAX = 20  # for the last one of somebody who can be asked
 WORDS_LENGTH_MAX = 2_000  # of what is said with a decision
 OPEN_IN_SESSION_MAX = 20  # questions for permissions
-RECORDS_READ_MAX = 200  # of a room, for who writes there
+RECORDS_READ_MAX = 200  # of a room, for who writes there; of a context, for what was read there
 FOR_ANOTHER_S = 86_400.0  # how long an agent has what another has asked for on its behalf, unless for good
 
 
@@ -311,9 +311,17 @@ def _tell_beside(
         key=f"{approval.id}/{_beside(purpose)}",
         kind=Kind.SYSTEM,
         silent=True,
-        trust=Trust.AGENT,
+        trust=_believed(page, asker),
     )
     return enter(page, draft).wakes
+
+
+def _believed(page: Page, session: Session) -> Trust:
+    """How far words of an agent can be believed: as all that it knows. What is too long to look through is not."""
+    first = session.context_from
+    found, damaged = records.read(page.conn, session.id, first=first, last=first + RECORDS_READ_MAX)
+    doubted = damaged or len(found) > RECORDS_READ_MAX or least_believed(found) is Trust.UNTRUSTED
+    return Trust.UNTRUSTED if doubted else Trust.AGENT
 
 
 def _beside(purpose: str) -> str:
