@@ -1,7 +1,8 @@
-"""A closed house, looked at: what the command line becomes when nobody answers and the store alone can tell.
+"""A closed house, looked at: what the command line asks when nobody answers and the store alone can tell.
 
-`python -m retinue.offline OPERATION PARAMETERS [--json]`. It takes the house's lock, so that nobody opens the house
-meanwhile, and opens the store read-only. Rights, validation and sight are those of the open house, for the same token.
+`python -m retinue.offline OPERATION PARAMETERS` says in JSON what the house would, or what went wrong. It takes the
+house's lock, so that nobody opens the house meanwhile, and opens the store read-only. Rights, validation and sight are
+those of the open house, for the same token.
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ from sqlalchemy.pool import NullPool
 
 from retinue import __version__
 from retinue.config import Settings, examine
-from retinue.domain.errors import Ambiguous, NotAllowed, NotFound, RetinueError, StoreError
+from retinue.domain import address
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.errors import Ambiguous, Invalid, NotAllowed, NotFound, RetinueError, StoreError
 from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.domain.token import TokenKind, hash_of
-from retinue.operations.base import Desk, perform
+from retinue.domain.trust import Trust
+from retinue.operations.base import Desk, parse, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
-from retinue.operations.doctor import report
+from retinue.operations.doctor import Doctor, closedness, report
 from retinue.operations.health import Scene
 from retinue.operations.health import examine as examine_health
+from retinue.operations.security_facts import Ground
 from retinue.premises import instance_lock
 from retinue.real import RandomIds, RealClock, new_token
 from retinue.store import principals
@@ -43,11 +48,23 @@ from retinue.store.sqlite import configure
 
 T = TypeVar("T")
 
-AT_REST = ("house.ledger", "house.why", "house.doctor", "house.backup", "session.export")
+AT_REST = (
+    "house.ledger",
+    "house.why",
+    "house.doctor",
+    "house.backup",
+    "session.export",
+    "audit.list",
+    "audit.verify",
+    "audit.export",
+)
 """What can be asked of a closed house, as soon as there is an operation of that name. The command line knows them as
 `LOOKS_SELF`. Whoever adds one sees to it that its handler only reads the store, and wants nothing of the engine."""
 
-FAILED, USAGE, CLOSED, AMBIGUOUS = 1, 2, 3, 4
+FAILED, USAGE = 1, 2
+
+WHOEVER_IS_HERE = Principal(address=address.person("owner"), level=PermissionLevel.BOSS, trust=Trust.OWNER)
+"""Where there is no store to know anyone by: to these files they can do what the system lets them, with us or not."""
 
 
 class ClosedStore:
@@ -177,12 +194,10 @@ def _token(home: Path, environment: Mapping[str, str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    as_json = "--json" in arguments
-    words = [word for word in arguments if word != "--json"]
-    if len(words) != 2 or words[0] not in AT_REST:
-        sys.stderr.write("usage: python -m retinue.offline OPERATION PARAMETERS [--json]\n")
+    if len(arguments) != 2 or arguments[0] not in AT_REST:
+        sys.stderr.write("usage: python -m retinue.offline OPERATION PARAMETERS\n")
         return USAGE
-    operation, parameters = words
+    operation, parameters = arguments[0], arguments[1].encode()
     try:
         if operation not in OPERATIONS:
             raise _is_closed(f"{operation} is nothing that this version knows")
@@ -191,76 +206,41 @@ def main(arguments: list[str]) -> int:
         try:
             with closed_store(settings) as store:
                 token = _token(settings.home, os.environ)
-                heard = asyncio.run(answer(settings, store, operation, parameters.encode(), token))
+                heard = asyncio.run(answer(settings, store, operation, parameters, token))
         except RetinueError as error:
-            if operation != "house.doctor" or isinstance(error, NotAllowed):
+            if operation != "house.doctor" or isinstance(error, NotAllowed | Invalid):
                 raise
-            heard = asyncio.run(_without_a_store(settings, error))
+            heard = asyncio.run(_without_a_store(settings, error, parse(parameters, Doctor)))
     except RetinueError as error:
-        return _complain(error, as_json=as_json)
-    form: dict[str, Any] = json.loads(heard)
-    sys.stdout.write(heard.decode() + "\n" if as_json else "".join(f"{line}\n" for line in _lines(form)))
-    if (bad := _bad_news(operation, form)) is not None:
-        return _complain(bad, as_json=False)
+        sys.stdout.write(json.dumps({"error": _form(error)}, ensure_ascii=False) + "\n")
+        return FAILED
+    sys.stdout.write(heard.decode() + "\n")
     return 0
 
 
-async def _without_a_store(settings: Settings, trouble: RetinueError) -> bytes:
+async def _without_a_store(settings: Settings, trouble: RetinueError, asked: Doctor) -> bytes:
     """A doctor who comes although the store cannot be opened: that, too, is a finding."""
-    scene = Scene(home=settings.home, environment=os.environ, now=RealClock().now(), trouble=trouble)
-    return json.dumps(msgspec.to_builtins(report(await examine_health(scene)))).encode()
+    now = RealClock().now()
+    if asked.security or asked.fix:
+        ground = Ground(home=settings.home, environment=os.environ, now=now, trouble=trouble, quick=asked.quick)
+        found = await closedness(ground, WHOEVER_IS_HERE, fix=asked.fix)
+    else:
+        scene = Scene(home=settings.home, environment=os.environ, now=now, trouble=trouble, quick=asked.quick)
+        found = report(await examine_health(scene))
+    return msgspec.json.encode(found)
 
 
-def _bad_news(operation: str, form: dict[str, Any]) -> RetinueError | None:
-    """As the command line says it."""
-    if operation == "house.ledger" and not form["holds"]:
-        return RetinueError(
-            "the ledger does not hold",
-            because="a sum above does not come out",
-            try_this="keep a copy of the house before anything else, and report it",
-            code="ledger.broken",
-        )
-    if operation == "house.doctor" and form.get("health") == "problem":
-        return RetinueError(
-            "the house is not well",
-            because="there are problems above",
-            try_this="do what stands below each of them, then ask again",
-            code="house.unwell",
-        )
-    return None
-
-
-def _lines(form: dict[str, Any]) -> list[str]:
-    if "lines" in form:
-        return form["lines"]
-    return [f"{key.replace('_', '-')}: {_shown(value)}" for key, value in form.items()]
-
-
-def _shown(value: Any) -> str:
-    if value is None or value == "" or value == [] or value == {}:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value) if isinstance(value, str | int | float) else json.dumps(value, ensure_ascii=False)
-
-
-def _complain(error: RetinueError, *, as_json: bool) -> int:
-    """As the command line does."""
-    sys.stdout.flush()
+def _form(error: RetinueError) -> dict[str, Any]:
+    """As the api says it."""
     form: dict[str, Any] = {
         "code": error.code,
         "sentence": error.sentence,
         "because": error.because,
         "try": error.try_this,
     }
-    sys.stderr.write(f"error: {error}\n")
     if isinstance(error, Ambiguous):
         form |= {"candidates": error.candidates, "matches": error.matches}
-        sys.stderr.write(f"match-count: {error.matches}\n")
-        sys.stderr.write("".join(f"candidate-id: {candidate}\n" for candidate in error.candidates))
-    if as_json:
-        sys.stdout.write(json.dumps({"error": form}, ensure_ascii=False) + "\n")
-    return AMBIGUOUS if isinstance(error, Ambiguous) else CLOSED if error.code == "house.closed" else FAILED
+    return form
 
 
 if __name__ == "__main__":

@@ -198,6 +198,79 @@ def test_a_ledger_that_does_not_hold_ends_with_an_error_here_too(tmp_path: Path)
     assert "error: the ledger does not hold [ledger.broken]" in told.stderr
 
 
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> HouseProcess:
+    """A house in which something was decided, killed."""
+    house = HouseProcess(tmp_path_factory.mktemp("audited") / "home")
+    house.open()
+    house.json("person", "invite", "maria")
+    house.kill()
+    return house
+
+
+def test_the_audit_of_a_closed_house_is_listed_verified_and_given_out(audited: HouseProcess, tmp_path: Path) -> None:
+    before = bytes_of(audited.home)
+
+    listed = audited.retinue("audit", "list")
+    verified = audited.retinue("audit", "verify", "--log")
+    exported = audited.retinue("audit", "export")
+
+    assert [each.returncode for each in (listed, verified, exported)] == [0, 0, 0]
+    assert "who: person:owner" in listed.stdout, "as an open house has it listed"
+    assert verified.stdout.startswith("the audit holds: ")
+    (tmp_path / "audit.jsonl").write_text(exported.stdout)
+    script = Path(__file__).parents[2] / "examples" / "verify_audit.py"
+    subprocess.run([sys.executable, script, tmp_path / "audit.jsonl"], check=True, capture_output=True)
+    assert bytes_of(audited.home) == before
+
+    stranger = audited.retinue("audit", "verify", env={"RETINUE_TOKEN": "x" * 43})
+    assert "[auth.not-signed-in]" in stranger.stderr
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+def test_an_audit_that_does_not_hold_ends_with_an_error(tmp_path: Path, is_open: bool) -> None:
+    house = HouseProcess(tmp_path / "home")
+    house.open()
+    house.json("person", "invite", "maria")
+    house.close()
+    with closing(sqlite3.connect(house.home / "house.db")) as db, db:
+        changed = db.execute("update audit set who = 'person:mallory' where who = 'person:owner'").rowcount
+        assert changed
+    if is_open:
+        house.open()
+    try:
+        told = house.retinue("audit", "verify")
+    finally:
+        house.close()
+    assert told.returncode == 1
+    assert "flaw: house line" in told.stdout
+    assert "error: the audit does not hold [audit.broken]" in told.stderr
+
+
+def test_how_well_a_closed_house_is_closed_is_looked_at_with_its_store_and_without(tmp_path: Path) -> None:
+    house = HouseProcess(tmp_path / "home")
+    house.open()
+    house.retinue("token", "create", "--label", "forever")
+    house.close()
+    house.home.chmod(0o755)
+    told = house.retinue("doctor", "--security", "--quick")
+    assert "files.home" in told.stdout and "ok       ledger" not in told.stdout
+    assert "tokens.wide" in told.stdout, "the store was read"
+    assert "skipped  what agents may use: the house is closed" in told.stdout
+    for name in ("house.db-wal", "house.db-shm"):
+        (house.home / name).unlink(missing_ok=True)
+    (house.home / "house.db").write_bytes(b"x" * 4096)
+
+    damaged = house.retinue("doctor", "--security", "--quick")
+    assert "files.home" in damaged.stdout and "problem  schema" not in damaged.stdout
+    assert "skipped  tokens, people, agents and the audit: " in damaged.stdout and "damaged" in damaged.stdout
+
+    fixed = house.retinue("doctor", "--security", "--fix", "--quick")
+    assert "fixed" in fixed.stdout and house.home.stat().st_mode & 0o077 == 0
+    assert (house.home / "house.db").read_bytes() == b"x" * 4096
+    assert "files.home" not in house.retinue("doctor", "--security", "--quick").stdout
+
+
 def test_the_command_line_and_the_store_know_the_same_questions() -> None:
     assert LOOKS_SELF == offline.AT_REST
     assert {"house.ledger", "house.why"} <= set(OPERATIONS)

@@ -221,7 +221,7 @@ def _asked(request: Callable[[str], bytes], *, timeout_s: float) -> bytes:
     finally:
         link.close()
     if status >= 400:
-        raise _refusal(answer)
+        raise refusal(answer)
     return answer
 
 
@@ -236,7 +236,7 @@ def join(invitation: str) -> dict[str, Any]:
     return json.loads(_asked(lambda host: _request("POST", "/api/join", host, body, token=""), timeout_s=CALL_S))
 
 
-def _refusal(answer: bytes) -> Refused:
+def refusal(answer: bytes) -> Refused:
     try:
         error: dict[str, Any] = json.loads(answer)["error"]
     except (ValueError, KeyError, TypeError):
@@ -278,7 +278,7 @@ class Stream:
             _say(self._link, _request("GET", f"/api/news?after={after}&session={session}", host))
             status, headers, heard = _head(self._link)
             if status >= 400:
-                raise _refusal(_body(self._link, headers, heard))
+                raise refusal(_body(self._link, headers, heard))
         except (OSError, ValueError) as error:
             self.close()
             raise HouseClosed(f"the line broke before it answered ({error})", asked=True) from None

@@ -5,20 +5,38 @@ from __future__ import annotations
 import os
 import sys
 
-from retinue.cli.client import CALL_S, ask, is_elsewhere, post
-from retinue.cli.errors import FAILED, OK, CliError, HouseClosed
+from retinue.cli.client import CALL_S, ask, is_elsewhere, post, refusal
+from retinue.cli.errors import CLOSED, FAILED, OK, CliError, HouseClosed
 from retinue.cli.output import complain, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from typing import Any, NoReturn
+    from typing import Any
 
 INPUT_BYTES_MAX = 12 * 1024 * 1024  # what fits, encoded, into the largest request the house takes
-LOOKS_SELF = ("house.ledger", "house.why", "house.doctor", "house.backup", "session.export")
+LOOKS_SELF = (
+    "house.ledger",
+    "house.why",
+    "house.doctor",
+    "house.backup",
+    "session.export",
+    "audit.list",
+    "audit.verify",
+    "audit.export",
+)
 """What can also be had of a closed house, by a program that opens its store: see `retinue.offline`."""
 LONG_S = 900.0
-TAKES_LONG = ("house.ledger", "house.doctor", "house.backup", "house.purge", "session.export", "session.import")
+TAKES_LONG = (
+    "house.ledger",
+    "house.doctor",
+    "house.backup",
+    "house.purge",
+    "session.export",
+    "session.import",
+    "audit.verify",
+    "audit.export",
+)
 """What reads or writes as much as a whole house, before the first byte of its answer."""
 
 
@@ -83,7 +101,7 @@ def inquire(options: Namespace, parameters: dict[str, Any]) -> int:
     except HouseClosed as closed:
         if closed.asked or options.operation not in LOOKS_SELF or is_elsewhere():
             raise
-        _hand_over(options, parameters)
+        heard = look(options.operation, parameters)
     answer: dict[str, Any] = json.loads(heard)
     if options.json:
         say([heard.decode()])
@@ -111,6 +129,13 @@ def bad_news(operation: str, answer: dict[str, Any]) -> CliError | None:
             because="there are problems above",
             try_this="do what stands below each of them, then ask again",
         )
+    if operation == "audit.verify" and not answer["holds"]:
+        return CliError(
+            "the audit does not hold",
+            code="audit.broken",
+            because="it is not as it was written, where it says so above",
+            try_this="keep a copy of the house before anything else; an older backup may show what was there",
+        )
     return None
 
 
@@ -122,13 +147,19 @@ def _lines(operation: str, answer: dict[str, Any]) -> list[str]:
     return table_of(operation, answer, os.get_terminal_size(sys.stdout.fileno()).columns or 80)
 
 
-def _hand_over(options: Namespace, parameters: dict[str, Any]) -> NoReturn:
-    """Become a program that looks at the store itself. It takes the house's lock, so nobody else has it open."""
+def look(operation: str, parameters: dict[str, Any]) -> bytes:
+    """What a closed house would say, by a program that has its lock and reads its store."""
     import json
+    import subprocess
 
-    words = [options.operation, json.dumps(parameters), *(["--json"] if options.json else [])]
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "retinue.offline", *words])
+    words = [sys.executable, "-P", "-m", "retinue.offline", operation, json.dumps(parameters)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=False)
+    if done.returncode != OK:
+        error = refusal(done.stdout)
+        error.exits = CLOSED if error.code == "house.closed" else error.exits
+        raise error
+    return done.stdout.rstrip(b"\n")
 
 
 # What comes from elsewhere than the command line

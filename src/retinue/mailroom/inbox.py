@@ -411,7 +411,7 @@ def _add(
 
 
 def _is_from_outside(draft: Draft) -> bool:
-    """Whether its files are from someone other than the owner. What an agent attaches lies in the house, labelled there."""
+    """Whether its files are not the owner's. What an agent attaches is in the house already, and labelled there."""
     return draft.trust is not Trust.OWNER and draft.sender.kind is not AddressKind.AGENT
 
 

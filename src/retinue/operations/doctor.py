@@ -119,6 +119,9 @@ async def closedness(ground: Ground, caller: Principal, *, fix: bool) -> HouseEx
         fixed = await asyncio.to_thread(lambda: [said for each in closings if (said := security.close(each))])
         found = await security.examine(ground) if fixed else found
     unseen = [] if ground.toolbox is not None else ["skipped  what agents may use: the house is closed"]
+    if ground.trouble is not None:
+        why = f"{ground.trouble.sentence} ({ground.trouble.because})"
+        unseen.append(f"skipped  tokens, people, agents and the audit: {why}")
     return security_report(found, fixed, unseen)
 
 

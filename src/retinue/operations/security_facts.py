@@ -23,11 +23,13 @@ from retinue.config import examine as examine_settings
 from retinue.config.sandbox import SandboxKind
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.decision import Verdict
+from retinue.domain.errors import RetinueError
 from retinue.domain.person import Person
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.operations.known_secrets import TELLING, known_secrets
+from retinue.operations.known_secrets import gather as secrets_in
 from retinue.policy.masking import Masks, by_shape
 from retinue.policy.tools import Circumstances
 from retinue.sandbox.base import Probe
@@ -61,6 +63,7 @@ class Ground:
     environment: Mapping[str, str]
     now: datetime
     store: Store | None = None
+    trouble: RetinueError | None = None  # why there is no store
     toolbox: Toolbox | None = None
     quick: bool = False  # leave out what reads the whole audit, and what begins a process
 
@@ -119,11 +122,12 @@ async def gather(ground: Ground) -> Facts:
     examined = await asyncio.to_thread(examine_settings, ground.environment)
     settings = examined.configuration.settings
     stored = _Stored()
-    unmasked: frozenset[str] = frozenset()
     if ground.store is not None:
         stored = await ground.store.scan(partial(_look, now_ms=to_ms(ground.now), deep=not ground.quick))
         secrets = await known_secrets(ground.store, settings, ground.environment)
-        unmasked = (await asyncio.to_thread(Masks, secrets)).unmasked
+    else:
+        secrets = await asyncio.to_thread(secrets_in, settings, [], ground.environment)
+    unmasked = (await asyncio.to_thread(Masks, secrets)).unmasked
     toolbox = ground.toolbox
     files = examined.configuration.files
     held, plain = await asyncio.to_thread(lambda: (tuple(_held(ground.home, settings, files)), tuple(_plain(files))))
