@@ -245,7 +245,7 @@ inbox = sa.Table(
     _ms("read_ms", nullable=True),
     sqlite_with_rowid=False,
 )
-sa.Index("ix_inbox_person", inbox.c.person, inbox.c.seq)
+_partial("ix_inbox_unread", inbox.c.person, inbox.c.seq, where=inbox.c.read_ms.is_(None))
 
 tally = sa.Table(
     "tally",

@@ -13,6 +13,11 @@ def upgrade() -> None:
     op.add_column("news", sa.Column("person", sa.String(length=64), nullable=True))
     op.create_index("ix_runs_session_started", "runs", ["session", "started_ms"], unique=False)
     op.create_index("ix_approvals_asked", "approvals", ["asked_ms", "id"], unique=False)
+    unread = sa.text("read_ms IS NULL")
+    op.drop_index("ix_inbox_person", table_name="inbox")
+    op.create_index(
+        "ix_inbox_unread", "inbox", ["person", "seq"], unique=False, sqlite_where=unread, postgresql_where=unread
+    )
     _create_notifications()
     _create_questionnaires()
     op.create_table(
