@@ -9,7 +9,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-slow check format-check lint types imports generated bench crash spec docs \
-	verify-providers generate requirements clean system injection
+	verify-providers generate requirements clean system injection web web-check
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,15 +82,19 @@ system: ## the programs that tests need beside Python (apt, as root)
 
 # --- the house ---
 
+web: ## build the page (Node 20 or newer)
+	@$(PYTHON) scripts/build_web.py
+
 run: setup ## open the house in the foreground
+	@$(PYTHON) scripts/build_web.py --if-possible
 	@$(BIN)/retinue run $(ARGS)
 
 # --- tests ---
 
-test: setup system ## every test but the slow ones
+test: setup system web ## every test but the slow ones
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-slow: $(VENV)/.slow system ## the slow tests, with all 200 seeds
+test-slow: $(VENV)/.slow system web ## the slow tests, with all 200 seeds
 	@RETINUE_SEEDS=200 $(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
 
 crash: setup ## kill a real house again and again, and count what it lost
@@ -122,7 +126,7 @@ spec: setup ## which checklist lines have a passing test
 
 # --- what a reviewer would run ---
 
-check: format-check lint types imports generated docs spec ## form, types, imports, generated files, links, checklist
+check: format-check lint types web-check imports generated docs spec ## form, types, imports, generated files, links, checklist
 
 format-check: setup
 	@$(BIN)/ruff format --check
@@ -132,6 +136,9 @@ lint: setup
 
 types: setup
 	@$(BIN)/pyright
+
+web-check: web
+	@cd web && npm run check --silent
 
 imports: setup
 	@$(BIN)/python -m pytest -q tests/test_imports.py
@@ -146,5 +153,5 @@ generate: setup ## write the files that are made from the code
 	@$(BIN)/python scripts/generate.py
 
 clean: ## remove what the other targets made, .venv included
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist web/node_modules src/retinue/_web .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -122,7 +122,7 @@ def test_a_member_who_sends_too_much_is_told_when_to_go_on_and_the_owner_on_the_
         assert rim.ask("POST", "/api/envelope/send", mail, token=rim.token, by_socket=True).status == 200
 
 
-def test_the_page_that_signs_in_runs_its_own_script_and_nothing_else(rim: Rim) -> None:
+def test_the_page_runs_its_own_scripts_and_nothing_else(rim: Rim) -> None:
     page = rim.ask("GET", "/")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy

@@ -75,18 +75,29 @@ API_HEADERS: Headers = [
 ]
 
 
-def page_headers(script_hash: str) -> Headers:
-    """For a page: what it may load is itself, and the one script that is written in it."""
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{script_hash}'; connect-src 'self'; base-uri 'none';"
-        " form-action 'none'; frame-ancestors 'none'"
-    )
-    return [
-        *_GUARDS,
-        (b"cache-control", b"no-store"),
-        (b"content-security-policy", policy.encode()),
-        (b"cross-origin-opener-policy", b"same-origin"),
+# What the page may load is itself. Addresses of other hosts stay out: no picture, script, style or request goes there.
+_PAGE_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob: data:",
+        "media-src 'self' blob:",
+        "connect-src 'self'",
+        "manifest-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types svelte-trusted-html dompurify retinue-markdown",
     ]
+)
+PAGE_HEADERS: Headers = [
+    *_GUARDS,
+    (b"content-security-policy", _PAGE_POLICY.encode()),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(self), microphone=(self), geolocation=(), usb=(), serial=(), bluetooth=()"),
+]
 
 
 def status_of(error: RetinueError) -> int:

@@ -12,14 +12,15 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from retinue.api import docs, mcp, metrics, pages
-from retinue.api.answers import API_HEADERS, Headers, WrongMethod, broke, page_headers, refusal
+from retinue.api import docs, mcp, metrics
+from retinue.api.answers import API_HEADERS, Headers, WrongMethod, broke, refusal
 from retinue.api.auth import Caller, SignIn
 from retinue.api.bounds import Rate, TooMany
 from retinue.api.door import ON_THE_SOCKET, Door, Visit, visit
 from retinue.api.gate import Gate
 from retinue.api.live import Feed, Senders, server_sent
 from retinue.api.metrics import Counts
+from retinue.api.pages import Pages
 from retinue.api.sockets import LiveSocket
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError, TooLarge
@@ -38,10 +39,10 @@ SEND = "envelope.send"
 QUERY_FIELDS_MAX = 20
 LENGTH_DIGITS_MAX = 15
 JSON = (b"content-type", b"application/json")
-HTML = (b"content-type", b"text/html; charset=utf-8")
+GZIP = (b"content-encoding", b"gzip")
+NOT_PAGES = ("/api/", "/mcp")
 
 _encode = msgspec.json.Encoder().encode
-_PAGE_HEADERS = [HTML, *page_headers(pages.SCRIPT_HASH)]
 
 
 class Gone(Exception):
@@ -60,6 +61,7 @@ class Answer:
     status: int
     body: bytes
     headers: Headers
+    is_page: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class App:
     gate: Gate
     counts: Counts = field(default_factory=Counts)
     senders: Senders = field(default_factory=Senders)
+    pages: Pages = field(default_factory=Pages)
     _operations: dict[str, Operation] = field(init=False)
     _routes: dict[tuple[str, str], Route] = field(init=False)
     _sign_in: SignIn = field(init=False)
@@ -116,7 +119,6 @@ class App:
         self._envelopes = Rate(time.monotonic, door.envelopes_per_minute, "envelopes")
         self.desk.store.on_commit(self.counts.committed)
         self._routes = {
-            ("GET", "/"): self._page,
             ("GET", "/api/health"): self._health,
             ("GET", "/api/ready"): self._ready,
             ("GET", "/api/metrics"): self._metrics,
@@ -186,7 +188,7 @@ class App:
         """Browsers do not come by the socket, so what guards against them is not sent there."""
         self.counts.answered(answer.status)
         headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
-        if not local and answer.headers is not _PAGE_HEADERS:
+        if not local and not answer.is_page:
             headers += API_HEADERS
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
@@ -199,6 +201,8 @@ class App:
 
     async def _no_route(self, request: Request) -> Answer:
         method, path = request.scope["method"], request.scope["path"]
+        if method == "GET" and not path.startswith(NOT_PAGES) and (page := self._page(request, path)) is not None:
+            return page
         allowed = [known for known in ("GET", "POST") if (known, path) in self._routes]
         if self._find(path) is not None:
             allowed.append("POST")
@@ -282,8 +286,15 @@ class App:
 
     # --- the house about itself ---
 
-    async def _page(self, _request: Request) -> Answer:
-        return Answer(200, pages.SIGN_IN, _PAGE_HEADERS)
+    def _page(self, request: Request, path: str) -> Answer | None:
+        file = self.pages.find(path)
+        if file is None:
+            return None
+        if request.headers.get(b"if-none-match") == file.tag:
+            return Answer(304, b"", file.headers, is_page=True)
+        if file.small is not None and b"gzip" in request.headers.get(b"accept-encoding", b""):
+            return Answer(200, file.small, [*file.headers, GZIP], is_page=True)
+        return Answer(200, file.body, file.headers, is_page=True)
 
     async def _health(self, _request: Request) -> Answer:
         return Answer(200, b'{"alive":true}', [JSON])

@@ -43,7 +43,7 @@ class Door:
     envelopes_per_minute: int = 60
     sign_in_attempts_max: int = 5
     lockout_s: float = 900.0
-    websockets_max: int = 16
+    websockets_max: int = 64
     connections_max: int = 512
     request_wait_s: float = 15.0
 

@@ -1,29 +1,97 @@
-"""The one page that the house itself serves: it exchanges the code in its address for a cookie, and says who one is."""
+"""The page of the house: files that were built into the package, by name, and the one page for every address of it.
+
+It was built or it was not. Where it was not (a checkout without Node), one plain page says how.
+"""
 
 from __future__ import annotations
 
-import base64
+import gzip
 import hashlib
+from dataclasses import dataclass
+from pathlib import Path
 
-# The code stands behind the #, which no browser sends anywhere; the page posts it and takes it out of the address.
-_SCRIPT = """
-const say = (words) => { document.querySelector("p").textContent = words; };
-const ask = (path, body) => fetch(path, {
-  method: "POST", credentials: "same-origin", body: JSON.stringify(body),
-  headers: { "content-type": "application/json", "x-retinue": "1" },
-});
-const code = new URLSearchParams(location.hash.slice(1)).get("code");
-history.replaceState(null, "", location.pathname);
-(async () => {
-  const answer = code ? await ask("/api/sign-in", { code }) : await ask("/api/house/status", {});
-  const told = await answer.json();
-  say(answer.ok ? `You are signed in as ${told.you}.`
-    : `${told.error.sentence}: ${told.error.because}. Try: ${told.error.try}.`);
-})().catch(() => say("The house does not answer."));
+from retinue.api.answers import PAGE_HEADERS, Headers
+
+BUILT = Path(__file__).parent.parent / "_web"
+INDEX = "index.html"
+FOREVER = "assets/"  # their names have a hash of what is in them
+COMPRESSED_FROM_BYTES = 1_000
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".webmanifest": "application/manifest+json",
+}
+_NOT_BUILT = b"""<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>retinue</title></head>
+<body>
+<h1>retinue</h1>
+<p>The house is open, and its page has not been built: that takes Node 20 or newer, once.</p>
+<p>In the folder of the code: <code>make web</code>, then load this page again.</p>
+<p>Until then a terminal does all that it does: <code>retinue chat</code>, <code>retinue --help</code>.</p>
+</body>
+</html>
 """
 
-SCRIPT_HASH = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
-SIGN_IN = (
-    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>retinue</title></head>'
-    f"<body><h1>retinue</h1><p>One moment.</p><script>{_SCRIPT}</script></body></html>"
-).encode()
+
+@dataclass(frozen=True, slots=True)
+class File:
+    body: bytes
+    small: bytes | None  # compressed, where that is worth it
+    headers: Headers
+    tag: bytes
+
+
+class Pages:
+    """Only files that were found in the folder are ever served, each under its own name."""
+
+    def __init__(self, folder: Path = BUILT) -> None:
+        self._folder = folder
+        self._names = _names_in(folder)
+        self._files: dict[str, File] = {}
+
+    def find(self, path: str) -> File | None:
+        """The file of this name. A path that looks like no file is an address within the page."""
+        name = path.lstrip("/")
+        if name not in self._names:
+            if "." in name.rsplit("/", 1)[-1] or name.startswith(FOREVER):
+                return None
+            name = INDEX
+        if name not in self._names:
+            self._names = _names_in(self._folder)  # perhaps it was built just now
+            if name not in self._names:
+                return _not_built
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = self._read(name)
+        return file
+
+    def _read(self, name: str) -> File:
+        kept = "public, max-age=31536000, immutable" if name.startswith(FOREVER) else "no-cache"
+        return _file((self._folder / name).read_bytes(), _TYPES[Path(name).suffix], kept)
+
+
+def _names_in(folder: Path) -> frozenset[str]:
+    return frozenset(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix in _TYPES and path.is_file()
+    )
+
+
+def _file(body: bytes, media_type: str, kept: str) -> File:
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode()
+    headers = [
+        *PAGE_HEADERS,
+        (b"content-type", media_type.encode()),
+        (b"cache-control", kept.encode()),
+        (b"vary", b"accept-encoding"),
+        (b"etag", tag),
+    ]
+    small = gzip.compress(body, 9, mtime=0) if len(body) >= COMPRESSED_FROM_BYTES else None
+    return File(body, small if small is not None and len(small) < len(body) else None, headers, tag)
+
+
+_not_built = _file(_NOT_BUILT, _TYPES[".html"], "no-store")

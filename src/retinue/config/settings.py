@@ -61,7 +61,7 @@ class Limits:
         5, "Failed sign-ins from one address before it is locked out.", least=1, most=1000
     )
     lockout_s: float = setting(900.0, "How long an address stays locked out.", least=1, most=86_400)
-    websockets_max: int = setting(16, "Open WebSockets of one principal.", least=1, most=10_000)
+    websockets_max: int = setting(64, "Open WebSockets of one principal.", least=1, most=10_000)
     connections_max: int = setting(512, "Open TCP connections of all callers together.", least=1, most=65_536)
     request_wait_s: float = setting(15.0, "How long a caller may take to send its request in full.", least=1, most=3600)
 
