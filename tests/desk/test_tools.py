@@ -88,6 +88,22 @@ async def test_a_call_that_is_made_again_has_its_effect_once(house: DeskHouse) -
     assert json.loads(await use(house, "token_create", call="c8", label="mine"))["id"] != first["id"]
 
 
+async def test_a_secret_that_is_shown_once_is_not_shown_to_a_model(house: DeskHouse) -> None:
+    """It would stay in the record, and be sent with every prompt after it."""
+    boss = ada(PermissionLevel.BOSS)
+    asked: dict[str, dict[str, object]] = {
+        "token.create": {"label": "mine"},
+        "person.invite": {"name": "zoe"},
+        "agent.register": {"name": "dora", "token": True},
+    }
+    for name, arguments in asked.items():
+        told = json.loads(await use(house, tool_name(OPERATIONS[name]), who=boss, call=name, **arguments))
+        [secret] = OPERATIONS[name].shown_once
+        assert secret not in told and told["shown-once"] == [secret]
+    shown = await house.ask(MARIA, "token.create", label="hers")
+    assert shown["token"] and "shown-once" not in shown, "whoever asks for themselves is told, once"
+
+
 def test_a_bare_star_does_not_hand_out_the_keys_of_the_house(tmp_path: Path) -> None:
     tools = Toolbox(tools_of(OPERATIONS.values(), lambda: pytest.fail("nobody asks")))  # type: ignore[arg-type]
     assert tools.offered(ada(), Circumstances()) == []

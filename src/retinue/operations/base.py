@@ -37,6 +37,7 @@ from retinue.tools.toolbox import Toolbox
 if TYPE_CHECKING:
     from retinue.operations.plugins import Guests
     from retinue.tools.mcp.servers import Servers
+    from retinue.tools.windows import Windows
 
 NUMBER_MAX = 2**63  # what every store can keep
 
@@ -68,6 +69,7 @@ class Desk:
     toolbox: Toolbox | None = None  # None in a house without one
     plugins: Guests | None = None
     mcp: Servers | None = None
+    windows: Windows | None = None  # None in a house that nobody looks into by a page
     mask: Callable[[str], str] = str  # takes secrets out of what is told
     session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # what still runs for it is ended
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
@@ -200,7 +202,7 @@ async def _once(
                 )
             return earlier.body.encode()
         answer = await _handle(desk, caller, operation, asked)
-        kept = _without(answer, operation.shown_once) if operation.shown_once else answer
+        kept = without_secrets(answer, operation)
         keep = partial(
             answers.keep,
             principal=who,
@@ -214,6 +216,10 @@ async def _once(
         desk.in_progress.discard((who, key))
 
 
-def _without(answer: bytes, secrets: frozenset[str]) -> bytes:
+def without_secrets(answer: bytes, operation: Operation) -> bytes:
+    """The answer for whoever keeps it, or lets a model read it: it names what is secret, and does not tell it."""
+    secrets = operation.shown_once
+    if not secrets:
+        return answer
     told: dict[str, Any] = msgspec.json.decode(answer)
     return _encode({key: value for key, value in told.items() if key not in secrets} | {"shown-once": sorted(secrets)})

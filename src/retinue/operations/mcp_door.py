@@ -18,7 +18,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.operations.base import Desk, Operation, perform
+from retinue.operations.base import Desk, Operation, perform, without_secrets
 from retinue.operations.invoke import Invoke, call_directly
 from retinue.operations.plugins import guests_of
 from retinue.operations.tools import schema, tool_name
@@ -72,7 +72,7 @@ class Visitor:
             if operation.name == SEND:
                 self.sending()
             answer = await perform(self.desk, self.caller, operation, _encode(arguments), key=key)
-            return Called(answer.decode(), structured=True)
+            return Called(without_secrets(answer, operation).decode(), structured=True)  # models read what MCP says
         if not any(spec.name == name for spec in await self._tools()):
             raise NotFound(
                 f"there is no tool '{name[:64]}' here",

@@ -12,7 +12,7 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.principal import Principal
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.operations.base import Desk, Operation, perform
+from retinue.operations.base import Desk, Operation, perform, without_secrets
 from retinue.tools.base import Scene, ToolFailed
 
 _encode = msgspec.json.Encoder().encode
@@ -53,7 +53,7 @@ class OperationTool:
             raise
         except RetinueError as error:
             raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
-        return answer.decode()
+        return without_secrets(answer, self._operation).decode()  # it becomes a record, and part of every prompt
 
 
 def _effects(operation: Operation) -> frozenset[Effect]:
