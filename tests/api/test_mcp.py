@@ -22,7 +22,7 @@ from mcp_types import TextContent
 from tools.mcp_stand_ins import served
 
 from retinue.api import mcp
-from retinue.api.app import JSON, Answer, App, Request
+from retinue.api.app import App
 from retinue.api.door import Door as HouseDoor
 from retinue.api.gate import Gate
 from retinue.config.hands import Lists, ToolSettings
@@ -34,7 +34,6 @@ from retinue.domain.session import OriginKind
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.operations.base import Desk
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.mcp_door import Visitor
 from retinue.operations.tools import tool_name
 from retinue.policy import permissions
 from retinue.policy.origin_rules import house_policy
@@ -43,28 +42,6 @@ from retinue.store import agents, tokens
 from retinue.testing.household import Household
 from retinue.testing.tools import AppendLine
 from retinue.tools.toolbox import Toolbox
-
-
-class WithMcp(App):
-    """The app with the route mounted, as the house mounts it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._routes["POST", "/mcp"] = self.mcp
-
-    async def mcp(self, request: Request) -> Answer:
-        mcp.check(request.headers)
-        caller = await self._caller(request.headers, request.visit, method="POST")
-        body = await self._body(request.headers, request.receive)
-        who = str(caller.principal.address)
-        visitor = Visitor(
-            desk=self.desk,
-            caller=caller.principal,
-            agent=request.query("agent") or "",
-            sending=lambda: self._envelopes.take(who),
-        )
-        said = await mcp.answer(visitor, body)
-        return Answer(202 if said is None else 200, said or b"", [JSON])
 
 
 @dataclass
@@ -119,7 +96,7 @@ async def house(
 
         await made.house.store.write(sign_in, point="setup")
         door = door or HouseDoor()
-        app = WithMcp(desk, door, Gate(door))
+        app = App(desk, door, Gate(door))
         async with served(app) as url:
             yield Served(url, desk, household, app)
 
@@ -281,6 +258,28 @@ async def test_messages_that_are_none_are_refused_and_notifications_are_not_answ
             answer = await made.post(body, **good)
             assert (answer.status_code, answer.content) == (202, b"")
         assert (await made.post(b" " * (17 * 1024 * 1024), **good)).status_code == 413
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_what_is_not_called_from_outside_a_run_is_not_called_over_mcp_unless_the_owner_says_so(
+    tmp_path: Path, opened: bool
+) -> None:
+    witness = tmp_path / "witness"
+    rules = ToolSettings(invoke_allow=("write",) if opened else ())
+    plain = AppendLine(witness)
+    toolbox = Toolbox([replace(plain, spec=replace(plain.spec, name="write"))], settings=lambda: rules)
+    async with house(tmp_path) as made:
+        made.app.desk = replace(made.desk, toolbox=toolbox)
+        async with made.client("token-of-owner", agent="ada") as client:
+            assert ("write" in {tool.name for tool in (await client.list_tools()).tools}) is opened
+            done = await client.call_tool("write", {"text": "x"})
+            assert done.is_error is not opened and witness.exists() is opened
+
+
+async def test_a_secret_that_is_shown_once_is_not_shown_to_whoever_speaks_mcp(tmp_path: Path) -> None:
+    async with house(tmp_path) as made, made.client("token-of-owner") as client:
+        told = json.loads(words(await client.call_tool("token_create", {"label": "new"})))
+        assert "token" not in told and told["shown-once"] == ["token"]
 
 
 async def test_an_effect_with_a_key_happens_once(tmp_path: Path) -> None:

@@ -274,12 +274,14 @@ def test_subagents_are_denied_what_reaches_beyond_their_task_and_no_list_gives_i
 
 
 @pytest.mark.spec("C93")
-def test_a_direct_call_has_a_further_deny_list_that_only_the_owner_can_open() -> None:
-    direct = chain(door=Door.INVOKE)
+@pytest.mark.parametrize("door", [door for door in Door if door is not Door.MODEL])
+def test_a_direct_call_has_a_further_deny_list_that_only_the_owner_can_open(door: Door) -> None:
+    direct = chain(door=door)
     assert set(NAMES) - offered(direct) == set(INVOKE_DENIED)
-    opened = chain(ToolSettings(invoke_allow=("write",)), door=Door.INVOKE)
+    opened = chain(ToolSettings(invoke_allow=("write",)), door=door)
     assert offered(opened) - offered(direct) == {"write"}
-    assert chain(rules=ToolRules(also_allow=("exec",)), door=Door.INVOKE).decide(spec("exec")).denied
+    assert chain(rules=ToolRules(also_allow=("exec",)), door=door).decide(spec("exec")).denied
+    assert set(INVOKE_DENIED) <= offered(chain(door=Door.MODEL))
 
 
 def test_operations_are_only_for_agents_whose_rules_name_them() -> None:

@@ -250,7 +250,7 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
         layers.append(Layer(name="skills", key="skills.exposure", lists=ToolLists(deny=where.hidden)))
     if where.read_only:
         layers.append(Layer(name="the sandbox", key="sandbox.workspace", lists=ToolLists(deny=WRITING)))
-    if where.door is Door.INVOKE:
+    if where.door is not Door.MODEL:
         denied = tuple(name for name in INVOKE_DENIED if not any(fits(glob, name) for glob in settings.invoke_allow))
         layers.append(
             Layer(name="the rule for direct calls", key="tools.invoke_allow", lists=ToolLists(deny=denied), fixed=True)
