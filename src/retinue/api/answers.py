@@ -96,7 +96,7 @@ PAGE_HEADERS: Headers = [
     *_GUARDS,
     (b"content-security-policy", _PAGE_POLICY.encode()),
     (b"cross-origin-opener-policy", b"same-origin"),
-    (b"permissions-policy", b"camera=(self), microphone=(self), geolocation=(), usb=(), serial=(), bluetooth=()"),
+    (b"permissions-policy", b"camera=(self), microphone=(self), geolocation=(), usb=(), serial=()"),
 ]
 
 

@@ -1,5 +1,7 @@
 // The keyboard: what can be pressed, where it is written down, and who listens. One list, which the help sheet shows.
 
+import { untrack } from "svelte";
+
 export interface Shortcut {
   /** Such as "?", "mod+k", "g c" (one after the other), "Escape". `mod` is Ctrl, or Command on a Mac. */
   keys: string;
@@ -26,7 +28,7 @@ class Keys {
   }
 
   add(...shortcuts: Shortcut[]): () => void {
-    this.list = [...shortcuts, ...this.list];
+    this.list = [...shortcuts, ...untrack(() => this.list)]; // to add is not to listen
     return () => {
       this.list = this.list.filter((each) => !shortcuts.includes(each));
     };

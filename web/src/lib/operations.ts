@@ -42,9 +42,11 @@ export type Apply = { "dry_run"?: boolean; "take"?: string; "reset"?: boolean };
 
 export type ApprovalAnswered = { "approval": string; "state": ApprovalState };
 
+export type ApprovalShown = { "id": string; "agent": string; "for-whom": string; "session": string; "session-name": string | null; "run": string; "calls": Array<Call>; "to-reach": Array<string>; "would-grant": Array<string>; "because": string; "asked-of": Array<string>; "scopes": Array<GrantScope>; "asked-at": string; "expires-at": string; "state": ApprovalState; "decided-by": string; "decided-at": string | null; "scope": GrantScope | null; "words": string };
+
 export type ApprovalState = "allowed" | "closed" | "denied" | "expired" | "open";
 
-export type ApprovalWaiting = { "id": string; "agent": string; "for-whom": string; "calls": Array<Call>; "to-reach": Array<string>; "would-grant": Array<string>; "because": string; "asked-at": string; "expires-at": string };
+export type ApprovalsListed = { "approvals": Array<ApprovalShown>; "next": string | null };
 
 export type AttachmentShown = { "name": string; "hash": string; "media-type": string; "size-bytes": number };
 
@@ -182,9 +184,9 @@ export type HouseExamined = { "health": Health; "checks": Array<HealthChecked>; 
 
 export type HousePurged = { "dry-run": boolean; "envelopes": number; "news": number; "runs": number; "keys": number; "answers": number; "tokens": number; "notifications": number; "questionnaires": number; "files": number };
 
-export type HouseState = { "cursor": number; "you": string; "level": PermissionLevel; "agents": Array<AgentHere>; "sessions": Array<SessionSummary>; "approvals": Array<ApprovalWaiting>; "unread": number };
+export type HouseState = { "cursor": number; "you": string; "level": PermissionLevel; "agents": Array<AgentHere>; "sessions": Array<SessionListed>; "approvals": Array<ApprovalShown>; "unread": number };
 
-export type HouseStatus = { "version": string; "cursor": number; "agents": Array<AgentHere>; "approvals": Array<ApprovalWaiting>; "you": string; "now": string };
+export type HouseStatus = { "version": string; "cursor": number; "agents": Array<AgentHere>; "approvals": Array<ApprovalShown>; "you": string; "now": string };
 
 export type Import = { "agent": string; "files": Record<string, string> };
 
@@ -348,6 +350,10 @@ export type SessionExported = { "session": string; "files": Record<string, strin
 
 export type SessionHistory = { "session": string; "agent": string; "records": Array<RecordOfHistory>; "damaged": Array<RecordDamaged>; "next": number | null };
 
+export type SessionListed = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "kind": OriginKind; "run": string | null; "runStatus": RunStatus | null; "unread": number };
+
+export type SessionRead = { "session": string; "read": number; "unread": number };
+
 export type SessionReset = { "session": string; "cancelled-runs": Array<string> };
 
 export type SessionShared = { "session": string; "shared-with": Array<string> };
@@ -358,7 +364,7 @@ export type SessionStopped = { "cancelled-runs": Array<string>; "cleared-pending
 
 export type SessionSummary = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness };
 
-export type SessionsListed = { "sessions": Array<SessionSummary>; "next": string | null };
+export type SessionsListed = { "sessions": Array<SessionListed>; "next": string | null };
 
 export type SetOrder = { "provider": string; "ids"?: Array<string>; "agent"?: string };
 
@@ -443,6 +449,8 @@ export type RetinueConfigChangesChange = { "path": string; "effect": Effect };
 export type RetinueDomainRecordUsage = { "input_tokens"?: number; "output_tokens"?: number; "cost_microusd"?: number; "cache_read_tokens"?: number; "cache_write_tokens"?: number; "reasoning_tokens"?: number; "estimated"?: boolean };
 
 export type RetinueOperationsAgentsSet = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "clear"?: Array<string>; "dry_run"?: boolean };
+
+export type RetinueOperationsApprovalsList = { "past"?: boolean; "limit"?: number; "cursor"?: string };
 
 export type RetinueOperationsAuditExport = { "session"?: string; "after"?: string; "limit"?: number };
 
@@ -561,12 +569,16 @@ export interface Operations {
   "session.queue": { asked: Queue; answered: QueueSet; effect: true };
   /** Allow or deny a call. */
   "approval.answer": { asked: Answer; answered: ApprovalAnswered; effect: true };
+  /** Mark the mail from a session as read. */
+  "session.read": { asked: OfSession; answered: SessionRead; effect: true };
   /** How a run came out: its status, the models that were asked, tokens and cost. */
   "run.show": { asked: RetinueOperationsRunsById; answered: RunResult; effect: false };
   /** List runs, newest first, with what each took and how it came out. */
   "run.list": { asked: RetinueOperationsRunListList; answered: RunsListed; effect: false };
   /** Tell a run act by act: models, tools, questions and mail, with moments and cost. */
   "run.trace": { asked: RetinueOperationsRunsById; answered: RunTraced; effect: false };
+  /** List the questions that wait for an answer, or what became of the others. */
+  "approval.list": { asked: RetinueOperationsApprovalsList; answered: ApprovalsListed; effect: false };
   /** Give a session out as files. */
   "session.export": { asked: OfSession; answered: SessionExported; effect: false };
   /** Make a session from files. */
@@ -762,9 +774,11 @@ export const routes: { [Name in keyof Operations]: string } = {
   "session.reset": "/api/session/reset",
   "session.queue": "/api/session/queue",
   "approval.answer": "/api/approval/answer",
+  "session.read": "/api/session/read",
   "run.show": "/api/run/show",
   "run.list": "/api/run/list",
   "run.trace": "/api/run/trace",
+  "approval.list": "/api/approval/list",
   "session.export": "/api/session/export",
   "session.import": "/api/session/import",
   "agent.list": "/api/agent/list",
