@@ -30,6 +30,7 @@ from retinue.policy.origin_rules import house_policy
 from retinue.policy.origin_words import said
 from retinue.policy.wrapping import is_wrapped, wrap
 from retinue.runners import turn_input
+from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import CountedIds
 from retinue.tools.base import Output, Scene, schema_of
 from retinue.tools.toolbox import Occasion, Toolbox
@@ -272,3 +273,12 @@ def test_of_a_turn_only_the_words_of_people_are_what_they_said(text: str) -> Non
 
 def test_what_is_no_turn_of_ours_is_taken_as_it_is() -> None:
     assert said("Pay Bob.\n\n---\n\nfrom: me") == "Pay Bob.\n\n---\n\nfrom: me"
+
+
+async def test_without_a_limit_calls_are_not_counted_and_with_one_they_are() -> None:
+    scene = occasion().scene(call())
+    for most, failed in ((0, [False, False, False]), (2, [False, False, True])):
+        toolbox = box(clock=FakeClock(), calls_per_minute=most)
+        assert [(await toolbox.perform(call(), scene)).failed for _ in range(3)] == failed
+    toolbox.limit_calls(0)
+    assert not (await toolbox.perform(call(), scene)).failed

@@ -126,8 +126,8 @@ class Toolbox:
         mask: Callable[[str], str] = str,
         more: Callable[[Agent], Sequence[Layer]] = lambda _agent: (),
     ) -> None:
-        """With a clock, no agent makes more calls than that in a minute. `mask` takes secrets out of what tools say;
-        with `ids`, untrusted words are put between markers."""
+        """With a clock, no agent makes more calls than that in a minute; 0 is no limit. `mask` takes secrets out of what
+        tools say; with `ids`, untrusted words are put between markers."""
         self._clock = clock
         self._calls = Buckets(calls_per_minute, AGENTS_REMEMBERED_MAX)
         self._settings = settings
@@ -342,7 +342,7 @@ class Toolbox:
     async def perform(self, call: Call, scene: Scene, *, kept: bool = True) -> ToolResult:
         """`kept`: there is a record to keep the result in, so that all of it can be read later."""
         tool = self._tools[call.tool]
-        if self._clock is not None:
+        if self._clock is not None and self._calls.per_minute:
             wait_s = math.ceil(self._calls.take(scene.agent.name, self._clock.now().timestamp()))
             if wait_s:
                 most = self._calls.per_minute
