@@ -297,6 +297,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             toolbox=toolbox,
             plugins=plugins,
             mcp=hands.servers,
+            windows=hands.windows,
             mask=masks.mask,
             session_ended=hands.session_ended,
             catalog=lambda: minds.catalog,

@@ -47,7 +47,10 @@ from retinue.tools.files import Ground, file_tools
 from retinue.tools.grants import Grants
 from retinue.tools.mcp.placing import placed_by
 from retinue.tools.mcp.servers import Servers
+from retinue.tools.notify import Notify
+from retinue.tools.panels import screen_tools
 from retinue.tools.permissions import Asks, GrantPermission, RequestPermission
+from retinue.tools.questions import AskQuestions
 from retinue.tools.send import Message
 from retinue.tools.shell.book import Book
 from retinue.tools.shell.confining import Confining
@@ -59,6 +62,7 @@ from retinue.tools.web.browser import Browser, BrowserAct, Browsers
 from retinue.tools.web.fetch import WebFetch
 from retinue.tools.web.search import WebSearch
 from retinue.tools.wholes import Wholes
+from retinue.tools.windows import Windows
 
 if TYPE_CHECKING:
     from retinue.sandbox.container import Containers
@@ -106,6 +110,7 @@ class Hands:
         person = Path(os.path.realpath(Path.home()))
         withheld = Withheld(house=home, person=person)
         self.ways = Ways(mask)
+        self.windows = Windows(clock, ids)
         self.grants = Grants(store, clock)
         self.wholes = Wholes(files, store)
         ground = Ground(store=store, clock=clock, files=files, withheld=withheld)
@@ -164,6 +169,9 @@ class Hands:
             RequestPermission(self.ways.ask, self.grants, store),
             RequestPermission(self.ways.ask, self.grants, store, name="request_permission_via_parent"),
             GrantPermission(store, clock),
+            Notify(store, clock, OWNER.name, mask),
+            AskQuestions(store, clock, mask),
+            *screen_tools(self.windows),
         )
 
     def origin(self) -> OriginPolicy:

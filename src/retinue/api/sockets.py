@@ -11,12 +11,14 @@ from starlette.types import Receive, Send
 
 from retinue.api.answers import form_of
 from retinue.api.live import PHASES, TOGETHER_S, Event, Feed, Mask, Senders, SignedOut
+from retinue.domain.address import AddressKind
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.operations.base import Desk
 from retinue.store import sessions
+from retinue.tools.windows import Inventory, Panel, Window
 
 PROTOCOL = 1
 HELLO_WITHIN_S = 10.0
@@ -102,7 +104,48 @@ class Ping(_Frame, tag="ping"):
     nonce: str = ""
 
 
-_decode = msgspec.json.Decoder(Hello | Subscribe | Unsubscribe | Ping).decode
+class PanelForm(msgspec.Struct, forbid_unknown_fields=True):
+    """`binding` is the session it shows; `context` is what it says of its content."""
+
+    id: str
+    type: str
+    title: str = ""
+    visible: bool = True
+    binding: str | None = None
+    context: dict[str, Any] = {}
+
+    def panel(self) -> Panel:
+        return Panel(
+            id=self.id,
+            type=self.type,
+            title=self.title,
+            visible=self.visible,
+            binding=self.binding,
+            context=self.context,
+        )
+
+
+class PanelsFrame(_Frame, tag="panels"):
+    """What this window shows now. Said again whenever that changes, and when someone turns to the window."""
+
+    window: str
+    panels: list[PanelForm]
+    selected: str | None = None
+    layout: Any = None
+
+
+class PanelDone(_Frame, tag="panel-done"):
+    """What became of a `panel-command`. `panel` is the id of one that was opened."""
+
+    command: str
+    ok: bool
+    error: str | None = None
+    panel: str | None = None
+
+
+Frame = Hello | Subscribe | Unsubscribe | Ping | PanelsFrame | PanelDone
+
+_decode = msgspec.json.Decoder(Frame).decode
 
 
 class Closed(Exception):
@@ -135,6 +178,7 @@ class LiveSocket:
         self._receive = receive
         self._send = send
         self._frames: list[float] = []
+        self._window: Window | None = None
 
     async def serve(self) -> None:
         await self._send({"type": "websocket.accept"})
@@ -172,6 +216,8 @@ class LiveSocket:
             await self._tell([*first, *refused])
             await self._both_ways(feed)
         finally:
+            if self._window is not None and self._desk.windows is not None:
+                self._desk.windows.leave(self._window)
             feed.close()
             if hello.client:
                 self._senders.leave(self._caller, hello.client)
@@ -216,7 +262,7 @@ class LiveSocket:
             except RetinueError as error:
                 feed.reply(_error(error, getattr(frame, "session", None)))
 
-    async def _obey(self, feed: Feed, frame: Hello | Subscribe | Unsubscribe | Ping) -> None:
+    async def _obey(self, feed: Feed, frame: Frame) -> None:
         match frame:
             case Hello():
                 raise Closed(BAD_FRAME, "hello was said already")
@@ -234,8 +280,33 @@ class LiveSocket:
                 session = await self._session(frame.session)
                 feed.leave(session)
                 feed.reply(Event("unsubscribed", {"session": session}))
+            case PanelsFrame():
+                self._show(feed, frame)
+            case PanelDone():
+                if self._window is not None and self._desk.windows is not None:
+                    error, panel = frame.error or "", frame.panel or ""
+                    self._desk.windows.done(self._window, frame.command, ok=frame.ok, error=error, panel=panel)
 
-    async def _frame(self) -> Hello | Subscribe | Unsubscribe | Ping:
+    def _show(self, feed: Feed, frame: PanelsFrame) -> None:
+        """What this window shows now, for agents that work for whoever sits before it."""
+        if self._desk.windows is None or self._caller.address.kind is not AddressKind.PERSON:
+            raise Invalid(
+                "no windows are kept for you",
+                because="only people have windows",
+                try_this="leave out what is on your screen",
+                code="window.not-a-person",
+            )
+        self._window = self._desk.windows.show(
+            self._caller.address.name,
+            frame.window,
+            Inventory(
+                panels=tuple(each.panel() for each in frame.panels), selected=frame.selected, layout=frame.layout
+            ),
+            say=lambda command: feed.reply(Event("panel-command", command)),
+            window=self._window,
+        )
+
+    async def _frame(self) -> Frame:
         message = await self._receive()
         while message["type"] == "websocket.connect":
             message = await self._receive()

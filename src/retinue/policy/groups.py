@@ -13,6 +13,10 @@ PLUGINS = "plugins"
 _FILES = ("read", "write", "edit", "ls", "find")
 _COMMANDS = ("exec", "process")
 _SESSIONS = ("sessions_list", "sessions_history", "sessions_send", "sessions_spawn")
+_PANELS = (
+    *("panels_list", "panels_selected", "panels_tree"),
+    *("panels_open", "panels_close", "panels_move", "panels_replace", "panels_focus"),
+)
 _MEMORY = ("memory_search", "memory_get", "memory_write")
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -24,7 +28,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "sessions": _SESSIONS,
     "admin": ("gateway", "agents_list", "cron"),
     "memory": _MEMORY,
-    "messaging": ("message",),
+    "messaging": ("message", "notify", "ask_questions"),
+    "panels": (*_PANELS, "open_url"),
     "automation": ("cron", "gateway"),
     "agents": ("agents_list", "agents_message", "send_agent_message", "start_background_agent"),
     "permissions": ("request_permission", "request_permission_via_parent", "grant_permission"),
@@ -33,7 +38,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 PROFILES: Mapping[str, tuple[str, ...]] = {
     "minimal": ("session_status",),
     "coding": (*_FILES, *_COMMANDS, *_SESSIONS, *_MEMORY, "session_status"),
-    "messaging": ("message", "sessions_list", "sessions_history", "sessions_send", "session_status"),
+    "messaging": (
+        "message",
+        "notify",
+        "ask_questions",
+        "sessions_list",
+        "sessions_history",
+        "sessions_send",
+        "session_status",
+    ),
     "full": (EVERYTHING,),
 }
 

@@ -1,0 +1,152 @@
+"""`ask_questions`: questions with fields, for the person an agent works for. It does not wait: the answers come as
+their next envelope in the same conversation, whenever that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.errors import RetinueError
+from retinue.domain.ids import QuestionnaireId, derived, short
+from retinue.domain.ports import Clock
+from retinue.domain.questionnaire import Field, FieldKind, Questionnaire
+from retinue.domain.times import to_ms
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.policy.questionnaires import FIELDS_MAX, OPTIONS_MAX, check_questions
+from retinue.store import people, questionnaires, sessions
+from retinue.store.connection import Store
+from retinue.store.house import Page
+from retinue.tools.base import Scene, ToolFailed, schema_of
+from retinue.tools.notify import person_of
+
+QUESTIONNAIRE_GOOD_S = 7 * 86_400.0  # how long one can be answered
+OPEN_IN_SESSION_MAX = 10
+
+Meta = msgspec.Meta
+
+
+class FieldArguments(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(description="How you will know the answer: lower-case letters, digits, hyphens")]
+    label: Annotated[str, Meta(description="The question as they read it")]
+    kind: FieldKind = FieldKind.TEXT
+    required: bool = False
+    options: Annotated[
+        list[str], Meta(max_length=OPTIONS_MAX, description="For choice and several: what can be picked")
+    ] = []
+    least: Annotated[float | None, Meta(description="Of a number, a text's length, or how many are picked")] = None
+    most: float | None = None
+
+
+class AskArguments(msgspec.Struct, forbid_unknown_fields=True):
+    title: Annotated[str, Meta(description="What it is about, in a line")]
+    fields: Annotated[list[FieldArguments], Meta(min_length=1, max_length=FIELDS_MAX)]
+
+
+def _schema() -> dict[str, Any]:
+    """With the fields spelled out in their place: not every provider follows a reference."""
+    schema = schema_of(AskArguments)
+    item = schema_of(FieldArguments)
+    item["properties"]["kind"] = {
+        "type": "string",
+        "enum": [kind.value for kind in FieldKind],
+        "default": FieldKind.TEXT.value,
+    }
+    schema["properties"]["fields"]["items"] = item
+    return schema
+
+
+@dataclass(frozen=True, slots=True)
+class AskQuestions:
+    """Asks once for each call, however often it is made: the questionnaire's id follows from it."""
+
+    store: Store
+    clock: Clock
+    mask: Callable[[str], str] = str
+    arguments: type[msgspec.Struct] = AskArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="ask_questions",
+            description=(
+                "Put several questions to the person you work for, as a form. Returns at once: finish your turn, or go "
+                "on with what does not depend on it. Their answers come as a message when they have filled it in."
+            ),
+            parameters=_schema(),
+            effects=frozenset({Effect.WRITES}),
+            capabilities=frozenset({"questions.ask"}),
+            repeatable=True,
+        )
+    )
+
+    async def perform(self, arguments: AskArguments, scene: Scene) -> str:
+        person = person_of(scene)
+        if person is None:
+            raise _nobody("no person's words are being worked on")
+        now = self.clock.now()
+        fields = tuple(_field(each, self.mask) for each in arguments.fields)
+        title = " ".join(self.mask(arguments.title).split())
+        try:
+            check_questions(title, fields)
+        except RetinueError as error:
+            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+        made = Questionnaire(
+            id=QuestionnaireId(derived(scene.run, f"questions/{scene.call}")),
+            person=person,
+            agent=scene.agent.name,
+            session=scene.session,
+            run=scene.run,
+            title=title,
+            fields=fields,
+            trust=scene.trust,
+            asked_at=now,
+            expires_at=now + timedelta(seconds=QUESTIONNAIRE_GOOD_S),
+            answers={},
+        )
+        await self.store.write(partial(_keep, made=made), point="questionnaire")
+        return (
+            f"Asked {person} (questionnaire {short(made.id)}). The answers will come as a message, "
+            f"if they come by {made.expires_at:%Y-%m-%d %H:%M} UTC."
+        )
+
+
+def _field(asked: FieldArguments, mask: Callable[[str], str]) -> Field:
+    return Field(
+        name=asked.name,
+        label=mask(asked.label),
+        kind=asked.kind,
+        required=asked.required,
+        options=tuple(mask(option) for option in asked.options),
+        least=asked.least,
+        most=asked.most,
+    )
+
+
+def _keep(conn: sa.Connection, *, made: Questionnaire) -> None:
+    page = Page(conn, to_ms(made.asked_at))
+    if people.find(conn, made.person) is None or sessions.get(conn, made.session) is None:
+        raise _nobody("this call is part of no conversation, and the answers would come as mail")
+    if questionnaires.get(conn, made.id) is None:
+        open_ones = questionnaires.count_open(conn, made.session, now_ms=page.at_ms)
+        if open_ones >= OPEN_IN_SESSION_MAX:
+            raise ToolFailed(
+                f"{open_ones} questionnaires of this conversation are open",
+                because=f"there may be {OPEN_IN_SESSION_MAX} at a time",
+                try_this="wait until some are answered",
+                code="questionnaire.too-many",
+            )
+        questionnaires.add(page, made)
+    page.close()
+
+
+def _nobody(because: str) -> ToolFailed:
+    return ToolFailed(
+        "nobody can be asked here",
+        because=because,
+        try_this="ask in your answer instead",
+        code="questionnaire.nobody-to-ask",
+    )

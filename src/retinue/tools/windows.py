@@ -1,0 +1,233 @@
+"""The windows that people have open, and what stands in them. Presence, not data: a window is here while it is
+connected, and what it says of itself is kept no longer than that.
+
+Windows come in by the api, which says what each one shows and hands it commands; tools look at them and ask something
+of one. A command is done when the window says so, and not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, TooLarge
+from retinue.domain.ports import Clock, Ids
+from retinue.domain.text import is_storable
+
+WINDOWS_MAX = 20  # of one person
+PANELS_MAX = 50  # in one window
+NAME_LENGTH_MAX = 64  # of an id, a type, a binding
+TITLE_LENGTH_MAX = 200
+CONTEXT_BYTES_MAX = 4_096  # of one panel, as JSON
+LAYOUT_BYTES_MAX = 16_384
+COMMANDS_WAITING_MAX = 20  # for one window
+ANSWERED_WITHIN_S = 10.0
+REASON_LENGTH_MAX = 200  # of why a window could not do it
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]*")
+_encode = msgspec.json.Encoder().encode
+
+
+class WindowFailed(RetinueError):
+    """The window could not do it, or did not say that it had."""
+
+    code = "window.failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """`binding` is the session it shows, where it shows one. `context` is what it says of its content."""
+
+    id: str
+    type: str
+    title: str = ""
+    visible: bool = True
+    binding: str | None = None
+    context: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What a window shows. `layout` is in the page's own terms."""
+
+    panels: tuple[Panel, ...] = ()
+    selected: str | None = None
+    layout: Any = None
+
+
+Say = Callable[[dict[str, Any]], None]
+
+
+@dataclass(slots=True, eq=False)
+class Window:
+    """One that is open. `say` puts a command on its connection; `waiting` are those it has not answered."""
+
+    person: str
+    id: str
+    say: Say
+    inventory: Inventory = Inventory()
+    told: int = 0  # when it last said what it shows, by a count of all that was told
+    waiting: dict[str, asyncio.Future[str]] = field(default_factory=dict[str, asyncio.Future[str]])
+
+
+class Windows:
+    def __init__(self, clock: Clock, ids: Ids) -> None:
+        self._clock = clock
+        self._ids = ids
+        self._open: dict[tuple[str, str], Window] = {}
+        self._count = 0
+
+    # --- for the door ---
+
+    def show(self, person: str, id_: str, inventory: Inventory, *, say: Say, window: Window | None) -> Window:
+        """What a window shows now. `window` is what the same connection was given before; another connection that
+        calls itself the same takes its place."""
+        _check(id_, inventory)
+        if window is not None and window.id != id_:
+            raise Invalid(
+                "this connection is another window",
+                because=f"it called itself {window.id} before",
+                try_this="open a connection for each window",
+                code="window.renamed",
+            )
+        if window is None or self._open.get((person, id_)) is not window:
+            window = self._join(person, id_, say)
+        self._count += 1
+        window.inventory, window.told = inventory, self._count
+        return window
+
+    def _join(self, person: str, id_: str, say: Say) -> Window:
+        if (before := self._open.get((person, id_))) is not None:
+            self.leave(before)
+        elif len(self._of(person)) >= WINDOWS_MAX:
+            raise TooLarge(
+                f"you have {WINDOWS_MAX} windows open",
+                because="that is the most for one person",
+                try_this="close one",
+                code="window.too-many",
+            )
+        window = self._open[person, id_] = Window(person, id_, say)
+        return window
+
+    def leave(self, window: Window) -> None:
+        """It is gone, and with it what it was asked."""
+        if self._open.get((window.person, window.id)) is window:
+            del self._open[window.person, window.id]
+        for answer in window.waiting.values():
+            if not answer.done():
+                answer.set_exception(_failed("the window was closed before it answered", "it is no longer connected"))
+        window.waiting.clear()
+
+    def done(self, window: Window, command: str, *, ok: bool, error: str = "", panel: str = "") -> None:
+        """What became of a command. One that nobody waits for any more is let pass: its time was over."""
+        answer = window.waiting.get(command)
+        if answer is None or answer.done():
+            return
+        if ok:
+            answer.set_result(panel[:NAME_LENGTH_MAX] if _NAME.fullmatch(panel) else "")
+        else:
+            why = " ".join("".join(c if c.isprintable() else " " for c in error).split())[:REASON_LENGTH_MAX]
+            answer.set_exception(_failed("the window could not do it", why or "it does not say why"))
+
+    # --- for tools ---
+
+    def of(self, person: str) -> Sequence[Window]:
+        """A person's windows, the one last used first."""
+        return sorted(self._of(person), key=lambda window: -window.told)
+
+    def _of(self, person: str) -> list[Window]:
+        return [window for window in self._open.values() if window.person == person]
+
+    def find(self, person: str, *, window: str = "", panel: str = "") -> Window:
+        """The one that is named, or that shows a panel, or else the one last used."""
+        here = self.of(person)
+        if not here:
+            raise NotFound(
+                "no window is open",
+                because=f"{person} has no page connected at the moment",
+                try_this="say it in your answer instead",
+                code="window.none-open",
+            )
+        found = [each for each in here if window in ("", each.id)]
+        if not found:
+            raise NotFound(
+                f"there is no window {window[:NAME_LENGTH_MAX]}",
+                because=f"open are {', '.join(each.id for each in here)}",
+                try_this="leave `window` out for the one last used",
+                code="window.not-found",
+            )
+        if not panel:
+            return found[0]
+        for each in found:
+            if any(panel == shown.id for shown in each.inventory.panels):
+                return each
+        raise NotFound(
+            f"no window shows a panel {panel[:NAME_LENGTH_MAX]}",
+            because="it was closed, or never open",
+            try_this="look at panels_list",
+            code="panel.not-found",
+        )
+
+    async def command(self, window: Window, do: str, **what: Any) -> str:
+        """Have a window do something, and wait until it says that it has. Gives the id of a panel that came of it."""
+        if len(window.waiting) >= COMMANDS_WAITING_MAX:
+            raise Conflict(
+                "this window has enough to do",
+                because=f"it has not answered {COMMANDS_WAITING_MAX} commands yet",
+                try_this="wait until it has",
+                code="window.busy",
+            )
+        id_ = self._ids.new()
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        window.waiting[id_] = answer
+
+        def too_late() -> None:
+            if not answer.done():
+                because = f"it has {ANSWERED_WITHIN_S:g} seconds for it"
+                answer.set_exception(_failed("the window did not answer", because))
+
+        take_back = self._clock.later(ANSWERED_WITHIN_S, too_late)
+        try:
+            window.say({"command": id_, "window": window.id, "do": do, **what})
+            return await answer
+        finally:
+            take_back()
+            window.waiting.pop(id_, None)
+
+
+def _failed(sentence: str, because: str) -> WindowFailed:
+    return WindowFailed(sentence, because=because, try_this="say it in your answer instead")
+
+
+def _check(id_: str, inventory: Inventory) -> None:
+    """Refuse what is beyond a bound, before anything is kept of it."""
+    names = [id_, *(text for panel in inventory.panels for text in (panel.id, panel.type))]
+    names += [panel.binding for panel in inventory.panels if panel.binding is not None]
+    names += [inventory.selected] if inventory.selected is not None else []
+    if any(len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name) for name in names):
+        raise _unusable(f"an id, type or binding has 1 to {NAME_LENGTH_MAX} letters, digits and .:/_-")
+    if len(inventory.panels) > PANELS_MAX:
+        raise _unusable(f"a window has {PANELS_MAX} panels at most")
+    if len({panel.id for panel in inventory.panels}) < len(inventory.panels):
+        raise _unusable("two panels have the same id")
+    for panel in inventory.panels:
+        if len(panel.title) > TITLE_LENGTH_MAX or not is_storable(panel.title):
+            raise _unusable(f"a title has {TITLE_LENGTH_MAX} characters at most")
+        if len(_encode(panel.context)) > CONTEXT_BYTES_MAX:
+            raise _unusable(f"the context of a panel has {CONTEXT_BYTES_MAX:,} bytes at most, as JSON")
+    if len(_encode(inventory.layout)) > LAYOUT_BYTES_MAX:
+        raise _unusable(f"a layout has {LAYOUT_BYTES_MAX:,} bytes at most, as JSON")
+
+
+def _unusable(because: str) -> Invalid:
+    return Invalid(
+        "this window cannot be shown to agents",
+        because=because,
+        try_this="send less of it; what was sent before counts until then",
+        code="window.inventory-invalid",
+    )
