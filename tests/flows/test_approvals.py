@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -38,19 +38,21 @@ from flows.asking import (
 from retinue.config.hands import ApprovalSettings
 from retinue.domain import address
 from retinue.domain.agent import Agent, ToolRules
+from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Context, Outcome
 from retinue.domain.errors import Conflict, NotAllowed, NotFound
 from retinue.domain.event import News, NewsKind
 from retinue.domain.grant import GrantScope
 from retinue.domain.person import Role
 from retinue.domain.session import Origin, OriginKind
-from retinue.domain.tool import Call, ToolResult
+from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.store import agents, news, people
+from retinue.store import agents, news, people, wholes
 from retinue.testing.household import Household, boss
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line
-from retinue.tools.base import Scene
+from retinue.testing.tools import AppendLineArguments
+from retinue.tools.base import Output, Scene, schema_of
 
 DAY = timedelta(days=1)
 FROM_BOSS = Context(from_boss=True)
@@ -533,3 +535,39 @@ async def test_several_calls_are_one_question_and_a_yes_is_for_all_of_them(
     await desk.ask(OWNER, "approval.answer", id=approval, allow=True, scope=GrantScope.SESSION)
     await desk.house.outcome(first)
     assert witness(household) == ["0", "1", "2"]
+
+
+PICTURE = Attachment(hash="a" * 64, name="a.png", media_type="image/png", size_bytes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Leaves a picture."""
+
+    arguments: type[AppendLineArguments] = AppendLineArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="draw", description="Draw.", parameters=schema_of(AppendLineArguments), effects=frozenset()
+        )
+    )
+
+    async def perform(self, arguments: AppendLineArguments, scene: Scene) -> Output:
+        return Output(text="drawn", attachments=(PICTURE,))
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_a_call_attaches_is_kept_whether_its_yes_came_in_time_or_late(tmp_path: Path, late: bool) -> None:
+    household = asking_household(tmp_path, ask=("draw",))
+    household.tools = (Draw(),)
+    async with desk_house(household) as desk:
+        household.model.rule = does
+        house = desk.house
+        envelope, approval = await asked(house, do("draw", text="x"), sender="person:owner")
+        if late:
+            await house.outcome((await house.post("go on", sender="person:owner")).envelope)
+        assert await house.store.scan(wholes.named_files) == set()
+        await desk.ask(OWNER, "approval.answer", id=approval, allow=True)
+        await house.outcome(envelope)
+        await house.quiet()
+        assert "drawn" in read_by(household.model.prompts[-1])
+        assert await house.store.scan(wholes.named_files) == {PICTURE.hash}, "no purge takes it"

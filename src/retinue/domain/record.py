@@ -122,14 +122,15 @@ class Summary:
 class Note:
     """Words of the house that the model reads like mail: the end of a cancelled run, mail that was left out.
 
-    `call` names the stored call whose result this is, where one was performed after its turn had gone by. `whole` is
-    then as in a result.
+    `call` names the stored call whose result this is, where one was performed after its turn had gone by. `whole` and
+    `attachments` are then as in a result.
     """
 
     text: str
     call: str = ""
     trust: Trust = Trust.PRIVATE
     whole: str = ""
+    attachments: tuple[Attachment, ...] = ()
 
 
 Body = Mark | UserTurn | Reply | ToolResult | Note | Summary

@@ -22,7 +22,7 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Asking, Clock, Faults
 from retinue.domain.record import Note, Record, Reply, Summary, UserTurn, kind_of, trust_of
 from retinue.domain.run import Run, Step, StepKind, StepState
-from retinue.domain.session import BATCH_MAX, QueueMode, Wakefulness
+from retinue.domain.session import BATCH_MAX, QueueMode, QueuePolicy, Wakefulness, WhenBusy
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.domain.trust import Trust
@@ -42,6 +42,7 @@ from retinue.store.connection import Store
 from retinue.store.house import Page
 
 SUMMARIES_MAX = 100  # of one worker over one run
+JOINING_LOOKED_AT_MAX = 50  # of what waits: what wants to wait may stand before what wants to join
 
 
 class RunJournal:
@@ -277,6 +278,7 @@ class RunJournal:
                 record_seq=written.record_seq,
                 context_from=self.work.session.context_from if kept_from is None else kept_from,
                 compactions=self.work.session.compactions + (kept_from is not None),
+                revision=self.work.session.revision + (kept_from is not None),
             ),
             run=run,
             envelopes=written.envelopes,
@@ -309,6 +311,7 @@ def _kept(result: ToolResult, *, stored: bool) -> ToolResult | Note:
         call=result.call,
         trust=result.trust,
         whole=result.whole,
+        attachments=result.attachments,
     )
 
 
@@ -441,16 +444,15 @@ def _compact(append: Append, kept_from: int) -> None:
         record_seq=append.seq,
         kept_from=kept_from,
         compactions=session.compactions + 1,
+        revision=session.revision + 1,
     )
 
 
 def _join(append: Append, work: Work, zone: ZoneInfo) -> tuple[tuple[Envelope, ...], tuple[Record, ...]]:
     """Steering: mail of the run's own sender, or of the owner, is read at this turn instead of after the run."""
-    if work.queue.mode not in (QueueMode.STEER, QueueMode.STEER_BACKLOG):
-        return work.envelopes, ()
     page = append.page
-    due = envelopes.due(page.conn, work.session.id, page.at_ms, limit=BATCH_MAX)
-    mine = [e for e in due if _may_steer(e, work)]
+    due = envelopes.due(page.conn, work.session.id, page.at_ms, limit=JOINING_LOOKED_AT_MAX)
+    mine = [e for e in due if _wants_to_steer(e, work.queue) and _may_steer(e, work)][:BATCH_MAX]
     if not mine:
         return work.envelopes, ()
     text = turn_input.render(mine, now=from_ms(page.at_ms), zone=zone)
@@ -473,6 +475,12 @@ def _join(append: Append, work: Work, zone: ZoneInfo) -> tuple[tuple[Envelope, .
     held = (*work.envelopes, *mine)
     runs.set_envelopes(page.conn, work.run.id, [e.id for e in held])
     return held, (record,)
+
+
+def _wants_to_steer(envelope: Envelope, queue: QueuePolicy) -> bool:
+    if envelope.context.when_busy is not None:
+        return envelope.context.when_busy is WhenBusy.STEER
+    return queue.mode in (QueueMode.STEER, QueueMode.STEER_BACKLOG)
 
 
 def _may_steer(envelope: Envelope, work: Work) -> bool:

@@ -72,6 +72,13 @@ def _decoded(kind: str, body: Any) -> ToolResult | None:
         if kind == RecordKind.TOOL:
             return _result.decode(body)
         note = _note.decode(body)
-        return ToolResult(call=note.call, tool="", output=note.text, trust=note.trust, whole=note.whole)
+        return ToolResult(
+            call=note.call,
+            tool="",
+            output=note.text,
+            trust=note.trust,
+            whole=note.whole,
+            attachments=note.attachments,
+        )
     except msgspec.MsgspecError:  # `records.damaged` tells of it
         return None

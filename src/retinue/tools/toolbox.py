@@ -126,8 +126,8 @@ class Toolbox:
         mask: Callable[[str], str] = str,
         more: Callable[[Agent], Sequence[Layer]] = lambda _agent: (),
     ) -> None:
-        """With a clock, no agent makes more calls than that in a minute; 0 is no limit. `mask` takes secrets out of what
-        tools say; with `ids`, untrusted words are put between markers."""
+        """With a clock, no agent makes more calls than that in a minute; 0 is no limit. `mask` takes secrets out of
+        what tools say; with `ids`, untrusted words are put between markers."""
         self._clock = clock
         self._calls = Buckets(calls_per_minute, AGENTS_REMEMBERED_MAX)
         self._settings = settings
