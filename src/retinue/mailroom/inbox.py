@@ -17,6 +17,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment, safe_name
 from retinue.domain.command import Command, unescaped
 from retinue.domain.command import parse as parse_command
+from retinue.domain.context_line import line_of, words_of
 from retinue.domain.envelope import (
     ATTACHMENTS_MAX,
     KEY_LENGTH_MAX,
@@ -132,11 +133,12 @@ class Inbox:
 
     async def post(self, draft: Draft) -> Receipt:
         check(draft)
-        if self._command is not None and draft.text.startswith("/") and _may_command(draft):
-            command = parse_command(draft.text)
+        words = words_of(draft.text)
+        if self._command is not None and words.startswith("/") and _may_command(draft):
+            command = parse_command(words)
             if command is not None:
                 return await self._command(draft, command)
-            draft = replace(draft, text=unescaped(draft.text))
+            draft = replace(draft, text=line_of(draft.text) + unescaped(words))
         seat = self._seat(draft.recipient.name, _lane(draft, _origin(draft))) if _may_begin(draft) else None
         if seat is None:
             return await self._post(draft, None)
@@ -517,7 +519,7 @@ def _to_agent(page: Page, draft: Draft, *, strict: bool, seat: Seat | None) -> E
         page.conn,
         session.id,
         wakefulness=session.wakefulness if _is_future(page, draft) else Wakefulness.ACTIVE,
-        snippet=draft.text[:SNIPPET_LENGTH_MAX] if not draft.silent else session.snippet,
+        snippet=words_of(draft.text)[:SNIPPET_LENGTH_MAX] if not draft.silent else session.snippet,
         at_ms=page.at_ms,
     )
     lane = _lane(draft, session.origin)
@@ -599,7 +601,7 @@ def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -
 
 def _summarize(page: Page, left_out: Envelope, session: Session) -> tuple[Wake, ...]:
     """The agent reads a line of what it was spared."""
-    words = " ".join(left_out.text.split())
+    words = " ".join(words_of(left_out.text).split())
     line = words if len(words) <= LEFT_OUT_CHARS_MAX else words[: LEFT_OUT_CHARS_MAX - 1] + "…"
     draft = Draft(
         id=EnvelopeId(derived(left_out.id, "left-out")),
