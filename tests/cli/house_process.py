@@ -35,9 +35,12 @@ class HouseProcess:
         self.home = home
         self._process: subprocess.Popen[bytes] | None = None
 
-    def open(self, *, crash_at: str = "") -> None:
-        """Until it answers. `crash_at` names a point, such as `accept.after-commit:1`, at which it will die."""
+    def open(self, *, crash_at: str = "", again_at: str = "") -> None:
+        """Until it answers. `crash_at` names a point, such as `accept.after-commit:1`, at which it will die; `again_at`
+        the address that a browser came to know before."""
         crash = {"RETINUE_TEST": "1", "RETINUE_TEST_CRASH": crash_at} if crash_at else {}
+        if again_at:
+            crash["RETINUE_LISTEN"] = again_at.removeprefix("http://")
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home.parent / f"{self.home.name}.log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -1,0 +1,115 @@
+"""A real browser in front of a real house: windows, what they show, and what axe says about it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from api.rim import Rim
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+ROOT = Path(__file__).parent.parent.parent
+AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+SHOWN_WITHIN_MS = 20_000
+SIZES = {"laptop": (1280, 800), "phone": (360, 740)}
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+expect.set_options(timeout=SHOWN_WITHIN_MS)
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    program = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if program is None:
+        pytest.fail("there is no Chromium on PATH: apt-get install -y chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, headless=True, args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Front:
+    """The page of one house. Each window is a person's own browser, unless one asks for another tab of it."""
+
+    def __init__(self, browser: Browser, rim: Rim) -> None:
+        self._browser = browser
+        self.rim = rim
+        self.complaints: list[str] = []
+        self.outside: list[str] = []
+        self._contexts: list[BrowserContext] = []
+
+    def window(
+        self,
+        path: str = "/",
+        *,
+        size: Literal["laptop", "phone"] = "laptop",
+        theme: Literal["light", "dark"] = "light",
+        calm: bool = False,
+        **options: Any,
+    ) -> Page:
+        """Signed in as the owner, by a code as the terminal shows it."""
+        width, height = SIZES[size]
+        context = self._browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme=theme,
+            has_touch=size == "phone",
+            reduced_motion="reduce" if calm else "no-preference",
+            **options,
+        )
+        context.set_default_timeout(SHOWN_WITHIN_MS)
+        context.grant_permissions(["clipboard-read", "clipboard-write"], origin=self.rim.address)
+        self._contexts.append(context)
+        return self.tab(context, f"{path}#code={self.rim.do('token.code')['code']}")
+
+    def tab(self, context: BrowserContext, path: str = "/") -> Page:
+        page = context.new_page()
+        page.on("console", self._listen)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda asked: self._look(asked.url))
+        page.goto(self.rim.address + path)
+        expect(page.get_by_role("navigation", name="Screens")).to_be_visible()
+        return page
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+
+    def _listen(self, message: Any) -> None:
+        # A house that was killed on purpose is complained about by the browser, not by the page.
+        if message.type in ("error", "warning") and "ERR_CONNECTION" not in message.text:
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    def _look(self, url: str) -> None:
+        if not url.startswith((self.rim.address, "blob:", "data:")):
+            self.outside.append(url)
+
+
+def violations(page: Page) -> list[str]:
+    """What axe finds, as one line for each: rule, what it is about, and where."""
+    # Handed over as a function, and not as a script in the page: the page's own policy takes no such script.
+    page.evaluate(f"() => {{ {AXE.read_text()} }}")
+    found = page.evaluate("(tags) => axe.run(document, {runOnly: tags})", RULES)
+    return [
+        f"{each['id']}: {each['help']}: {', '.join(' '.join(node['target']) for node in each['nodes'][:3])}"
+        for each in found["violations"]
+    ]
+
+
+def scrolls_sideways(page: Page) -> bool:
+    return page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
