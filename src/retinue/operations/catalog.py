@@ -5,6 +5,7 @@ from __future__ import annotations
 from retinue.domain.agent import PermissionLevel
 from retinue.operations import (
     agents,
+    approvals,
     audit,
     configuration,
     credentials,
@@ -26,6 +27,7 @@ from retinue.operations import (
     run_list,
     run_trace,
     runs,
+    session_reading,
     sessions,
     skills,
     tokens,
@@ -39,9 +41,11 @@ OPERATIONS: dict[str, Operation] = {
         envelopes,
         mail,
         sessions,
+        session_reading,
         runs,
         run_list,
         run_trace,
+        approvals,
         exports,
         agents,
         models,

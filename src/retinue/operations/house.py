@@ -10,17 +10,14 @@ import sqlalchemy as sa
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, Colour, PermissionLevel
-from retinue.domain.approval import Approval
-from retinue.domain.ids import ApprovalId
 from retinue.domain.principal import Principal
 from retinue.domain.times import show, to_ms
-from retinue.domain.tool import Call
+from retinue.operations.approvals import ApprovalShown, waiting
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.operations.sessions import SessionSummary, summary
-from retinue.store import agents, approvals, ledger, mail, news, sessions
+from retinue.operations.sessions import SessionListed, with_marks
+from retinue.store import agents, ledger, mail, news, sessions
 from retinue.store.why import why
 
-APPROVALS_SHOWN_MAX = 50
 SESSIONS_SHOWN_MAX = 50
 
 
@@ -41,26 +38,11 @@ class AgentHere(msgspec.Struct, frozen=True):
     visible: bool
 
 
-class ApprovalWaiting(msgspec.Struct, frozen=True, rename="kebab"):
-    """A question. `to_reach` is what its calls reach for and nobody has granted; `would_grant` what a yes for longer
-    than once grants, or what was asked for where there are no calls. Where it is empty, a yes is for once."""
-
-    id: ApprovalId
-    agent: str
-    for_whom: str
-    calls: tuple[Call, ...]
-    to_reach: list[str]
-    would_grant: list[str]
-    because: str
-    asked_at: str
-    expires_at: str
-
-
 class HouseStatus(msgspec.Struct, frozen=True):
     version: str
     cursor: int
     agents: list[AgentHere]
-    approvals: list[ApprovalWaiting]
+    approvals: list[ApprovalShown]
     you: str
     now: str
 
@@ -72,8 +54,8 @@ class HouseState(msgspec.Struct, frozen=True):
     you: str
     level: PermissionLevel
     agents: list[AgentHere]
-    sessions: list[SessionSummary]
-    approvals: list[ApprovalWaiting]
+    sessions: list[SessionListed]
+    approvals: list[ApprovalShown]
     unread: int
 
 
@@ -92,7 +74,7 @@ async def status(desk: Desk, caller: Principal, asked: Nothing) -> HouseStatus:
             version=desk.version,
             cursor=news.newest(conn),
             agents=[_here(agent) for agent in agents.everyone(conn)],
-            approvals=_waiting(desk, conn, caller),
+            approvals=waiting(desk, conn, caller),
             you=str(caller.address),
             now=show(desk.clock.now(), desk.zone),
         )
@@ -116,33 +98,12 @@ async def state(desk: Desk, caller: Principal, asked: State) -> HouseState:
             you=str(caller.address),
             level=caller.level,
             agents=[_here(agent) for agent in agents.everyone(conn) if agent.visible or asked.hidden],
-            sessions=[summary(desk, session) for session in found],
-            approvals=_waiting(desk, conn, caller),
+            sessions=with_marks(desk, conn, caller, found),
+            approvals=waiting(desk, conn, caller),
             unread=mail.count_unread(conn, person) if person else 0,
         )
 
     return await desk.store.scan(body)
-
-
-def _waiting(desk: Desk, conn: sa.Connection, caller: Principal) -> list[ApprovalWaiting]:
-    found = approvals.listed(conn, limit=APPROVALS_SHOWN_MAX, seen_by=caller)
-    return [_shown(desk, conn, approval) for approval in found]
-
-
-def _shown(desk: Desk, conn: sa.Connection, approval: Approval) -> ApprovalWaiting:
-    session = sessions.get(conn, approval.session)
-    agent = session.agent if session is not None else ""
-    return ApprovalWaiting(
-        approval.id,
-        agent=agent,
-        for_whom=approval.agent or agent,
-        calls=approval.calls,
-        to_reach=[str(each) for each in approval.gives],
-        would_grant=[str(each) for each in approval.would_grant],
-        because=approval.because,
-        asked_at=show(approval.asked_at, desk.zone),
-        expires_at=show(approval.expires_at, desk.zone),
-    )
 
 
 async def check_ledger(desk: Desk, caller: Principal, asked: Nothing) -> LedgerChecked:

@@ -21,7 +21,8 @@ from retinue.operations.base import Desk, Operation
 from retinue.operations.runs import Result, result_of, total_of
 from retinue.store import agents, model_calls, run_list, sessions
 from retinue.store.mail import MS_LAST
-from retinue.store.run_list import Place, Wanted
+from retinue.store.run_list import Wanted
+from retinue.store.walking import Place
 
 LISTED_MIN, LISTED_MAX = 1, 100
 
@@ -111,7 +112,7 @@ async def listing(desk: Desk, caller: Principal, asked: List) -> RunsListed:
         found, more = run_list.page(conn, wanted, after=after, limit=asked.limit, seen_by=caller)
         return RunsListed(
             runs=[listed(desk, conn, run) for run in found],
-            next=f"{more.started_ms}.{more.id}" if more is not None else None,
+            next=cursor_of(more) if more is not None else None,
         )
 
     return await desk.store.scan(body)
@@ -121,6 +122,10 @@ def _spelled(conn: sa.Connection, typed: str) -> str:
     """As it is spelled here. Whoever is gone has left runs behind."""
     found = agents.find(conn, valid_name(typed, what="an agent"))
     return found.name if found is not None else typed
+
+
+def cursor_of(place: Place) -> str:
+    return f"{place.ms}.{place.id}"
 
 
 def place_of(cursor: str) -> Place:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.record import Body, Mark, Record, RecordKind, Reply
 from retinue.domain.run import RunStatus
 from retinue.domain.session import (
+    NAME_LENGTH_MAX,
     Origin,
     OriginKind,
     Overflow,
@@ -34,7 +36,7 @@ from retinue.domain.session import (
 from retinue.domain.times import show, to_ms
 from retinue.engine.live import Partial
 from retinue.operations.base import Desk, Operation
-from retinue.store import agents, approvals, news, people, records, runs, sessions, shares
+from retinue.store import agents, approvals, marks, news, people, records, runs, sessions, shares
 from retinue.store.house import Page
 from retinue.store.records import Damage
 
@@ -43,6 +45,8 @@ QUEUE_CAP_MAX = 1_000
 LISTED_MAX = 50
 ATTRIBUTES_BYTES_MAX = 65_536
 SHARES_MAX = 100
+NAMES_ALIKE_MAX = 100
+RESTORABLE_DAYS = 30  # after it was deleted
 
 _encode = msgspec.json.Encoder().encode
 
@@ -190,6 +194,16 @@ class SessionSummary(msgspec.Struct, rename="camel"):
     wakefulness: Wakefulness
 
 
+class SessionListed(SessionSummary):
+    """With the marks of a list. `unread` is the mail from it that you have not read; `run` is at work there, or waits
+    for somebody (`runStatus`)."""
+
+    kind: OriginKind
+    run: str | None
+    run_status: RunStatus | None
+    unread: int
+
+
 class SessionCleared(SessionSummary):
     cancelled_runs: list[str] = msgspec.field(name="cancelled-runs")
 
@@ -197,7 +211,7 @@ class SessionCleared(SessionSummary):
 class SessionsListed(msgspec.Struct):
     """`next` is the cursor of the page after this one."""
 
-    sessions: list[SessionSummary]
+    sessions: list[SessionListed]
     next: str | None
 
 
@@ -226,6 +240,7 @@ class SessionDeleted(msgspec.Struct, rename="kebab"):
     deleted: bool
     cancelled_runs: list[str]
     cleared_pending_count: int
+    restorable_until: str
 
 
 class SessionShared(msgspec.Struct, rename="kebab"):
@@ -351,13 +366,30 @@ async def listed(desk: Desk, caller: Principal, asked: Listing) -> SessionsListe
     limit = max(1, min(asked.limit, LISTED_MAX))
     after = _place(asked.cursor)
 
-    def body(conn: sa.Connection) -> list[Session]:
+    def body(conn: sa.Connection) -> SessionsListed:
         agent = agent_named(conn, asked.agent).name if asked.agent else ""
-        return sessions.listed(conn, after=after, limit=limit + 1, agent=agent, seen_by=caller)
+        found = sessions.listed(conn, after=after, limit=limit + 1, agent=agent, seen_by=caller)
+        more = _cursor(found[limit - 1]) if len(found) > limit else None
+        return SessionsListed(sessions=with_marks(desk, conn, caller, found[:limit]), next=more)
 
-    found = await desk.store.scan(body)
-    more = _cursor(found[limit - 1]) if len(found) > limit else None
-    return SessionsListed(sessions=[summary(desk, session) for session in found[:limit]], next=more)
+    return await desk.store.scan(body)
+
+
+def with_marks(desk: Desk, conn: sa.Connection, caller: Principal, found: Sequence[Session]) -> list[SessionListed]:
+    """Sessions as a list shows them to whoever asks."""
+    at_work = marks.at_work(conn, [session.id for session in found])
+    is_person = caller.address.kind is AddressKind.PERSON
+    unread = marks.unread(conn, caller.address.name) if is_person else dict[SessionId, int]()
+    return [
+        SessionListed(
+            **msgspec.structs.asdict(summary(desk, session)),
+            kind=session.origin.kind,
+            run=at_work[session.id][0] if session.id in at_work else None,
+            run_status=at_work[session.id][1] if session.id in at_work else None,
+            unread=unread.get(session.id, 0),
+        )
+        for session in found
+    ]
 
 
 def _cursor(session: Session) -> str:
@@ -409,7 +441,7 @@ async def history(desk: Desk, caller: Principal, asked: History) -> SessionHisto
 async def create(desk: Desk, caller: Principal, asked: Create) -> SessionSummary:
     """A session of the caller's own, beside those that begin by themselves."""
     id_ = SessionId(desk.ids.new())
-    attributes = _bounded(patched({}, asked.attributes))
+    attributes = bounded(patched({}, asked.attributes))
     name = valid_session_name(asked.name) if asked.name is not None else ""
 
     def body(conn: sa.Connection) -> Session:
@@ -417,7 +449,7 @@ async def create(desk: Desk, caller: Principal, asked: Create) -> SessionSummary
         agent = agent_named(conn, asked.agent)
         origin = own_origin(caller, agent, id_)
         if name:
-            _check_name_free(conn, agent.name, name)
+            check_name_free(conn, agent.name, name)
         sessions.start(page, id_, agent=agent.name, origin=origin, name=name, attributes=attributes)
         page.close()
         return _there(conn, id_)
@@ -466,7 +498,7 @@ def _set_pin(page: Page, session: Session, *, pinned: bool) -> dict[str, Any]:
 
 async def set_attributes(desk: Desk, caller: Principal, asked: Attributes) -> SessionSummary:
     def act(page: Page, session: Session) -> dict[str, Any]:
-        attributes = _bounded(patched(session.attributes, asked.patch))
+        attributes = bounded(patched(session.attributes, asked.patch))
         sessions.set_attributes(page.conn, session.id, attributes, at_ms=page.at_ms)
         return {"attributes": attributes}
 
@@ -494,6 +526,7 @@ async def delete(desk: Desk, caller: Principal, asked: OfSession) -> SessionDele
         sessions.delete(page.conn, session.id, at_ms=page.at_ms)
         page.tell(NewsKind.SESSION_DELETED, session=session.id, agent=session.agent, by=str(caller.address))
 
+    until = desk.clock.now() + timedelta(days=RESTORABLE_DAYS)
     session = await _write(desk, caller, asked.session, act)
     done = await desk.engine.cancel(
         session.id, by=str(caller.address), why="the conversation was deleted", clear_due=True
@@ -505,6 +538,7 @@ async def delete(desk: Desk, caller: Principal, asked: OfSession) -> SessionDele
         deleted=True,
         cancelled_runs=[short(run) for run in done.runs],
         cleared_pending_count=done.cleared,
+        restorable_until=show(until, desk.zone),
     )
 
 
@@ -634,7 +668,19 @@ def _person(conn: sa.Connection, name: str) -> str:
     return person.name
 
 
-def _check_name_free(conn: sa.Connection, agent: str, name: str) -> None:
+def free_name(conn: sa.Connection, agent: str, name: str) -> str:
+    """This name, or one like it that is free: `taxes (2)`. Empty where there are too many."""
+    if not name or sessions.by_name(conn, agent, name) is None:
+        return name
+    for number in range(2, NAMES_ALIKE_MAX + 1):
+        ending = f" ({number})"
+        like = name[: NAME_LENGTH_MAX - len(ending)] + ending
+        if sessions.by_name(conn, agent, like) is None:
+            return like
+    return ""
+
+
+def check_name_free(conn: sa.Connection, agent: str, name: str) -> None:
     if sessions.by_name(conn, agent, name) is not None:
         raise _name_taken(agent, name)
 
@@ -648,7 +694,7 @@ def _name_taken(agent: str, name: str) -> Conflict:
     )
 
 
-def _bounded(attributes: dict[str, Any]) -> dict[str, Any]:
+def bounded(attributes: dict[str, Any]) -> dict[str, Any]:
     size = len(_encode(attributes))
     if size > ATTRIBUTES_BYTES_MAX:
         raise TooLarge(

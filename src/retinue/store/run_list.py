@@ -1,7 +1,6 @@
 """Runs as people look through them: newest first, a page at a time.
 
-A page walks the index of a session, or those of all agents side by side, and looks at a bounded number of runs. What
-the walk leaves for the next page begins where it stopped, also where a filter has let nothing through.
+A page walks along the index of a session, or of each agent, side by side.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from retinue.store import tables as t
 from retinue.store.mail import MS_LAST
 from retinue.store.runs import run_of
 from retinue.store.sight import Scope, is_under, me, scope_of, under
+from retinue.store.walking import Place, walk
 
 LOOKED_AT_MAX = 20_000  # runs, for one page
 
@@ -28,14 +28,6 @@ _status = _b("status", type_=sa.String)
 _sender = _b("sender", type_=sa.String)
 _person = _b("person", type_=sa.String)
 _model = _b("model", type_=sa.String)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the list one stands: behind the run that began then and has this id."""
-
-    started_ms: int = 2**62
-    id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +60,7 @@ def _walk(column: sa.Column[Any]) -> sa.Select[Any, Any]:
 
 
 def _page(scope: Scope, column: sa.Column[Any]) -> sa.Select[Any]:
-    walked = _walk(column).limit(_b("looked")).subquery("walked")
+    walked = _walk(column).limit(_b("width")).subquery("walked")
     nobody = t.word("''")
     for_person = sa.or_(
         _person == nobody,
@@ -98,8 +90,8 @@ def _page(scope: Scope, column: sa.Column[Any]) -> sa.Select[Any]:
 
 _of_agent = sight.per_scope(lambda scope: _page(scope, _r.c.agent))
 _of_session = sight.per_scope(lambda scope: _page(scope, _r.c.session))
-_agent_floor = _walk(_r.c.agent).limit(1).offset(_b("looked"))
-_session_floor = _walk(_r.c.session).limit(1).offset(_b("looked"))
+_agent_floor = _walk(_r.c.agent).limit(1).offset(_b("width"))
+_session_floor = _walk(_r.c.session).limit(1).offset(_b("width"))
 _who_ran = sa.select(t.agents.c.name)
 _counts = (
     sa.select(t.steps.c.kind, sa.func.count())
@@ -112,17 +104,27 @@ def page(
     conn: sa.Connection, wanted: Wanted, *, after: Place, limit: int, seen_by: Principal = HOUSE
 ) -> tuple[list[Run], Place | None]:
     """Runs that fit, newest first; and where the next page begins, if there may be one."""
-    pages, floor = (_of_session, _session_floor) if wanted.session else (_of_agent, _agent_floor)
     sources = [wanted.session] if wanted.session else wanted.agents or conn.execute(_who_ran).scalars().all()
-    # One beyond the page of each, however many they are: the newest of all are among them.
-    looked = max(limit + 1, LOOKED_AT_MAX // max(1, len(sources)))
-    where = {
-        "since": wanted.since_ms,
-        "until": wanted.until_ms,
-        "at": after.started_ms,
-        "id": after.id or "g",  # after every id
-        "looked": looked,
-    }
+
+    def window(place: Place, width: int, most: int) -> tuple[list[Run], Place | None]:
+        return _window(conn, wanted, sources, place, width=width, limit=most, seen_by=seen_by)
+
+    return walk(window, after=after, limit=limit, looked_at_max=LOOKED_AT_MAX // max(1, len(sources)))
+
+
+def _window(
+    conn: sa.Connection,
+    wanted: Wanted,
+    sources: Sequence[str],
+    after: Place,
+    *,
+    width: int,
+    limit: int,
+    seen_by: Principal,
+) -> tuple[list[Run], Place | None]:
+    """Side by side, as much of every source as could be among the next."""
+    pages, floor = (_of_session, _session_floor) if wanted.session else (_of_agent, _agent_floor)
+    where = {"since": wanted.since_ms, "until": wanted.until_ms, "at": after.ms, "id": after.id}
     fits = {
         "status": wanted.status.value if wanted.status else "",
         "person": wanted.person,
@@ -135,19 +137,19 @@ def page(
     rows: list[Any] = []
     floors: list[Place] = []
     for source in sources:
-        found = conn.execute(pages[scope_of(seen_by)], {"of": source, **where, **fits}).all()
+        found = conn.execute(pages[scope_of(seen_by)], {"of": source, "width": width, **where, **fits}).all()
         rows += found
-        if len(found) <= limit and (row := conn.execute(floor, {"of": source, **where, "looked": looked - 1}).first()):
-            floors.append(Place(row.started_ms, row.id))
+        last = conn.execute(floor, {"of": source, "width": width - 1, **where}).first() if len(found) <= limit else None
+        if last is not None:
+            floors.append(Place(last.started_ms, last.id))
     rows.sort(key=lambda row: (row.started_ms, row.id), reverse=True)
-    # Beyond where one of the walks has stopped, nobody knows what of it comes next.
-    stop = max(floors, key=lambda place: (place.started_ms, place.id), default=None)
+    # Beyond where one of the windows has ended, nobody knows what comes next.
+    stop = max(floors, key=lambda place: (place.ms, place.id), default=None)
     if stop is not None:
-        rows = [row for row in rows if (row.started_ms, row.id) >= (stop.started_ms, stop.id)]
-    shown = [run_of(row) for row in rows[:limit]]
+        rows = [row for row in rows if (row.started_ms, row.id) >= (stop.ms, stop.id)]
     if len(rows) > limit:
-        return shown, Place(rows[limit - 1].started_ms, rows[limit - 1].id)
-    return shown, stop
+        stop = Place(rows[limit - 1].started_ms, rows[limit - 1].id)
+    return [run_of(row) for row in rows[:limit]], stop
 
 
 def counts(conn: sa.Connection, run: str) -> tuple[int, int]:

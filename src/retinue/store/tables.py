@@ -451,7 +451,7 @@ pins = sa.Table(
     sqlite_with_rowid=False,
 )
 sa.Index("ix_approvals_run", approvals.c.run)
-sa.Index("ix_approvals_asked", approvals.c.asked_ms, approvals.c.id)
+_partial("ix_approvals_past", approvals.c.asked_ms, approvals.c.id, where=approvals.c.state != word("'open'"))
 _partial("ix_approvals_open", approvals.c.expires_ms, where=approvals.c.state == word("'open'"))
 
 deliveries = sa.Table(

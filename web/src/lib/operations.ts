@@ -128,13 +128,13 @@ export type EnvelopeRead = { "act": "envelope-read"; "at-ms": number; "envelope"
 
 export type EnvelopeSent = { "act": "envelope-sent"; "at-ms": number; "envelope": string; "to": string; "kind": Kind; "words": string };
 
-export type EnvelopeShown = { "id": string; "short": string; "from": string; "to": string; "kind": Kind; "status": Status; "accepted-at": string; "text": string; "reply-to"?: string; "deliver-at"?: string; "attachments"?: Array<AttachmentShown>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "position"?: number; "deliveries"?: Array<DeliveryShown> };
+export type EnvelopeShown = { "id": string; "short": string; "from": string; "to": string; "kind": Kind; "status": Status; "accepted-at": string; "text": string; "reply-to"?: string; "deliver-at"?: string; "attachments"?: Array<AttachmentShown>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "when-busy"?: WhenBusy; "position"?: number; "deliveries"?: Array<DeliveryShown> };
 
 export type EnvelopesListed = { "envelopes": Array<EnvelopeShown>; "acknowledged": number };
 
 export type ErrorForm = { "code": string; "sentence": string; "because": string; "try": string; "candidates"?: Array<string>; "matches"?: number; "retry-after-s"?: number };
 
-export type Explain = { "agent": string; "tool": string; "args"?: Record<string, unknown>; "sender"?: string; "session"?: string; "model"?: string; "origin"?: OriginKind; "door"?: Door };
+export type Explain = { "agent": string; "tool": string; "args"?: Record<string, unknown>; "sender"?: string; "session"?: string; "model"?: string; "origin"?: OriginKind; "door"?: Door; "changes"?: Record<string, unknown> };
 
 export type Failed = { "id": string; "reason": Reason; "agent"?: string; "model"?: string };
 
@@ -338,13 +338,13 @@ export type RunsListed = { "runs": Array<RunListed>; "next": string | null };
 
 export type SecurityFound = { "check": string; "severity": "critical" | "info" | "warning"; "sentence": string; "because": string; "try": string; "fixable": boolean };
 
-export type Send = { "to": string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string };
+export type Send = { "to": string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string; "when_busy"?: WhenBusy | null };
 
 export type Sent = { "envelope": string; "session": string | null; "cursor": number; "duplicate": boolean; "outcome": Outcome | null; "because": string };
 
 export type SessionCleared = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "cancelled-runs": Array<string> };
 
-export type SessionDeleted = { "session": string; "deleted": boolean; "cancelled-runs": Array<string>; "cleared-pending-count": number };
+export type SessionDeleted = { "session": string; "deleted": boolean; "cancelled-runs": Array<string>; "cleared-pending-count": number; "restorable-until": string };
 
 export type SessionExported = { "session": string; "files": Record<string, string>; "damaged": Array<RecordDamaged> };
 
@@ -439,6 +439,8 @@ export type Verify = { "session"?: string; "anchor"?: Array<string>; "log"?: boo
 export type Versions = { "name": string; "limit"?: number; "before"?: number | null };
 
 export type Wakefulness = "active" | "sleeping";
+
+export type WhenBusy = "collect" | "steer";
 
 export type Why = { "id": string };
 

@@ -12,7 +12,10 @@ down_revision = "0004"
 def upgrade() -> None:
     op.add_column("news", sa.Column("person", sa.String(length=64), nullable=True))
     op.create_index("ix_runs_session_started", "runs", ["session", "started_ms"], unique=False)
-    op.create_index("ix_approvals_asked", "approvals", ["asked_ms", "id"], unique=False)
+    past = sa.text("state != 'open'")
+    op.create_index(
+        "ix_approvals_past", "approvals", ["asked_ms", "id"], unique=False, sqlite_where=past, postgresql_where=past
+    )
     unread = sa.text("read_ms IS NULL")
     op.drop_index("ix_inbox_person", table_name="inbox")
     op.create_index(

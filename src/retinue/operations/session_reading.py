@@ -1,0 +1,62 @@
+"""Marking what one has read of a conversation, so that the marks in a list mean something."""
+
+from __future__ import annotations
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.address import AddressKind
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.errors import Invalid
+from retinue.domain.event import NewsKind
+from retinue.domain.principal import Principal
+from retinue.domain.times import to_ms
+from retinue.operations.base import Desk, Operation
+from retinue.operations.sessions import OfSession
+from retinue.store import mail, marks, sessions
+from retinue.store.house import Page
+
+
+class SessionRead(msgspec.Struct, frozen=True):
+    """`read` is how much mail was marked, and `unread` how much of everything is left in your inbox."""
+
+    session: str
+    read: int
+    unread: int
+
+
+async def read(desk: Desk, caller: Principal, asked: OfSession) -> SessionRead:
+    """Mark the mail that came from a session as read by whoever asks. Nobody else's mail is touched."""
+    if caller.address.kind is not AddressKind.PERSON:
+        raise Invalid(
+            "only people have an inbox",
+            because=f"you are {caller.address}, whose mail is worked by its lane",
+            try_this=f"list envelopes to {caller.address}",
+            code="inbox.not-a-person",
+        )
+    person = caller.address.name
+
+    def body(conn: sa.Connection) -> SessionRead:
+        page = Page(conn, to_ms(desk.clock.now()))
+        session = sessions.resolve(conn, asked.session, seen_by=caller)
+        found = marks.unread_from(conn, person, agent=session.agent, session=session.id)
+        marked = mail.mark_read(conn, found, person=person, at_ms=page.at_ms)
+        if marked:
+            page.tell(NewsKind.SESSION_CHANGED, session=session.id, read_by=person)
+        page.close()
+        return SessionRead(session=session.id, read=marked, unread=mail.count_unread(conn, person))
+
+    return await desk.store.write(body, point="ack")
+
+
+OPERATIONS = (
+    Operation(
+        name="session.read",
+        summary="Mark the mail from a session as read.",
+        parameters=OfSession,
+        handler=read,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+        result=SessionRead,
+    ),
+)
