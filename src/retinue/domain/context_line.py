@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-LINE_LENGTH_MAX = 20_000
+LINE_LENGTH_MAX = 131_072  # all that a page may say, with every character of it escaped
 _BEGINS = "<context"
 _LINE = re.compile(r'<context(?P<attributes>(?: [a-z][a-z0-9-]*="[^"<>\n]*")*) />(?:\n|\Z)')
 _ATTRIBUTE = re.compile(r' ([a-z][a-z0-9-]*)="([^"<>\n]*)"')

@@ -94,7 +94,7 @@ async def put(desk: Desk, caller: Principal, asked: Set) -> PreferenceShown:
                 )
             preferences.put(conn, person, key, value, at_ms=page.at_ms)
         if value != (before or "null"):
-            page.tell(NewsKind.PREFERENCE_CHANGED, person=person, key=key)
+            page.tell(NewsKind.PREFERENCE_CHANGED, person=person, to=person, key=key)
         page.close()
 
     await desk.store.write(body, point="preference")
