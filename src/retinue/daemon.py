@@ -295,6 +295,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             secrets=new_token,
             policy=policy,
             toolbox=toolbox,
+            ground=hands.ground,
             plugins=plugins,
             mcp=hands.servers,
             windows=hands.windows,

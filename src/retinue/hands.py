@@ -113,8 +113,8 @@ class Hands:
         self.windows = Windows(clock, ids)
         self.grants = Grants(store, clock)
         self.wholes = Wholes(files, store)
-        ground = Ground(store=store, clock=clock, files=files, withheld=withheld)
-        self._jobs = Jobs(Book(store, clock, self.ways, home / "processes"), clock, ids)
+        self.ground = ground = Ground(store=store, clock=clock, files=files, withheld=withheld, mask=mask)
+        self._jobs = Jobs(Book(store, clock, self.ways, home / "processes", mask=mask), clock, ids)
         self._browsers = Browsers(
             lambda: settings().web, clock, search=environment.get("PATH", os.defpath), root=os.getuid() == 0
         )
@@ -161,7 +161,7 @@ class Hands:
             *file_tools(ground),
             Exec(jobs=self._jobs, store=store, clock=clock, confine=self.confining, rules=rules, withheld=withheld),
             Process(jobs=self._jobs),
-            WebFetch(web, clock, ids, files=files),
+            WebFetch(web, clock, ids, files=files, mask=mask),
             WebSearch(web, clock, ids, environment),
             Browser(self._browsers, ids, files),
             BrowserAct(self._browsers, ids),

@@ -10,6 +10,7 @@ from typing import Any
 
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
+from retinue.domain.permission import Withheld
 from retinue.domain.person import Person, Role
 from retinue.domain.principal import LEVEL_OF, TRUST_OF, Principal
 from retinue.domain.trust import Trust
@@ -19,6 +20,7 @@ from retinue.store import agents, people
 from retinue.store.files import Files
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import says
+from retinue.tools.files import Ground
 
 ROLES = {"owner": Role.OWNER, "maria": Role.MEMBER, "noor": Role.MEMBER, "gus": Role.GUEST}
 
@@ -63,6 +65,7 @@ async def desk_house(household: Household) -> AsyncGenerator[DeskHouse]:
         await house.store.write(settle_in, point="setup")
         house.engine.agent_changed("bo", 4)
         numbers = iter(range(1_000_000))
+        files = Files(household.root / "files")
         desk = Desk(
             store=house.store,
             post=house.inbox,
@@ -72,10 +75,13 @@ async def desk_house(household: Household) -> AsyncGenerator[DeskHouse]:
             ids=household.ids,
             secrets=lambda: f"secret-{next(numbers):037d}",
             home=household.root,
-            files=Files(household.root / "files"),
+            files=files,
             zone=household.zone,
             version="test",
             policy=POLICY,
             toolbox=household.toolbox,
+            ground=Ground(
+                store=house.store, clock=household.clock, files=files, withheld=Withheld(house=household.root)
+            ),
         )
         yield DeskHouse(house, desk)

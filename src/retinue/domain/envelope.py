@@ -10,7 +10,7 @@ from retinue.domain.address import Address
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.run import RunRequest
-from retinue.domain.session import Origin
+from retinue.domain.session import Origin, WhenBusy
 from retinue.domain.trust import Trust
 
 TEXT_BYTES_MAX = 262_144
@@ -59,6 +59,7 @@ class Context:
     approval: str = ""  # which approval a decision decides, or a question asks
     verdict: str = ""  # "allow" or "deny", on a decision
     request: RunRequest | None = None
+    when_busy: WhenBusy | None = None  # None: as the queue has it
 
 
 NO_CONTEXT = Context()

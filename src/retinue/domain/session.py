@@ -80,6 +80,13 @@ class QueueMode(StrEnum):
     INTERRUPT = "interrupt"
 
 
+class WhenBusy(StrEnum):
+    """What a sender wants of one envelope should it find a run active, whatever the queue's mode is."""
+
+    STEER = "steer"  # be read by that run, at its next turn
+    COLLECT = "collect"  # wait for its end
+
+
 class Overflow(StrEnum):
     REFUSE = "refuse"
     OLDEST = "oldest"

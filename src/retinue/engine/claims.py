@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from retinue.config.hands import ApprovalSettings
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.approval import Approval, ApprovalState
+from retinue.domain.context_line import words_of
 from retinue.domain.envelope import Envelope, Kind, Outcome
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import RunId
@@ -20,7 +21,7 @@ from retinue.domain.session import BATCH_MAX, SNIPPET_LENGTH_MAX, LaneKind, Queu
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.engine.custody import Append, Nothing, Work, trust_of_mail
-from retinue.engine.endings import cancel_for_newer, close_run
+from retinue.engine.endings import cancel_for_newer, close_run, interrupts
 from retinue.engine.lanes import next_batch
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.runners import turn_input
@@ -81,7 +82,7 @@ def claim(
 def begin(page: Page, session: Session, agent: Agent, envelope: Envelope, *, run_id: RunId, terms: Terms) -> Work:
     """Start a run in the very commit that accepts its mail, which is stored as claimed."""
     append = Append(session, page)
-    snippet = envelope.text[:SNIPPET_LENGTH_MAX]
+    snippet = words_of(envelope.text)[:SNIPPET_LENGTH_MAX]
     return _start_run(page, session, agent, append, (envelope,), run_id=run_id, terms=terms, snippet=snippet)
 
 
@@ -274,7 +275,8 @@ def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Wor
     asked = approvals.of_run(conn, run.id)
     waits_for = {approval.id for approval in asked if not approval.released}
     # Decisions come first, so that however much waits behind them they are all here.
-    first = [e for e in envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX) if e.kind is Kind.DECISION]
+    due = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
+    first = [e for e in due if e.kind is Kind.DECISION]
     decided = [e for e in first if e.context.approval in waits_for]
     undecided = any(a.state is ApprovalState.OPEN and a.id in waits_for for a in asked)
     if undecided:
@@ -284,7 +286,7 @@ def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Wor
             _sleep(page, session)
             return Nothing()
         interrupting = session.queue.over(agent.queue).mode is QueueMode.INTERRUPT
-        if interrupting and envelopes.count_asking(conn, session.id, page.at_ms) > 0:
+        if interrupting and any(map(interrupts, due)):
             return Nothing(cancel_for_newer(page, session, run), again=True)
         approvals.release(conn, run.id)
         asked = [replace(approval, released=True) for approval in asked]

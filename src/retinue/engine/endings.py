@@ -68,7 +68,13 @@ def finish(
         records.add(conn, append.records)
     if finished.reset:
         sessions.set_context_from(conn, work.session.id, append.seq, at_ms=page.at_ms)
-        page.tell(NewsKind.SESSION_RESET, session=work.session.id, run=work.run.id, record_seq=append.seq)
+        page.tell(
+            NewsKind.SESSION_RESET,
+            session=work.session.id,
+            run=work.run.id,
+            record_seq=append.seq,
+            revision=work.session.revision + 1,
+        )
     wakes: tuple[Wake, ...] = ()
     if owed:
         if answer is not None:
@@ -364,9 +370,10 @@ def _decides_for(page: Page, decision: Envelope, run: Run) -> bool:
     return approval is not None and approval.run == run.id and not approval.released
 
 
-def _interrupts(envelope: Envelope) -> bool:
+def interrupts(envelope: Envelope) -> bool:
     """Whether it is the kind of mail for which a run is given up: decisions, answers and notices are not."""
-    return not envelope.silent and envelope.kind in (Kind.MESSAGE, Kind.SYSTEM)
+    asks = not envelope.silent and envelope.kind in (Kind.MESSAGE, Kind.SYSTEM)
+    return asks and envelope.context.when_busy is None
 
 
 def _newer_waits(page: Page, session_id: str) -> bool:
@@ -376,7 +383,7 @@ def _newer_waits(page: Page, session_id: str) -> bool:
         return False
     last_seq = max((e.seq for e in envelopes.held(page.conn, run.id)), default=0)
     due = envelopes.due(page.conn, session_id, page.at_ms, limit=CLEARED_MAX)
-    return any(_interrupts(e) and (e.due_at, e.seq) > (run.started_at, last_seq) for e in due)
+    return any(interrupts(e) and (e.due_at, e.seq) > (run.started_at, last_seq) for e in due)
 
 
 def _clear_due(page: Page, session: Session, *, by: str, why: str) -> tuple[int, list[Wake]]:
@@ -406,4 +413,4 @@ def _mark_reset(page: Page, session_id: str, message: str) -> None:
     mark = append.add(Mark(text=message), kind=RecordKind.RESET)
     records.add(page.conn, append.records)
     sessions.set_context_from(page.conn, session_id, mark.seq, at_ms=page.at_ms)
-    page.tell(NewsKind.SESSION_RESET, session=session_id, record_seq=mark.seq)
+    page.tell(NewsKind.SESSION_RESET, session=session_id, record_seq=mark.seq, revision=session.revision + 1)

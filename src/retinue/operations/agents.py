@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -376,6 +377,20 @@ def _may_become(caller: Principal, old: Agent, new: Agent) -> None:
             try_this=f"change only {', '.join(sorted(OWN_BUSINESS))}, or ask the owner of this house",
             code="agent.bounds-not-yours",
         )
+
+
+def as_if_set(agent: Agent, *, changes: Mapping[str, Any]) -> Agent:
+    """What `agent.set` would make of it."""
+    try:
+        asked = msgspec.convert({**changes, "name": agent.name}, Set)
+    except msgspec.ValidationError as error:
+        raise Invalid(
+            "these changes do not fit",
+            because=str(error),
+            try_this="give the fields as for `agent.set`",
+            code="request.invalid",
+        ) from error
+    return changed(agent, _given(asked), clear=asked.clear)
 
 
 def _given(asked: Fields) -> dict[str, Any]:

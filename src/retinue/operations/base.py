@@ -32,6 +32,7 @@ from retinue.policy.masking import masked_error
 from retinue.store import answers
 from retinue.store.connection import Store
 from retinue.store.files import Files
+from retinue.tools.files.ground import Ground
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Desk:
     catalog: Callable[[], Catalog] | None = None  # as it is now; None in a house whose models were put there by hand
     credentials_changed: Callable[[], Awaitable[None]] | None = None  # told when keys came, went or were forgiven
     toolbox: Toolbox | None = None  # None in a house without one
+    ground: Ground | None = None  # what the file tools stand on
     plugins: Guests | None = None
     mcp: Servers | None = None
     windows: Windows | None = None  # None in a house that nobody looks into by a page

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from retinue.domain.agent import PermissionLevel
 from retinue.operations import (
+    agent_files,
     agents,
     approvals,
     audit,
     configuration,
     credentials,
+    cutting,
+    deleting,
     doctor,
     envelopes,
     exports,
@@ -32,6 +35,7 @@ from retinue.operations import (
     skills,
     tokens,
     usage,
+    waiting,
 )
 from retinue.operations.base import Operation
 
@@ -47,7 +51,11 @@ OPERATIONS: dict[str, Operation] = {
         run_trace,
         approvals,
         exports,
+        cutting,
+        deleting,
+        waiting,
         agents,
+        agent_files,
         models,
         credentials,
         people,

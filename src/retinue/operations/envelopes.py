@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePosixPath
+from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
@@ -29,7 +30,7 @@ from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, SessionId, prefix, short
 from retinue.domain.principal import Principal
 from retinue.domain.run import NO_REQUEST, RunRequest
-from retinue.domain.session import LaneKind, Origin, OriginKind
+from retinue.domain.session import LaneKind, Origin, OriginKind, WhenBusy
 from retinue.domain.times import parse_when, show, to_ms
 from retinue.domain.trust import Trust
 from retinue.mailroom.inbox import Entered, Wake, settle_and_tell
@@ -73,6 +74,10 @@ class Send(msgspec.Struct, forbid_unknown_fields=True):
     lane: LaneKind | None = None
     workspace: str = ""
     extra_system_prompt: str = ""
+    when_busy: Annotated[
+        WhenBusy | None,
+        msgspec.Meta(description="where a run is active: steer it, or wait for its end; left out, as the queue has it"),
+    ] = None
 
 
 class Sent(msgspec.Struct):
@@ -127,7 +132,8 @@ class EnvelopeShown(msgspec.Struct, rename="kebab"):
     outcome: Outcome | msgspec.UnsetType = msgspec.UNSET
     because: str | msgspec.UnsetType = msgspec.UNSET
     answer: str | msgspec.UnsetType | None = msgspec.UNSET
-    # Where one envelope is shown:
+    when_busy: WhenBusy | msgspec.UnsetType = msgspec.UNSET
+    # Where one envelope is shown, or what waits in a session:
     position: int | msgspec.UnsetType = msgspec.UNSET
     deliveries: list[DeliveryShown] | msgspec.UnsetType = msgspec.UNSET
 
@@ -193,7 +199,7 @@ def _context(desk: Desk, caller: Principal, asked: Send) -> Context:
         extra_system_prompt=asked.extra_system_prompt,
     )
     if request == NO_REQUEST:
-        return NO_CONTEXT
+        return Context(when_busy=asked.when_busy) if asked.when_busy is not None else NO_CONTEXT
     plain = replace(request, lane=None, workspace=None, extra_system_prompt="") == request
     entitled = caller.sees_all or (plain and caller.trust is Trust.PERSON and _is_member(caller))
     if not entitled:
@@ -226,7 +232,7 @@ def _context(desk: Desk, caller: Principal, asked: Send) -> Context:
         )
     if request.reference and desk.catalog is not None:
         desk.catalog().choose(request.reference)  # raises where there is none such, or it is not allowed
-    return Context(request=request)
+    return Context(request=request, when_busy=asked.when_busy)
 
 
 def _is_member(caller: Principal) -> bool:
@@ -344,6 +350,8 @@ def envelope_form(desk: Desk, envelope: Envelope, settled: Settled | None = None
     )
     if envelope.reply_to:
         form.reply_to = envelope.reply_to
+    if envelope.context.when_busy is not None:
+        form.when_busy = envelope.context.when_busy
     if envelope.deliver_at:
         form.deliver_at = show(envelope.deliver_at, desk.zone)
     if envelope.attachments:

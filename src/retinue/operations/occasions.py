@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import sqlalchemy as sa
 
 from retinue.agents.home import home_of
@@ -36,11 +38,13 @@ async def occasion_for(
     origin: OriginKind = OriginKind.EXTERNAL,
     model: str = "",
     door: Door,
+    as_if: Callable[[Agent], Agent] | None = None,
 ) -> Occasion:
     """As a call would find it that comes in by this door: in one of the agent's sessions, or in a fresh one.
 
     What is left out is as it would be: whoever the session belongs to, or else the caller; the model that the agent
-    thinks with. A direct call has no model, and no session but one that is named.
+    thinks with. A direct call has no model, and no session but one that is named. `as_if` makes of the agent what it is
+    not yet.
     """
 
     def read(conn: sa.Connection) -> tuple[Agent, Session | None, list[Record]]:
@@ -59,6 +63,8 @@ async def occasion_for(
         return found, inside, as_read(told)
 
     who, inside, context = await desk.store.scan(read)
+    if as_if is not None:
+        who = as_if(who)
     by_model = door is Door.MODEL
     kind = inside.origin.kind if inside is not None else origin if by_model else OriginKind.EXTERNAL
     whose = whose_session(inside) if inside is not None and by_model else None

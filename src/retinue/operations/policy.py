@@ -28,6 +28,7 @@ from retinue.domain.record import Mark, Record, Reply, Summary, bare_model
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.times import show, to_ms
 from retinue.domain.tool import Call, ToolSpec
+from retinue.operations.agents import as_if_set
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.occasions import named_agent, occasion_for, whose_session
 from retinue.policy.origin_rules import house_policy
@@ -52,6 +53,9 @@ class Explain(msgspec.Struct, forbid_unknown_fields=True):
     model: Annotated[str, msgspec.Meta(description="with which model, as PROVIDER/MODEL")] = ""
     origin: Annotated[OriginKind, msgspec.Meta(description="the kind of a fresh session")] = OriginKind.TERMINAL
     door: Annotated[Door, msgspec.Meta(description="how the call comes in")] = Door.MODEL
+    changes: Annotated[
+        dict[str, Any], msgspec.Meta(description="fields of the agent, as for agent set, as if they were saved")
+    ] = {}
 
 
 class FindingShown(msgspec.Struct):
@@ -176,6 +180,7 @@ async def explain(desk: Desk, caller: Principal, asked: Explain) -> Explained:
         origin=asked.origin,
         model=asked.model,
         door=asked.door,
+        as_if=partial(as_if_set, changes=asked.changes) if asked.changes else None,
     )
     judgement = await toolbox.judge(Call(id="explain", tool=spec.name, arguments=asked.args), occasion)
     return Explained(

@@ -144,6 +144,11 @@ def owner_turns(conn: sa.Connection, session: str, *, before: int, limit: int) -
     return found[::-1]
 
 
+def begun(conn: sa.Connection, session: str, *, before: int) -> int:
+    """The number of the mark with which the context began that a record stood in, or would stand in."""
+    return conn.execute(_begun, {"session": session, "before": before}).scalar() or 1
+
+
 def get(conn: sa.Connection, session: str, seq: int) -> Record | None:
     row = conn.execute(_one, {"session": session, "seq": seq}).one_or_none()
     return record_of(*row) if row else None

@@ -60,7 +60,25 @@ _guard_with_snippet = _guard.values(snippet=_b("words"))
 _reset = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
-    .values(record_seq=_b("seq"), context_from=_b("seq"), compactions=0, updated_ms=_b("now"))
+    .values(
+        record_seq=_b("seq"),
+        context_from=_b("seq"),
+        revision=t.sessions.c.revision + 1,
+        compactions=0,
+        updated_ms=_b("now"),
+    )
+)
+_rewrite = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(
+        record_seq=_b("seq"),
+        context_from=_b("marker"),
+        revision=t.sessions.c.revision + 1,
+        compactions=_b("summaries"),
+        snippet=_b("words"),
+        updated_ms=_b("now"),
+    )
 )
 _set_queue = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(queue=_b("body"), updated_ms=_b("now"))
 _rename = (
@@ -94,6 +112,18 @@ _delete = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"), _here)
     .values(deleted_ms=_b("now"), folded=None, pinned_ms=None)
+)
+_restore = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(
+        deleted_ms=None,
+        name=_b("new_name"),
+        folded=_b("new_folded"),
+        origin_kind=_b("kind"),
+        origin_key=_b("key"),
+        updated_ms=_b("now"),
+    )
 )
 _active = (
     sa.select(t.sessions.c.id, t.sessions.c.agent, t.sessions.c.origin_kind)
@@ -153,6 +183,19 @@ def _listed(scope: sight.Scope) -> sa.Select[Any]:
 
 
 _listing = per_scope(_listed)
+_deleted = per_scope(
+    lambda scope: (
+        sa.select(t.sessions)
+        .where(
+            t.sessions.c.id >= _b("low"),
+            t.sessions.c.id < _b("high"),
+            t.sessions.c.deleted_ms >= _b("since"),
+            sight.sessions(scope),
+        )
+        .order_by(t.sessions.c.deleted_ms.desc(), t.sessions.c.id)
+        .limit(_b("limit"))
+    )
+)
 _every = sa.select(t.sessions.c.id).where(t.sessions.c.id > _b("after")).order_by(t.sessions.c.id).limit(_b("limit"))
 
 
@@ -290,7 +333,7 @@ def guard(
 
 
 def set_context_from(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
-    """The record `seq` is a marker: the context begins there from now on."""
+    """The record `seq` is a marker: the context begins there from now on, and whoever shows another one is outdated."""
     conn.execute(_reset, {"the_id": id_, "seq": seq, "now": at_ms})
 
 
@@ -331,6 +374,14 @@ def fill(conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, s
     conn.execute(_fill, {"the_id": id_, "seq": record_seq, "marker": context_from, "words": snippet, "now": at_ms})
 
 
+def rewrite(
+    conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, compactions: int, snippet: str, at_ms: int
+) -> None:
+    """Another context, made of the old one, stands at the end of the records. Whoever shows the old one is outdated."""
+    values = {"seq": record_seq, "marker": context_from, "summaries": compactions, "words": snippet, "now": at_ms}
+    conn.execute(_rewrite, {"the_id": id_, **values})
+
+
 def forget_snippet(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
     conn.execute(_forget_snippet, {"the_id": id_, "now": at_ms})
 
@@ -338,6 +389,21 @@ def forget_snippet(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
 def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
     """Out of every list and road. Its records stay, for what points to them."""
     conn.execute(_delete, {"the_id": id_, "now": at_ms})
+
+
+def restore(conn: sa.Connection, id_: str, *, name: str, origin: Origin, at_ms: int) -> None:
+    """Back where it was. Its name and its origin may have gone to another meanwhile: the caller has looked."""
+    values = {"new_name": name, "new_folded": name.casefold() or None, "kind": origin.kind.value, "key": origin.key}
+    conn.execute(_restore, {"the_id": id_, **values, "now": at_ms})
+
+
+def deleted(
+    conn: sa.Connection, *, since_ms: int, limit: int, digits: str = "", seen_by: Principal = HOUSE
+) -> list[Session]:
+    """What was deleted since a moment, the last one first; of ids that begin so."""
+    values = {"low": digits, "high": digits + "g", "since": since_ms, "limit": limit}
+    rows = conn.execute(_deleted[scope_of(seen_by)], {**values, **me(seen_by)})
+    return [session_of(row) for row in rows]
 
 
 def latest(conn: sa.Connection, agent: str, *, whose: Principal) -> Origin | None:
