@@ -8,6 +8,14 @@ export type AgentDeleted = { "name": string; "deleted": boolean; "cancelled-runs
 
 export type AgentFieldChange = { "field": string; "old": unknown; "new": unknown };
 
+export type AgentFile = { "path": string; "size-bytes": number; "changed-at": string; "hash": string | null };
+
+export type AgentFileShown = { "name": string; "path": string; "content": string; "size-bytes": number; "changed-at": string; "hash": string; "trust": Trust };
+
+export type AgentFileWritten = { "name": string; "path": string; "size-bytes": number; "hash": string; "created": boolean };
+
+export type AgentFiles = { "name": string; "files": Array<AgentFile>; "more": boolean };
+
 export type AgentHere = { "name": string; "model": string; "description": string; "icon": string; "colour": Colour | null; "visible": boolean };
 
 export type AgentListed = { "name": string; "description": string; "runner": string; "model": string; "version": number; "icon": string; "colour": Colour | null; "visible": boolean };
@@ -100,9 +108,15 @@ export type CredentialShown = { "id": string; "provider": string; "agent": strin
 
 export type CredentialsListed = { "credentials": Array<CredentialShown> };
 
+export type Cut = "after" | "before" | "request";
+
 export type DeadLetters = { "letters": Array<EnvelopeShown> };
 
 export type Delete = { "name": string; "keep_home"?: boolean };
+
+export type DeletedListed = { "sessions": Array<DeletedSession> };
+
+export type DeletedSession = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "deletedAt": string; "restorableUntil": string };
 
 export type Delivery = "at-most-once" | "resume";
 
@@ -151,6 +165,8 @@ export type FindingShown = { "layer": string; "verdict": Verdict; "because": str
 export type FlawShown = { "session": string; "position": number; "sentence": string };
 
 export type Forget = { "name": string; "confirm"?: string };
+
+export type Fork = { "session": string; "before": number; "name"?: string | null };
 
 export type Get = { "key": string };
 
@@ -206,6 +222,10 @@ export type LaneKind = "background" | "main" | "schedule" | "subagent";
 
 export type LedgerChecked = { "holds": boolean; "lines": Array<string> };
 
+export type Line = { "seq": number; "kind": RecordKind; "at": string; "run": string | null; "trust": Trust; "body": unknown; "mail": Array<MailRead> };
+
+export type MailRead = { "envelope": string; "from": string; "kind": Kind; "text": string; "at": string; "attachments": Array<AttachmentShown> };
+
 export type McpApproved = { "server": McpShown; "approved": boolean; "difference": Array<string>; "try": string; "lines": Array<string> };
 
 export type McpListed = { "servers": Array<McpShown> };
@@ -242,9 +262,13 @@ export type NotificationsChanged = { "changed": number; "unread": number };
 
 export type NotificationsListed = { "notifications": Array<NotificationShown>; "unread": number; "next": string | null };
 
+export type Of = { "name": string };
+
 export type OfPrincipal = { "principal"?: string };
 
 export type OfSession = { "session": string };
+
+export type OneFile = { "name": string; "path": string };
 
 export type OriginKind = "agent" | "chat" | "external" | "heartbeat" | "schedule" | "subagent" | "terminal" | "web";
 
@@ -293,6 +317,8 @@ export type Queue = { "session": string; "mode"?: QueueMode | null; "cap"?: numb
 export type QueueMode = "collect" | "followup" | "interrupt" | "steer" | "steer-backlog";
 
 export type QueueOverride = { "mode"?: QueueMode | null; "cap"?: number | null; "overflow"?: Overflow | null };
+
+export type QueuePolicy = { "mode"?: QueueMode; "cap"?: number; "overflow"?: Overflow };
 
 export type QueueSet = { "session": string; "queue": QueueOverride };
 
@@ -348,6 +374,8 @@ export type SessionDeleted = { "session": string; "deleted": boolean; "cancelled
 
 export type SessionExported = { "session": string; "files": Record<string, string>; "damaged": Array<RecordDamaged> };
 
+export type SessionForked = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "forkedFrom": string; "records": number };
+
 export type SessionHistory = { "session": string; "agent": string; "records": Array<RecordOfHistory>; "damaged": Array<RecordDamaged>; "next": number | null };
 
 export type SessionListed = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "kind": OriginKind; "run": string | null; "runStatus": RunStatus | null; "unread": number };
@@ -363,6 +391,10 @@ export type SessionState = { "cursor": number; "session": string; "agent": strin
 export type SessionStopped = { "cancelled-runs": Array<string>; "cleared-pending-count": number };
 
 export type SessionSummary = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness };
+
+export type SessionTrimmed = { "session": string; "revision": number; "records": number; "left-out": number };
+
+export type SessionWaiting = { "session": string; "queue": QueuePolicy; "run": RunShown | null; "envelopes": Array<EnvelopeShown>; "more": boolean };
 
 export type SessionsListed = { "sessions": Array<SessionListed>; "next": string | null };
 
@@ -422,6 +454,14 @@ export type ToolsListed = { "tools": Array<ToolShown> };
 
 export type ToolsOf = { "agent"?: string };
 
+export type Transcript = { "session": string; "before"?: number | null; "after"?: number | null; "limit"?: number };
+
+export type TranscriptRead = { "cursor": number; "session": string; "agent": string; "revision": number; "run": RunShown | null; "begins": number; "earlier": boolean; "lines": Array<Line>; "damaged": Array<RecordDamaged>; "partials": Array<PartialShown> };
+
+export type Trim = { "session": string; "seq": number; "cut": Cut; "revision"?: number | null };
+
+export type Trust = "agent" | "owner" | "person" | "private" | "untrusted";
+
 export type Upload = { "name": string; "data": string; "media_type"?: string };
 
 export type UsageShown = { "by": By; "from": string; "to": string; "rows": Array<UsedShown>; "left-out": number; "total": UsedShown };
@@ -438,11 +478,15 @@ export type Verify = { "session"?: string; "anchor"?: Array<string>; "log"?: boo
 
 export type Versions = { "name": string; "limit"?: number; "before"?: number | null };
 
+export type Waiting = { "session": string; "limit"?: number };
+
 export type Wakefulness = "active" | "sleeping";
 
 export type WhenBusy = "collect" | "steer";
 
 export type Why = { "id": string };
+
+export type WriteFile = { "name": string; "path": string; "content": string; "hash": string; "believe"?: boolean };
 
 export type RetinueAgentsSkillsChoosingState = "changed" | "new" | "off" | "ready" | "unfit";
 
@@ -463,6 +507,8 @@ export type RetinueOperationsCredentialAnswersState = "cooling-down" | "ready" |
 export type RetinueOperationsCredentialsById = { "id": string; "agent"?: string };
 
 export type RetinueOperationsCredentialsWhich = { "provider"?: string; "agent"?: string };
+
+export type RetinueOperationsDeletingListing = { "limit"?: number };
 
 export type RetinueOperationsEnvelopesById = { "id": string };
 
@@ -573,6 +619,8 @@ export interface Operations {
   "approval.answer": { asked: Answer; answered: ApprovalAnswered; effect: true };
   /** Mark the mail from a session as read. */
   "session.read": { asked: OfSession; answered: SessionRead; effect: true };
+  /** Read a conversation, newest first. */
+  "session.transcript": { asked: Transcript; answered: TranscriptRead; effect: false };
   /** How a run came out: its status, the models that were asked, tokens and cost. */
   "run.show": { asked: RetinueOperationsRunsById; answered: RunResult; effect: false };
   /** List runs, newest first, with what each took and how it came out. */
@@ -585,6 +633,16 @@ export interface Operations {
   "session.export": { asked: OfSession; answered: SessionExported; effect: false };
   /** Make a session from files. */
   "session.import": { asked: Import; answered: SessionSummary; effect: true };
+  /** Begin a session with the records of another, up to one of them. */
+  "session.fork": { asked: Fork; answered: SessionForked; effect: true };
+  /** Cut something out of a conversation. */
+  "session.trim": { asked: Trim; answered: SessionTrimmed; effect: true };
+  /** List deleted sessions that can be brought back. */
+  "session.deleted": { asked: RetinueOperationsDeletingListing; answered: DeletedListed; effect: false };
+  /** Bring a deleted session back. */
+  "session.restore": { asked: OfSession; answered: SessionSummary; effect: true };
+  /** Show what waits in a session, in its order. */
+  "session.waiting": { asked: Waiting; answered: SessionWaiting; effect: false };
   /** List the staff. */
   "agent.list": { asked: Nothing; answered: AgentsListed; effect: false };
   /** Show one agent. */
@@ -601,6 +659,12 @@ export interface Operations {
   "agent.restore": { asked: Restore; answered: AgentRestored; effect: true };
   /** Let an agent go. */
   "agent.delete": { asked: Delete; answered: AgentDeleted; effect: true };
+  /** List the files that make an agent what it is. */
+  "agent.files": { asked: Of; answered: AgentFiles; effect: false };
+  /** Show one of these files. */
+  "agent.file": { asked: OneFile; answered: AgentFileShown; effect: false };
+  /** Write one of these files. */
+  "agent.write-file": { asked: WriteFile; answered: AgentFileWritten; effect: true };
   /** List the models there are to choose from. */
   "model.list": { asked: Nothing; answered: ModelsListed; effect: false };
   /** Show which models would be asked now, and why. */
@@ -777,12 +841,18 @@ export const routes: { [Name in keyof Operations]: string } = {
   "session.queue": "/api/session/queue",
   "approval.answer": "/api/approval/answer",
   "session.read": "/api/session/read",
+  "session.transcript": "/api/session/transcript",
   "run.show": "/api/run/show",
   "run.list": "/api/run/list",
   "run.trace": "/api/run/trace",
   "approval.list": "/api/approval/list",
   "session.export": "/api/session/export",
   "session.import": "/api/session/import",
+  "session.fork": "/api/session/fork",
+  "session.trim": "/api/session/trim",
+  "session.deleted": "/api/session/deleted",
+  "session.restore": "/api/session/restore",
+  "session.waiting": "/api/session/waiting",
   "agent.list": "/api/agent/list",
   "agent.show": "/api/agent/show",
   "agent.register": "/api/agent/register",
@@ -791,6 +861,9 @@ export const routes: { [Name in keyof Operations]: string } = {
   "agent.diff": "/api/agent/diff",
   "agent.restore": "/api/agent/restore",
   "agent.delete": "/api/agent/delete",
+  "agent.files": "/api/agent/files",
+  "agent.file": "/api/agent/file",
+  "agent.write-file": "/api/agent/write-file",
   "model.list": "/api/model/list",
   "model.show": "/api/model/show",
   "credential.list": "/api/credential/list",
