@@ -32,7 +32,7 @@ from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
 from retinue.engine.commands import Commanded, carry_out
 from retinue.engine.custody import Nothing, Work
 from retinue.engine.endings import NEWER, Cancelled, Said, cancel
-from retinue.engine.lanes import READY_MAX, Ready, Slots
+from retinue.engine.lanes import READY_MAX, Ready, Slots, Standing
 from retinue.engine.live import Live
 from retinue.engine.runs import Ended, Watch
 from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
@@ -66,6 +66,10 @@ class Engine(Protocol):
 
     def seat(self, agent: str, lane: LaneKind) -> Seat | None:
         """A free slot for mail on its way in. An engine may always say None: then its run begins a commit later."""
+        ...
+
+    def standing(self) -> Standing:
+        """How its slots stand, for whoever looks."""
         ...
 
     def agent_changed(self, name: str, concurrency: int) -> None:
@@ -251,6 +255,9 @@ class EmbeddedEngine:
             lane.begun = begun
             self._ready.release(seat.agent, seat.lane)
             self._dispatch()
+
+    def standing(self) -> Standing:
+        return self._ready.standing()
 
     def slots_changed(self, slots: Slots) -> None:
         """Other bounds hold for the whole house now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from retinue.domain.envelope import Envelope, Kind, answerable
@@ -34,6 +34,14 @@ class Slots:
                 return self.subagent
             case LaneKind.BACKGROUND:
                 return self.background
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How slots are given out at this moment."""
+
+    slots: Mapping[LaneKind, tuple[int, int]]  # in use, and how many there are
+    in_line: Mapping[SessionId, LaneKind]  # lanes that wait for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,13 @@ class Ready:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def standing(self) -> Standing:
+        waiting = (wakes for by_agent in self._waiting.values() for wakes in by_agent.values())
+        return Standing(
+            slots={kind: (self._used[kind], self._slots.of(kind)) for kind in LaneKind},
+            in_line={wake.session: wake.lane for wakes in waiting for wake in wakes},
+        )
 
     def resize(self, slots: Slots) -> None:
         """More slots are given out at once; fewer, as those in use come back."""

@@ -30,7 +30,7 @@ NEWS_READ_MAX = 200
 ENVELOPES_READ_MAX = 100  # of those a run has read, and of those it has sent
 
 _b = sa.bindparam
-_call = msgspec.json.Decoder(Call)
+call_of = msgspec.json.Decoder(Call).decode
 _body = msgspec.json.Decoder(dict[str, Any])
 _steps = (
     sa.select(t.steps)
@@ -143,6 +143,6 @@ def _step_of(row: sa.Row[Any]) -> StepTaken:
         hash=row.hash,
         attempt=row.attempt,
         state=StepState(row.state),
-        call=_call.decode(row.call) if row.call else None,
+        call=call_of(row.call) if row.call else None,
     )
     return StepTaken(step, row.record_seq, row.opened_ms, row.closed_ms)

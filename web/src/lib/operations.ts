@@ -144,6 +144,8 @@ export type EnvelopeSent = { "act": "envelope-sent"; "at-ms": number; "envelope"
 
 export type EnvelopeShown = { "id": string; "short": string; "from": string; "to": string; "kind": Kind; "status": Status; "accepted-at": string; "text": string; "reply-to"?: string; "deliver-at"?: string; "attachments"?: Array<AttachmentShown>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "when-busy"?: WhenBusy; "position"?: number; "deliveries"?: Array<DeliveryShown> };
 
+export type EnvelopeWaiting = { "id": string; "from": string; "kind": Kind; "words": string; "position": number | null; "due-at": string; "waits": Waits };
+
 export type EnvelopesListed = { "envelopes": Array<EnvelopeShown>; "acknowledged": number };
 
 export type ErrorForm = { "code": string; "sentence": string; "because": string; "try": string; "candidates"?: Array<string>; "matches"?: number; "retry-after-s"?: number };
@@ -220,9 +222,23 @@ export type Kind = "answer" | "approval" | "decision" | "message" | "notice" | "
 
 export type LaneKind = "background" | "main" | "schedule" | "subagent";
 
+export type LaneShown = { "session": string; "session-name": string | null; "agent": string; "kind": OriginKind; "lane": LaneKind; "run": RunNow | null; "waiting": Array<EnvelopeWaiting>; "waiting-count": number };
+
+export type Lanes = { "limit"?: number };
+
+export type LanesShown = { "now": string; "lanes": Array<LaneShown>; "left-out": number; "slots": Array<SlotsShown>; "rooms": Array<RoomShown>; "rooms-left-out": number; "dead-count": number; "counted-max": number };
+
 export type LedgerChecked = { "holds": boolean; "lines": Array<string> };
 
+export type Level = "debug" | "error" | "info" | "warning";
+
 export type Line = { "seq": number; "kind": RecordKind; "at": string; "run": string | null; "trust": Trust; "body": unknown; "mail": Array<MailRead> };
+
+export type LogLine = { "at": string; "level": string; "text": string };
+
+export type LogShown = { "lines": Array<LogLine>; "next": string | null };
+
+export type Logs = { "level"?: Level; "text"?: string; "limit"?: number; "cursor"?: string };
 
 export type MailRead = { "envelope": string; "from": string; "kind": Kind; "text": string; "at": string; "attachments": Array<AttachmentShown> };
 
@@ -346,7 +362,11 @@ export type Result = "compaction" | "error" | "failover" | "ok" | "open" | "time
 
 export type Role = "guest" | "member" | "owner";
 
+export type RoomShown = { "channel": string; "waiting-count": number; "next-at": string; "attempts": number; "error": string | null };
+
 export type RunListed = { "id": string; "agent": string; "session": string; "session-name": string | null; "sender": string; "person": string; "envelopes": Array<string>; "status": Result; "run-status": RunStatus; "error": string | null; "attempt": number; "turns": number; "tool-calls": number | null; "models": Array<string>; "usage": RetinueDomainRecordUsage; "cost-microusd": number; "cost-unknown": boolean; "started-at": string; "started-ms": number; "ended-at": string | null; "duration-ms": number | null; "waits-until": string | null };
+
+export type RunNow = { "id": string; "status": RunStatus; "sender": string; "since": string; "attempt": number; "turn": number | null; "doing": StepKind | null; "tool": string; "doing-since": string | null; "because": string; "approval": string | null; "until": string | null };
 
 export type RunParked = { "act": "parked"; "at-ms": number; "approval": string | null; "because": string };
 
@@ -418,11 +438,15 @@ export type SkillShown = { "name": string; "description": string; "path": string
 
 export type SkillsListed = { "skills": Array<SkillShown>; "shadowed": Array<string>; "broken": Array<SkillBroken> };
 
+export type SlotsShown = { "lane": LaneKind; "used": number; "total": number; "in-line": number };
+
 export type Source = "agent" | "extra" | "house" | "plugin" | "workspace";
 
 export type Status = "claimed" | "done" | "parked" | "pending";
 
 export type Step = "add" | "change" | "drift" | "keep" | "undeclared";
+
+export type StepKind = "model" | "tool";
 
 export type StepPlanned = { "name": string; "step": Step; "because": string; "changed": Record<string, ValueChanged> };
 
@@ -479,6 +503,8 @@ export type Verify = { "session"?: string; "anchor"?: Array<string>; "log"?: boo
 export type Versions = { "name": string; "limit"?: number; "before"?: number | null };
 
 export type Waiting = { "session": string; "limit"?: number };
+
+export type Waits = "agent" | "busy" | "joined" | "next" | "not-due" | "slots";
 
 export type Wakefulness = "active" | "sleeping";
 
@@ -723,6 +749,10 @@ export interface Operations {
   "house.ledger": { asked: Nothing; answered: LedgerChecked; effect: false };
   /** Tell why something became what it is. */
   "house.why": { asked: Why; answered: RetinueOperationsHouseExplained; effect: false };
+  /** Show what is at work, what waits, and why. */
+  "house.lanes": { asked: Lanes; answered: LanesShown; effect: false };
+  /** Show what the house has logged, the newest first. */
+  "house.logs": { asked: Logs; answered: LogShown; effect: false };
   /** Copy everything the house keeps into a new folder, while it goes on. */
   "house.backup": { asked: Backup; answered: HouseBackedUp; effect: true };
   /** Take away what is long done. Without `dry_run` set to false it only counts. */
@@ -893,6 +923,8 @@ export const routes: { [Name in keyof Operations]: string } = {
   "house.state": "/api/house/state",
   "house.ledger": "/api/house/ledger",
   "house.why": "/api/house/why",
+  "house.lanes": "/api/house/lanes",
+  "house.logs": "/api/house/logs",
   "house.backup": "/api/house/backup",
   "house.purge": "/api/house/purge",
   "usage.show": "/api/usage/show",

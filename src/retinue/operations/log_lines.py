@@ -1,0 +1,129 @@
+"""The house's log, read backwards: the newest first, through files that were put away, never more than is asked for.
+
+An entry is a line of the house's own and whatever stands indented below it. A place in the log is the file's number
+and a position in it, so that it stays right when the file is put away under another name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+FOLDER = "logs"
+FILE = "retinue.log"
+START_FILE = "start.log"  # what a house says that keeps no log of its own
+FILES_MAX = 100
+CHUNK_BYTES = 64 * 1024
+LOOKED_AT_BYTES_MAX = 8 * 1024 * 1024  # for one page
+LINE_BYTES_MAX = 1024 * 1024
+ENTRY_BYTES_MAX = 64 * 1024  # of one entry; what is beyond is not shown
+
+_HEAD = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}[+-]\d{4}) (debug|info|warning|error|critical) (.*)", re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Behind which one reads on: a file, and a position in it."""
+
+    inode: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`at` and `level` are empty where a line is not one of ours."""
+
+    at: str
+    level: str
+    text: str
+    place: Place
+
+
+def read_back(
+    home: Path, *, before: Place | None, limit: int, fits: Callable[[Entry], bool]
+) -> tuple[list[Entry], Place | None]:
+    """The newest entries that fit, newest first; and where to read on, if there may be more."""
+    found: list[Entry] = []
+    room = LOOKED_AT_BYTES_MAX
+    for path in _files(home, before):
+        try:
+            file = _open(path)
+        except OSError:  # put away, or not ours to read
+            continue
+        with file:
+            inode, end = os.fstat(file.fileno()).st_ino, os.fstat(file.fileno()).st_size
+            if before is not None and before.inode == inode:
+                end = min(end, before.position)
+            for start, raw in _entries(file, end):
+                room -= len(raw)
+                entry = _entry(raw, Place(inode, start))
+                if fits(entry):
+                    found.append(entry)
+                if len(found) == limit or room <= 0:
+                    return found, entry.place
+    return found, None
+
+
+def _files(home: Path, before: Place | None) -> list[Path]:
+    """The log and what was put away of it, newest first, from the one on in which `before` is."""
+    folder = home / FOLDER
+    own = folder / FILE
+    paths = [own, *(folder / f"{FILE}.{number}" for number in range(1, FILES_MAX))]
+    there = [path for path in paths if path.exists()] or [folder / START_FILE]
+    if before is None:
+        return there
+    inodes = [_inode(path) for path in there]
+    return there[inodes.index(before.inode) :] if before.inode in inodes else []
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat(follow_symlinks=False).st_ino
+    except OSError:
+        return -1
+
+
+def _open(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
+def _entries(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
+    """Entries that end before `end`, the last one first, each with where it begins."""
+    below: list[bytes] = []  # indented lines, of which the head comes later
+    size = 0
+    for start, line in _lines(file, end):
+        size += len(line)
+        if line[:1] in (b" ", b"\t", b"\n") and start > 0:
+            if size <= ENTRY_BYTES_MAX:
+                below.append(line)
+            continue
+        yield start, b"".join([line[:ENTRY_BYTES_MAX], *reversed(below)])
+        below, size = [], 0
+
+
+def _lines(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
+    """Whole lines, the last one first, each with where it begins."""
+    rest, position = b"", end
+    while position > 0:
+        begin = max(0, position - CHUNK_BYTES)
+        file.seek(begin)
+        data = file.read(position - begin) + rest
+        lines = data.splitlines(keepends=True)
+        rest = lines.pop(0) if begin > 0 and lines else b""
+        at = begin + len(data)
+        for line in reversed(lines):
+            at -= len(line)
+            yield at, line
+        position = begin
+        if len(rest) > LINE_BYTES_MAX:  # none of ours
+            return
+
+
+def _entry(raw: bytes, place: Place) -> Entry:
+    text = raw.decode(errors="replace").rstrip("\n")
+    match = _HEAD.fullmatch(text)
+    return Entry(match[1], match[2], match[3], place) if match is not None else Entry("", "", text, place)
