@@ -233,7 +233,12 @@ class Exec:
         except (SandboxFailed, Invalid) as error:  # it cannot be confined so; or a secret that it needs is missing
             raise _as_tool_failed(error) from error
         variables = environment(
-            reach.workspace, folder, {**scene.environment, **arguments.env}, pty=arguments.pty, confined=placed.confined
+            reach.workspace,
+            folder,
+            arguments.env,
+            given=scene.environment,
+            pty=arguments.pty,
+            confined=placed.confined,
         )
         argv = argv_of(arguments.command, folder, confined=placed.confined)
         # What was put there by a rule, a secret say, is not to be overridden by a call.

@@ -57,9 +57,10 @@ def find_programs(names: Iterable[str], *, folder: Path | None = None) -> Mappin
 
 
 def environment(
-    workspace: Path, folder: Path, asked: Mapping[str, str], *, pty: bool, confined: bool
+    workspace: Path, folder: Path, asked: Mapping[str, str], *, given: Mapping[str, str], pty: bool, confined: bool
 ) -> dict[str, str]:
-    """All that a command is told. Nothing of the house's own environment is in it."""
+    """All that a command is told. Nothing of the house's own environment is in it. `given` is the house's word, and may
+    say what a call may not; `asked` is the call's."""
     if len(asked) > VARIABLES_MAX:
         raise _refused("so many variables", f"at most {VARIABLES_MAX} may be set")
     for name, value in asked.items():
@@ -80,7 +81,7 @@ def environment(
         "PAGER": "cat",
         "GIT_PAGER": "cat",
     }
-    return {**own, **asked}
+    return {**own, **given, **asked}
 
 
 def argv_of(command: str, folder: Path, *, confined: bool) -> list[str]:
