@@ -19,7 +19,7 @@ from config.home import Home
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.config import BadConfig, Settings, examine, from_environment, load
+from retinue.config import BadConfig, Secret, Settings, examine, from_environment, load
 from retinue.config.faults import FAULTS_KEPT_MAX, FAULTS_TOLD_MAX
 from retinue.config.settings import Listen, LogLevel, SlotCounts
 from retinue.config.source import FILE_BYTES_MAX
@@ -177,6 +177,13 @@ def test_another_version_of_the_file_is_refused_with_a_reason(home: Home, versio
         ('[agents.ada]\nexternal = { secret = "hunter2" }', "agents.ada.external.secret"),
         ('[bindings.b]\nagent = "a"\nconnector = "c"\nadapter-token = "${T}"', "bindings.b.adapter-token"),
         ("[house]\napi_key = 12345", "house.api_key"),
+        (
+            '[mcp.k]\nurl = "https://k.example/"\nheaders = { Authorization = "Bearer hunter2" }',
+            "mcp.k.headers.Authorization",
+        ),
+        ('[mcp.k]\nheaders = { Authorization = { value = "Bearer hunter2" } }', "mcp.k.headers.Authorization"),
+        ('[mcp.k]\nheaders = { X-House = "a ${T}" }', "mcp.k.headers.X-House"),
+        ('[mcp.k]\nenv = { WEATHER_TOKEN = "hunter2" }', "mcp.k.env.WEATHER_TOKEN"),
         ('[house]\npassword = { env = "not a name" }', "house.password"),
         ('[house]\nstore = "postgresql://u:hunter2@h/n"', "house.store"),
         ('[house]\nstore = "postgresql://u@h/n?password=hunter2"', "house.store"),
@@ -192,6 +199,28 @@ def test_a_secret_in_plain_text_is_refused_and_not_repeated(home: Home, text: st
     assert [fault.path for fault in told] == [path]
     assert "backed up" in told[0].because and told[0].try_this
     assert "hunter2" not in str(refused.value)
+
+
+def test_what_people_name_token_or_secret_is_a_name_and_no_secret(home: Home) -> None:
+    home.write("""
+        [agents.token]
+        [mcp.secret]
+        command = ["/bin/true"]
+        headers = { X-Region = "north", X-House = { value = "ours" } }
+        [plugins.password]
+        [skills.entries.api-key]
+        [skills.agents.token]
+        [sandbox.secrets.token]
+        secret = { env = "T" }
+        variable = "GH_TOKEN"
+    """)
+    found = home.load(T="hunter2").settings
+    assert found.sandbox.secrets["token"].secret == Secret(env="T")
+    assert {*found.mcp, *found.plugins, *found.skills.entries} == {"secret", "password", "api-key"}
+    assert {name: each.read({}) for name, each in found.mcp["secret"].headers.items()} == {
+        "X-Region": "north",
+        "X-House": "ours",
+    }
 
 
 @pytest.mark.spec("H68")

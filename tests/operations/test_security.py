@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from desk.desk_house import DeskHouse, desk_house, person
 
-from retinue.config import Secret, Settings
+from retinue.config import Secret, Settings, load
 from retinue.config.hands import Asking, ChannelLists, Elevated, ExecSettings, Lists, Security, ToolSettings, Where
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings
 from retinue.config.settings import Mirror
@@ -552,4 +552,33 @@ def test_every_secret_the_house_knows_of_is_gathered(tmp_path: Path) -> None:
         "house.store": "pass/word",
         "owner-token": "the-owners-own",
         "keys:acme:one": "kept-by-value-1",
+    }
+
+
+def test_what_servers_and_skills_are_given_from_elsewhere_is_secret_and_a_place_or_plain_words_are_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "oven").write_text("oven-secret-1\n")
+    (tmp_path / "oven").chmod(0o600)
+    text = f"""
+        [mcp.k]
+        command = ["/bin/true"]
+        env = {{ A = {{ env = "A_PAT" }}, B = "plain words", C = "a ${{C_TOKEN}}", D = {{ env = "MAPS" }} }}
+        headers = {{ X-Gate = {{ env = "GATE" }}, X-Region = "north-by-north" }}
+        [skills.entries.baking]
+        env = {{ OVEN = {{ file = "{tmp_path}/oven" }}, TRAY = {{ env = "NOT_SET" }} }}
+    """
+    environment = {
+        "RETINUE_HOME": str(tmp_path),
+        "A_PAT": "a-secret-1",
+        "C_TOKEN": "c-secret-1",
+        "MAPS": str(tmp_path),
+        "GATE": "gate-secret-1",
+    }
+    made = load(environment, text=text).settings
+    assert gather_secrets(made, [], environment) == {
+        "mcp.k.headers.X-Gate": "gate-secret-1",
+        "mcp.k.env.A": "a-secret-1",
+        "env:C_TOKEN": "c-secret-1",
+        "skills.entries.baking.env.OVEN": "oven-secret-1",
     }

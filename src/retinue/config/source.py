@@ -24,9 +24,9 @@ _INCLUDE = "it says which other files belong to this one"
 _INCLUDE_SO = 'include = ["people.toml", "conf.d/*.toml"]'
 
 # The keys below these are names that people choose, so `[agents.token]` is an agent and no secret.
-NAMED = frozenset({"agents", "templates", "people", "bindings", "schedules", "providers"})
+NAMED = frozenset({"agents", "templates", "people", "bindings", "schedules", "providers", "mcp", "plugins"})
+NAMED_BELOW = frozenset({("models", "entries"), ("sandbox", "secrets"), ("skills", "entries"), ("skills", "agents")})
 POLICY = ("house", "permission_policy")
-ENTRIES = ("models", "entries")
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -223,8 +223,8 @@ class Source:
                 return value
 
     def _entry(self, key: str, value: object, path: KeyPath, file: Path) -> object:
-        is_named = (len(path) == 2 and path[0] in NAMED) or (len(path) == 3 and path[:2] == ENTRIES)
-        if not is_named and path[:2] != POLICY and (_SECRET.fullmatch(key) or _is_providers_secret(value, path)):
+        is_named = (len(path) == 2 and path[0] in NAMED) or (len(path) == 3 and path[:2] in NAMED_BELOW)
+        if not is_named and path[:2] != POLICY and (_SECRET.fullmatch(key) or _is_sent_along(value, path)):
             return self._secret(value, path, file)
         return self._filled(value, path, file)
 
@@ -276,14 +276,16 @@ class Source:
         return text if filled == text else Filled(filled, text)
 
 
-def _is_providers_secret(value: object, path: KeyPath) -> bool:
-    """Its key, and any header that could hold one: by its name, by where it says its value is, or by a variable."""
+def _is_sent_along(value: object, path: KeyPath) -> bool:
+    """The key of a provider, and any header to it or to an MCP server that could hold a secret: by its name, by where
+    it says its value is, or by a variable."""
     match path:
         case ("providers", _, "key"):
             return True
-        case ("providers", _, "headers", str(header)):
+        case ("providers" | "mcp", _, "headers", str(header)):
             has_variable = isinstance(value, str) and "${" in value
-            return has_variable or isinstance(value, dict) or bool(_SECRET_HEADER.fullmatch(header))
+            names_a_place = isinstance(value, dict) and "value" not in value
+            return has_variable or names_a_place or bool(_SECRET_HEADER.fullmatch(header))
         case _:
             return False
 

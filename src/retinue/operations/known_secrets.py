@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from retinue.config import Settings
 from retinue.config.secret import Secret
+from retinue.config.skills import Variable
 from retinue.domain.credential import Credential
 from retinue.domain.errors import RetinueError
 from retinue.models.credentials import secret_of
@@ -59,6 +60,10 @@ def gather(settings: Settings, stored: list[Credential], environment: Mapping[st
 
     for name, secret in _in_settings(settings, ""):
         add(name, _read(secret, environment))
+    for name, each in _in_variables(settings):
+        value = _read(each, environment)
+        if value is not None and not _is_place(value):
+            add(name, value)
     for name, value in _in_headers(settings):
         add(name, value)
     for credential in stored:
@@ -105,7 +110,21 @@ def _in_headers(settings: Settings) -> Iterator[tuple[str, str]]:
                 yield f"providers.{provider}.headers.{name}", value.rpartition(" ")[2]
 
 
-def _read(secret: Secret, environment: Mapping[str, str]) -> str | None:
+def _in_variables(settings: Settings) -> Iterator[tuple[str, Variable]]:
+    """What is handed to MCP servers and to the commands of skills: all that comes from elsewhere than the settings,
+    and what is written out there although its name says that it should not be."""
+    handed = {
+        **{f"mcp.{name}.env": each.env for name, each in settings.mcp.items()},
+        **{f"mcp.{name}.headers": each.headers for name, each in settings.mcp.items()},
+        **{f"skills.entries.{name}.env": each.env for name, each in settings.skills.entries.items()},
+    }
+    for place, variables in handed.items():
+        for name, each in variables.items():
+            if isinstance(each, Variable) and (each.value is None or TELLING.fullmatch(name)):
+                yield f"{place}.{name}", each
+
+
+def _read(secret: Secret | Variable, environment: Mapping[str, str]) -> str | None:
     try:
         return secret.read(environment)
     except RetinueError:
