@@ -29,6 +29,7 @@ from retinue.policy.masking import (
     forms_of,
     mark,
     masked_error,
+    masked_part,
 )
 
 SECRET = 'c4nary/"&<x>+ü=7Qz\\'
@@ -297,3 +298,36 @@ def test_a_known_secret_is_in_no_line_of_the_log() -> None:
     finally:
         set_masks(Masks())
         log.removeHandler(handler)
+
+
+# --- a part of a longer text ---
+
+LONG_SECRET = "correct-horse-battery-staple"
+
+
+@given(
+    st.text(alphabet="ab \n", max_size=20),
+    st.text(alphabet="ab \n", max_size=20),
+    st.integers(0, 70),
+    st.integers(0, 70),
+)
+def test_of_a_secret_across_the_end_of_a_part_nothing_is_shown(lead: str, rest: str, begin: int, length: int) -> None:
+    masks = Masks({"horse": LONG_SECRET})
+    text = f"{lead}{LONG_SECRET}{rest}"
+    begin = min(begin, len(text))
+    end = min(begin + length, len(text))
+    shown = masked_part(text, begin, end, masks.mask)
+    first, last = len(lead), len(lead) + len(LONG_SECRET)
+    if end <= first or begin >= last:
+        assert shown == text[begin:end], "what is beside it is as it was"
+    else:
+        assert begin == end or shown == text[begin:first] + mark("horse") + text[last:end]
+    assert not any(LONG_SECRET[at : at + 8] in shown for at in range(len(LONG_SECRET) - 7))
+
+
+@pytest.mark.parametrize("at", range(0, 200, 7))
+def test_parts_of_a_private_key_show_nothing_of_it(at: int) -> None:
+    body = "\n".join("MIIEvQ" + "0123456789abcdef" * 2 for _ in range(4))
+    text = f"here\n-----BEGIN PRIVATE KEY-----\n{body}\n-----END PRIVATE KEY-----\nthere"
+    assert "0123456789abcdef" not in masked_part(text, at, at + 40, Masks().mask)
+    assert masked_part(text, len(text) - 5, len(text), Masks().mask) == "there"

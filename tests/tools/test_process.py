@@ -14,7 +14,9 @@ from tools.shell_desk import ON_HOST, OTHER, Desk, desk_in, is_alive
 
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
+from retinue.policy.masking import Masks
 from retinue.tools.base import ToolFailed
+from retinue.tools.paging import page
 from retinue.tools.shell import logs
 from retinue.tools.shell.keys import PASTE_BEGINS, PASTE_ENDS, encoded, pasted
 from retinue.tools.shell.logs import LINE_CHARS_MAX, Log, plain
@@ -330,3 +332,49 @@ def test_a_line_without_end_is_told_in_pieces(tmp_path: Path) -> None:
 
     assert [len(line) for line in page.lines] == [LINE_CHARS_MAX, 1, 4]
     assert page.total == 3
+
+
+SECRET = "correct-horse-battery-staple"
+
+
+@pytest.mark.parametrize("at", range(30, 70, 5))
+def test_half_a_secret_is_not_shown_wherever_a_log_is_cut(tmp_path: Path, at: int) -> None:
+    mask = Masks({"horse": SECRET}).mask
+    path = tmp_path / "a.log"
+    path.write_text("x" * at + SECRET + "y" * (120 - at))
+
+    def is_kept(shown: str) -> bool:
+        return not any(SECRET[n : n + 8] in shown for n in range(len(SECRET) - 7))
+
+    for chars in (60, 100, 140):
+        assert is_kept(logs.middle_cut(path, chars_max=chars, mask=mask).text)
+        assert is_kept(logs.tail(path, chars_max=chars, mask=mask)[0])
+    assert is_kept(logs.tail(path, chars_max=1_000, from_byte=at + 10, mask=mask)[0])
+    assert not is_kept(logs.tail(path, chars_max=1_000, from_byte=at + 2)[0]), "without a mask it would be"
+    assert not is_kept(logs.middle_cut(path, chars_max=2 * at + 20).text)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, None])
+def test_a_page_of_a_log_shows_no_part_of_a_secret_and_counts_its_lines_alike(
+    tmp_path: Path, offset: int | None
+) -> None:
+    two_lines = "correct-horse-one\nbattery-staple-two"
+    mask = Masks({"horse": two_lines, "long": SECRET}).mask
+    path = tmp_path / "a.log"
+    long = "z" * (LINE_CHARS_MAX - 10) + SECRET + "z" * 100
+    path.write_text(f"first\n{two_lines}\n{long}\nlast\n")
+    plain_, masked = (logs.page(path, offset=offset, limit=2, mask=each) for each in (str, mask))
+    assert (masked.first, masked.total, len(masked.lines)) == (plain_.first, plain_.total, len(plain_.lines))
+    shown = "\n".join(masked.lines)
+    assert not any(words in shown for words in ("horse-one", "battery", "correct"))
+    assert any(words in "\n".join(plain_.lines) for words in ("horse-one", "battery", "correct"))
+    assert "[secret:" in shown
+
+
+async def test_what_is_read_of_a_long_line_shows_no_part_of_a_secret(tmp_path: Path) -> None:
+    text = "x" * 95 + SECRET + "y" * 95
+    mask = Masks({"horse": SECRET}).mask
+    found = page(text, lines_max=1, chars_max=100, mask=mask)
+    assert found is not None and found.text == "x" * 95 + "[secret:horse]" and found.next_column == 101
+    rest = page(text, column=101, lines_max=1, chars_max=1_000, mask=mask)
+    assert rest is not None and rest.text == "[secret:horse]" + "y" * 95

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import gzip
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +19,8 @@ from retinue.config.web import WebSettings
 from retinue.domain.permission import WEB
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect
 from retinue.domain.trust import Trust
-from retinue.policy.wrapping import WARNING, unwrap
+from retinue.policy.masking import Masks
+from retinue.policy.wrapping import WARNING, is_wrapped, unwrap
 from retinue.store.files import Files
 from retinue.testing.fake_clock import FakeClock
 from retinue.tools.base import Output, ToolFailed
@@ -301,3 +303,29 @@ async def test_an_unpacked_page_has_the_same_bound(clock: FakeClock) -> None:
         output = await fetch(fetcher(server, clock), server.url(), offset=1024 * 1024 - 3)
 
     assert unwrap(output.text) == "zzz"
+
+
+async def test_a_page_full_of_forged_markers_still_ends_with_its_own(clock: FakeClock) -> None:
+    """What stands in their place is longer than they are: the end of the wrapper was cut off."""
+    async with site({"/": Reply("<<untrusted" * 10_000, type="text/plain")}) as server:
+        tool = fetcher(server, clock)
+        first = (await fetch(tool, server.url(), mode="raw")).text
+        again = re.search(r"to read on, ask with offset (\d+)", first)
+        assert again is not None
+        rest = (await fetch(tool, server.url(), mode="raw", offset=int(again[1]))).text
+
+    for text in (first, rest):
+        assert len(text) <= RESULT_CHARS_MAX and is_wrapped(text)
+    assert int(again[1]) > RESULT_CHARS_MAX // 2, "and not much is left out"
+
+
+async def test_half_a_secret_is_not_shown_where_a_part_of_a_page_ends(clock: FakeClock) -> None:
+    secret = "correct-horse-battery-staple"
+    async with site({"/": Reply(f"before {secret} after", type="text/plain")}) as server:
+        settings = WebSettings(ports=(server.port,))
+        for mask, known in ((Masks({"horse": secret}).mask, True), (str, False)):
+            tool = WebFetch(lambda: settings, clock, Numbers(), guard=loopback_guard(None), mask=mask)
+            first = unwrap((await fetch(tool, server.url(), mode="raw", max_chars=20)).text)
+            rest = unwrap((await fetch(tool, server.url(), mode="raw", offset=20)).text)
+            assert (first == "before [secret:horse]") is known
+            assert (rest == "[secret:horse] after") is known

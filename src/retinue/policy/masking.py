@@ -28,6 +28,7 @@ FORMS_CHARS_MAX = 8 * 1024 * 1024  # of all forms of all secrets together
 RUN_CHARS_MIN = 16  # of a word in a secret of several lines, to be masked by itself
 BASE64_LINE_CHARS = 76
 NAME_CHARS_MAX = 64
+ACROSS_CHARS = SECRET_CHARS_MAX  # looked at on either side of a part, for what lies across its ends
 
 E = TypeVar("E", bound=RetinueError)
 
@@ -288,6 +289,24 @@ class Masks:
 
     def __repr__(self) -> str:
         return f"Masks({len(self._known.names)} secrets)"
+
+
+def masked_part(text: str, begin: int, end: int, mask: Callable[[str], str]) -> str:
+    """A part of a text, for whoever shows a long one piece by piece: a secret that lies across an end of it is masked
+    as well, where half of it would not be known for one."""
+    before, after = text[max(0, begin - ACROSS_CHARS) : begin], text[end : end + ACROSS_CHARS]
+    whole = mask(before + text[begin:end] + after)
+    # What is masked alike with and without its neighbour does not reach across.
+    whole = whole[_alike(mask(before), whole) :]
+    return whole[: len(whole) - _alike(mask(after)[::-1], whole[::-1])]
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters they begin with in common."""
+    if other.startswith(one):
+        return len(one)
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), len(other))
 
 
 def masked_error(error: E, mask: Callable[[str], str]) -> E:

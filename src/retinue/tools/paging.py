@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from retinue.policy.masking import masked_part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +19,17 @@ class Page:
     next_column: int = 1
 
 
-def page(text: str, *, line: int = 1, column: int = 1, lines_max: int, chars_max: int) -> Page | None:
-    """What begins there, in whole lines where they fit. None where the text has no such place."""
+def page(
+    text: str,
+    *,
+    line: int = 1,
+    column: int = 1,
+    lines_max: int,
+    chars_max: int,
+    mask: Callable[[str], str] | None = None,
+) -> Page | None:
+    """What begins there, in whole lines where they fit. None where the text has no such place. `mask` takes secrets out
+    of what is shown; places are those of the text."""
     start = _start_of(text, line)
     if start is None or (column > 1 and column > _end_of(text, start, 1) - start):
         return None
@@ -29,12 +41,11 @@ def page(text: str, *, line: int = 1, column: int = 1, lines_max: int, chars_max
     shown = text[start:end]
     breaks = shown.count("\n")
     last = line + breaks - (1 if shown.endswith("\n") else 0)
+    told = masked_part(text, start, end, mask) if mask is not None else shown
     if end >= len(text):
-        return Page(text=shown, first_line=line, last_line=max(last, line))
+        return Page(text=told, first_line=line, last_line=max(last, line))
     next_column = 1 if shown.endswith("\n") else (column if not breaks else 1) + len(shown) - (shown.rfind("\n") + 1)
-    return Page(
-        text=shown, first_line=line, last_line=max(last, line), next_line=line + breaks, next_column=next_column
-    )
+    return Page(text=told, first_line=line, last_line=max(last, line), next_line=line + breaks, next_column=next_column)
 
 
 def line_count(text: str) -> int:

@@ -34,6 +34,7 @@ class Ground:
     clock: Clock
     files: Files
     withheld: Withheld
+    mask: Callable[[str], str] = str  # takes secrets out of what is shown in parts
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary[str, asyncio.Lock], repr=False
     )

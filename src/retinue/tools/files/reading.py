@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,8 @@ READ_BYTES_MAX = 32 * 1024 * 1024  # of a file that is read
 ATTACHED_BYTES_MAX = 20 * 1024 * 1024  # of a picture or another file that is no text
 READ_LINES_MAX = 2_000
 READ_CHARS_MAX = RESULT_CHARS_MAX - 1_000  # with what is said about it, a page is never cut again
+
+Mask = Callable[[str], str]
 
 _NO_STATE = Withheld()
 
@@ -69,7 +71,7 @@ class Read:
     async def perform(self, arguments: ReadArguments, scene: Scene) -> Output:
         if arguments.path.startswith(RESULT) and self.ground is not None:
             text, result = await Wholes(self.ground.files, self.ground.store).read(arguments.path, scene.session)
-            return Output(text=_shown(text, arguments), trust=result.trust)
+            return Output(text=_shown(text, arguments, self._mask), trust=result.trust)
         place = await asyncio.to_thread(locate, arguments.path, scene, Access.READ, self._withheld)
         read = partial(look, place.real, text=arguments.path, bytes_max=READ_BYTES_MAX)
         if self.ground is None:
@@ -84,10 +86,15 @@ class Read:
     def _withheld(self) -> Withheld:
         return self.ground.withheld if self.ground is not None else _NO_STATE
 
+    @property
+    def _mask(self) -> Mask:
+        return self.ground.mask if self.ground is not None else str
+
     async def _told(self, content: Looked, arguments: ReadArguments, trust: Trust) -> Output:
         media_type = binary_type(content.data)
         if media_type is None:
-            return Output(text=await asyncio.to_thread(_text, content.data, arguments), trust=trust)
+            text = await asyncio.to_thread(_text, content.data, arguments, self._mask)
+            return Output(text=text, trust=trust)
         what = f"{media_type}, {len(content.data)} bytes"
         if self.ground is None or len(content.data) > ATTACHED_BYTES_MAX:
             raise ToolFailed(
@@ -117,21 +124,28 @@ def read_confined(home: Path, path: str) -> bytes:
     return look(real, text=path, bytes_max=READ_BYTES_MAX).data
 
 
-def _text(data: bytes, arguments: ReadArguments) -> str:
+def _text(data: bytes, arguments: ReadArguments, mask: Mask) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError:
         text = data.decode(errors="replace")
-        return f"{_shown(text.removeprefix(_BOM), arguments)}\n[not all of it is UTF-8: the rest is shown as \ufffd]"
-    return _shown(text.removeprefix(_BOM), arguments)
+        shown = _shown(text.removeprefix(_BOM), arguments, mask)
+        return f"{shown}\n[not all of it is UTF-8: the rest is shown as \ufffd]"
+    return _shown(text.removeprefix(_BOM), arguments, mask)
 
 
 _BOM = "\ufeff"
 
 
-def _shown(text: str, arguments: ReadArguments) -> str:
-    lines_max = min(arguments.limit, READ_LINES_MAX)
-    found = page(text, line=arguments.offset, column=arguments.column, lines_max=lines_max, chars_max=READ_CHARS_MAX)
+def _shown(text: str, arguments: ReadArguments, mask: Mask) -> str:
+    found = page(
+        text,
+        line=arguments.offset,
+        column=arguments.column,
+        lines_max=min(arguments.limit, READ_LINES_MAX),
+        chars_max=READ_CHARS_MAX,
+        mask=mask,
+    )
     if found is None:
         raise ToolFailed(
             f"there is nothing at line {arguments.offset}, column {arguments.column}",

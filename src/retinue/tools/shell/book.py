@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -61,13 +62,23 @@ def shown_command(process: Process) -> str:
 class Book:
     """Whatever is known of commands outlives the house that ran them."""
 
-    def __init__(self, store: Store, clock: Clock, post: Post, folder: Path, *, caps: Caps | None = None) -> None:
-        """`folder` is for the logs, and no agent's to read."""
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        post: Post,
+        folder: Path,
+        *,
+        caps: Caps | None = None,
+        mask: Callable[[str], str] = str,
+    ) -> None:
+        """`folder` is for the logs, and no agent's to read. `mask` takes secrets out of what is shown of them."""
         self._store = store
         self._clock = clock
         self._post = post
         self._folder = folder
         self.caps = caps or Caps()
+        self.mask = mask
 
     def path_of(self, id_: str) -> Path:
         return self._folder / f"{id_}.log"
@@ -123,7 +134,7 @@ class Book:
 
     def tail(self, id_: str, *, chars_max: int) -> str:
         try:
-            return logs.tail(self.path_of(id_), chars_max=chars_max)[0].strip("\n")
+            return logs.tail(self.path_of(id_), chars_max=chars_max, mask=self.mask)[0].strip("\n")
         except FileNotFoundError:
             return ""
 

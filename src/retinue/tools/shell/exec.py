@@ -284,7 +284,7 @@ class Exec:
     async def _finished(self, job: Job) -> Output:
         book = self.jobs.book
         chars_max = min(book.caps.shown_chars, RESULT_CHARS_MAX - SAYING_CHARS)
-        shown = await asyncio.to_thread(logs.middle_cut, book.path_of(job.id), chars_max=chars_max)
+        shown = await asyncio.to_thread(logs.middle_cut, book.path_of(job.id), chars_max=chars_max, mask=book.mask)
         said = [ending(job.process)]
         if shown.cut_bytes:
             said.append(f"[the whole output: `process` with the action log and the id {short(job.id)}]")

@@ -6,15 +6,20 @@ import contextlib
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
+from retinue.policy.masking import ACROSS_CHARS, masked_part
+
+Mask = Callable[[str], str]
+
 LINE_CHARS_MAX = 4_000
 TAIL_BYTES = 65_536
 UTF8_BYTES_MAX = 4  # of one character
+AROUND_LINES = 1_000  # looked at on either side of a page, for a secret that reaches into it
 
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[PX^_][^\x1b]*\x1b\\|[@-Z\\^_=>]|[()][0-9A-Za-z])"
@@ -80,57 +85,84 @@ class Shown:
     cut_bytes: int = 0  # missing in the middle
 
 
-def middle_cut(path: Path, *, chars_max: int) -> Shown:
+def middle_cut(path: Path, *, chars_max: int, mask: Mask = str) -> Shown:
     """The whole, or its beginning and its end."""
     half = max(1, chars_max // 2)
     span = half * UTF8_BYTES_MAX
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= 2 * span:
-            text = _decoded(file.read(size))
-            if len(text) <= chars_max:
-                return Shown(text)
-            beginning, end = text[:half], text[-half:]
-            gone = len(text[half:-half].encode(errors="replace"))
+            first = last = _decoded(file.read(size))
+            if len(first) <= chars_max:
+                return Shown(mask(first))
+            gone = len(first[half:-half].encode(errors="replace"))
         else:
-            beginning = _decoded(file.read(span))[:half]
-            file.seek(size - span)
-            end = _decoded(file.read(span))[-half:]
-            gone = size - len(beginning.encode(errors="replace")) - len(end.encode(errors="replace"))
+            first = _decoded(file.read(span + ACROSS_CHARS))
+            file.seek(max(0, size - span - ACROSS_CHARS))
+            last = _decoded(file.read())
+            gone = size - len(first[:half].encode(errors="replace")) - len(last[-half:].encode(errors="replace"))
+    beginning, end = masked_part(first, 0, half, mask), masked_part(last, max(0, len(last) - half), len(last), mask)
     return Shown(f"{beginning}\n[cut: {gone} bytes in the middle]\n{end}", gone)
 
 
-def tail(path: Path, *, chars_max: int, from_byte: int = 0) -> tuple[str, int]:
+def tail(path: Path, *, chars_max: int, from_byte: int = 0, mask: Mask = str) -> tuple[str, int]:
     """The last of it, or of what came after `from_byte`, and where it ends."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = max(from_byte, size - chars_max * UTF8_BYTES_MAX, 0)
-        file.seek(start)
+        around = max(0, min(start, size) - ACROSS_CHARS)
+        file.seek(around)
+        before = _decoded(file.read(start - around))
         text = _decoded(file.read(max(0, size - start)))
-    if len(text) <= chars_max and start == from_byte:
-        return text, size
-    return f"[cut: what came before]\n{text[-chars_max:]}", size
+    is_whole = len(text) <= chars_max and start == from_byte
+    both = before + text
+    shown = masked_part(both, len(both) - min(len(text), chars_max), len(both), mask)
+    return (shown if is_whole else f"[cut: what came before]\n{shown}"), size
 
 
-def page(path: Path, *, offset: int | None, limit: int) -> Page:
+def page(path: Path, *, offset: int | None, limit: int, mask: Mask = str) -> Page:
     """Lines from `offset` on; without one, the last."""
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         lines = _lines(file)
         if offset is not None:
-            before = sum(1 for _ in islice(lines, offset))
-            shown = tuple(islice(lines, limit))
-            return Page(shown, before, before + len(shown) + sum(1 for _ in lines))
-        last = deque[str](maxlen=limit)
+            first = 0
+            before = deque[str](maxlen=AROUND_LINES)
+            for line in islice(lines, offset):
+                before.append(line)
+                first += 1
+            shown = list(islice(lines, limit))
+            after = list(islice(lines, AROUND_LINES))
+            total = first + len(shown) + len(after) + sum(1 for _ in lines)
+            return Page(_masked(before, shown, after, mask), first, total)
+        last = deque[str](maxlen=limit + AROUND_LINES)
         total = 0
         for line in lines:
             last.append(line)
             total += 1
-        return Page(tuple(last), total - len(last), total)
+        shown = [*last][-limit:]
+        return Page(_masked([*last][: len(last) - len(shown)], shown, (), mask), total - len(shown), total)
+
+
+def _masked(before: Iterable[str], shown: Sequence[str], after: Iterable[str], mask: Mask) -> tuple[str, ...]:
+    """As many lines as were to be shown. Where there is a secret in them, they may break elsewhere."""
+    lead, text, rest = "".join(before), "".join(shown), "".join(after)
+    told = masked_part(lead + text + rest, len(lead), len(lead) + len(text), mask)
+    if told == text or not shown:
+        return tuple(line.removesuffix("\n") for line in shown)
+    lines = [
+        line[at : at + LINE_CHARS_MAX]
+        for line in told.removesuffix("\n").split("\n")
+        for at in range(0, max(1, len(line)), LINE_CHARS_MAX)
+    ]
+    lines[len(shown) - 1 :] = ["\n".join(lines[len(shown) - 1 :])]
+    return (*lines, *([""] * (len(shown) - len(lines))))
 
 
 def _lines(file: TextIO) -> Iterator[str]:
+    """With the ends that they have: a long line comes in several parts, and only the last of them has one."""
     while line := file.readline(LINE_CHARS_MAX):
-        yield plain(line.rstrip("\n"))
+        text = plain(line.removesuffix("\n"))
+        yield f"{text}\n" if line.endswith("\n") else text
 
 
 def _decoded(data: bytes) -> str:

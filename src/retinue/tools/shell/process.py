@@ -116,7 +116,8 @@ class Process:
 
     async def _poll(self, written: Written, *, running: bool) -> Output:
         start = self._polled.pop(written.id, 0)
-        look = partial(logs.tail, self.jobs.book.path_of(written.id), chars_max=POLL_CHARS, from_byte=start)
+        book = self.jobs.book
+        look = partial(logs.tail, book.path_of(written.id), chars_max=POLL_CHARS, from_byte=start, mask=book.mask)
         text, end = await _looked(look)
         while len(self._polled) >= POLLED_MAX:
             del self._polled[next(iter(self._polled))]
@@ -125,8 +126,8 @@ class Process:
         return Output(text=f"{state}\n{text or '[nothing new]'}", trust=_believed(written))
 
     async def _log(self, arguments: ProcessArguments, written: Written) -> Output:
-        look = partial(logs.page, self.jobs.book.path_of(written.id), offset=arguments.offset, limit=arguments.limit)
-        page = await _looked(look)
+        book, path = self.jobs.book, self.jobs.book.path_of(written.id)
+        page = await _looked(partial(logs.page, path, offset=arguments.offset, limit=arguments.limit, mask=book.mask))
         shown: list[str] = []
         room = RESULT_CHARS_MAX - SAYING_CHARS
         # Of the last lines, the very last count most.

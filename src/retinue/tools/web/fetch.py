@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -16,6 +16,7 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.domain.trust import Trust
+from retinue.policy.masking import masked_part
 from retinue.policy.wrapping import WRAPPING_CHARS_MAX, wrap
 from retinue.store.files import Files
 from retinue.tools.base import Output, Scene, schema_of
@@ -71,13 +72,16 @@ class WebFetch:
         files: Files | None = None,
         guard: Callable[[WebSettings], Guard] = guard_from,
         tls: ssl.SSLContext | None = None,
+        mask: Callable[[str], str] = str,
     ) -> None:
-        """`files` is where an image or a document is kept that a page turns out to be."""
+        """`files` is where an image or a document is kept that a page turns out to be. `mask` takes secrets out of what
+        is shown, also where a part of a page begins or ends within one."""
         self._settings = settings
         self._ids = ids
         self._files = files
         self._guard = guard
         self._tls = tls
+        self._mask = mask
         self._cache: Cache[Answer] = Cache(clock)
         self.spec = ToolSpec(
             name="web_fetch",
@@ -100,22 +104,28 @@ class WebFetch:
         kind = reading.media_type(answer)
         page = await self._page(answer, kind, arguments)
         most = min(arguments.max_chars, ERROR_CHARS_MAX) if failed else arguments.max_chars
-        shown = page.text[arguments.offset : arguments.offset + most]
         source = {
             "from": "web page",
             "address": answer.url,
             "status": str(answer.status),
             "type": kind,
             "shown": page.how,
-            "part": _part(len(page.text), arguments.offset, len(shown)),
             "note": "the page is longer than what was read of it" if answer.cut else "",
         }
-        return Output(
-            text=wrap(shown, id=self._ids.new(), source=source),
-            trust=Trust.UNTRUSTED,
-            attachments=page.attachments,
-            failed=failed,
-        )
+        text = self._wrapped(page.text, source, offset=arguments.offset, chars_max=most)
+        return Output(text=text, trust=Trust.UNTRUSTED, attachments=page.attachments, failed=failed)
+
+    def _wrapped(self, text: str, source: Mapping[str, str], *, offset: int, chars_max: int) -> str:
+        """As much of it as has room with its wrapper: what stands for a marker or a secret may be longer than those."""
+        id_ = self._ids.new()
+        end = min(len(text), offset + chars_max)
+        while True:
+            shown = masked_part(text, offset, max(end, offset), self._mask)
+            part = _part(len(text), offset, max(end - offset, 0))
+            wrapped = wrap(shown, id=id_, source={**source, "part": part})
+            if len(wrapped) <= RESULT_CHARS_MAX or end <= offset:
+                return wrapped
+            end -= len(wrapped) - RESULT_CHARS_MAX
 
     async def _answer(self, url: str) -> Answer:
         settings = self._settings()
