@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,6 +154,36 @@ async def _until_said(read: Callable[[], object], wanted: bytes) -> bytes:
         while wanted not in said:
             said += await read()  # pyright: ignore
     return said
+
+
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_SIGNALS = ["/bin/grep", "-E", "^Sig(Ign|Blk):.*[1-9a-f]", "/proc/self/status"]
+
+
+@pytest.fixture
+def deaf() -> Iterator[None]:
+    """As a shell begins a house in the background, or nohup does; and with a signal held back beside."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _IGNORED}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    plain = subprocess.run(_SIGNALS, capture_output=True, text=True, check=False).stdout
+    assert "SigIgn" in plain and "SigBlk" in plain, "what is ignored or blocked is handed on by itself"
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("deaf")
+@pytest.mark.parametrize("kind", ["bubblewrap", "networked", "host"])
+async def test_a_command_heeds_every_signal_whatever_its_house_ignores(
+    sandbox: Bubblewrap, grounds: Grounds, kind: str
+) -> None:
+    network = Network(hosts=("example.com",)) if kind == "networked" else None
+    place = Host() if kind == "host" else sandbox
+    said = await run(place, _SIGNALS, grounds.confinement(**({"network": network} if network else {})))
+    assert (said.text, said.ended.code) == ("", 1)
+    os.kill(os.getpid(), signal.SIGINT)  # and the house goes on ignoring it
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == {signal.SIGUSR1}
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "host"])

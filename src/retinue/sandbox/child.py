@@ -17,8 +17,9 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,8 @@ WATCH_S = 0.1
 ROWS, COLUMNS = 24, 80
 ROWS_MAX = 10_000
 _END_OF_INPUT = b"\x04"
+# But for those that Popen itself sees to: Python ignores them, and must go on doing so.
+_HEEDED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,16 +303,17 @@ def spawn(
         their_input, input = os.pipe()
         output, their_output = os.pipe()
     try:
-        popen = subprocess.Popen(
-            argv,
-            stdin=their_input,
-            stdout=their_output,
-            stderr=their_output,
-            env=environment,
-            cwd=folder,
-            start_new_session=new_session,
-            pass_fds=pass_fds,
-        )
+        with _default_signals():
+            popen = subprocess.Popen(
+                argv,
+                stdin=their_input,
+                stdout=their_output,
+                stderr=their_output,
+                env=environment,
+                cwd=folder,
+                start_new_session=new_session,
+                pass_fds=pass_fds,
+            )
     except BaseException:
         for descriptor in {input, output}:
             os.close(descriptor)
@@ -318,6 +322,28 @@ def spawn(
         for descriptor in {their_input, their_output}:
             os.close(descriptor)
     return Spawned(popen, output, input)
+
+
+@contextlib.contextmanager
+def _default_signals() -> Generator[None]:
+    """Begun now, a child has no signal blocked or ignored: what it is told by one, it heeds.
+
+    What is ignored is handed on to children, what is handled is not. A house begun by a shell in the background ignores
+    SIGINT, one begun by nohup SIGHUP: from now on they are handled, by doing nothing, which is the same to the house.
+    """
+    if threading.current_thread() is threading.main_thread():  # elsewhere nobody may say how signals are handled
+        for number in _HEEDED:
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, _do_nothing)
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    return
 
 
 def set_size(terminal: int, rows: int, columns: int) -> None:
