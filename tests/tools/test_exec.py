@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,7 +26,7 @@ from retinue.policy.placing import Asking, Elevated, ExecPolicy, Gates, Security
 from retinue.sandbox.host import Host
 from retinue.store import labels
 from retinue.store.processes import ProcessState
-from retinue.tools.base import Reaching, Tool, ToolFailed
+from retinue.tools.base import Reaching, Scene, Tool, ToolFailed
 from retinue.tools.shell.book import Book, Caps
 from retinue.tools.shell.exec import ExecArguments
 from retinue.tools.shell.logs import Log
@@ -80,14 +81,15 @@ async def test_a_command_that_is_none_leaves_nothing_behind(bare: Desk) -> None:
 # Yield and background
 
 
+def has_said_something(desk: Desk) -> bool:
+    logs = desk.folder / "logs"
+    return logs.is_dir() and any(each.stat().st_size for each in logs.iterdir())
+
+
 @pytest.mark.spec("C58")
 async def test_a_command_that_takes_longer_is_left_to_run_and_told_of_once(desk: Desk) -> None:
     running = asyncio.create_task(desk.run("echo started; read line; echo got $line; exit 7", yield_ms=500))
-    await until(
-        lambda: (
-            (desk.folder / "logs").is_dir() and any(each.stat().st_size for each in (desk.folder / "logs").iterdir())
-        )
-    )
+    await until(partial(has_said_something, desk))
     assert not running.done()
     await desk.clock.advance(0.5)
     output = await running
@@ -106,6 +108,49 @@ async def test_a_command_that_takes_longer_is_left_to_run_and_told_of_once(desk:
     assert envelope.session == SESSION and str(envelope.recipient) == f"agent:ada/{SESSION}"
     assert "exit code 7" in envelope.text and envelope.text.endswith("got hello")
     assert envelope.trust is Trust.PRIVATE
+
+
+NO_BACKGROUND = "[waited for, at most 120 s: without the tool `process`, nothing runs on in the background]"
+
+
+def alone(desk: Desk) -> Scene:
+    """Of an agent to whom `process` is denied."""
+    return desk.scene(can_use=lambda tool: tool != "process")
+
+
+@pytest.mark.parametrize("arguments", [{"background": True}, {"yield_ms": 10}])
+async def test_without_process_a_command_is_waited_for_to_its_end_and_says_so(
+    bare: Desk, arguments: dict[str, Any]
+) -> None:
+    slow = asyncio.create_task(
+        bare.run("sh -c 'echo on; until test -e go; do sleep 0.02; done'", scene=alone(bare), **arguments)
+    )
+    await until(partial(has_said_something, bare))
+    await bare.clock.advance(1)
+    assert not slow.done()
+    (bare.workspace / "go").touch()
+    output = await slow
+    assert output.text.startswith(f"{NO_BACKGROUND}\nexit code 0 after ") and output.text.endswith("\non\n")
+    assert await bare.told() == [] and await bare.written() == [], "there is nothing to look after"
+
+
+async def test_without_process_a_quick_command_is_as_ever(bare: Desk) -> None:
+    assert (await bare.run("echo hi", scene=alone(bare))).text.startswith("exit code 0 after ")
+
+
+async def test_without_process_a_command_is_ended_when_it_cannot_be_waited_for_any_longer(bare: Desk) -> None:
+    endless = asyncio.create_task(bare.run("sh -c 'echo on; sleep 600'", scene=alone(bare), timeout_s=600))
+    await until(partial(has_said_something, bare))
+    await bare.clock.advance(121)
+    output = await endless
+    assert output.failed and output.text.startswith(NO_BACKGROUND) and "it took longer than 120 s" in output.text
+    assert await bare.written() == []
+
+
+async def test_without_process_all_that_is_kept_of_an_output_is_said(bare: Desk) -> None:
+    output = await bare.run("seq 1 20000", scene=alone(bare))
+    assert "[cut" not in output.text and "`process`" not in output.text and output.text.endswith("\n20000\n")
+    assert len(output.text) > RESULT_CHARS_MAX, "the toolbox shows a part of it, and keeps the whole"
 
 
 @pytest.mark.spec("C58")

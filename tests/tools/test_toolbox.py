@@ -282,3 +282,14 @@ async def test_without_a_limit_calls_are_not_counted_and_with_one_they_are() -> 
         assert [(await toolbox.perform(call(), scene)).failed for _ in range(3)] == failed
     toolbox.limit_calls(0)
     assert not (await toolbox.perform(call(), scene)).failed
+
+
+@pytest.mark.parametrize("denied", [True, False])
+async def test_a_call_knows_whether_its_agent_has_another_tool(denied: bool) -> None:
+    other = Tell(spec=replace(Tell().spec, name="listen"))
+    rules = ToolSettings(deny=("listen",) if denied else ())
+    toolbox = box(Tell(), other, settings=lambda: rules)
+    plan = await toolbox.decide([call()], NobodyAnswers(), occasion())
+    assert plan.scenes["c1"].can_use("listen") is not denied
+    assert plan.scenes["c1"].can_use("tell") and not plan.scenes["c1"].can_use("nothing")
+    assert (await toolbox.decide_directly(call(), occasion())).scene.can_use("listen") is not denied

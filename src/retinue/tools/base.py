@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -33,7 +33,7 @@ class Scene:
     """Where a call happens: all a tool may know beyond its arguments.
 
     `trust` is that of the least trusted words in the context. Whatever a tool makes, stores or sends from here is
-    labelled with it. `sender` is who the run works for.
+    labelled with it. `sender` is who the run works for. `can_use` says of a tool whether its agent has it here.
     """
 
     agent: Agent
@@ -46,6 +46,7 @@ class Scene:
     sender: Address | None = None
     trust: Trust = Trust.PRIVATE
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # for this run's commands
+    can_use: Callable[[str], bool] = field(default=lambda _tool: True, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

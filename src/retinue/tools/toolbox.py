@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -61,7 +62,9 @@ class Occasion:
     def __post_init__(self) -> None:
         object.__setattr__(self, "trust", least_believed(self.context))
 
-    def scene(self, call: Call, *, granted: Sequence[Permission] = ()) -> Scene:
+    def scene(
+        self, call: Call, *, granted: Sequence[Permission] = (), can_use: Callable[[str], bool] = lambda _tool: True
+    ) -> Scene:
         return Scene(
             agent=self.agent,
             session=self.session,
@@ -73,6 +76,7 @@ class Occasion:
             sender=self.where.sender,
             trust=self.trust,
             environment=self.environment,
+            can_use=can_use,
         )
 
 
@@ -205,13 +209,20 @@ class Toolbox:
         """For a call outside of any run: nobody was asked, and nobody will be."""
         held = await self._held(occasion)
         judgement = await self._judge_by(call, occasion, held)
-        return Direct(judgement.decision, occasion.scene(call, granted=held))
+        return Direct(judgement.decision, self._scene(call, occasion, held))
 
     async def _judge_by(self, call: Call, occasion: Occasion, held: Sequence[Permission]) -> Judgement:
         tool = self._tools[call.tool]
         arguments, _ = _parsed(tool, call)
         await self._ready(call)
         return self._judge(tool, call, arguments, occasion, held, await self._read(occasion))[0]
+
+    def _scene(self, call: Call, occasion: Occasion, granted: Sequence[Permission]) -> Scene:
+        return occasion.scene(call, granted=granted, can_use=partial(self._can_use, occasion))
+
+    def _can_use(self, occasion: Occasion, name: str) -> bool:
+        tool = self._tools.get(name)
+        return tool is not None and not self.chain(occasion.agent, occasion.where).decide(tool.spec).denied
 
     async def _ready(self, call: Call) -> None:
         if (walls := self._walled.get(call.tool)) is not None:
@@ -304,7 +315,7 @@ class Toolbox:
                     would_grant.append(judgement.would_grant)
                 case _, None:
                     allowed.append(call)
-                    scenes[call.id] = occasion.scene(call, granted=held)
+                    scenes[call.id] = self._scene(call, occasion, held)
                     reasons[call.id] = decision.because
                 case _, ApprovalState.ALLOWED if beyond := missing(lacks, occasion.rights, ask.gives(call)):
                     # The same words may lead elsewhere by now: through a link, or since a grant was taken back.
@@ -312,7 +323,7 @@ class Toolbox:
                     closed.append(refusal(call, f"Not done: it needs {named}, which nobody was asked for. Try again."))
                 case _, ApprovalState.ALLOWED:
                     allowed.append(call)
-                    scenes[call.id] = occasion.scene(call, granted=(*held, *lacks))
+                    scenes[call.id] = self._scene(call, occasion, (*held, *lacks))
                     # By name: what was asked there quotes the arguments, and the audit is for good.
                     reasons[call.id] = f"approval {ask.name_of(call)} allows it"
                 case _, ApprovalState.OPEN:

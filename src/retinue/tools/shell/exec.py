@@ -39,12 +39,14 @@ from retinue.tools.shell.programs import argv_of, environment, find_programs, pr
 YIELD_MS, YIELD_MS_MIN, YIELD_MS_MAX = 10_000, 10, 120_000
 TIMEOUT_S, TIMEOUT_S_MAX = 1_800, 86_400
 ANSWER_S = YIELD_MS_MAX / 1000 + 60  # to begin, to wait, and to end what is not waited for
+TOGETHER_S_MAX = YIELD_MS_MAX / 1000  # for a command that cannot run on, where the agent has no `process`
 LIMIT_SLACK_S = 30.0  # we end a command that takes too long, and the sandbox where we could not
 SAID_PER_KEPT = 16  # how much more than is kept a command may say before it is ended
 HOSTS_MAX = 32
 TAIL_CHARS = 2_000
 SAYING_CHARS = 1_000  # beside the output, in one result
 JUDGED_MAX = 1_000
+PROCESS = "process"  # the tool for what runs on
 
 _NOT_LOOKED_AT = Decision(Verdict.ASK, "the list of commands has no say in it")
 
@@ -155,12 +157,15 @@ class Exec:
 
     async def perform(self, arguments: ExecArguments, scene: Scene) -> Output:
         where = self._make_sure_it_was_judged(arguments, scene)
-        order = await self._order(arguments, scene, where)
+        together = not scene.can_use(PROCESS)
+        order = await self._order(_in_sight(arguments) if together else arguments, scene, where)
         try:
             job = await self.jobs.begin(order, scene)
         except SandboxFailed as error:
             raise _as_tool_failed(error) from error
         try:
+            if together:
+                return await self._waited_for(job, arguments)
             over = False if arguments.background else await self.jobs.wait(job, arguments.yield_ms / 1000)
             if not over and not arguments.background:
                 over = not await self.jobs.leave(job)
@@ -168,6 +173,19 @@ class Exec:
         except BaseException:  # the run was stopped, or we could not write down that it runs on
             await self.jobs.kill(job, "its run was stopped", by_session=True)
             raise
+
+    async def _waited_for(self, job: Job, arguments: ExecArguments) -> Output:
+        """Nobody could look after it in the background: it ends while it is waited for, or is ended."""
+        in_time = not arguments.background and await self.jobs.wait(job, arguments.yield_ms / 1000)
+        if not in_time and not await self.jobs.wait(job, TOGETHER_S_MAX + LIMIT_SLACK_S):
+            raise ToolFailed("this command has not ended", because="it was told to, and took longer")
+        output = await self._finished(job, together=True)
+        if in_time:
+            return output
+        said = (
+            f"[waited for, at most {TOGETHER_S_MAX:g} s: without the tool `process`, nothing runs on in the background]"
+        )
+        return replace(output, text=f"{said}\n{output.text}")
 
     # What may run, and where
 
@@ -281,12 +299,13 @@ class Exec:
 
     # What came of it
 
-    async def _finished(self, job: Job) -> Output:
+    async def _finished(self, job: Job, *, together: bool = False) -> Output:
+        """`together`: nobody can ask for the log, so that all that is kept of it is said here."""
         book = self.jobs.book
-        chars_max = min(book.caps.shown_chars, RESULT_CHARS_MAX - SAYING_CHARS)
+        chars_max = book.caps.shown_chars if together else min(book.caps.shown_chars, RESULT_CHARS_MAX - SAYING_CHARS)
         shown = await asyncio.to_thread(logs.middle_cut, book.path_of(job.id), chars_max=chars_max, mask=book.mask)
         said = [ending(job.process)]
-        if shown.cut_bytes:
+        if shown.cut_bytes and not together:
             said.append(f"[the whole output: `process` with the action log and the id {short(job.id)}]")
         else:
             await book.remove(job.id)
@@ -305,6 +324,11 @@ class Exec:
 
 async def _start(sandbox: Sandbox, argv: Sequence[str], confinement: Confinement, *, pty: bool) -> Child:
     return await sandbox.start(argv, confinement, pty=pty)
+
+
+def _in_sight(arguments: ExecArguments) -> ExecArguments:
+    """The same, as far as it can be waited for."""
+    return msgspec.structs.replace(arguments, background=False, timeout_s=min(arguments.timeout_s, TOGETHER_S_MAX))
 
 
 def _key(scene: Scene) -> tuple[str, str, str]:
