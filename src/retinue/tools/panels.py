@@ -22,6 +22,7 @@ from retinue.tools.notify import person_of
 from retinue.tools.windows import NAME_LENGTH_MAX, TITLE_LENGTH_MAX, Panel, Window, Windows
 
 URL_LENGTH_MAX = 2_000
+PANEL_TYPE = "panel-type"  # in a command: `type` is that of the frame
 
 _encode = msgspec.json.Encoder().encode
 _READS = frozenset({Effect.READS_PRIVATE, Effect.READS_UNTRUSTED})
@@ -214,7 +215,7 @@ class PanelsOpen(_OnScreen):
         made = await self.windows.command(
             window,
             "open",
-            type=arguments.type,
+            **{PANEL_TYPE: arguments.type},
             title=arguments.title,
             binding=arguments.session or None,
             region=arguments.region,
@@ -257,7 +258,11 @@ class PanelsReplace(_OnScreen):
     async def _do(self, arguments: ReplaceArguments, person: str) -> str:
         window = self.windows.find(person, window=arguments.window, panel=arguments.panel)
         made = await self.windows.command(
-            window, "replace", panel=arguments.panel, type=arguments.type, binding=arguments.session or None
+            window,
+            "replace",
+            panel=arguments.panel,
+            **{PANEL_TYPE: arguments.type},
+            binding=arguments.session or None,
         )
         return f"Replaced {arguments.panel}{f' by {made}' if made else ''}."
 
