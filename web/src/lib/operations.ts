@@ -486,7 +486,7 @@ export type Trim = { "session": string; "seq": number; "cut": Cut; "revision"?: 
 
 export type Trust = "agent" | "owner" | "person" | "private" | "untrusted";
 
-export type Upload = { "name": string; "data": string; "media_type"?: string };
+export type Upload = { "name": string; "data"?: string; "hash"?: string; "media_type"?: string };
 
 export type UsageShown = { "by": By; "from": string; "to": string; "rows": Array<UsedShown>; "left-out": number; "total": UsedShown };
 
