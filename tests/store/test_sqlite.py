@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -41,7 +41,7 @@ from retinue.store import (
 from retinue.store import tables as t
 from retinue.store.connection import Body
 from retinue.store.opening import open_store, prepare_sqlite
-from retinue.store.sight import Scope
+from retinue.store.sight import PerScope, Scope
 from retinue.store.sqlite import SqliteStore
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls, says
@@ -553,8 +553,8 @@ def statements(module: ModuleType) -> dict[str, sa.Executable]:
     name = module.__name__.rpartition(".")[2]
     found: dict[str, Any] = {}
     for key, value in vars(module).items():
-        if isinstance(value, dict) and value and all(isinstance(scope, Scope) for scope in value):
-            found |= {f"{name}.{key}[{scope}]": statement for scope, statement in value.items()}
+        if isinstance(value, PerScope):
+            found |= {f"{name}.{key}[{scope}]": cast(PerScope[Any], value)[scope] for scope in Scope}
         else:
             found[f"{name}.{key}"] = value
     return {key: value for key, value in found.items() if isinstance(value, sa.Select | sa.Update | sa.Delete)}

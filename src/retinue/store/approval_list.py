@@ -20,7 +20,7 @@ _b = sa.bindparam
 _a = t.approvals
 _behind = sa.and_(_a.c.asked_ms <= _b("at"), sa.or_(_a.c.asked_ms < _b("at"), _a.c.id < _b("id")))
 _newest = (_a.c.asked_ms.desc(), _a.c.id.desc())
-_open = sight.per_scope(
+_open = sight.PerScope(
     lambda scope: (
         sa.select(_a)
         .where(_a.c.state == t.word("'open'"), _behind, sight.approvals(scope))
@@ -43,7 +43,7 @@ def _page(scope: Scope) -> sa.Select[Any]:
     )
 
 
-_past = sight.per_scope(_page)
+_past = sight.PerScope(_page)
 
 
 def page(

@@ -19,7 +19,7 @@ from retinue.domain.tool import Call
 from retinue.store import sight
 from retinue.store import tables as t
 from retinue.store.lookup import Noun, find
-from retinue.store.sight import me, per_scope, scope_of
+from retinue.store.sight import PerScope, me, scope_of
 
 
 class _Reach(msgspec.Struct):
@@ -86,7 +86,7 @@ _set_asked = (
 _next_expiry = sa.select(sa.func.min(t.approvals.c.expires_ms), sa.func.min(t.approvals.c.escalate_ms)).where(
     t.approvals.c.state == _OPEN
 )
-_listed = per_scope(
+_listed = PerScope(
     lambda scope: (
         sa.select(t.approvals)
         .where(t.approvals.c.state == _OPEN, sight.approvals(scope))

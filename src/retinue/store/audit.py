@@ -33,7 +33,7 @@ from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.text import storable
 from retinue.store import tables as t
 from retinue.store.house import Page
-from retinue.store.sight import in_sessions, me, per_scope, scope_of
+from retinue.store.sight import PerScope, in_sessions, me, scope_of
 
 FLAWS_MAX = 100
 LINES_AT_ONCE = 2_000
@@ -290,7 +290,7 @@ _FILTERS: dict[str, sa.ColumnElement[bool]] = {
 _COMBINATIONS = [
     frozenset(some) for size in range(len(_FILTERS) + 1) for some in itertools.combinations(_FILTERS, size)
 ]
-_latest_first = per_scope(
+_latest_first = PerScope(
     lambda scope: {
         filtered: sa.select(*_COLUMNS)
         .where(

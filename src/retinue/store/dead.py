@@ -17,7 +17,7 @@ from retinue.domain.times import to_ms
 from retinue.store import sight
 from retinue.store import tables as t
 from retinue.store.envelopes import by_key, envelope_of, get, resolve, settled
-from retinue.store.sight import me, per_scope, scope_of
+from retinue.store.sight import PerScope, me, scope_of
 
 RETRY_SOURCE = "retry"
 RETRIES_MAX = 100
@@ -25,7 +25,7 @@ RETRIES_MAX = 100
 DEAD = (Outcome.DEAD, Outcome.INTERRUPTED)
 
 _b = sa.bindparam
-_newest = per_scope(
+_newest = PerScope(
     lambda scope: (
         sa.select(t.envelopes)
         .join_from(t.outcomes, t.envelopes, t.outcomes.c.envelope == t.envelopes.c.id)
@@ -34,7 +34,7 @@ _newest = per_scope(
         .limit(_b("limit"))
     )
 )
-_before = per_scope(
+_before = PerScope(
     lambda scope: _newest[scope].where(
         sa.or_(
             t.outcomes.c.at_ms < _b("at"),

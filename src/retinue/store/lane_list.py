@@ -24,7 +24,7 @@ from retinue.store.dead import DEAD
 from retinue.store.envelopes import envelope_of
 from retinue.store.run_trace import call_of
 from retinue.store.runs import run_of
-from retinue.store.sight import me, per_scope, scope_of, sees_session
+from retinue.store.sight import PerScope, me, scope_of, sees_session
 
 LANES_LOOKED_AT_MAX = 1_000
 ROOMS_LOOKED_AT_MAX = 1_000
@@ -59,7 +59,7 @@ _step = (
     .order_by(t.steps.c.turn.desc(), t.steps.c.idx.desc())
     .limit(1)
 )
-_count_dead = per_scope(
+_count_dead = PerScope(
     lambda scope: sa.select(sa.func.count()).select_from(
         sa.select(sa.literal(1))
         .join_from(t.outcomes, _e, t.outcomes.c.envelope == _e.c.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.times import from_ms
 from retinue.store import sight
 from retinue.store import tables as t
-from retinue.store.sight import Scope, me, scope_of
+from retinue.store.sight import PerScope, Scope, me, scope_of
 
 _b = sa.bindparam
 
@@ -57,19 +58,17 @@ def _within(noun: Noun, scope: Scope) -> sa.ColumnElement[bool]:
     return sa.and_(id_ >= _b("low"), id_ < _b("high"), _seen(noun, scope))
 
 
-_by_prefix = {
-    (noun, scope): sa.select(table.c.id)
-    .where(_within(noun, scope))
-    .order_by(table.c.id)
-    .limit(CANDIDATES_SHOWN_MAX + 1)
-    for noun, table in _TABLES.items()
-    for scope in Scope
-}
-_count = {
-    (noun, scope): sa.select(sa.func.count()).select_from(table).where(_within(noun, scope))
-    for noun, table in _TABLES.items()
-    for scope in Scope
-}
+def _ids(noun: Noun, scope: Scope) -> sa.Select[str]:
+    id_ = _TABLES[noun].c.id
+    return sa.select(id_).where(_within(noun, scope)).order_by(id_).limit(CANDIDATES_SHOWN_MAX + 1)
+
+
+def _number(noun: Noun, scope: Scope) -> sa.Select[int]:
+    return sa.select(sa.func.count()).select_from(_TABLES[noun]).where(_within(noun, scope))
+
+
+_by_prefix = {noun: PerScope(partial(_ids, noun)) for noun in Noun}
+_count = {noun: PerScope(partial(_number, noun)) for noun in Noun}
 
 _purged = (
     sa.select(t.purged.c.envelope, t.purged.c.outcome, t.purged.c.purged_ms)
@@ -85,14 +84,14 @@ def find(
     digits = prefix(text)
     scope = scope_of(seen_by)
     bounds = {"low": digits, "high": digits + "g", **me(seen_by)}
-    found = [(row.id, noun) for noun in nouns for row in conn.execute(_by_prefix[noun, scope], bounds)]
+    found = [(row.id, noun) for noun in nouns for row in conn.execute(_by_prefix[noun][scope], bounds)]
     if len(found) == 1:
         [(id_, noun)] = found
         return noun, id_
     if not found:
         gone = conn.execute(_purged, bounds).first() if scope is Scope.ALL and Noun.ENVELOPE in nouns else None
         raise _gone(gone) if gone is not None else _not_found(digits, nouns)
-    matches = sum(conn.execute(_count[noun, scope], bounds).scalar_one() for noun in nouns)
+    matches = sum(conn.execute(_count[noun][scope], bounds).scalar_one() for noun in nouns)
     found.sort()
     shown = dict(zip(sorted({id_ for id_, _ in found}), distinguish([id_ for id_, _ in found]), strict=True))
     candidates = tuple(

@@ -13,7 +13,7 @@ from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.times import from_ms
 from retinue.store import sight
 from retinue.store import tables as t
-from retinue.store.sight import Scope, me, per_scope, scope_of
+from retinue.store.sight import PerScope, Scope, me, scope_of
 
 _b = sa.bindparam
 _body = msgspec.json.Decoder(dict[str, Any])
@@ -39,7 +39,7 @@ def _seen(scope: Scope) -> sa.ColumnElement[bool]:
     return sa.or_(seen, t.news.c.person == _b("my_name")) if scope is Scope.PERSON else seen
 
 
-_after = per_scope(
+_after = PerScope(
     lambda scope: (
         sa.select(*_columns)
         .outerjoin_from(t.news, t.envelopes, t.news.c.envelope == t.envelopes.c.id)
@@ -49,7 +49,7 @@ _after = per_scope(
         .limit(_b("limit"))
     )
 )
-_after_in = per_scope(lambda scope: _after[scope].where(t.news.c.session == _b("session")))
+_after_in = PerScope(lambda scope: _after[scope].where(t.news.c.session == _b("session")))
 
 
 def newest(conn: sa.Connection) -> int:

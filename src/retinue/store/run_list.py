@@ -88,8 +88,8 @@ def _page(scope: Scope, column: sa.Column[Any]) -> sa.Select[Any]:
     )
 
 
-_of_agent = sight.per_scope(lambda scope: _page(scope, _r.c.agent))
-_of_session = sight.per_scope(lambda scope: _page(scope, _r.c.session))
+_of_agent = sight.PerScope(lambda scope: _page(scope, _r.c.agent))
+_of_session = sight.PerScope(lambda scope: _page(scope, _r.c.session))
 _agent_floor = _walk(_r.c.agent).limit(1).offset(_b("width"))
 _session_floor = _walk(_r.c.session).limit(1).offset(_b("width"))
 _who_ran = sa.select(t.agents.c.name)

@@ -21,7 +21,7 @@ from retinue.store import records, sight
 from retinue.store import tables as t
 from retinue.store.house import Page
 from retinue.store.lookup import Noun, find
-from retinue.store.sight import me, per_scope, scope_of
+from retinue.store.sight import PerScope, me, scope_of
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
@@ -139,7 +139,7 @@ _latest_foreground = (
     .limit(_b("limit"))
 )
 _children = sa.select(t.sessions).where(t.sessions.c.parent == _b("parent")).limit(_b("limit"))
-_recent = per_scope(
+_recent = PerScope(
     lambda scope: (
         sa.select(t.sessions)
         .where(t.sessions.c.deleted_ms.is_(None), sight.sessions(scope))
@@ -182,8 +182,8 @@ def _listed(scope: sight.Scope) -> sa.Select[Any]:
     )
 
 
-_listing = per_scope(_listed)
-_deleted = per_scope(
+_listing = PerScope(_listed)
+_deleted = PerScope(
     lambda scope: (
         sa.select(t.sessions)
         .where(

@@ -4,7 +4,7 @@ The owner sees all. A person sees sessions whose origin is theirs or that were s
 sent or received or that are in those sessions. An agent sees its own sessions and those it spawned. What is not seen
 is not there: its answer is "not found".
 
-Statements are built once for each scope (`per_scope`), and the principal comes in as parameters.
+Statements are built once for each scope (`PerScope`), and the principal comes in as parameters.
 """
 
 from __future__ import annotations
@@ -56,9 +56,14 @@ def is_under(name: str, column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]
     return sa.or_(column == _b(name), sa.and_(column >= _b(f"{name}_from"), column < _b(f"{name}_to")))
 
 
-def per_scope(build: Callable[[Scope], T]) -> dict[Scope, T]:
-    """The same statement for each scope."""
-    return {scope: build(scope) for scope in Scope}
+class PerScope(dict[Scope, T]):
+    """The same statement for each scope, each built when it is first asked for: few houses have all three."""
+
+    def __init__(self, build: Callable[[Scope], T]) -> None:
+        self._build = build
+
+    def __missing__(self, scope: Scope) -> T:
+        return self.setdefault(scope, self._build(scope))
 
 
 def _mine(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
@@ -108,8 +113,8 @@ def approvals(scope: Scope) -> sa.ColumnElement[bool]:
     return sa.or_(in_sessions(scope, t.approvals.c.session), t.approvals.c.asked_of.like(_b("me_listed")))
 
 
-_session = per_scope(lambda scope: sa.select(t.sessions.c.id).where(t.sessions.c.id == _b("id"), sessions(scope)))
-_envelope = per_scope(lambda scope: sa.select(t.envelopes.c.id).where(t.envelopes.c.id == _b("id"), envelopes(scope)))
+_session = PerScope(lambda scope: sa.select(t.sessions.c.id).where(t.sessions.c.id == _b("id"), sessions(scope)))
+_envelope = PerScope(lambda scope: sa.select(t.envelopes.c.id).where(t.envelopes.c.id == _b("id"), envelopes(scope)))
 
 
 def sees_session(conn: sa.Connection, principal: Principal, id_: str | None) -> bool:

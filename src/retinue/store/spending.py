@@ -17,7 +17,7 @@ from retinue.domain.money import Days, date_of
 from retinue.domain.principal import Principal
 from retinue.store import tables as t
 from retinue.store.money import KEY, SUMMED, TOKEN_SORTS, add, sum_of
-from retinue.store.sight import Scope, me, per_scope, scope_of
+from retinue.store.sight import PerScope, Scope, me, scope_of
 
 _b = sa.bindparam
 _m, _s = t.money, t.spending
@@ -120,9 +120,9 @@ def _groups(scope: Scope, by: By) -> sa.Select[Any]:
     return sa.select(sa.func.count()).select_from(found)
 
 
-_rows = {by: per_scope(lambda scope, by=by: _grouped(scope, by)) for by in By}
-_how_many = {by: per_scope(lambda scope, by=by: _groups(scope, by)) for by in By}
-_total = per_scope(lambda scope: sa.select(*_COLUMNS).where(_where(scope)))
+_rows = {by: PerScope(lambda scope, by=by: _grouped(scope, by)) for by in By}
+_how_many = {by: PerScope(lambda scope, by=by: _groups(scope, by)) for by in By}
+_total = PerScope(lambda scope: sa.select(*_COLUMNS).where(_where(scope)))
 
 
 def usage(conn: sa.Connection, *, wanted: Wanted, seen_by: Principal) -> Usages:
