@@ -15,7 +15,7 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.mailroom.routing import OWNER
 from retinue.operations.base import Desk, Operation, perform
-from retinue.tools.base import Scene, ToolFailed, schema_of
+from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -69,5 +69,5 @@ class Gateway:
         try:
             answer = await perform(self.desk(), principal, operation, _encode(arguments.parameters), key=key)
         except RetinueError as error:
-            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+            raise as_tool_failed(error) from error
         return answer.decode()

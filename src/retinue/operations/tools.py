@@ -13,7 +13,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation, perform, without_secrets
-from retinue.tools.base import Scene, ToolFailed
+from retinue.tools.base import Scene, ToolFailed, as_tool_failed
 
 _encode = msgspec.json.Encoder().encode
 
@@ -52,7 +52,7 @@ class OperationTool:
         except ToolFailed:
             raise
         except RetinueError as error:
-            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+            raise as_tool_failed(error) from error
         return without_secrets(answer, self._operation).decode()  # it becomes a record, and part of every prompt
 
 

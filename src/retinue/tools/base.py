@@ -28,6 +28,11 @@ class ToolFailed(RetinueError):
     code = "tool.failed"
 
 
+def as_tool_failed(error: RetinueError) -> ToolFailed:
+    """Whatever went wrong in the house, for the model to read."""
+    return ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
     """Where a call happens: all a tool may know beyond its arguments.

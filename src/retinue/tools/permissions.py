@@ -24,7 +24,7 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.store import agents, grants
 from retinue.store.connection import Store
 from retinue.store.house import Page
-from retinue.tools.base import Scene, ToolFailed, schema_of
+from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files import as_granted
 from retinue.tools.grants import Grants
 
@@ -95,7 +95,7 @@ class RequestPermission:
         try:
             approval = await self.ask(scene.run, call=scene.call, agent=name, permission=wanted, reason=reason)
         except RetinueError as error:
-            raise _failed(error) from error
+            raise as_tool_failed(error) from error
         who = ", ".join(str(each) for each in approval.asked_of)
         return f"Asked {who} for {wanted} (approval {short(approval.id)}). The decision will come as a message."
 
@@ -180,11 +180,7 @@ async def _parsed(tag: str) -> Permission:
     try:
         return await asyncio.to_thread(as_granted, permission.parse(tag))
     except Invalid as error:
-        raise _failed(error) from error
-
-
-def _failed(error: RetinueError) -> ToolFailed:
-    return ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code)
+        raise as_tool_failed(error) from error
 
 
 def _reason(text: str) -> str:

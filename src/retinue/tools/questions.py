@@ -22,7 +22,7 @@ from retinue.policy.questionnaires import FIELDS_MAX, OPTIONS_MAX, check_questio
 from retinue.store import people, questionnaires, sessions
 from retinue.store.connection import Store
 from retinue.store.house import Page
-from retinue.tools.base import Scene, ToolFailed, schema_of
+from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.notify import person_of
 
 QUESTIONNAIRE_GOOD_S = 7 * 86_400.0  # how long one can be answered
@@ -93,7 +93,7 @@ class AskQuestions:
         try:
             check_questions(title, fields)
         except RetinueError as error:
-            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+            raise as_tool_failed(error) from error
         made = Questionnaire(
             id=QuestionnaireId(derived(scene.run, f"questions/{scene.call}")),
             person=person,

@@ -19,7 +19,7 @@ from retinue.domain.permission import Access
 from retinue.domain.ports import Post
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust, least
-from retinue.tools.base import Scene, ToolFailed, schema_of
+from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files import Ground
 from retinue.tools.files.looking import look
 from retinue.tools.files.paths import locate
@@ -83,7 +83,7 @@ class Message:
         except ToolFailed:
             raise
         except RetinueError as error:
-            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+            raise as_tool_failed(error) from error
         if receipt.outcome is not None and receipt.because:
             return f"Not delivered: {receipt.because}."
         return f"Sent to {to} (envelope {short(receipt.envelope)})."

@@ -15,7 +15,7 @@ from msgspec import Meta
 from retinue.config import Settings
 from retinue.config.sandbox import allowed_host
 from retinue.domain.decision import Decision, Verdict
-from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.errors import Invalid
 from retinue.domain.ids import short
 from retinue.domain.permission import WEB, Access, Permission, Withheld
 from retinue.domain.ports import Clock
@@ -28,7 +28,7 @@ from retinue.policy.placing import Asking, ExecPolicy, Gates, Resolved, Security
 from retinue.sandbox.base import Child, Confinement, Limits, Network, Sandbox, SandboxFailed
 from retinue.store import labels
 from retinue.store.connection import Store
-from retinue.tools.base import Output, Scene, ToolFailed, schema_of
+from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files.paths import lacking, locate, reach_of
 from retinue.tools.shell import logs
 from retinue.tools.shell.book import ending
@@ -162,7 +162,7 @@ class Exec:
         try:
             job = await self.jobs.begin(order, scene)
         except SandboxFailed as error:
-            raise _as_tool_failed(error) from error
+            raise as_tool_failed(error) from error
         try:
             if together:
                 return await self._waited_for(job, arguments)
@@ -249,7 +249,7 @@ class Exec:
         try:
             placed = await self.confine(scene, asked, where, program_of(arguments.command))
         except (SandboxFailed, Invalid) as error:  # it cannot be confined so; or a secret that it needs is missing
-            raise _as_tool_failed(error) from error
+            raise as_tool_failed(error) from error
         variables = environment(
             reach.workspace,
             folder,
@@ -333,10 +333,6 @@ def _in_sight(arguments: ExecArguments) -> ExecArguments:
 
 def _key(scene: Scene) -> tuple[str, str, str]:
     return scene.session, scene.run, scene.call
-
-
-def _as_tool_failed(error: RetinueError) -> ToolFailed:
-    return ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code)
 
 
 def _network(hosts: Sequence[str], scene: Scene) -> Network | None:

@@ -17,7 +17,7 @@ from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.domain.trust import Trust, least
 from retinue.sandbox.base import SandboxFailed
 from retinue.store.processes import Process as Written
-from retinue.tools.base import Output, Scene, ToolFailed, schema_of
+from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.shell import keys, logs
 from retinue.tools.shell.book import ending, shown_command
 from retinue.tools.shell.jobs import Job, Jobs
@@ -81,7 +81,7 @@ class Process:
         try:
             written = await self.jobs.book.find(scene.session, arguments.id)
         except Invalid as error:
-            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+            raise as_tool_failed(error) from error
         job = self.jobs.live(written.id)
         if job is not None:
             await self.jobs.weigh(job)
@@ -160,7 +160,7 @@ class Process:
             if arguments.eof and arguments.action == "write":
                 job.child.close_input()
         except SandboxFailed as error:
-            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+            raise as_tool_failed(error) from error
         return Output(text=f"Sent {len(data)} bytes. Use poll to see what it says.", trust=Trust.PRIVATE)
 
     # Ending

@@ -11,7 +11,7 @@ from pathlib import Path
 from retinue.domain.errors import Invalid
 from retinue.policy.command_rules import Program
 from retinue.policy.commands import NotPlain, parse, rendered
-from retinue.tools.base import ToolFailed
+from retinue.tools.base import ToolFailed, as_tool_failed
 
 SHELL = "/bin/sh"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -93,7 +93,7 @@ def argv_of(command: str, folder: Path, *, confined: bool) -> list[str]:
             raise _no_shell(error.because) from error
         return [SHELL, "-c", command]
     except Invalid as error:
-        raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+        raise as_tool_failed(error) from error
     argv = line.argv
     if argv is None or (argv[0] in _OF_THE_SHELL and confined):
         if not confined:

@@ -20,7 +20,7 @@ from retinue.domain.ports import Clock, Ids
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.policy.wrapping import wrap
-from retinue.tools.base import Output, Scene, ToolFailed, schema_of
+from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.web.cache import Cache
 from retinue.tools.web.guard import URL_CHARS_MAX, Guard, WebFailed, guard_from, missing, require_web
 from retinue.tools.web.http import Answer, Http
@@ -125,7 +125,7 @@ class WebSearch:
         except Invalid as error:
             if settings.brave_key is None:
                 return ""
-            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from None
+            raise as_tool_failed(error) from None
 
     async def _brave(self, arguments: SearchArguments, settings: WebSettings, secret: str) -> Sequence[Hit]:
         asked = {
