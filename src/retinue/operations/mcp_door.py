@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,11 +21,11 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation, perform, without_secrets
 from retinue.operations.invoke import Invoke, call_directly
+from retinue.operations.occasions import named_agent
 from retinue.operations.plugins import guests_of
 from retinue.operations.tools import schema, tool_name
 from retinue.policy import permissions
 from retinue.policy.tools import Circumstances, Door
-from retinue.store import agents
 
 SEND = "envelope.send"
 INVOKE = "tool.invoke"
@@ -116,16 +117,7 @@ class Visitor:
                 try_this="ask the owner of this house, or leave the agent out",
                 code="permission.denied",
             )
-        name = self.agent
-        agent = await self.desk.store.read(lambda conn: agents.find(conn, name))
-        if agent is None:
-            raise NotFound(
-                f"there is no agent '{name[:64]}'",
-                because="nobody of that name works here",
-                try_this="list them: retinue agent list",
-                code="agent.not-found",
-            )
-        return agent
+        return await self.desk.store.read(partial(named_agent, name=self.agent))
 
     def _as_heard(self) -> Principal:
         """What an agent asks outside of its runs may come from anything it has read: nobody can tell any more."""
