@@ -72,6 +72,24 @@ async def test_it_says_what_a_grant_would_change_and_what_one_has_changed(house:
     assert (await house.ask("policy.explain", **asked, origin="schedule"))["verdict"] == "ask", "not in a schedule"
 
 
+async def test_fields_that_are_not_saved_yet_are_judged_as_if_they_were(house: HandsHouse) -> None:
+    async def verdict(tool: str, **changes: Any) -> tuple[str, str]:
+        found = await house.ask("policy.explain", agent="ada", tool=tool, changes=changes)
+        return found["verdict"], found["key"]
+
+    assert await verdict("ls") == ("allow", "")
+    assert await verdict("ls", tools_deny=["ls"]) == ("deny", "agents.ada.tools.deny")
+    assert await verdict("ls", tools_ask=["ls"]) == ("ask", "agents.ada.tools.ask")
+    assert await verdict("ls", tools_allow=["read"]) == ("deny", "agents.ada.tools.allow")
+    assert await verdict("ls", tools_deny=["ls"], clear=["tools_ask"]) == ("deny", "agents.ada.tools.deny")
+    assert await verdict("ls") == ("allow", ""), "nothing was saved"
+    warned = await house.ask("policy.explain", agent="ada", tool="ls", changes={"tools_deny": ["lss"]})
+    assert any("lss" in warning for warning in warned["warnings"])
+    for wrong in ({"tools_deny": "ls"}, {"shape": "round"}, {"tools_profile": "royal"}, {"turns_max": 0}):
+        with pytest.raises(Invalid):
+            await house.ask("policy.explain", agent="ada", tool="ls", changes=wrong)
+
+
 async def test_a_path_outside_is_explained_by_what_it_needs(house: HandsHouse, tmp_path: Path) -> None:
     (tmp_path / "outside.txt").write_text("x")
     asked: dict[str, Any] = {"agent": "ada", "tool": "read"}

@@ -34,7 +34,7 @@ SESSION_OPERATIONS = ("create", "rename", "pin", "unpin", "clear", "delete")
 def plain(answer: dict[str, Any], session: str) -> dict[str, Any]:
     """An answer without what is never the same twice: the id, and the hour."""
     text = json.dumps(answer).replace(session, "ID")
-    return {key: bool(value) if key.endswith("At") else value for key, value in json.loads(text).items()}
+    return {key: bool(value) if key.endswith(("At", "-until")) else value for key, value in json.loads(text).items()}
 
 
 def walked(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
