@@ -57,6 +57,7 @@ from retinue.models.guide import Guide
 from retinue.models.http import Link
 from retinue.models.locals import Locals
 from retinue.models.minds import Minds
+from retinue.models.providers import BUILT_IN
 from retinue.models.shelf import Maker
 from retinue.operations.audit import anchor_forever, anchor_now
 from retinue.operations.base import Desk, perform
@@ -68,7 +69,7 @@ from retinue.operations.known_secrets import refresh as refresh_masks
 from retinue.operations.restarts import tell
 from retinue.operations.tools import tools_of
 from retinue.plugins.guests import Plugins
-from retinue.plugins.registry import Kind, Registry
+from retinue.plugins.registry import Furnished, Kind, Registry
 from retinue.policy.masking import Masks
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
 from retinue.real import RandomIds, RealClock, faults_from, new_chance, new_token
@@ -158,6 +159,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         def current() -> Settings:
             return keeper.current.settings if keeper is not None else settings
 
+        registry = Registry(taken=lambda kind, name: name in taken.get(kind, frozenset[str]()))
+        furnished = Furnished(current, registry)
         files = Files(settings.home / "files")
         link = Link()
         cache = WireCache()
@@ -167,7 +170,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             store,
             clock,
             models,
-            settings=current,
+            settings=furnished,
             environment=os.environ,
             makers={"local": locals_.find, "bridge": _bridge_maker(lambda ref: minds.catalog.facts(ref))},
             link=link,
@@ -179,7 +182,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         set_masks(masks)
 
         async def learn_secrets() -> None:
-            await refresh_masks(masks, store, current(), os.environ)
+            await refresh_masks(masks, store, furnished(), os.environ)
 
         async def credentials_changed() -> None:
             await minds.refresh()
@@ -198,13 +201,12 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         )
         gateway = Gateway(lambda: desk, OPERATIONS)
         tools: tuple[Tool, ...] = (*hands.tools, gateway, *parts.tools, *tools_of(OPERATIONS.values(), lambda: desk))
-        registry = Registry(taken=lambda kind, name: name in taken.get(kind, frozenset[str]()))
         plugins = Plugins(settings.home, registry, clock)
         toolbox = Toolbox(
             tools,
             clock=clock,
             calls_per_minute=settings.limits.calls_per_minute,
-            settings=lambda: current().tools,
+            settings=lambda: furnished().tools,
             grants=hands.grants,
             origin=hands.origin,
             zone=settings.zone,
@@ -256,6 +258,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             Kind.OPERATION: set(OPERATIONS),
             Kind.MODEL: {model.name for model in models},
             Kind.RUNNER: set(own_runners),
+            Kind.PROVIDER: set(BUILT_IN),
         }
 
         def bring_tools() -> None:
@@ -267,6 +270,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             """A plug-in has come or gone, and with it what it brought."""
             bring_tools()
             minds.bring([*models, *registry.models()])
+            on_the_side(credentials_changed())  # who sells models may have come with it, and brought a key
             for name in set(runners) - set(own_runners):
                 del runners[name]
             runners.update(registry.runners())
@@ -308,9 +312,9 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             runners=frozenset({"loop"}),
         )
         hands.ways.inbox, hands.ways.asks = desk.post, engine.request
-        await minds.refresh()
         await hands.open()
         await plugins.fit(current().plugins)
+        await credentials_changed()
         await hands.servers.fit()
         if mirror is not None:
             await mirror.start()
@@ -333,6 +337,9 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await engine.stop(drain_s=drain_s)
             await hands.close()
             await plugins.close()
+            for task in asides:
+                task.cancel()
+            await asyncio.gather(*asides, return_exceptions=True)
             await outbox.stop(drain_s=drain_s)
             await anchor_now(desk)
             if mirror is not None:

@@ -181,8 +181,10 @@ class App:
         return operation
 
     def _all(self) -> list[Operation]:
-        guests = self.desk.plugins.operations().values() if self.desk.plugins is not None else ()
-        return [*OPERATIONS.values(), *guests]
+        return [*OPERATIONS.values(), *self._brought()]
+
+    def _brought(self) -> list[Operation]:
+        return list(self.desk.plugins.operations().values()) if self.desk.plugins is not None else []
 
     async def _answer(self, send: Send, answer: Answer, *, local: bool) -> None:
         """Browsers do not come by the socket, so what guards against them is not sent there."""
@@ -321,6 +323,8 @@ class App:
 
     async def _listing(self, request: Request) -> Answer:
         caller = await self._caller(request.headers, request.visit, method="GET")
+        if request.query("of") == "plugins":
+            return Answer(200, _encode(docs.commands(self.desk, caller.principal, self._brought())), [JSON])
         return Answer(200, _encode(docs.listing(self.desk, caller.principal, self._all())), [JSON])
 
     async def _state(self, request: Request) -> Answer:

@@ -13,6 +13,7 @@ import msgspec
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
 from retinue.operations.base import Desk, Operation
+from retinue.operations.declared import command
 from retinue.policy import permissions
 
 REF = "#/components/schemas/{name}"
@@ -134,3 +135,8 @@ def listing(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> d
         ],
         "components": {"schemas": components},
     }
+
+
+def commands(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
+    """As the command line knows its own: for what plug-ins bring, which it cannot know."""
+    return {"version": desk.version, "commands": [command(each) for each in allowed(desk, caller, operations)]}

@@ -230,6 +230,13 @@ def call(operation: str, parameters: dict[str, Any] | None = None) -> dict[str, 
     return json.loads(ask(operation, parameters))
 
 
+def brought() -> list[Any]:
+    """What plug-ins of the house have to ask for, each as `commands.OPERATIONS` has the house's own."""
+    return json.loads(_asked(lambda host: _request("GET", "/api/operations?of=plugins", host), timeout_s=CALL_S))[
+        "commands"
+    ]
+
+
 def join(invitation: str) -> dict[str, Any]:
     """Hand in an invitation. Whoever does so is nobody yet, so no token goes with it."""
     body = json.dumps({"invitation": invitation}).encode()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from retinue.cli.commands import OPERATIONS
-from retinue.cli.parser import nouns
+from retinue.cli.parser import nouns, operations
 from retinue.cli.shorts import NOUNS, SHORTS
 
 EXITS = """\
@@ -34,7 +33,7 @@ def overview() -> str:
 
 def of_noun(noun: str) -> str:
     """`retinue NOUN`: its verbs."""
-    rows = [(_words(operation[5], operation[1]), operation[2]) for operation in OPERATIONS if operation[0] == noun]
+    rows = [(_words(operation[5], operation[1]), operation[2]) for operation in operations() if operation[0] == noun]
     width = max(len(words) for words, _ in rows) + 2
     listed = "\n".join(f"  {words:<{width}}{summary}" for words, summary in rows)
     about = f"\n{NOUNS[noun]}\n" if noun in NOUNS else ""

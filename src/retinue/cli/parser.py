@@ -6,7 +6,7 @@ import argparse
 import os
 
 from retinue.cli.commands import OPERATIONS
-from retinue.cli.errors import UsageError, nearest
+from retinue.cli.errors import CliError, UsageError, nearest
 from retinue.cli.shorts import SHORTS
 
 TYPE_CHECKING = False
@@ -74,6 +74,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not words or words[0] in ("-h", "--help"):
         return argparse.Namespace(command="help", noun="", json=False)
     first, *rest = words
+    if first not in SHORTS and not verbs_of(first) and (rest or not _meant(first)):
+        _ask_for_more()
     verbs = verbs_of(first)
     if verbs and rest and rest[0] in verbs:
         return _parse(build_operation(find(f"{first}.{rest[0]}")), f"{first} {rest[0]}", rest[1:])
@@ -93,20 +95,50 @@ def _parse(parser: Parser, command: str, words: list[str]) -> argparse.Namespace
 
 
 def verbs_of(noun: str) -> list[str]:
-    return [each[1] for each in OPERATIONS if each[0] == noun]
+    return [each[1] for each in operations() if each[0] == noun]
 
 
 def nouns() -> list[str]:
-    return list(dict.fromkeys([each[0] for each in OPERATIONS]))
+    return list(dict.fromkeys([each[0] for each in operations()]))
 
 
 def find(operation: str) -> Operation:
     noun, _, verb = operation.partition(".")
-    return next(each for each in OPERATIONS if each[0] == noun and each[1] == verb)
+    return next(each for each in operations() if each[0] == noun and each[1] == verb)
+
+
+def operations() -> tuple[Operation, ...]:
+    """The house's own, and those of plug-ins as far as it was asked for them."""
+    return (*OPERATIONS, *_brought) if _brought else OPERATIONS
+
+
+_brought: list[Operation] = []
+
+
+def _ask_for_more() -> None:
+    """A noun that we do not know may be one of a plug-in's. Each time anew: plug-ins come and go, and only the house
+    knows which are there. Where it cannot be asked, the word stays unknown."""
+    from retinue.cli.client import brought
+
+    try:
+        _brought[:] = [_operation(*each) for each in brought()]
+    except (CliError, LookupError, TypeError, ValueError):
+        return
+
+
+def _operation(
+    noun: str, verb: str, summary: str, effect: bool, level: str, parameters: Sequence[Parameter]
+) -> Operation:
+    """As it came: JSON knows lists where we have tuples."""
+    return (noun, verb, summary, effect, level, tuple((*each[:5], tuple(each[5]), each[6]) for each in parameters))
+
+
+def _meant(word: str) -> str:
+    return nearest(word, [*SHORTS, *nouns()])
 
 
 def _unknown(word: str) -> UsageError:
-    meant = nearest(word, [*SHORTS, *nouns()])
+    meant = _meant(word)
     if not meant:
         verb = nearest(word, [each[1] for each in OPERATIONS])
         meant = next((f"{each[0]} {each[1]}" for each in OPERATIONS if verb and each[1] == verb), "")

@@ -14,6 +14,8 @@ from retinue.operations.base import Operation
 
 Plain = str | int | float | bool | None
 
+MARKS = ("required", "repeated", "nullable", "place")
+
 
 class Kind(StrEnum):
     """What one types for a parameter."""
@@ -165,6 +167,24 @@ _OPTIONS = {"attachments": "attach"}
 _WORDS = frozenset({"text", "message"})
 _FIRST = frozenset({"id", "session", "name", "agent"})
 _PLACES_MAX = 2
+
+
+def command(operation: Operation) -> tuple[object, ...]:
+    """As the command line knows it: plain, so that it can be written down there, or sent."""
+    noun, _, verb = operation.name.partition(".")
+    found = tuple(
+        (
+            each.name,
+            each.option,
+            str(each.kind),
+            " ".join(mark for mark in MARKS if getattr(each, mark)),
+            each.default,
+            each.choices,
+            each.help,
+        )
+        for each in parameters(operation)
+    )
+    return (noun, verb, operation.summary, operation.effect, str(operation.permission), found)
 
 
 def parameters(operation: Operation) -> tuple[Parameter, ...]:

@@ -13,7 +13,7 @@ from typing import cast
 
 from retinue.operations.base import Operation
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.declared import Kind, Parameter, parameters
+from retinue.operations.declared import Kind, Parameter, command, parameters
 
 SOURCE = Path(__file__).parent.parent
 REFERENCE = SOURCE.parent.parent / "docs" / "reference"
@@ -226,7 +226,6 @@ def _default(parameter: Parameter) -> str:
             return f"`{value}`"
 
 
-MARKS = ("required", "repeated", "nullable", "place")
 _COMMANDS_HEAD = '''\
 """What the command line knows of each operation. Made from their declarations by `make generate`."""
 
@@ -244,25 +243,8 @@ if TYPE_CHECKING:
 
 def commands_module(operations: Iterable[Operation]) -> str:
     """Plain tuples, which Python loads as one constant: the command line has no time to build anything."""
-    table = tuple(_command(operation) for operation in operations)
+    table = tuple(command(operation) for operation in operations)
     return f"{_COMMANDS_HEAD}OPERATIONS: tuple[Operation, ...] = {_literal(table, 0, 37)}\n"
-
-
-def _command(operation: Operation) -> tuple[object, ...]:
-    noun, _, verb = operation.name.partition(".")
-    found = tuple(
-        (
-            each.name,
-            each.option,
-            str(each.kind),
-            " ".join(mark for mark in MARKS if getattr(each, mark)),
-            each.default,
-            each.choices,
-            each.help,
-        )
-        for each in parameters(operation)
-    )
-    return (noun, verb, operation.summary, operation.effect, str(operation.permission), found)
 
 
 def _literal(value: object, depth: int, used: int) -> str:

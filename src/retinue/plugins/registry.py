@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
+from retinue.config import Settings
+from retinue.config.hands import Lists
 from retinue.config.minds import ProviderSettings
 from retinue.connectors.base import Connector
-from retinue.domain.agent import ToolRules
+from retinue.domain.agent import ToolLists, ToolRules
 from retinue.domain.errors import Conflict, Invalid
 from retinue.domain.permission import Permission
 from retinue.domain.tool import ToolSpec
@@ -133,6 +135,41 @@ class Registry:
 
     def skill_folders(self) -> list[tuple[str, Path]]:
         return [(entry.owner, entry.thing) for entry in self._entries.values() if entry.kind is Kind.SKILLS]
+
+
+class Furnished:
+    """The settings, and in them what plug-ins bring of that kind: who sells models, and rules over tools that an agent
+    can be given by name. What the settings themselves say of a name goes before that.
+
+    The same object as long as neither has changed: whoever made something of it can tell.
+    """
+
+    def __init__(self, current: Callable[[], Settings], registry: Registry) -> None:
+        self._current = current
+        self._registry = registry
+        self._made: tuple[Settings, Settings] | None = None
+        registry.on_change(self._forget)
+
+    def __call__(self) -> Settings:
+        now = self._current()
+        if self._made is None or self._made[0] is not now:
+            self._made = (now, self._with_guests(now))
+        return self._made[1]
+
+    def _with_guests(self, now: Settings) -> Settings:
+        sold, named = self._registry.providers(), self._registry.policies()
+        if not sold and not named:
+            return now
+        lists = {name: _lists(rules) for name, rules in named.items()}
+        tools = replace(now.tools, policies={**lists, **now.tools.policies})
+        return replace(now, providers={**sold, **now.providers}, tools=tools)
+
+    def _forget(self) -> None:
+        self._made = None
+
+
+def _lists(rules: ToolRules) -> Lists:
+    return Lists(**{each.name: getattr(rules, each.name) for each in fields(ToolLists)})
 
 
 class Registrar:
