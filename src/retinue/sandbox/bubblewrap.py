@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from retinue.domain.permission import KEYS_IN_HOME
 from retinue.sandbox import seccomp, walls
 from retinue.sandbox.base import Confinement, Ended, Limits, Probe, SandboxFailed
 from retinue.sandbox.cgroups import Cgroups, Group
@@ -95,7 +96,7 @@ class Bubblewrap:
         self._folder = folder
         self._state = tuple(Path(os.path.realpath(path)) for path in state)
         self._homes = tuple(Path(os.path.realpath(path)) for path in homes)
-        keys = [user_home / name for name in walls.KEYS] if user_home is not None else []
+        keys = [user_home / name for name in KEYS_IN_HOME] if user_home is not None else []
         self._covered = (*self._state, *(Path(os.path.realpath(path)) for path in keys))
         self._program = program or shutil.which("bwrap") or ""
         self._cgroups = cgroups

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from retinue.config.sandbox import DockerSettings
+from retinue.domain.permission import KEYS_IN_HOME
 from retinue.domain.ports import Clock
 from retinue.sandbox import walls
 from retinue.sandbox.base import Confinement, Limits, Probe, SandboxFailed
@@ -171,7 +172,7 @@ class Containers:
 
     def checked_binds(self, confinement: Confinement) -> list[walls.Bind]:
         """An engine cannot cover a part of what it shows. So nothing is shown that has something hidden in it."""
-        keys = [self.user_home / name for name in walls.KEYS] if self.user_home is not None else []
+        keys = [self.user_home / name for name in KEYS_IN_HOME] if self.user_home is not None else []
         hidden = [*self.state, *(Path(os.path.realpath(key)) for key in keys)]
         binds = walls.checked_binds(confinement, state=self.state, homes=self.homes, covered=hidden)
         for bind in binds:

@@ -63,26 +63,6 @@ _NEVER = (
 )
 _RULING = ("/proc", "/sys", "/dev", "/run")  # in /run are the sockets of whatever runs this machine
 _SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
-# In a home that an agent was given to read, these are still the owner's. A grant has to name them.
-KEYS = (
-    ".ssh",
-    ".gnupg",
-    ".aws",
-    ".azure",
-    ".kube",
-    ".docker",
-    ".netrc",
-    ".git-credentials",
-    ".npmrc",
-    ".pypirc",
-    ".password-store",
-    ".config/gcloud",
-    ".config/gh",
-    ".local/share/keyrings",
-    ".mozilla",
-    ".config/google-chrome",
-    ".config/chromium",
-)
 
 
 @dataclass(frozen=True, slots=True)
