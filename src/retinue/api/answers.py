@@ -62,14 +62,14 @@ STATUS: Mapping[type[RetinueError], int] = {
     StoreError: 503,
 }
 
-_GUARDS: Headers = [
+GUARDS: Headers = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
 API_HEADERS: Headers = [
-    *_GUARDS,
+    *GUARDS,
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
@@ -93,7 +93,7 @@ _PAGE_POLICY = "; ".join(
     ]
 )
 PAGE_HEADERS: Headers = [
-    *_GUARDS,
+    *GUARDS,
     (b"content-security-policy", _PAGE_POLICY.encode()),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(self), microphone=(self), geolocation=(), usb=(), serial=()"),

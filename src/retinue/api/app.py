@@ -7,12 +7,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import parse_qs
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from retinue.api import docs, mcp, metrics
+from retinue.api import blobs, docs, mcp, metrics
 from retinue.api.answers import API_HEADERS, Headers, WrongMethod, broke, refusal
 from retinue.api.auth import Caller, SignIn
 from retinue.api.bounds import Rate, TooMany
@@ -29,6 +30,7 @@ from retinue.domain.text import is_storable
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.mcp_door import Visitor
+from retinue.operations.uploads import UPLOAD_BYTES_MAX
 from retinue.policy import permissions
 from retinue.store import news
 from retinue.store.sight import sees_session
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 
 SEND = "envelope.send"
 QUERY_FIELDS_MAX = 20
+UPLOADS_AT_ONCE_MAX = 8
 LENGTH_DIGITS_MAX = 15
 JSON = (b"content-type", b"application/json")
 GZIP = (b"content-encoding", b"gzip")
@@ -110,6 +113,7 @@ class App:
     _requests: Rate = field(init=False)
     _envelopes: Rate = field(init=False)
     _following: dict[str, int] = field(default_factory=dict[str, int])
+    _taking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UPLOADS_AT_ONCE_MAX))
 
     def __post_init__(self) -> None:
         door = self.door
@@ -126,6 +130,7 @@ class App:
             ("GET", "/api/operations"): self._listing,
             ("GET", "/api/state"): self._state,
             ("GET", "/api/news"): self._news,
+            ("POST", "/api/blob"): self._take_blob,
             ("POST", "/api/sign-in"): self._enter,
             ("POST", "/api/sign-out"): self._leave,
             ("POST", "/api/join"): self._join,
@@ -201,8 +206,10 @@ class App:
             self.gate.refusals.add(error.code)
         return Answer(status, body, [JSON, *more])
 
-    async def _no_route(self, request: Request) -> Answer:
+    async def _no_route(self, request: Request) -> Answer | None:
         method, path = request.scope["method"], request.scope["path"]
+        if method == "GET" and path.startswith(blobs.PREFIX):
+            return await self._blob(request, path.removeprefix(blobs.PREFIX))
         if method == "GET" and not path.startswith(NOT_PAGES) and (page := self._page(request, path)) is not None:
             return page
         allowed = [known for known in ("GET", "POST") if (known, path) in self._routes]
@@ -248,9 +255,9 @@ class App:
         finally:
             sent.end(envelope)
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive, *, bytes_max: int = 0) -> bytes:
         """The body, of which we never hold more than the bound."""
-        bytes_max = self.door.body_bytes_max
+        bytes_max = bytes_max or self.door.body_bytes_max
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > bytes_max):
             raise _too_large(bytes_max)
@@ -268,6 +275,45 @@ class App:
                 raise _too_large(bytes_max)
             chunks.append(chunk)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    # --- attachments ---
+
+    async def _take_blob(self, request: Request) -> Answer:
+        """A file, ahead of the envelope that will name it."""
+        caller = await self._caller(request.headers, request.visit, method="POST")
+        who, uploads = str(caller.principal.address), self.desk.uploads
+        async with self._taking:  # whoever comes meanwhile waits, and we hold only so many files at once
+            uploads.check_room(who, 0)
+            body = await self._body(request.headers, request.receive, bytes_max=UPLOAD_BYTES_MAX)
+            uploads.check_room(who, len(body))
+            keep = partial(self.desk.files.keep, [body], name="file", media_type="")
+            kept = await asyncio.to_thread(keep)
+        uploads.add(who, kept)
+        return Answer(200, _encode({"hash": kept.hash, "size-bytes": kept.size_bytes}), [JSON])
+
+    async def _blob(self, request: Request, hash_: str) -> Answer | None:
+        """The bytes of an attachment, to who sees it where they say."""
+        caller = await self._caller(request.headers, request.visit, method="GET")
+        look = partial(
+            blobs.named,
+            hash_=hash_,
+            envelope=request.query("envelope") or "",
+            session=request.query("session") or "",
+            record=request.query("record") or "",
+            seen_by=caller.principal,
+        )
+        blob = await blobs.open_blob(self.desk.files, await self.desk.store.read(look))
+        with blob.file:
+            known = request.headers.get(b"if-none-match") == blobs.etag(hash_)
+            status, length = (304, []) if known else (200, [(b"content-length", str(blob.size_bytes).encode())])
+            self.counts.answered(status)
+            headers = [*blob.headers, *length]
+            await request.send({"type": "http.response.start", "status": status, "headers": headers})
+            if not known:
+                async for chunk in blob.chunks():
+                    await request.send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await request.send({"type": "http.response.body", "body": b""})
+        return None
 
     # --- signing in and out ---
 

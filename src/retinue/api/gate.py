@@ -1,7 +1,8 @@
 """Connections: how many, how long they may take to say what they want, and how much they may say before they are known.
 
 uvicorn reads HTTP and WebSocket frames; what it does not bound is bounded here. A caller that sends its request byte
-by byte, or not at all, holds a place only until someone else needs it, and never longer than `request_wait_s`.
+by byte, or not at all, holds a place only until someone else needs it, and never longer than `request_wait_s`. One
+that brings a file may take longer, as long as enough of it keeps coming.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 HEAD_BYTES_MAX = 64 * 1024
 SWEEP_S = 0.5
+SLOWEST_BYTES_PER_S = 64 * 1024  # on the whole, of a request that takes longer than `request_wait_s`
 FRAME_BYTES_MAX = 64 * 1024
 FRAGMENTS_MAX = 64
 UNREAD_PONGS_BYTES_MAX = 64 * 1024
@@ -94,8 +96,9 @@ class Gate:
     def _sweep(self) -> None:
         """Turn away who took too long. Runs only while somebody keeps us waiting."""
         self.sweeping = None
-        late = time.monotonic() - self.door.request_wait_s
-        for protocol in [p for p, since in self.waiting.items() if since <= late]:
+        now = time.monotonic()
+        late = now - self.door.request_wait_s
+        for protocol in [p for p, since in self.waiting.items() if since <= late and p.is_slow(now - since)]:
             self.forget(protocol)
             protocol.too_late()
         if self.waiting:
@@ -109,6 +112,7 @@ class Http(HttpToolsProtocol):
     _within = False  # a request
     _upgraded = False
     _head_bytes = 0
+    _came_bytes = 0  # of this request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -126,9 +130,14 @@ class Http(HttpToolsProtocol):
     def is_idle(self) -> bool:
         return cast(Any, self.cycle) is None or self.cycle.response_complete
 
+    def is_slow(self, taken_s: float) -> bool:
+        """Whether it is not worth waiting for the rest: too little comes, or it was answered already."""
+        return self.is_idle or self._came_bytes < SLOWEST_BYTES_PER_S * taken_s
+
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._came_bytes += len(data)
         super().data_received(data)
         if self._upgraded:
             return  # the connection is a WebSocket's now, and none of ours
@@ -144,7 +153,7 @@ class Http(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._within = True
-        self._head_bytes = 0
+        self._head_bytes = self._came_bytes = 0
 
     def on_headers_complete(self) -> None:
         self._head_bytes = -1

@@ -27,6 +27,7 @@ from retinue.engine.live import Live
 from retinue.models.catalog import Catalog
 from retinue.operations.auditing import AuditedStore, line_of
 from retinue.operations.keeper import Keeper
+from retinue.operations.uploads import Uploads
 from retinue.policy import permissions
 from retinue.policy.masking import masked_error
 from retinue.store import answers
@@ -75,6 +76,7 @@ class Desk:
     mask: Callable[[str], str] = str  # takes secrets out of what is told
     session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # what still runs for it is ended
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
+    uploads: Uploads = field(default_factory=Uploads)  # files that were sent ahead of their envelopes
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
 
     def keeper(self) -> Keeper:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.attachment import Attachment
+from retinue.domain.attachment import Attachment, safe_name
 from retinue.domain.envelope import (
     ATTACHMENTS_MAX,
     NO_CONTEXT,
@@ -40,6 +40,7 @@ from retinue.operations.sessions import check_own
 from retinue.store import deliveries, envelopes, sessions
 from retinue.store.dead import dead
 from retinue.store.deliveries import Attempt, DeliveryState
+from retinue.store.files import safe_media_type
 from retinue.store.house import Page
 from retinue.store.threads import thread
 
@@ -51,8 +52,11 @@ LATEST = "latest"
 
 
 class Upload(msgspec.Struct, forbid_unknown_fields=True):
+    """The bytes themselves, or the hash of a file that you have sent ahead."""
+
     name: str
-    data: bytes
+    data: bytes = b""
+    hash: str = ""
     media_type: str = "application/octet-stream"
 
 
@@ -172,7 +176,7 @@ async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
         source=str(caller.address),
         key=asked.key or id_,
         origin=origin,
-        attachments=_keep(desk, asked.attachments),
+        attachments=_keep(desk, caller, asked.attachments),
         context=_context(desk, caller, asked),
         reply_to=reply_to,
         trust=caller.trust,
@@ -291,7 +295,7 @@ def _named(conn: sa.Connection, *, text: str, to: Address, caller: Principal, re
     return session.id
 
 
-def _keep(desk: Desk, uploads: list[Upload]) -> tuple[Attachment, ...]:
+def _keep(desk: Desk, caller: Principal, uploads: list[Upload]) -> tuple[Attachment, ...]:
     """Files are on disk before the commit that names them."""
     if len(uploads) > ATTACHMENTS_MAX:
         raise TooLarge(
@@ -300,7 +304,21 @@ def _keep(desk: Desk, uploads: list[Upload]) -> tuple[Attachment, ...]:
             try_this="send several envelopes",
             code="attachments.too-many",
         )
-    return tuple(desk.files.keep([u.data], name=u.name, media_type=u.media_type) for u in uploads)
+    return tuple(_kept(desk, caller, upload) for upload in uploads)
+
+
+def _kept(desk: Desk, caller: Principal, upload: Upload) -> Attachment:
+    if not upload.hash:
+        return desk.files.keep([upload.data], name=upload.name, media_type=upload.media_type)
+    if upload.data:
+        raise Invalid(
+            f"the attachment '{safe_name(upload.name)}' is given twice",
+            because="it has its bytes and the hash of a file that was sent ahead",
+            try_this="give one of them",
+            code="attachment.given-twice",
+        )
+    ahead = desk.uploads.name(str(caller.address), upload.hash)
+    return replace(ahead, name=safe_name(upload.name), media_type=safe_media_type(upload.media_type))
 
 
 async def show_envelope(desk: Desk, caller: Principal, asked: ById) -> EnvelopeShown:

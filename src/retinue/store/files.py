@@ -69,7 +69,7 @@ class Files:
                 with self._placing:
                     _place(root, temp, hash_)
                     self._remember(hash_)
-        return Attachment(hash=hash_, name=shown, media_type=_safe_media_type(media_type), size_bytes=size_bytes)
+        return Attachment(hash=hash_, name=shown, media_type=safe_media_type(media_type), size_bytes=size_bytes)
 
     def path(self, hash: str) -> Path:
         """Where the bytes of this hash lie, or would."""
@@ -282,7 +282,7 @@ def _split(hash_: str) -> tuple[str, str]:
     return hash_[:2], hash_[2:]
 
 
-def _safe_media_type(media_type: str) -> str:
+def safe_media_type(media_type: str) -> str:
     """`type/subtype` alone: parameters are dropped, and what a sender made up is called what it is, unknown."""
     plain = media_type[: 2 * MEDIA_TYPE_LENGTH_MAX].partition(";")[0].strip().lower()
     return plain if len(plain) <= MEDIA_TYPE_LENGTH_MAX and _MEDIA_TYPE.fullmatch(plain) else _MEDIA_TYPE_UNKNOWN

@@ -28,12 +28,13 @@ Window = Callable[[Place, int, int], tuple[list[T], Place | None]]
 
 
 def walk(window: Window[T], *, after: Place, limit: int, looked_at_max: int) -> tuple[list[T], Place | None]:
-    """A page, and where the next one begins, if there may be one."""
+    """A page, and where the next one begins, if there may be one. At least one window is looked at."""
     shown: list[T] = []
     width, looked = limit + 1, 0
-    place: Place | None = after
-    while place is not None and len(shown) < limit and looked < looked_at_max:
-        found, place = window(place, width, limit - len(shown))
+    while True:
+        found, place = window(after, width, limit - len(shown))
         shown += found
         looked, width = looked + width, width * WIDER
-    return shown, place
+        if place is None or len(shown) == limit or looked >= looked_at_max:
+            return shown, place
+        after = place

@@ -1,0 +1,134 @@
+"""The bytes of attachments, for pages: each is given where it is seen, in an envelope or a record, and nowhere else.
+
+A file is somebody's words. Whatever its sender calls it, a browser is told one of a few types that run nothing, and to
+put it into a sandbox; all else is saved, not shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from functools import partial
+from typing import BinaryIO
+from urllib.parse import quote
+
+import sqlalchemy as sa
+
+from retinue.api.answers import GUARDS, Headers
+from retinue.domain.attachment import Attachment
+from retinue.domain.errors import Invalid, NotFound
+from retinue.domain.principal import Principal
+from retinue.domain.record import Note, UserTurn
+from retinue.domain.tool import ToolResult
+from retinue.store import envelopes, records, sessions
+from retinue.store.files import Files
+
+PREFIX = "/api/blob/"
+CHUNK_BYTES = 256 * 1024
+HEAD_BYTES = 16
+SEQ_DIGITS_MAX = 18
+
+_IMAGES: tuple[tuple[bytes, int, str], ...] = (
+    (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
+    (b"\xff\xd8\xff", 0, "image/jpeg"),
+    (b"GIF87a", 0, "image/gif"),
+    (b"GIF89a", 0, "image/gif"),
+    (b"WEBP", 8, "image/webp"),
+)
+_TEXT, _PDF, _UNKNOWN = "text/plain", "application/pdf", "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """An open file, and what a browser is told of it."""
+
+    attachment: Attachment
+    file: BinaryIO
+    size_bytes: int
+    media_type: str
+    inline: bool
+
+    @property
+    def headers(self) -> Headers:
+        kind = f"{self.media_type}; charset=utf-8" if self.media_type == _TEXT else self.media_type
+        shown = "inline" if self.inline else "attachment"
+        return [
+            *GUARDS,
+            (b"content-type", kind.encode()),
+            (b"content-disposition", f"{shown}; filename*=UTF-8''{quote(self.attachment.name, safe='')}".encode()),
+            (b"content-security-policy", b"sandbox; default-src 'none'; frame-ancestors 'none'"),
+            (b"etag", etag(self.attachment.hash)),
+            # Asked for again each time, so that whoever no longer sees it does not; the bytes are sent once.
+            (b"cache-control", b"private, no-cache"),
+        ]
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        while chunk := await asyncio.to_thread(self.file.read, CHUNK_BYTES):
+            yield chunk
+
+
+def etag(hash_: str) -> bytes:
+    return f'"{hash_}"'.encode()
+
+
+def named(
+    conn: sa.Connection, hash_: str, *, envelope: str, session: str, record: str, seen_by: Principal
+) -> Attachment:
+    """The attachment of this hash, as the envelope or the record names it in which the caller sees it."""
+    if envelope:
+        found = envelopes.get(conn, envelopes.resolve(conn, envelope, seen_by=seen_by))
+        there = found.attachments if found is not None else ()
+    elif session and record.isascii() and record.isdigit() and len(record) <= SEQ_DIGITS_MAX:
+        there = _of_record(conn, sessions.resolve(conn, session, seen_by=seen_by).id, int(record))
+    else:
+        raise Invalid(
+            "say where you see this attachment",
+            because="a file is given to who sees the envelope or the record that brought it",
+            try_this="add ?envelope=ID, or ?session=ID&record=SEQ",
+            code="attachment.where",
+        )
+    for attachment in there:
+        if attachment.hash == hash_:
+            return attachment
+    raise NotFound(
+        f"there is no attachment {hash_[:8]} there",
+        because="no file of this hash came with it",
+        try_this="copy the hash from the envelope or the record that names it",
+        code="attachment.not-found",
+    )
+
+
+def _of_record(conn: sa.Connection, session: str, seq: int) -> tuple[Attachment, ...]:
+    found = records.get(conn, session, seq)
+    match found.body if found is not None else None:
+        case UserTurn(attachments=attachments):
+            return attachments
+        case ToolResult(attachments=attachments, tool=tool, whole=whole):
+            return (*attachments, *_whole(whole, tool))
+        case Note(whole=whole):
+            return _whole(whole, "result")
+        case _:
+            return ()
+
+
+def _whole(hash_: str, tool: str) -> tuple[Attachment, ...]:
+    """All of an output of which a part was shown."""
+    return (Attachment(hash=hash_, name=f"{tool}.txt", media_type=_TEXT, size_bytes=0),) if hash_ else ()
+
+
+def opened(files: Files, attachment: Attachment) -> Blob:
+    """Blocks: for a thread. Whoever opens it closes its file."""
+    file = files.open(attachment.hash)
+    head = file.read(HEAD_BYTES)
+    size_bytes = file.seek(0, 2)
+    file.seek(0)
+    image = next((kind for magic, at, kind in _IMAGES if head[at : at + len(magic)] == magic), "")
+    if image:
+        return Blob(attachment, file, size_bytes, image, inline=True)
+    media_type = attachment.media_type if attachment.media_type in (_TEXT, _PDF) else _UNKNOWN
+    return Blob(attachment, file, size_bytes, media_type, inline=media_type == _TEXT)
+
+
+async def open_blob(files: Files, attachment: Attachment) -> Blob:
+    return await asyncio.to_thread(partial(opened, files, attachment))
