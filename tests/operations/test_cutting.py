@@ -389,3 +389,18 @@ async def test_the_same_on_postgresql(tmp_path: Path, postgres_url: str) -> None
         assert (await house.ask(MARIA, "session.restore", session=session))["name"] == "talk"
         waiting = await house.ask(MARIA, "session.waiting", session=session)
         assert (waiting["run"], waiting["envelopes"], waiting["more"]) == (None, [], False)
+
+
+async def test_a_chat_has_one_conversation_and_what_was_deleted_does_not_push_it_out(house: DeskHouse) -> None:
+    _, first = await house.converse(OWNER, "hello")
+    await house.house.sql(f"UPDATE sessions SET origin_kind = 'chat', origin_key = 'channel:t:42' WHERE id = '{first}'")
+    await house.ask(OWNER, "session.delete", session=first)
+    _, second = await house.converse(OWNER, "hello")
+    await house.house.sql(
+        f"UPDATE sessions SET origin_kind = 'chat', origin_key = 'channel:t:42' WHERE id = '{second}'"
+    )
+    with pytest.raises(Conflict) as taken:
+        await house.ask(OWNER, "session.restore", session=first)
+    assert taken.value.code == "session.place-taken"
+    await house.ask(OWNER, "session.delete", session=second)
+    assert (await house.ask(OWNER, "session.restore", session=first))["origin"] == "chat:channel:t:42"
