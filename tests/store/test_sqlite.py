@@ -32,7 +32,10 @@ from retinue.store import (
     house,
     money,
     news,
+    notifications,
     people,
+    preferences,
+    questionnaires,
     records,
     runs,
     sessions,
@@ -523,7 +526,10 @@ MODULES = (
     house,
     money,
     news,
+    notifications,
     people,
+    preferences,
+    questionnaires,
     records,
     runs,
     sessions,
@@ -538,6 +544,8 @@ WHOLE = {
     "house._close",
     "house._latest",
     "news._newest",
+    "questionnaires._listed",  # of all people for the owner, of an agent for itself: they are few, and purged
+    "questionnaires._listed_open",
     "runs._open_sessions",  # as many as there are slots
     "runs._ended_ids",  # all of them are cleared, where the owner asks for it
     "runs._clear_steps",

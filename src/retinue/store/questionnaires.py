@@ -16,6 +16,7 @@ from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
 from retinue.store import tables as t
 from retinue.store.house import Page
+from retinue.store.sight import PerScope, Scope, scope_of
 
 _b = sa.bindparam
 _q = t.questionnaires.c
@@ -24,21 +25,19 @@ _fields = msgspec.json.Decoder(tuple[Field, ...])
 _answers = msgspec.json.Decoder(dict[str, str | int | float | bool | list[str] | None])
 
 # The owner sees all of them, a person those that were put to them, an agent its own.
-_SEES = {"all": sa.true(), "person": _q.person == _b("my_name"), "agent": _q.agent == _b("my_name")}
+_SEEN = {Scope.ALL: sa.true(), Scope.PERSON: _q.person == _b("my_name"), Scope.AGENT: _q.agent == _b("my_name")}
 _open = sa.and_(_q.state == t.word("'open'"), _q.expires_ms > _b("now"))
 _older = sa.or_(_q.asked_ms < _b("before_ms"), sa.and_(_q.asked_ms == _b("before_ms"), _q.id < _b("before_id")))
 _newest_first = (_q.asked_ms.desc(), _q.id.desc())
 _insert = t.questionnaires.insert()
 _get = sa.select(t.questionnaires).where(_q.id == _b("the_id"))
-_by_prefix = {
-    who: sa.select(t.questionnaires).where(_q.id >= _b("low"), _q.id < _b("high"), seen).limit(2)
-    for who, seen in _SEES.items()
-}
-_listed = {
-    who: sa.select(t.questionnaires).where(seen, _older).order_by(*_newest_first).limit(_b("limit"))
-    for who, seen in _SEES.items()
-}
-_listed_open = {who: statement.where(_open) for who, statement in _listed.items()}
+_by_prefix = PerScope(
+    lambda scope: sa.select(t.questionnaires).where(_q.id >= _b("low"), _q.id < _b("high"), _SEEN[scope]).limit(2)
+)
+_listed = PerScope(
+    lambda scope: sa.select(t.questionnaires).where(_SEEN[scope], _older).order_by(*_newest_first).limit(_b("limit"))
+)
+_listed_open = PerScope(lambda scope: _listed[scope].where(_open))
 _count_open = sa.select(sa.func.count()).select_from(t.questionnaires).where(_q.session == _b("session"), _open)
 _end = (
     t.questionnaires.update()
@@ -74,10 +73,8 @@ def _questionnaire(row: sa.Row[Any]) -> Questionnaire:
     )
 
 
-def _who(principal: Principal) -> tuple[str, dict[str, str]]:
-    if principal.sees_all:
-        return "all", {}
-    return principal.address.kind.value, {"my_name": principal.address.name}
+def _me(scope: Scope, principal: Principal) -> dict[str, str]:
+    return {} if scope is Scope.ALL else {"my_name": principal.address.name}
 
 
 def get(conn: sa.Connection, id_: str) -> Questionnaire | None:
@@ -87,10 +84,9 @@ def get(conn: sa.Connection, id_: str) -> Questionnaire | None:
 
 def find(conn: sa.Connection, prefix: str, *, seen_by: Principal) -> list[Questionnaire]:
     """Of those that the asker sees, at most two that fit: one is the one that was meant."""
-    who, me = _who(seen_by)
-    if who not in _SEES:
-        return []
-    return [_questionnaire(row) for row in conn.execute(_by_prefix[who], {"low": prefix, "high": prefix + "g", **me})]
+    scope = scope_of(seen_by)
+    bounds = {"low": prefix, "high": prefix + "g", **_me(scope, seen_by)}
+    return [_questionnaire(row) for row in conn.execute(_by_prefix[scope], bounds)]
 
 
 def listed(
@@ -103,18 +99,16 @@ def listed(
     before: Questionnaire | None = None,
 ) -> list[Questionnaire]:
     """Newest first, from the one after `before` on."""
-    who, me = _who(seen_by)
-    if who not in _SEES:
-        return []
+    scope = scope_of(seen_by)
     bounds: dict[str, Any] = {
         "limit": limit,
         "before_ms": to_ms(before.asked_at) if before else _LAST_MS,
         "before_id": before.id if before else "",
-        **me,
+        **_me(scope, seen_by),
     }
     if not only_open:
-        return [_questionnaire(row) for row in conn.execute(_listed[who], bounds)]
-    return [_questionnaire(row) for row in conn.execute(_listed_open[who], {**bounds, "now": now_ms})]
+        return [_questionnaire(row) for row in conn.execute(_listed[scope], bounds)]
+    return [_questionnaire(row) for row in conn.execute(_listed_open[scope], {**bounds, "now": now_ms})]
 
 
 def count_open(conn: sa.Connection, session: str, *, now_ms: int) -> int:
