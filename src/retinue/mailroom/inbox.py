@@ -413,8 +413,8 @@ def _add(
 
 
 def _is_from_outside(draft: Draft) -> bool:
-    """Whether its files are not the owner's. What an agent attaches is in the house already, and labelled there."""
-    return draft.trust is not Trust.OWNER and draft.sender.kind is not AddressKind.AGENT
+    """Whether its files are not the owner's. What agents and the house attach is here already, and labelled there."""
+    return draft.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL) and draft.trust is not Trust.OWNER
 
 
 def _to_person(page: Page, draft: Draft, *, strict: bool) -> Entered:
