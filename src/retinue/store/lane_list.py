@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -29,7 +30,6 @@ from retinue.store.sight import PerScope, me, scope_of, sees_session
 LANES_LOOKED_AT_MAX = 1_000
 ROOMS_LOOKED_AT_MAX = 1_000
 COUNTED_MAX = 1_000  # of what waits in one place, and of dead letters
-_ROOMS = "channel:"
 
 _b = sa.bindparam
 _e = t.envelopes
@@ -43,7 +43,13 @@ _in_lane = (
     .limit(_b("limit"))
 )
 _outside = sa.and_(_pending, _e.c.session.is_(None))
-_next_room = sa.select(sa.func.min(_e.c.recipient)).where(_outside, _e.c.recipient > _b("after"))
+# A range with two ends: with one alone, SQLite would go through all that waits outside of lanes.
+_next_room = (
+    sa.select(_e.c.recipient)
+    .where(_outside, _e.c.recipient > _b("after"), _e.c.recipient < t.word("'channel;'"))  # after every "channel:"
+    .order_by(_e.c.recipient)
+    .limit(1)
+)
 _in_room = (
     sa.select(_e).where(_outside, _e.c.recipient == _b("room")).order_by(_e.c.due_ms, _e.c.seq).limit(_b("limit"))
 )
@@ -110,7 +116,7 @@ def lanes(conn: sa.Connection, *, limit: int, mail_limit: int, seen_by: Principa
 
 def rooms(conn: sa.Connection, *, limit: int) -> tuple[list[Room], int]:
     """The channels for which something waits to be delivered, and how many are left out."""
-    found = list(_walk(conn, _next_room, after=_ROOMS, most=ROOMS_LOOKED_AT_MAX, within=_ROOMS))
+    found = list(_walk(conn, _next_room, after="channel:", most=ROOMS_LOOKED_AT_MAX))
     return [room for channel in found[:limit] if (room := _room(conn, channel)) is not None], max(0, len(found) - limit)
 
 
@@ -119,13 +125,11 @@ def count_dead(conn: sa.Connection, *, seen_by: Principal = HOUSE) -> int:
     return conn.execute(_count_dead[scope_of(seen_by)], me(seen_by)).scalar_one()
 
 
-def _walk(
-    conn: sa.Connection, following: sa.Select[str | None], *, after: str, most: int, within: str = ""
-) -> Iterator[str]:
+def _walk(conn: sa.Connection, following: sa.Select[Any], *, after: str, most: int) -> Iterator[str]:
     """One key after another."""
     for _ in range(most):
         found = conn.execute(following, {"after": after}).scalar()
-        if found is None or not found.startswith(within):
+        if found is None:
             return
         yield found
         after = found

@@ -1,0 +1,57 @@
+"""What pages look at is found by an index, however much there is of it."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from store.test_sqlite import plan_of, statements
+
+from retinue.store import approval_list, lane_list, marks, run_list, run_trace
+from retinue.store.opening import prepare_sqlite
+
+# What may be gone through as a whole: a window that was looked at, the staff, and what is open, pending or dead.
+WHOLE = re.compile(
+    r"SCAN (walked|anon_\d|\(subquery-\d+\)|agents\b|\w+ USING (COVERING )?INDEX (uq|ix)_\w+_(open|dead))"
+)
+
+
+@pytest.mark.parametrize("module", [approval_list, lane_list, marks, run_list, run_trace], ids=lambda m: m.__name__)
+def test_no_look_goes_through_a_whole_table(module: object, tmp_path: Path) -> None:
+    prepare_sqlite(tmp_path / "house.db")
+    with closing(sqlite3.connect(tmp_path / "house.db")) as raw:
+        found = statements(module)  # type: ignore[arg-type]
+        plans = {name: plan_of(raw, statement) for name, statement in found.items()}
+    assert plans
+    scans = [
+        f"{name}: {line}"
+        for name, plan in plans.items()
+        for line in plan.splitlines()
+        if line.startswith("SCAN") and not WHOLE.match(line)
+    ]
+    assert not scans, "\n".join(scans)
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("run_list._of_agent[all]", "ix_runs_agent_started (agent=? AND started_ms>? AND started_ms<?)"),
+        ("run_list._of_session[person]", "ix_runs_session_started (session=? AND started_ms>? AND started_ms<?)"),
+        ("approval_list._past[all]", "ix_approvals_past (asked_ms<?)"),
+        ("marks._unread", "ix_inbox_unread (person=?)"),
+        ("lane_list._next_lane", "ix_envelopes_lane (session>?)"),
+        ("lane_list._next_room", "ix_envelopes_outbox (recipient>? AND recipient<?)"),
+    ],
+)
+def test_a_look_uses_the_index_that_is_there_for_it(name: str, index: str, tmp_path: Path) -> None:
+    prepare_sqlite(tmp_path / "house.db")
+    found = {
+        key: value
+        for module in (approval_list, lane_list, marks, run_list)
+        for key, value in statements(module).items()
+    }
+    with closing(sqlite3.connect(tmp_path / "house.db")) as raw:
+        assert index in plan_of(raw, found[name])
