@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from retinue.cli.conversation import words_of as shown_in_a_terminal
 from retinue.domain.context_line import attributes_of, words_of
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import UserTurn
@@ -40,6 +41,7 @@ async def test_brief_mode_and_the_selection_reach_the_model_and_the_store_keeps_
         assert attributes_of(prompt[prompt.index("<context") :])["mode"] == "brief"
         assert attributes_of(prompt[prompt.index("<context") :])["selection"] == "milk,bread"
         assert (await house.envelope(sent.envelope)).text == LINE + "Which of these?"
+        assert shown_in_a_terminal(LINE + "Which of these?") == words_of(LINE + "Which of these?") == "Which of these?"
         household.model.will_reply("Plainly said.")
         plain = await house.post("And without a page?")
         await house.outcome(plain.envelope)
@@ -84,5 +86,5 @@ async def test_only_what_is_exactly_a_context_line_is_left_out_of_a_preview(tmp_
         for text in ("<context>hidden</context>\nwords", '<context a="1" onclick=x />\nwords', "<contexts />\nwords"):
             sent = await house.post(text)
             assert await snippet(house, sent.session) == text[:120]
-            assert words_of(text) == text
+            assert words_of(text) == shown_in_a_terminal(text) == text
             await house.quiet()

@@ -200,7 +200,7 @@ class Conversation:
         elif kind in ("approval", "decision"):
             pass  # told with their approval
         elif comes_in and kind:
-            self._view.mail(data["from"], data["text"])
+            self._view.mail(data["from"], words_of(data["text"]))
         elif kind == "answer":
             self._answer = (data["envelope"], data["text"], data["to"])
         elif kind:
@@ -252,3 +252,12 @@ class Conversation:
     def _settled(self, envelopes: Sequence[str], ending: Ending) -> None:
         for envelope in envelopes:
             self.ended(envelope, ending)
+
+
+def words_of(text: str) -> str:
+    """What someone wrote, without the line that their page puts before it."""
+    if not text.startswith("<context"):
+        return text
+    import re  # for the few who look at what came by a page
+
+    return re.sub(r'\A<context(?: [a-z][a-z0-9-]*="[^"<>\n]*")* />(?:\n|\Z)', "", text, count=1)

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.audit import hash_of
+from retinue.domain.context_line import words_of
 from retinue.domain.decision import Verdict
 from retinue.domain.envelope import Kind
 from retinue.domain.event import NewsKind
@@ -197,7 +198,7 @@ def _envelopes_read(found: Trace) -> Iterator[EnvelopeRead]:
             envelope=each.id,
             sender=str(each.sender),
             kind=each.kind,
-            words=_cut(each.text, WORDS_CHARS_MAX),
+            words=_cut(words_of(each.text), WORDS_CHARS_MAX),
             joined=each.id in joined,
         )
 

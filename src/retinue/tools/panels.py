@@ -17,7 +17,7 @@ import msgspec
 
 from retinue.domain.errors import RetinueError
 from retinue.domain.tool import Effect, ToolSpec
-from retinue.tools.base import Scene, Tool, ToolFailed, schema_of
+from retinue.tools.base import Scene, Tool, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.notify import person_of
 from retinue.tools.windows import NAME_LENGTH_MAX, TITLE_LENGTH_MAX, Panel, Window, Windows
 
@@ -124,7 +124,7 @@ class _OnScreen:
         except ToolFailed:
             raise
         except RetinueError as error:
-            raise ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code) from error
+            raise as_tool_failed(error) from error
 
     @abstractmethod
     async def _do(self, arguments: Any, person: str) -> str: ...
