@@ -43,7 +43,7 @@ def test_no_look_goes_through_a_whole_table(module: object, tmp_path: Path) -> N
         ("approval_list._past[all]", "ix_approvals_past (asked_ms<?)"),
         ("marks._unread", "ix_inbox_unread (person=?)"),
         ("lane_list._next_lane", "ix_envelopes_lane (session>?)"),
-        ("lane_list._next_room", "ix_envelopes_outbox (recipient>? AND recipient<?)"),
+        ("lane_list._for_rooms", "ix_envelopes_lane (session=? AND rank=?)"),
     ],
 )
 def test_a_look_uses_the_index_that_is_there_for_it(name: str, index: str, tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """What waits in the house, and where: lanes with a run or with mail, and rooms with something to be delivered.
 
-Lanes and rooms are found by going from one to the next along the index of what is pending, so that a thousand letters
-in one of them cost no more than one.
+Lanes are found by going from one to the next along the index of what is pending, so that a thousand letters in one of
+them cost no more than one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from retinue.domain.run import Run, RunStatus, StepKind
 from retinue.domain.session import Session
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call
-from retinue.store import deliveries, sessions, sight
+from retinue.store import deliveries, envelopes, sessions, sight
 from retinue.store import tables as t
 from retinue.store.dead import DEAD
 from retinue.store.envelopes import envelope_of
@@ -28,7 +28,7 @@ from retinue.store.runs import run_of
 from retinue.store.sight import PerScope, me, scope_of, sees_session
 
 LANES_LOOKED_AT_MAX = 1_000
-ROOMS_LOOKED_AT_MAX = 1_000
+ROOM_MAIL_LOOKED_AT_MAX = 5_000
 COUNTED_MAX = 1_000  # of what waits in one place, and of dead letters
 
 _b = sa.bindparam
@@ -43,21 +43,15 @@ _in_lane = (
     .limit(_b("limit"))
 )
 _outside = sa.and_(_pending, _e.c.session.is_(None))
-# A range with two ends: with one alone, SQLite would go through all that waits outside of lanes.
-_next_room = (
-    sa.select(_e.c.recipient)
-    .where(_outside, _e.c.recipient > _b("after"), _e.c.recipient < t.word("'channel;'"))  # after every "channel:"
-    .order_by(_e.c.recipient)
-    .limit(1)
-)
-_in_room = (
-    sa.select(_e).where(_outside, _e.c.recipient == _b("room")).order_by(_e.c.due_ms, _e.c.seq).limit(_b("limit"))
+# The rank is always 1 outside of lanes; named, it lets the lane's index give what is due first.
+_for_rooms = (
+    sa.select(_e.c.recipient, _e.c.id)
+    .where(_outside, _e.c.rank == t.word("1"), _e.c.recipient.like("channel:%"))
+    .order_by(_e.c.due_ms, _e.c.seq)
+    .limit(ROOM_MAIL_LOOKED_AT_MAX)
 )
 _count_in_lane = sa.select(sa.func.count()).select_from(
     sa.select(sa.literal(1)).where(_pending, _e.c.session == _b("session")).limit(COUNTED_MAX).subquery()
-)
-_count_in_room = sa.select(sa.func.count()).select_from(
-    sa.select(sa.literal(1)).where(_outside, _e.c.recipient == _b("room")).limit(COUNTED_MAX).subquery()
 )
 _step = (
     sa.select(t.steps.c.kind, t.steps.c.turn, t.steps.c.call, t.steps.c.opened_ms)
@@ -115,9 +109,13 @@ def lanes(conn: sa.Connection, *, limit: int, mail_limit: int, seen_by: Principa
 
 
 def rooms(conn: sa.Connection, *, limit: int) -> tuple[list[Room], int]:
-    """The channels for which something waits to be delivered, and how many are left out."""
-    found = list(_walk(conn, _next_room, after="channel:", most=ROOMS_LOOKED_AT_MAX))
-    return [room for channel in found[:limit] if (room := _room(conn, channel)) is not None], max(0, len(found) - limit)
+    """The channels for which something waits to be delivered, what is due first; and how many are left out."""
+    waiting: dict[str, list[str]] = {}
+    for row in conn.execute(_for_rooms):
+        waiting.setdefault(row.recipient, []).append(row.id)
+    shown = list(waiting.items())[:limit]
+    found = [room for channel, ids in shown if (room := _room(conn, channel, ids)) is not None]
+    return found, max(0, len(waiting) - limit)
 
 
 def count_dead(conn: sa.Connection, *, seen_by: Principal = HOUSE) -> int:
@@ -160,15 +158,9 @@ def _step_of(conn: sa.Connection, run: Run) -> StepNow | None:
     return StepNow(StepKind(row.kind), row.turn, call_of(row.call) if row.call else None, row.opened_ms)
 
 
-def _room(conn: sa.Connection, channel: str) -> Room | None:
-    first = conn.execute(_in_room, {"room": channel, "limit": 1}).first()
-    if first is None:
+def _room(conn: sa.Connection, channel: str, ids: Sequence[str]) -> Room | None:
+    following = envelopes.get(conn, ids[0])
+    if following is None:
         return None
-    following = envelope_of(first)
     attempts = deliveries.of(conn, following.id)
-    return Room(
-        channel=channel,
-        count=conn.execute(_count_in_room, {"room": channel}).scalar_one(),
-        next=following,
-        error=attempts[-1].error if attempts else None,
-    )
+    return Room(channel=channel, count=len(ids), next=following, error=attempts[-1].error if attempts else None)
