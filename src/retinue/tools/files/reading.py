@@ -71,7 +71,8 @@ class Read:
     async def perform(self, arguments: ReadArguments, scene: Scene) -> Output:
         if arguments.path.startswith(RESULT) and self.ground is not None:
             text, result = await Wholes(self.ground.files, self.ground.store).read(arguments.path, scene.session)
-            return Output(text=_shown(text, arguments, self._mask), trust=result.trust)
+            shown = await asyncio.to_thread(_shown, text, arguments, self._mask)
+            return Output(text=shown, trust=result.trust)
         place = await asyncio.to_thread(locate, arguments.path, scene, Access.READ, self._withheld)
         read = partial(look, place.real, text=arguments.path, bytes_max=READ_BYTES_MAX)
         if self.ground is None:

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -112,12 +113,12 @@ class WebFetch:
             "shown": page.how,
             "note": "the page is longer than what was read of it" if answer.cut else "",
         }
-        text = self._wrapped(page.text, source, offset=arguments.offset, chars_max=most)
+        wrapped = partial(self._wrapped, page.text, source, self._ids.new(), offset=arguments.offset, chars_max=most)
+        text = await asyncio.to_thread(wrapped)
         return Output(text=text, trust=Trust.UNTRUSTED, attachments=page.attachments, failed=failed)
 
-    def _wrapped(self, text: str, source: Mapping[str, str], *, offset: int, chars_max: int) -> str:
+    def _wrapped(self, text: str, source: Mapping[str, str], id_: str, *, offset: int, chars_max: int) -> str:
         """As much of it as has room with its wrapper: what stands for a marker or a secret may be longer than those."""
-        id_ = self._ids.new()
         end = min(len(text), offset + chars_max)
         while True:
             shown = masked_part(text, offset, max(end, offset), self._mask)
