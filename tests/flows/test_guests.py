@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -241,7 +242,7 @@ async def test_no_plugin_takes_the_place_of_a_provider_that_the_house_knows(home
 def test_the_operations_of_a_plugin_are_commands_while_it_is_loaded(
     tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(install("diary")))
+    monkeypatch.setenv("PYTHONPATH", str(install("diary")), prepend=os.pathsep)
     house = HouseProcess(tmp_path / "home")
     house.open()
     try:
