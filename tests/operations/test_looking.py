@@ -376,7 +376,7 @@ async def told(house: DeskHouse, **asked: Any) -> list[str]:
     cursor = ""
     while cursor is not None:
         page = await house.ask(OWNER, "house.logs", cursor=cursor, **asked)
-        found += [line["text"] for line in page["lines"]]
+        found += [line["text"] for line in page["entries"]]
         cursor = page["next"]
     return found
 
@@ -401,9 +401,9 @@ async def test_a_log_that_was_put_away_in_between_is_read_on_where_one_was(one: 
     (one.desk.home / "logs" / "retinue.log").rename(one.desk.home / "logs" / "retinue.log.1")
     log(one, "retinue.log", '2026-11-16T09:00:00+0000 info "new"')
     rest = await one.ask(OWNER, "house.logs", limit=1, cursor=page["next"])
-    assert rest["lines"][0]["text"].startswith('"run broke"')
+    assert rest["entries"][0]["text"].startswith('"run broke"')
     (one.desk.home / "logs" / "retinue.log.1").unlink()
-    assert await one.ask(OWNER, "house.logs", cursor=rest["next"]) == {"lines": [], "next": None}
+    assert await one.ask(OWNER, "house.logs", cursor=rest["next"]) == {"entries": [], "next": None}
 
 
 async def test_lines_longer_than_what_is_read_at_once_are_whole(
@@ -432,4 +432,4 @@ async def test_the_log_is_for_the_privileged_and_no_link_leads_out_of_it(one: De
     for cursor in ("1", "-1.2", "9" * 30 + ".1"):
         with pytest.raises(Invalid):
             await one.ask(OWNER, "house.logs", cursor=cursor)
-    assert (await one.ask(OWNER, "house.logs", cursor="1." + "9" * 20))["lines"] == []
+    assert (await one.ask(OWNER, "house.logs", cursor="1." + "9" * 20))["entries"] == []

@@ -60,7 +60,7 @@ def _is(value: object, kind: type) -> bool:
 
 
 def plain_lines(form: Form) -> list[str]:
-    if "lines" in form:
+    if "lines" in form and not _rows(form["lines"]):
         return form["lines"]
     lists = {key: rows for key, value in form.items() if (rows := _rows(value))}
     rest = [line for key, value in form.items() if key not in lists for line in _value_lines(kebab(key), value)]

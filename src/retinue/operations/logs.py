@@ -51,7 +51,7 @@ class LogShown(msgspec.Struct, frozen=True):
     """`next` is the cursor of the page before this one. A page looks at a bounded part of the log: it may have nothing
     that fits, and still be followed by another."""
 
-    lines: list[LogLine]
+    entries: list[LogLine]
     next: str | None
 
 
@@ -72,7 +72,7 @@ async def show_logs(desk: Desk, caller: Principal, asked: Logs) -> LogShown:
     look = partial(read_back, desk.home, before=_place(asked.cursor), limit=asked.limit, fits=fits)
     found, more = await asyncio.to_thread(look)
     return LogShown(
-        lines=[LogLine(at=entry.at, level=entry.level, text=desk.mask(entry.text)) for entry in found],
+        entries=[LogLine(at=entry.at, level=entry.level, text=desk.mask(entry.text)) for entry in found],
         next=f"{more.inode}.{more.position}" if more is not None else None,
     )
 

@@ -46,6 +46,8 @@ export type AgentsModels = { "agent": string; "session"?: string; "runner": stri
 
 export type Answer = { "id": string; "allow": boolean; "scope"?: GrantScope; "because"?: string };
 
+export type Apart = "agent" | "model" | "person" | "provider";
+
 export type Apply = { "dry_run"?: boolean; "take"?: string; "reset"?: boolean };
 
 export type ApprovalAnswered = { "approval": string; "state": ApprovalState };
@@ -110,6 +112,8 @@ export type CredentialsListed = { "credentials": Array<CredentialShown> };
 
 export type Cut = "after" | "before" | "request";
 
+export type DaysShown = { "by": Apart; "days": Array<string>; "series": Array<UsedInDays>; "total": UsedShown };
+
 export type DeadLetters = { "letters": Array<EnvelopeShown> };
 
 export type Delete = { "name": string; "keep_home"?: boolean };
@@ -138,15 +142,19 @@ export type Enable = { "name": string; "plugin"?: string };
 
 export type EnvelopeCancelled = { "envelope": string; "outcome": Outcome };
 
+export type EnvelopePassed = { "id": string; "from": string; "to": string; "kind": Kind; "words": string; "session": string | null; "accepted-at": string; "status": Status; "outcome": Outcome | null };
+
 export type EnvelopeRead = { "act": "envelope-read"; "at-ms": number; "envelope": string; "from": string; "kind": Kind; "words": string; "joined": boolean };
 
 export type EnvelopeSent = { "act": "envelope-sent"; "at-ms": number; "envelope": string; "to": string; "kind": Kind; "words": string };
 
-export type EnvelopeShown = { "id": string; "short": string; "from": string; "to": string; "kind": Kind; "status": Status; "accepted-at": string; "text": string; "reply-to"?: string; "deliver-at"?: string; "attachments"?: Array<AttachmentShown>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "when-busy"?: WhenBusy; "position"?: number; "deliveries"?: Array<DeliveryShown> };
+export type EnvelopeShown = { "id": string; "short": string; "from": string; "to": string; "kind": Kind; "status": Status; "accepted-at": string; "text": string; "reply-to"?: string; "deliver-at"?: string; "attachments"?: Array<AttachmentShown>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "retry"?: string; "when-busy"?: WhenBusy; "position"?: number; "deliveries"?: Array<DeliveryShown> };
 
 export type EnvelopeWaiting = { "id": string; "from": string; "kind": Kind; "words": string; "position": number | null; "due-at": string; "waits": Waits };
 
 export type EnvelopesListed = { "envelopes": Array<EnvelopeShown>; "acknowledged": number };
+
+export type EnvelopesPassed = { "envelopes": Array<EnvelopePassed> };
 
 export type ErrorForm = { "code": string; "sentence": string; "because": string; "try": string; "candidates"?: Array<string>; "matches"?: number; "retry-after-s"?: number };
 
@@ -208,6 +216,8 @@ export type HouseStatus = { "version": string; "cursor": number; "agents": Array
 
 export type Import = { "agent": string; "files": Record<string, string> };
 
+export type InDays = { "by"?: Apart; "from"?: string; "to"?: string; "limit"?: number };
+
 export type Inbox = { "limit"?: number; "ack"?: boolean };
 
 export type InboxShown = { "envelopes": Array<EnvelopeShown>; "unread": number };
@@ -236,7 +246,7 @@ export type Line = { "seq": number; "kind": RecordKind; "at": string; "run": str
 
 export type LogLine = { "at": string; "level": string; "text": string };
 
-export type LogShown = { "lines": Array<LogLine>; "next": string | null };
+export type LogShown = { "entries": Array<LogLine>; "next": string | null };
 
 export type Logs = { "level"?: Level; "text"?: string; "limit"?: number; "cursor"?: string };
 
@@ -339,6 +349,8 @@ export type QueuePolicy = { "mode"?: QueueMode; "cap"?: number; "overflow"?: Ove
 export type QueueSet = { "session": string; "queue": QueueOverride };
 
 export type Reason = "auth" | "overloaded" | "permission" | "quota" | "rate_limit" | "timeout";
+
+export type Recent = { "limit"?: number };
 
 export type RecordDamaged = { "seq": number; "because": string };
 
@@ -492,6 +504,8 @@ export type UsageShown = { "by": By; "from": string; "to": string; "rows": Array
 
 export type Used = { "id": string; "agent"?: string; "model"?: string };
 
+export type UsedInDays = { "key": string; "rest": boolean; "calls": Array<number>; "input-tokens": Array<number>; "output-tokens": Array<number>; "cost-microusd": Array<number> };
+
 export type UsedShown = { "key": string; "calls": number; "failed-calls": number; "unknown-calls": number; "input-tokens": number; "output-tokens": number; "cache-read-tokens": number; "cache-write-tokens": number; "reasoning-tokens": number; "cost-microusd": number; "unknown-microusd": number; "held-microusd": number };
 
 export type ValueChanged = { "from": unknown; "to": unknown };
@@ -538,7 +552,7 @@ export type RetinueOperationsDeletingListing = { "limit"?: number };
 
 export type RetinueOperationsEnvelopesById = { "id": string };
 
-export type RetinueOperationsEnvelopesListing = { "limit"?: number };
+export type RetinueOperationsEnvelopesListing = { "limit"?: number; "before"?: string };
 
 export type RetinueOperationsHouseExplained = { "lines": Array<string> };
 
@@ -609,6 +623,8 @@ export interface Operations {
   "envelope.retry": { asked: RetinueOperationsEnvelopesById; answered: Sent; effect: true };
   /** List envelopes by who sent or received them. */
   "envelope.list": { asked: RetinueOperationsMailListing; answered: EnvelopesListed; effect: true };
+  /** Show the newest envelopes, whoever wrote them. */
+  "envelope.recent": { asked: Recent; answered: EnvelopesPassed; effect: false };
   /** Show what waits for you. */
   "inbox.list": { asked: Inbox; answered: InboxShown; effect: true };
   /** List sessions. */
@@ -759,6 +775,8 @@ export interface Operations {
   "house.purge": { asked: Purge; answered: HousePurged; effect: true };
   /** Show what was used and what it cost. */
   "usage.show": { asked: RetinueOperationsUsageUsage; answered: UsageShown; effect: false };
+  /** Show what was used day by day, told apart by agent, model, provider or person. */
+  "usage.days": { asked: InDays; answered: DaysShown; effect: false };
   /** Show what may be spent, and how much of it is. */
   "usage.budgets": { asked: Nothing; answered: BudgetsShown; effect: false };
   /** Say why an agent may, may not, or must ask to use a tool. */
@@ -853,6 +871,7 @@ export const routes: { [Name in keyof Operations]: string } = {
   "envelope.cancel": "/api/envelope/cancel",
   "envelope.retry": "/api/envelope/retry",
   "envelope.list": "/api/envelope/list",
+  "envelope.recent": "/api/envelope/recent",
   "inbox.list": "/api/inbox/list",
   "session.list": "/api/session/list",
   "session.history": "/api/session/history",
@@ -928,6 +947,7 @@ export const routes: { [Name in keyof Operations]: string } = {
   "house.backup": "/api/house/backup",
   "house.purge": "/api/house/purge",
   "usage.show": "/api/usage/show",
+  "usage.days": "/api/usage/days",
   "usage.budgets": "/api/usage/budgets",
   "policy.explain": "/api/policy/explain",
   "policy.test": "/api/policy/test",
