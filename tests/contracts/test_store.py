@@ -433,12 +433,20 @@ async def test_records_are_read_back_as_they_were_and_a_damaged_one_is_named(pla
         read = partial(records.read, session=SESSION, first=0, last=len(written))
         assert await store.scan(read) == (written, [])
 
-        for seq, wrong in ((2, {"body": "{"}), (3, {"kind": "gossip"}), (4, {"at_ms": 10 * MS_MAX})):
+        no_stop, no_usage = '{"text":"x","stop":"nowhere"}', '{"text":"x","usage":{"input_tokens":"many"}}'
+        for seq, wrong in (
+            (2, {"body": "{"}),
+            (3, {"kind": "gossip"}),
+            (4, {"at_ms": 10 * MS_MAX}),
+            (5, {"trust": "blind"}),
+            (6, {"kind": "assistant", "body": no_stop}),
+            (7, {"kind": "assistant", "body": no_usage}),
+        ):
             change = t.records.update().where(t.records.c.seq == seq).values(**wrong)
             await store.write(lambda conn, change=change: conn.execute(change) and None, point="test")
         found, damaged = await store.scan(read)
-        assert found == [written[0], *written[4:]]
-        assert [(each.session, each.seq) for each in damaged] == [(SESSION, 2), (SESSION, 3), (SESSION, 4)]
+        assert found == [written[0], *written[7:]]
+        assert [(each.session, each.seq) for each in damaged] == [(SESSION, seq) for seq in range(2, 8)]
 
 
 # Epochs

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from functools import cached_property
+from itertools import repeat
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol, TypeGuard, cast
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
@@ -156,6 +159,78 @@ class Record(NamedTuple):
         return from_ms(self.at_ms)
 
 
+class Unmade(Protocol):
+    """What a body can be made of."""
+
+    def body(self, kind: RecordKind) -> Body: ...
+
+
+class Plain(Record):
+    """A record that is words and nothing else, as it is read back: a turn of the user without attachments, or a reply
+    without calls, thinking and pieces. Its body is made when someone looks at it.
+
+    Most records are such, and thousands of them stand between a person and the first answer after a restart. To
+    everyone else it is the record that it stands for; whoever goes through a whole context asks for its words alone.
+    """
+
+    # In the place of the body stands an `Unmade`, and behind all fields of a record the words. A body that was made is
+    # kept in the `__dict__`, which only those have that were looked at.
+
+    @property
+    def words(self) -> str:
+        return _words(self)
+
+    @cached_property
+    def body(self) -> Body:  # pyright: ignore[reportIncompatibleVariableOverride]
+        unmade: Any = self[_BODY]
+        return unmade.body(self.kind)
+
+    @property
+    def whole(self) -> Record:
+        return Record(self.session, self.seq, self.kind, self.body, self.at_ms, self.run, self.trust)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.whole == (other.whole if isinstance(other, Plain) else other)
+
+    def __ne__(self, other: object) -> bool:  # a tuple has its own
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.whole)
+
+    def __repr__(self) -> str:
+        return repr(self.whole)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.whole)
+
+    def __reduce__(self) -> tuple[type[Record], tuple[Any, ...]]:
+        return Record, tuple(self.whole)
+
+    def _replace(self, **changed: Any) -> Record:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.whole._replace(**changed)
+
+
+_BODY = Record._fields.index("body")
+_words: Callable[[Plain], str] = itemgetter(len(Record._fields))
+
+
+def plain_records(
+    fields: Iterable[tuple[SessionId, int, RecordKind, Unmade, int, RunId | None, Trust, str]],
+) -> Iterator[Plain]:
+    """Made of the fields of a record each, with an `Unmade` for a body, and its words. No line of Python is run for
+    each of them."""
+    return map(cast(Any, tuple).__new__, repeat(Plain), fields)
+
+
+def all_plain(records: Sequence[Record]) -> TypeGuard[Sequence[Plain]]:
+    return set(map(type, records)) <= {Plain}
+
+
+def words_of(records: Iterable[Plain]) -> Iterator[str]:
+    return map(_words, records)
+
+
 def trust_of(body: Body) -> Trust:
     """How far a body can be believed, where it says so itself. Mail is believed as far as its senders are."""
     match body:
@@ -173,6 +248,8 @@ def bare_model(reply: Reply) -> str:
 def believed(record: Record) -> Trust:
     """How far a record can be believed with all that came with it: nobody labels what is in the files that someone
     other than the owner sends."""
+    if type(record) is Plain:
+        return record.trust
     if type(record.body) is UserTurn and record.body.attachments and record.trust is not Trust.OWNER:
         return Trust.UNTRUSTED
     return record.trust

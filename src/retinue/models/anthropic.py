@@ -12,13 +12,13 @@ from typing import Any, cast
 import msgspec
 
 from retinue.config.minds import Quirk
-from retinue.domain.record import PieceKind, Record, RecordKind, Reply, Stop, UserTurn
+from retinue.domain.record import PieceKind, Plain, Record, RecordKind, Reply, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.anthropic_reader import REDACTED, AnthropicReader
 from retinue.models.base import Prompt, WireCache
 from retinue.models.files import PDF, files
 from retinue.models.http import Request, Target
-from retinue.models.parts import Part, parts, plain_words, said_to_model
+from retinue.models.parts import Part, parts, said_plainly, said_to_model
 from retinue.models.turns import GO_ON, MARKED_MAX, OPENING, Sides, Turns
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged, named, opened
 
@@ -147,14 +147,18 @@ def _paused(records: Sequence[Record], provider: str) -> bool:
     return isinstance(last, Reply) and last.stop is Stop.PAUSED and last.provider == provider
 
 
+def _is_pause(record: Record) -> bool:
+    if type(record) is Plain:  # which none of them is: a look at the bodies of a long history would make them all
+        return False
+    return isinstance(record.body, Reply) and record.body.stop is Stop.PAUSED
+
+
 def _closed(records: Sequence[Record], wires: Sequence[bytes], provider: str) -> Sequence[bytes]:
     """Without what the provider had begun in a pause that it never came back from: it would wait for the end of it."""
     left = [
         number
         for number, record in enumerate(records[:-1])
-        if isinstance(record.body, Reply)
-        and record.body.stop is Stop.PAUSED
-        and records[number + 1].kind is not RecordKind.ASSISTANT
+        if _is_pause(record) and records[number + 1].kind is not RecordKind.ASSISTANT
     ]
     if not left:
         return wires
@@ -166,7 +170,7 @@ def _closed(records: Sequence[Record], wires: Sequence[bytes], provider: str) ->
 
 def _blocks(record: Record, prompt: Prompt, target: Target) -> bytes:
     """What a record adds to its message: blocks with commas between them, or nothing."""
-    if words := plain_words(record.body):
+    if words := said_plainly(record):
         return _text(words) if words.strip() else b""
     match record.body:
         case Reply() as reply:
@@ -200,7 +204,7 @@ class _Woven(Turns):
         self.paused = False
 
     def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None:
-        self.paused |= any(isinstance(record.body, Reply) and record.body.stop is Stop.PAUSED for record in records)
+        self.paused |= any(map(_is_pause, records))
         super().add(records, wires)
 
 

@@ -10,10 +10,11 @@ from typing import Protocol, TypeVar, cast
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import SessionId
 from retinue.domain.model import OUTPUT_TOKENS_MAX, ModelFacts
-from retinue.domain.record import PieceKind, Record, Stop, Usage
+from retinue.domain.record import PieceKind, Plain, Record, Stop, Usage, all_plain
 from retinue.domain.tool import Call, ToolSpec
 
 WIRE_CACHE_BYTES_MAX = 16 * 1024 * 1024
+WOVEN_AT_ONCE = 256  # records
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +91,12 @@ class Model(Protocol):
 class Weaver(Protocol):
     """Puts encoded records together, for as long as they are kept."""
 
-    @property
-    def size_bytes(self) -> int:
-        """What it holds of its own, beside what it was given."""
-        ...
-
     def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None: ...
 
 
 W = TypeVar("W", bound=Weaver)
+Encode = Callable[[Record], bytes]
+EncodePlain = Callable[[Sequence[Plain]], Sequence[bytes]]
 
 
 class WireCache:
@@ -120,80 +118,82 @@ class WireCache:
         return self._size_bytes
 
     def of(
-        self,
-        session: SessionId,
-        records: Sequence[Record],
-        encode: Callable[[Record], bytes],
-        *,
-        form: Hashable = "",
+        self, session: SessionId, records: Sequence[Record], encode: Encode, *, form: Hashable = ""
     ) -> Sequence[bytes]:
         """The records of a session's context, each as bytes. Only those that are new are encoded.
 
         What `encode` makes of a record may depend on those before it, and on what is in `form`; on nothing else.
         """
-        return self._encoded((session, form), records, encode, None).wires
+        kept = self._take((session, form), records)
+        kept.encode(encode)
+        self._keep((session, form), kept)
+        return kept.wires
 
     def woven(
         self,
         session: SessionId,
         records: Sequence[Record],
-        encode: Callable[[Record], bytes],
+        encode: Encode,
         make: Callable[[], W],
         *,
         form: Hashable = "",
+        plain: EncodePlain | None = None,
     ) -> W:
-        """The same, put together by what `make` makes. That is kept too, and given only the records that are new."""
-        return cast("W", self._encoded((session, form), records, encode, make).woven)
+        """The same, put together by what `make` makes. That is kept instead, and given only the records that are new;
+        where an older one has changed, all of them. `plain` makes of many at once what `encode` makes of each: for one
+        that puts bytes behind bytes and asks no more, in as many pieces as it likes.
+        """
+        kept = self._take((session, form), records)
+        kept.weave(make, encode, plain)
+        self._keep((session, form), kept)
+        return cast("W", kept.woven)
 
-    def _encoded(
-        self,
-        key: tuple[SessionId, Hashable],
-        records: Sequence[Record],
-        encode: Callable[[Record], bytes],
-        make: Callable[[], Weaver] | None,
-    ) -> _Encoded:
+    def _take(self, key: tuple[SessionId, Hashable], records: Sequence[Record]) -> _Encoded:
         kept = self._kept.pop(key, None) or _Encoded()
         self._size_bytes -= kept.size_bytes
         # The same objects as a rule, which is seen at a glance; and a list, since no list equals a tuple.
         if kept.records != list(records[: len(kept.records)]):
             kept = kept.only(records)
-        kept.extend(new := records[len(kept.records) :], list(map(encode, new)))
-        if make is not None:
-            kept.weave(make)
-        if kept.size_bytes <= self._bytes_max:
-            self._kept[key] = kept
-            self._size_bytes += kept.size_bytes
-            while self._size_bytes > self._bytes_max:
-                _, evicted = self._kept.popitem(last=False)
-                self._size_bytes -= evicted.size_bytes
+        kept.records += records[len(kept.records) :]
         return kept
+
+    def _keep(self, key: tuple[SessionId, Hashable], kept: _Encoded) -> None:
+        if kept.size_bytes > self._bytes_max:
+            return
+        self._kept[key] = kept
+        self._size_bytes += kept.size_bytes
+        while self._size_bytes > self._bytes_max:
+            _, evicted = self._kept.popitem(last=False)
+            self._size_bytes -= evicted.size_bytes
 
 
 @dataclass(slots=True)
 class _Encoded:
     records: list[Record] = field(default_factory=list[Record])
-    wires: list[bytes] = field(default_factory=list[bytes])
-    size_bytes: int = 0
+    wires: list[bytes] = field(default_factory=list[bytes])  # of the first so many of them
     woven: Weaver | None = None
     woven_records: int = 0
+    size_bytes: int = 0
 
-    def extend(self, records: Sequence[Record], wires: Sequence[bytes]) -> None:
-        self.records += records
+    def encode(self, encode: Encode) -> None:
+        wires = list(map(encode, self.records[len(self.wires) :]))
         self.wires += wires
         self.size_bytes += sum(map(len, wires))
 
-    def weave(self, make: Callable[[], Weaver]) -> None:
+    def weave(self, make: Callable[[], Weaver], encode: Encode, plain: EncodePlain | None) -> None:
+        """Some at a time, so that what is joined of them is let go before the next are made."""
         if self.woven is None:
             self.woven = make()
-        before = self.woven.size_bytes
-        self.woven.add(self.records[self.woven_records :], self.wires[self.woven_records :])
-        self.woven_records = len(self.records)
-        self.size_bytes += self.woven.size_bytes - before
+        while new := self.records[self.woven_records : self.woven_records + WOVEN_AT_ONCE]:
+            wires = plain(new) if plain is not None and all_plain(new) else list(map(encode, new))
+            self.woven.add(new, wires)
+            self.woven_records += len(new)
+            self.size_bytes += sum(map(len, wires))
 
     def only(self, records: Sequence[Record]) -> _Encoded:
         """What is kept of the beginning that both have in common."""
         pairs = enumerate(zip(self.records, records, strict=False))
         count = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(self.records), len(records)))
-        common = _Encoded()
-        common.extend(records[:count], self.wires[:count])
+        common = _Encoded(list(records[:count]), self.wires[:count])
+        common.size_bytes = sum(map(len, common.wires))
         return common

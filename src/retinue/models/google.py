@@ -18,7 +18,7 @@ from retinue.models.base import Prompt, WireCache
 from retinue.models.files import files
 from retinue.models.google_reader import GoogleReader
 from retinue.models.http import Request, Target
-from retinue.models.parts import Part, parts, plain_words, said_to_model
+from retinue.models.parts import Part, parts, said_plainly, said_to_model
 from retinue.models.turns import GO_ON, OPENING, Sides, Turns
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged, named, opened
 
@@ -106,7 +106,7 @@ def _declaration(tool: ToolSpec) -> dict[str, Any]:
 
 def _parts(record: Record, prompt: Prompt, target: Target) -> bytes:
     """What a record adds to its content: parts with commas between them, or nothing."""
-    if words := plain_words(record.body):
+    if words := said_plainly(record):
         return _text(words)
     match record.body:
         case Reply() as reply:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -17,7 +18,7 @@ from retinue.domain.tool import Call, ToolSpec
 from retinue.models.base import Media, Prompt, WireCache
 from retinue.models.http import Request, Target
 from retinue.models.openai_chat_reader import ChatReader
-from retinue.models.parts import Part, parts, plain_words, said_to_model
+from retinue.models.parts import Part, parts, said_plainly, said_to_model, told_plainly
 from retinue.models.turns import Joined
 from retinue.models.wires import PLAIN_IDS, Heads, IdRule, effort_of, fitting, listed, merged, named, opened, shown
 
@@ -38,7 +39,9 @@ NINE_LETTERS = IdRule(re.compile(r"[A-Za-z0-9]{9}"), 9)
 WENT_ON = "Done."  # said in the model's place, where a server will not have anyone speak after a result
 
 _OURS = ("messages", "tools")
-_USER_SAYS, _MODEL_SAYS = b',{"role":"user","content":', b',{"role":"assistant","content":'
+_USER_SAYS = (b',{"role":"user","content":', b"}")
+_MODEL_SAYS = (b',{"role":"assistant","content":', b"}")
+_told_plainly = partial(told_plainly, user=_USER_SAYS, model=_MODEL_SAYS)
 _ASSISTANT = RecordKind.ASSISTANT
 _encode = msgspec.json.Encoder().encode
 
@@ -62,7 +65,9 @@ class OpenAIChatWire:
             wires = self._cache.of(prompt.session, prompt.records, encoder.record, form=form)
             pieces = _answered(prompt.records, wires)
         else:
-            pieces = self._cache.woven(prompt.session, prompt.records, encoder.record, Joined, form=form).pieces
+            pieces = self._cache.woven(
+                prompt.session, prompt.records, encoder.record, Joined, form=form, plain=_told_plainly
+            ).pieces
         tools = prompt.tools if target.facts.tools else ()
         also = cast("list[Any]", target.params.get("tools") or [])
         head = self._heads.of(
@@ -107,8 +112,8 @@ def _answered(records: Sequence[Record], wires: Sequence[bytes]) -> Iterator[byt
     after_result = False
     for record, wire in zip(records, wires, strict=True):
         if wire:
-            is_result = isinstance(record.body, ToolResult)
-            if after_result and not is_result and not isinstance(record.body, Reply):
+            is_result = record.kind is RecordKind.TOOL
+            if after_result and not is_result and record.kind is not _ASSISTANT:
                 yield b"," + msgspec.json.encode({"role": "assistant", "content": WENT_ON})
             after_result = is_result
         yield wire
@@ -124,9 +129,9 @@ class _Encoder:
         self._ids = NINE_LETTERS if Quirk.NINE_LETTER_IDS in quirks else PLAIN_IDS
 
     def record(self, record: Record) -> bytes:
-        if words := plain_words(record.body):  # as most records are, and thousands of them where a session is restored
-            begin = _MODEL_SAYS if record.kind is _ASSISTANT else _USER_SAYS
-            return begin + _encode(words) + b"}"
+        if words := said_plainly(record):  # as most records are, and thousands of them where a session is restored
+            before, after = _MODEL_SAYS if record.kind is _ASSISTANT else _USER_SAYS
+            return before + _encode(words) + after
         match record.body:
             case Reply() as reply:
                 message = self._assistant(reply)

@@ -6,6 +6,7 @@ Nothing is kept at the provider. So its thoughts come to us encrypted, and go ba
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -16,7 +17,7 @@ from retinue.domain.tool import ToolSpec
 from retinue.models.base import Media, Prompt, WireCache
 from retinue.models.http import Request, Target
 from retinue.models.openai_responses_reader import LEFT_OUT, ResponsesReader
-from retinue.models.parts import Part, parts, plain_words, said_to_model
+from retinue.models.parts import Part, parts, said_plainly, said_to_model, told_plainly
 from retinue.models.turns import Joined
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, listed, merged, named, opened, shown
 
@@ -35,6 +36,7 @@ _MODEL_SAYS = (
     b',{"type":"message","role":"assistant","content":[{"type":"output_text","text":',
     b',"annotations":[]}]}',
 )
+_told_plainly = partial(told_plainly, user=_USER_SAYS, model=_MODEL_SAYS)
 _ASSISTANT = RecordKind.ASSISTANT
 
 
@@ -50,7 +52,10 @@ class OpenAIResponsesWire:
         keeps = target.params.get("store") is True
         form = ("openai-responses", target.provider, target.facts.vision, prompt.media is not None, quirks, keeps)
         encoder = _Encoder(target, prompt.media, with_ids=MESSAGE_IDS in quirks, keeps=keeps)
-        pieces = self._cache.woven(prompt.session, prompt.records, encoder.record, Joined, form=form).pieces
+        plainly = None if MESSAGE_IDS in quirks else _told_plainly
+        pieces = self._cache.woven(
+            prompt.session, prompt.records, encoder.record, Joined, form=form, plain=plainly
+        ).pieces
         tools = prompt.tools if target.facts.tools else ()
         also = cast("list[Any]", target.params.get("tools") or [])
         head = self._heads.of(
@@ -115,7 +120,7 @@ class _Encoder:
         self._keeps = keeps
 
     def record(self, record: Record) -> bytes:
-        if (words := plain_words(record.body)) and not self._with_ids:  # as most records are, and soon said
+        if (words := said_plainly(record)) and not self._with_ids:  # as most records are, and soon said
             begin, end = _MODEL_SAYS if record.kind is _ASSISTANT else _USER_SAYS
             return begin + msgspec.json.encode(words) + end
         match record.body:

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from retinue.domain.record import Body, Mark, Note, PieceKind, Reply, Summary, UserTurn
+import msgspec
+
+from retinue.domain.record import (
+    Body,
+    Mark,
+    Note,
+    PieceKind,
+    Plain,
+    Record,
+    RecordKind,
+    Reply,
+    Summary,
+    UserTurn,
+    words_of,
+)
 from retinue.domain.tool import Call
 
+_ASSISTANT = RecordKind.ASSISTANT  # looked up once: this is run over for every record of a context
+_encode = msgspec.json.Encoder().encode
 SUMMARY_HEAD = "This conversation was longer. What came before, in short:"
+
+
+Around = tuple[bytes, bytes]  # before and after some words
 
 
 class Part(NamedTuple):
@@ -64,6 +83,21 @@ def plain_words(body: Body) -> str:
     if isinstance(body, Reply):
         return "" if body.calls or body.thinking or body.pieces else body.text
     return body.text if isinstance(body, UserTurn) and not body.attachments else ""
+
+
+def said_plainly(record: Record) -> str:
+    """The plain words of a record, without a look at its body where they are at hand."""
+    return record.words if type(record) is Plain else plain_words(record.body)
+
+
+def told_plainly(records: Sequence[Plain], *, user: Around, model: Around) -> list[bytes]:
+    """The words of each as a JSON string, with what a format says around them: three pieces for each."""
+    around = [model if record.kind is _ASSISTANT else user for record in records]
+    pieces = [b""] * (3 * len(records))
+    pieces[0::3] = [before for before, _ in around]
+    pieces[1::3] = map(_encode, words_of(records))
+    pieces[2::3] = [after for _, after in around]
+    return pieces
 
 
 def said_to_model(body: Body) -> str | None:

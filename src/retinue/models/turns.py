@@ -25,7 +25,6 @@ class Joined:
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
-        self.size_bytes = 0  # of what was joined: the pieces themselves are counted where they are kept
         self._settled = 1  # the first stays alone: a format may have to take something off it
 
     def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None:
@@ -40,7 +39,6 @@ class Joined:
         gone = end - self._settled - 1
         self.pieces[self._settled : end] = (slab,)
         self._settled += 1
-        self.size_bytes += len(slab)
         return gone
 
 
@@ -68,10 +66,6 @@ class Turns:
         self._ends: list[int] = []  # the last pieces of the user's turns that are over
         self._by_model: bool | None = None
         self._words_at = -1  # in a turn of the user, where something begins that is no result
-
-    @property
-    def size_bytes(self) -> int:
-        return self._joined.size_bytes
 
     def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None:
         out, ends, by_model, words_at = self._out, self._ends, self._by_model, self._words_at

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
+from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, UserTurn, all_plain, words_of
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.parts import plain_words
+from retinue.models.parts import said_plainly
 from retinue.runners.context import FLUSH_HEAD, summary_of
 
 CHARS_PER_TOKEN = 4
@@ -26,6 +26,7 @@ PDF = "application/pdf"  # except this, which some are shown page by page: as mu
 PDF_BYTES_MAX = 400_000
 IMAGE_SIGN = "<image>"
 BLOB_CHARS_MIN = 64
+WEIGHED_AT_ONCE = 64  # records
 
 # Weights are kept in twelfths of a token, so that both rates are whole numbers and no rounding adds up.
 _TWELFTHS = 12
@@ -60,6 +61,11 @@ def _may_hold_image(text: str) -> bool:
     if "G" in text and (_PNG in text or _GIF in text or _WEBP in text):
         return True
     return "j" in text and _JPEG in text
+
+
+def _is_bare(text: str) -> bool:
+    """Plain ASCII without images, as most texts are: so many characters are as many bytes."""
+    return text.isascii() and not _may_hold_image(text)
 
 
 class Weight(NamedTuple):
@@ -256,25 +262,38 @@ class Meter:
         self._add(records[first:])
 
     def _counts(self, record: Record) -> bool:
+        if record.kind is not RecordKind.ASSISTANT:
+            return False
         return isinstance(record.body, Reply) and record.seq > self._known_from and is_known(record.body)
 
     def _add(self, records: Sequence[Record]) -> None:
-        words = 0  # characters of plain ASCII, as most are: the same sums as below, without the detours
+        for at in range(0, len(records), WEIGHED_AT_ONCE):
+            some = records[at : at + WEIGHED_AT_ONCE]
+            if all_plain(some) and _is_bare(text := "".join(words_of(some))):
+                self._add_bare(len(text))  # the same sums as below, without the detours
+            else:
+                self._add_each(some)
+
+    def _add_bare(self, chars: int) -> None:
+        self._twelfths += chars * _ASCII_TWELFTHS
+        self._chars += chars
+        self._bytes += chars
+
+    def _add_each(self, records: Sequence[Record]) -> None:
+        bare = 0
         for record in records:
-            body = record.body
-            text = plain_words(body)
-            if text and text.isascii() and not _may_hold_image(text):
-                words += len(text)
+            text = said_plainly(record)
+            if text and _is_bare(text):
+                bare += len(text)
                 continue
             twelfths, chars, size = weight_of(record, result_chars_max=self._result_chars_max)
             self._twelfths += twelfths
             self._chars += chars
             self._bytes += size
+            body = record.body
             if isinstance(body, Note) and body.text.startswith(FLUSH_HEAD) and record.seq > self._known_from:
                 self._flushed = True
-        self._twelfths += words * _ASCII_TWELFTHS
-        self._chars += words
-        self._bytes += words
+        self._add_bare(bare)
 
     def _weight_of_head(self, instructions: str, tools: Sequence[ToolSpec]) -> Weight:
         said, offered, weight = self._head

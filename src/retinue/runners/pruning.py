@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 
 from retinue.config.minds import PrunedTools, Pruning, PruningMode, SoftTrim
 from retinue.domain.ids import SessionId
-from retinue.domain.record import Record, Reply, Summary, UserTurn
+from retinue.domain.record import Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.tool import ToolResult
 from retinue.runners.estimate import CHARS_PER_TOKEN, holds_image, json_of
 
@@ -29,6 +29,7 @@ PRUNING_IMAGE_CHARS = (
 )
 SHORTENED_CHARS_MAX = 8 * 1024 * 1024
 SHORTENED_SESSIONS_MAX = 256
+_TOOL = RecordKind.TOOL
 
 
 def result_chars_max(window_tokens: int, *, share: float = RESULT_SHARE_MAX) -> int:
@@ -42,7 +43,7 @@ def capped(records: Sequence[Record], chars_max: int) -> Sequence[Record]:
 
 
 def _is_longer(record: Record, chars_max: int) -> bool:
-    return isinstance(record.body, ToolResult) and len(record.body.output) > chars_max
+    return record.kind is _TOOL and isinstance(record.body, ToolResult) and len(record.body.output) > chars_max
 
 
 def _capped(record: Record, chars_max: int) -> Record:
@@ -159,7 +160,7 @@ def _chars(record: Record) -> int:
 
 def idle_s(records: Sequence[Record], now: datetime) -> float | None:
     """How long ago a model was last asked here; None where none was. From the end: the last reply is near it."""
-    last = next((r for r in reversed(records) if isinstance(r.body, Reply)), None)
+    last = next((r for r in reversed(records) if r.kind is RecordKind.ASSISTANT), None)
     return (now - last.at).total_seconds() if last is not None else None
 
 
@@ -181,9 +182,9 @@ class _Kept:
         return known and self.chars_max == chars_max
 
     def look(self, records: Sequence[Record]) -> None:
-        for index in range(self.count, len(records)):
-            if _is_longer(records[index], self.chars_max):
-                self.capped[index] = _capped(records[index], self.chars_max)
+        for index, record in enumerate(records[self.count :], self.count):
+            if record.kind is _TOOL and _is_longer(record, self.chars_max):
+                self.capped[index] = _capped(record, self.chars_max)
         self.count = len(records)
         self.last = records[-1] if records else None
 
