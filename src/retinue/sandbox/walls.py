@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from retinue.sandbox.base import Confinement, SandboxFailed
@@ -74,7 +76,17 @@ class Bind:
 
 
 def build_etc(folder: Path, inside: Path) -> None:
-    """The /etc of all sandboxes, made when the house opens: one folder to show, and nothing private in it."""
+    """The /etc of all sandboxes, made when the house opens: one folder to show, and nothing private in it.
+
+    Where nothing has changed since, that of the last time stays. There are hundreds of certificates: to copy them takes
+    as long as to answer whoever writes first after a restart.
+    """
+    made_of = folder.with_suffix(".made-of")
+    sources = [_look(Path("/etc") / name) for name in _ETC]
+    written = {**_WRITTEN, "retinue/inside.py": inside.read_text()}
+    if folder.is_dir() and made_of.is_file() and made_of.read_text() == _told(sources, written, _look(folder)):
+        return
+    made_of.unlink(missing_ok=True)  # what is made only by half is never taken for whole
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, mode=0o755)
@@ -83,10 +95,31 @@ def build_etc(folder: Path, inside: Path) -> None:
         if source.exists() or source.is_symlink():
             target.parent.mkdir(parents=True, exist_ok=True)
             _copy(source, target)
-    for name, text in _WRITTEN.items():
+    for name, text in written.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
-    (folder / "retinue").mkdir()
-    shutil.copyfile(inside, folder / "retinue" / "inside.py")
+    made_of.write_text(_told(sources, written, _look(folder)))
+
+
+def _told(*facts: object) -> str:
+    return json.dumps(facts, indent=1)
+
+
+def _look(path: Path | os.DirEntry[str]) -> object:
+    """Changes when a file does, or when anything is put into one of the folders, or taken out. The links in them, which
+    are most of it, need no look of their own: to change one, it has to be put there anew."""
+    if isinstance(path, Path) and path.is_symlink():
+        return os.readlink(path)
+    if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+        return _stamp(path) if path.is_file() else None
+    with os.scandir(path) as entries:
+        inside = [_look(entry) for entry in sorted(entries, key=attrgetter("name")) if not entry.is_symlink()]
+    return [*_stamp(path), inside]
+
+
+def _stamp(path: Path | os.DirEntry[str]) -> list[object]:
+    seen = path.stat()
+    return [os.fspath(path), seen.st_mode, seen.st_size, seen.st_mtime_ns, seen.st_ino]
 
 
 def _copy(source: Path, target: Path) -> None:
