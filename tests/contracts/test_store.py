@@ -24,7 +24,7 @@ from retinue.domain.record import Body as RecordBody
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Stop, Summary, Usage, UserTurn, kind_of
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride, Wakefulness
 from retinue.domain.tool import Call, ToolResult
-from retinue.store import agents, approvals, envelopes, money, news, people, records, runs, sessions, tokens
+from retinue.store import agents, approvals, envelopes, forgetting, money, news, people, records, runs, sessions, tokens
 from retinue.store import tables as t
 from retinue.store.connection import Body, Store
 from retinue.store.house import Page
@@ -447,6 +447,28 @@ async def test_records_are_read_back_as_they_were_and_a_damaged_one_is_named(pla
         found, damaged = await store.scan(read)
         assert found == [written[0], *written[7:]]
         assert [(each.session, each.seq) for each in damaged] == [(SESSION, seq) for seq in range(2, 8)]
+
+
+async def test_a_long_session_is_read_back_as_it_was_and_no_chapter_outlives_what_was_said(place: Place) -> None:
+    bodies = [Reply(text=f"{seq} {TEXTS[2]}") if seq % 2 else UserTurn(text=f"{seq}?") for seq in range(1, 600)]
+    written = [
+        Record(session=SESSION, seq=seq, kind=kind_of(body), body=body, at_ms=seq, run=RunId("r" * 32))
+        for seq, body in enumerate(bodies, start=1)
+    ]
+    async with place.open() as store:
+        await store.write(_session, point="test")
+        for at in range(0, len(written), 100):
+            await store.write(partial(records.add, records=written[at : at + 100]), point="test")
+        assert await store.scan(_chapters) == [0, 1]
+        assert await store.scan(partial(records.read, session=SESSION, first=1, last=599)) == (written, [])
+        await store.write(partial(forgetting.forget, person="maria", now_ms=9), point="test")
+        assert await store.scan(_chapters) == []
+        found, _ = await store.scan(partial(records.read, session=SESSION, first=1, last=599))
+        assert {record.body.text for record in found if isinstance(record.body, UserTurn)} == {forgetting.FORGOTTEN}
+
+
+def _chapters(conn: sa.Connection) -> list[int]:
+    return [row.number for row in conn.execute(sa.select(t.chapters.c.number).order_by(t.chapters.c.number))]
 
 
 # Epochs

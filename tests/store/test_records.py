@@ -89,6 +89,7 @@ def _store() -> sa.Connection:
 def _read_back(written: Sequence[Record]) -> list[Record]:
     conn = _store()
     conn.execute(t.records.delete())
+    conn.execute(t.chapters.delete())
     if written:
         stored.add(conn, written)
     found, damaged = stored.read(conn, SESSION, first=0, last=2**40)

@@ -162,7 +162,7 @@ class Record(NamedTuple):
 class Unmade(Protocol):
     """What a body can be made of."""
 
-    def body(self, kind: RecordKind) -> Body: ...
+    def body(self, record: Plain) -> Body: ...
 
 
 class Plain(Record):
@@ -183,7 +183,7 @@ class Plain(Record):
     @cached_property
     def body(self) -> Body:  # pyright: ignore[reportIncompatibleVariableOverride]
         unmade: Any = self[_BODY]
-        return unmade.body(self.kind)
+        return unmade.body(self)
 
     @property
     def whole(self) -> Record:

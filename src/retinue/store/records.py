@@ -5,44 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
-from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from retinue.domain.ids import EnvelopeId, SessionId
-from retinue.domain.record import (
-    Body,
-    Mark,
-    Note,
-    Record,
-    RecordKind,
-    Reply,
-    Stop,
-    Summary,
-    Usage,
-    UserTurn,
-    plain_records,
-)
+from retinue.domain.ids import SessionId
+from retinue.domain.record import Record, RecordKind, plain_records
 from retinue.domain.times import MS_MAX, MS_MIN
-from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
+from retinue.store import chapters
 from retinue.store import tables as t
+from retinue.store.bodies import DECODERS, PLAIN_KINDS, as_words, read_body, text_of
 from retinue.store.quick import Rows
 
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
-_decoders: dict[RecordKind, msgspec.json.Decoder[Any]] = {
-    RecordKind.START: msgspec.json.Decoder(Mark),
-    RecordKind.RESET: msgspec.json.Decoder(Mark),
-    RecordKind.USER: msgspec.json.Decoder(UserTurn),
-    RecordKind.ASSISTANT: msgspec.json.Decoder(Reply),
-    RecordKind.TOOL: msgspec.json.Decoder(ToolResult),
-    RecordKind.SUMMARY: msgspec.json.Decoder(Summary),
-    RecordKind.NOTE: msgspec.json.Decoder(Note),
-}
-_KINDS = {kind.value: (kind, decoder.decode) for kind, decoder in _decoders.items()}
+_KINDS = {kind.value: (kind, decoder.decode) for kind, decoder in DECODERS.items()}
 ROWS_AT_ONCE = 128  # of those that are not all plain words, each is looked at for itself
 _DAMAGED = (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError)
 _TRUSTS = {trust.value: trust for trust in Trust}
@@ -103,69 +82,27 @@ def add(conn: sa.Connection, records: Sequence[Record]) -> None:
             for r in records
         ],
     )
-
-
-def read_body(kind: str, body: str) -> Body:
-    return _decoders[RecordKind(kind)].decode(body)
-
-
-class _Usage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
-    """What a `Usage` is stored as."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_microusd: int = 0
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-    reasoning_tokens: int = 0
-    estimated: bool = False
-
-
-class _Words(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """What a `UserTurn` or a `Reply` of plain words is stored as, checked in every part: no other can be read as one.
-    It is made in half the time, and becomes a body when someone looks at it."""
-
-    text: Annotated[str, msgspec.Meta(min_length=1)]
-    envelopes: tuple[EnvelopeId, ...] = ()
-    attachments: tuple[()] = ()
-    calls: tuple[()] = ()
-    thinking: Literal[""] = ""
-    stop: Literal["end", "calls", "length", "cut-off", "filtered"] = "end"  # in a pause, a provider wants more back
-    model: str = ""
-    usage: _Usage = _Usage()
-    provider: str = ""
-    pieces: tuple[()] = ()
-
-    def body(self, kind: RecordKind) -> UserTurn | Reply:
-        if kind is RecordKind.USER:
-            return UserTurn(text=self.text, envelopes=self.envelopes)
-        u = self.usage
-        return Reply(
-            text=self.text,
-            stop=Stop(self.stop),
-            model=self.model,
-            usage=Usage(
-                input_tokens=u.input_tokens,
-                output_tokens=u.output_tokens,
-                cost_microusd=u.cost_microusd,
-                cache_read_tokens=u.cache_read_tokens,
-                cache_write_tokens=u.cache_write_tokens,
-                reasoning_tokens=u.reasoning_tokens,
-                estimated=u.estimated,
-            ),
-            provider=self.provider,
-        )
-
-
-_as_words = msgspec.json.Decoder(_Words).decode
-_text = attrgetter("text")
-_PLAIN_KINDS = {kind.value: kind for kind in (RecordKind.USER, RecordKind.ASSISTANT)}
+    for r in records:
+        if r.seq % chapters.CHAPTER_RECORDS == 0:
+            chapters.close(conn, r.session, next_seq=r.seq)
 
 
 def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[list[Record], list[Damage]]:
     """The records first..last. A damaged one never hides its neighbours."""
     found: list[Record] = []
     damaged: list[Damage] = []
+    for begins, chapter in chapters.read(conn, session, first=first, last=last):
+        if begins > first:
+            _read_rows(conn, session, first, begins - 1, found, damaged)
+        found += chapter
+        first = begins + len(chapter)
+    _read_rows(conn, session, first, last, found, damaged)
+    return found, damaged
+
+
+def _read_rows(
+    conn: sa.Connection, session: str, first: int, last: int, found: list[Record], damaged: list[Damage]
+) -> None:
     result: Any = conn.execute(_since, {"session": session, "first": first, "last": last})
     rows: Iterator[Any] = result.plain() if isinstance(result, Rows) else iter(result)
     # Many rows at once, first from the store and then out of JSON: going to and fro for each takes a tenth longer.
@@ -176,7 +113,6 @@ def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[l
             found += _plain_records(session, batch)
         except _DAMAGED:  # or not all of them plain
             _read_each(session, batch, found, damaged)
-    return found, damaged
 
 
 def _plain_records(session: str, rows: Sequence[Any]) -> Iterable[Record]:
@@ -187,12 +123,12 @@ def _plain_records(session: str, rows: Sequence[Any]) -> Iterable[Record]:
     seqs, kinds, bodies, runs, trusts, at_ms = zip(*rows, strict=True)
     if not MS_MIN <= min(at_ms) <= max(at_ms) <= MS_MAX:
         raise ValueError("milliseconds out of range")
-    kinds = list(map(_PLAIN_KINDS.__getitem__, kinds))
-    words = list(map(_as_words, bodies))
+    kinds = list(map(PLAIN_KINDS.__getitem__, kinds))
+    words = list(map(as_words, bodies))
     if not all(runs):
         runs = [run or None for run in runs]
     trusts = map(_TRUSTS.__getitem__, trusts)
-    fields = zip(repeat(session), seqs, kinds, words, at_ms, runs, trusts, map(_text, words))
+    fields = zip(repeat(session), seqs, kinds, words, at_ms, runs, trusts, map(text_of, words))
     return plain_records(fields)
 
 

@@ -287,6 +287,15 @@ records = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# Made of `records`, and never asked where it says otherwise: see `store/chapters`.
+chapters = sa.Table(
+    "chapters",
+    metadata,
+    _id("session", primary_key=True),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
 runs = sa.Table(
     "runs",
     metadata,

@@ -1,0 +1,79 @@
+"""Bodies of records as they are stored, and the plain words among them."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from retinue.domain.ids import EnvelopeId
+from retinue.domain.record import Body, Mark, Note, Plain, RecordKind, Reply, Stop, Summary, Usage, UserTurn
+from retinue.domain.tool import ToolResult
+
+DECODERS: dict[RecordKind, msgspec.json.Decoder[Any]] = {
+    RecordKind.START: msgspec.json.Decoder(Mark),
+    RecordKind.RESET: msgspec.json.Decoder(Mark),
+    RecordKind.USER: msgspec.json.Decoder(UserTurn),
+    RecordKind.ASSISTANT: msgspec.json.Decoder(Reply),
+    RecordKind.TOOL: msgspec.json.Decoder(ToolResult),
+    RecordKind.SUMMARY: msgspec.json.Decoder(Summary),
+    RecordKind.NOTE: msgspec.json.Decoder(Note),
+}
+PLAIN_KINDS = {kind.value: kind for kind in (RecordKind.USER, RecordKind.ASSISTANT)}
+
+
+def read_body(kind: str, body: str) -> Body:
+    return DECODERS[RecordKind(kind)].decode(body)
+
+
+class _Usage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
+    """What a `Usage` is stored as."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_microusd: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    estimated: bool = False
+
+
+class Words(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """What a `UserTurn` or a `Reply` of plain words is stored as, checked in every part: no other can be read as one.
+    It is made in half the time, and becomes a body when someone looks at it."""
+
+    text: Annotated[str, msgspec.Meta(min_length=1)]
+    envelopes: tuple[EnvelopeId, ...] = ()
+    attachments: tuple[()] = ()
+    calls: tuple[()] = ()
+    thinking: Literal[""] = ""
+    stop: Literal["end", "calls", "length", "cut-off", "filtered"] = "end"  # in a pause, a provider wants more back
+    model: str = ""
+    usage: _Usage = _Usage()
+    provider: str = ""
+    pieces: tuple[()] = ()
+
+    def body(self, record: Plain) -> UserTurn | Reply:
+        if record.kind is RecordKind.USER:
+            return UserTurn(text=self.text, envelopes=self.envelopes)
+        u = self.usage
+        return Reply(
+            text=self.text,
+            stop=Stop(self.stop),
+            model=self.model,
+            usage=Usage(
+                input_tokens=u.input_tokens,
+                output_tokens=u.output_tokens,
+                cost_microusd=u.cost_microusd,
+                cache_read_tokens=u.cache_read_tokens,
+                cache_write_tokens=u.cache_write_tokens,
+                reasoning_tokens=u.reasoning_tokens,
+                estimated=u.estimated,
+            ),
+            provider=self.provider,
+        )
+
+
+as_words = msgspec.json.Decoder(Words).decode
+text_of = attrgetter("text")
