@@ -12,7 +12,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from retinue.agents.home import home_of
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.envelope import Outcome
-from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, Unfit
 from retinue.domain.times import to_ms
 from retinue.domain.token import hash_of
 from retinue.store import principals
@@ -331,3 +331,13 @@ async def test_who_may_not_ask_is_refused(house: DeskHouse) -> None:
         for who in (MARIA, GUS, agent("ada")):
             with pytest.raises(NotAllowed):
                 await house.ask(who, operation, name="ada")
+
+
+async def test_all_that_is_wrong_is_told_at_once_each_at_its_field(house: DeskHouse) -> None:
+    wrong: dict[str, Any] = {"turns_max": 0, "icon": "two words", "effort": "much", "fallbacks": ["/x"], "model": ""}
+    with pytest.raises(Unfit) as refused:
+        await house.ask(OWNER, "agent.set", name="ada", **wrong, dry_run=True)
+    assert refused.value.fields.keys() == wrong.keys()
+    assert refused.value.fields["turns_max"] == "0 is not between 1 and 100000"
+    with pytest.raises(Unfit, match="turns_max cannot be this"):
+        await house.ask(OWNER, "agent.register", name="clara", turns_max=0)

@@ -85,6 +85,8 @@ async def test_fields_that_are_not_saved_yet_are_judged_as_if_they_were(house: H
     assert await verdict("ls") == ("allow", ""), "nothing was saved"
     warned = await house.ask("policy.explain", agent="ada", tool="ls", changes={"tools_deny": ["lss"]})
     assert any("lss" in warning for warning in warned["warnings"])
+    all_tools = (await house.ask("tool.list", agent="ada", changes={"tools_deny": ["*"]}))["tools"]
+    assert {each["verdict"] for each in all_tools if not each["name"].startswith("system_")} == {"deny"}
     for wrong in ({"tools_deny": "ls"}, {"shape": "round"}, {"tools_profile": "royal"}, {"turns_max": 0}):
         with pytest.raises(Invalid):
             await house.ask("policy.explain", agent="ada", tool="ls", changes=wrong)

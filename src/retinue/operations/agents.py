@@ -13,12 +13,12 @@ import sqlalchemy as sa
 
 from retinue.agents.changes import DEFAULT, FIELDS, OWN_BUSINESS, changed, differences
 from retinue.agents.home import ensure_home, home_of, remove_home
-from retinue.config.checks import TOOL_PROFILES, effort_or_default, icon, model_reference, tool_profile
+from retinue.config.checks import effort_or_default, icon, model_reference, tool_profile
 from retinue.config.staff import AGENT_RULES, RUNNERS
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
 from retinue.domain.agent import Agent, AgentVersion, Colour, Delivery, PermissionLevel
-from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge, Unfit
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId, short
 from retinue.domain.principal import Principal
@@ -49,6 +49,7 @@ from retinue.store.house import Page
 
 WORDS_BYTES_MAX = 65_536  # of one text of a definition
 RULES_MAX = 200
+RULE_LENGTH_MAX = 200
 VERSIONS_LISTED_MAX = 50
 
 
@@ -394,36 +395,26 @@ def as_if_set(agent: Agent, *, changes: Mapping[str, Any]) -> Agent:
 
 
 def _given(asked: Fields) -> dict[str, Any]:
-    """What was said of an agent's fields, as it is kept. Everything has a bound."""
+    """What was said of an agent's fields, as it is kept. All that is wrong with it is told at once."""
     given: dict[str, Any] = {}
+    wrong: dict[str, str] = {}
     for name in FIELDS:
-        if name in ONLY_DECLARED:
+        value = None if name in ONLY_DECLARED else _said(asked, name)
+        if value is None:
             continue
-        value = _said(asked, name)
-        if isinstance(value, list):
-            rules = cast(list[str], value)
-            _check_rules(name, rules)
-            value = tuple(rules)
-        elif isinstance(value, str):
-            _check_words(name, value)
-        elif isinstance(value, int | float):
-            _check_number(name, value)
-        if value is not None:
-            given[name] = value
-    if asked.runner is not None and asked.runner not in RUNNERS:
-        raise _unfit("runner", f"there is no runner {asked.runner[:64]!r}; there are {', '.join(sorted(RUNNERS))}")
-    if wrong := tool_profile(given.get("tools_profile", TOOL_PROFILES[0])):
-        raise _unfit("tools_profile", f"it {wrong}")
-    for name in ("runner", "provider", "model", "effort"):
-        if given.get(name) == "":
-            raise _unfit(name, "it is empty; `default` and `clear` are there to take it back")
-    for model in (*([given["model"]] if "model" in given else ()), *given.get("fallbacks", ())):
-        if wrong := model_reference(model):
-            raise _unfit("model" if model == given.get("model") else "fallbacks", f"it {wrong}")
-    if wrong := icon(given.get("icon", "")):
-        raise _unfit("icon", f"it {wrong}")
-    if wrong := effort_or_default(given.get("effort", DEFAULT)):
-        raise _unfit("effort", f"it {wrong}, or {DEFAULT}")
+        given[name] = tuple(cast(list[str], value)) if isinstance(value, list) else value
+        if (unfit := _unfit(name, given[name])) is not None:
+            wrong[name] = unfit
+    if wrong:
+        names = ", ".join(wrong)
+        because = next(iter(wrong.values())) if len(wrong) == 1 else "; ".join(f"{k}: {v}" for k, v in wrong.items())
+        raise Unfit(
+            f"{names} cannot be this",
+            fields=wrong,
+            because=because,
+            try_this="give another value",
+            code="agent.field-invalid",
+        )
     return given
 
 
@@ -435,7 +426,12 @@ def _said(asked: Fields, name: str) -> Any:
     if name == "model":
         return model.primary
     if model.fallbacks is not None and asked.fallbacks is not None:
-        raise _unfit("fallbacks", "it is said twice, and `model` says it too")
+        raise Invalid(
+            "fallbacks cannot be this",
+            because="it is said twice, and `model` says it too",
+            try_this="say it once",
+            code="agent.field-invalid",
+        )
     return asked.fallbacks if model.fallbacks is None else model.fallbacks
 
 
@@ -448,9 +444,21 @@ def _check_effort(desk: Desk, agent: Agent) -> None:
         catalog.check_effort(catalog.own_model(agent), agent.effort)
 
 
-def _check_words(name: str, words: str) -> None:
+def _unfit(name: str, value: Any) -> str | None:
+    """What is wrong with one field, or nothing."""
+    if isinstance(value, tuple):
+        rules = cast(tuple[str, ...], value)
+        return _unfit_rules(rules) or (_unfit_models(rules) if name == "fallbacks" else None)
+    if isinstance(value, str):
+        return _unfit_words(name, value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _unfit_number(name, value)
+    return None
+
+
+def _unfit_words(name: str, words: str) -> str | None:
     if not is_storable(words):
-        raise _unfit(name, "it holds NUL or a lone surrogate")
+        return "it holds NUL or a lone surrogate"
     if len(words.encode()) > WORDS_BYTES_MAX:
         raise TooLarge(
             f"{name} is too long",
@@ -458,23 +466,41 @@ def _check_words(name: str, words: str) -> None:
             try_this="keep the rest in files of the agent's home",
             code="agent.text-too-large",
         )
+    if words == "" and name in ("runner", "provider", "model", "effort"):
+        return "it is empty; `default` and `clear` are there to take it back"
+    match name:
+        case "runner" if words not in RUNNERS:
+            return f"there is no runner {words[:64]!r}; there are {', '.join(sorted(RUNNERS))}"
+        case "tools_profile":
+            wrong = tool_profile(words)
+        case "model":
+            wrong = model_reference(words)
+        case "icon":
+            wrong = icon(words)
+        case "effort":
+            wrong = effort_or_default(words)
+            return f"it {wrong}, or {DEFAULT}" if wrong else None
+        case _:
+            wrong = None
+    return f"it {wrong}" if wrong else None
 
 
-def _check_rules(name: str, rules: list[str]) -> None:
-    if len(rules) > RULES_MAX or not all(0 < len(rule) <= 200 and is_storable(rule) for rule in rules):
-        raise _unfit(name, f"it is a list of at most {RULES_MAX} names or patterns of 1 to 200 characters")
+def _unfit_rules(rules: tuple[str, ...]) -> str | None:
+    if len(rules) <= RULES_MAX and all(0 < len(rule) <= RULE_LENGTH_MAX and is_storable(rule) for rule in rules):
+        return None
+    return f"it is a list of at most {RULES_MAX} names or patterns of 1 to {RULE_LENGTH_MAX} characters"
 
 
-def _check_number(name: str, number: float) -> None:
+def _unfit_models(models: tuple[str, ...]) -> str | None:
+    wrong = next(filter(None, map(model_reference, models)), None)
+    return f"each {wrong}" if wrong else None
+
+
+def _unfit_number(name: str, number: float) -> str | None:
     rule = AGENT_RULES.get(name.replace("queue_", "queue."))
     least = rule.least if rule is not None and rule.least is not None else 0
     most = rule.most if rule is not None and rule.most is not None else 2**53
-    if not least <= number <= most:
-        raise _unfit(name, f"{number} is not between {least:g} and {most:g}")
-
-
-def _unfit(name: str, because: str) -> Invalid:
-    return Invalid(f"{name} cannot be this", because=because, try_this="give another value", code="agent.field-invalid")
+    return None if least <= number <= most else f"{number} is not between {least:g} and {most:g}"
 
 
 def _version_form(desk: Desk, version: AgentVersion, before: AgentVersion | None) -> AgentVersionListed:

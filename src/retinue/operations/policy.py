@@ -120,6 +120,9 @@ class ToolShown(msgspec.Struct, rename="kebab"):
 
 class ToolsOf(msgspec.Struct, forbid_unknown_fields=True):
     agent: Annotated[str, msgspec.Meta(description="with what this agent may do; left out, all there are")] = ""
+    changes: Annotated[
+        dict[str, Any], msgspec.Meta(description="fields of the agent, as for agent set, as if they were saved")
+    ] = {}
 
 
 class ToolsListed(msgspec.Struct):
@@ -344,6 +347,8 @@ async def list_tools(desk: Desk, caller: Principal, asked: ToolsOf) -> ToolsList
     if not asked.agent:
         return ToolsListed([_shown(spec) for spec in toolbox.specs])
     agent = await desk.store.read(partial(named_agent, name=asked.agent))
+    if asked.changes:
+        agent = as_if_set(agent, changes=asked.changes)
     chain = toolbox.chain(agent, Circumstances())
     shown: list[ToolShown] = []
     for spec in toolbox.specs:

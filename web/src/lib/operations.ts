@@ -488,7 +488,7 @@ export type ToolShown = { "name": string; "description": string; "source": strin
 
 export type ToolsListed = { "tools": Array<ToolShown> };
 
-export type ToolsOf = { "agent"?: string };
+export type ToolsOf = { "agent"?: string; "changes"?: Record<string, unknown> };
 
 export type Transcript = { "session": string; "before"?: number | null; "after"?: number | null; "limit"?: number };
 
