@@ -15,6 +15,8 @@ export class Refused extends Error {
     readonly because: string,
     readonly next: string,
     readonly retryAfterS: number | null = null,
+    /** What is wrong with each field by its name, where a form was sent. */
+    readonly fields: Readonly<Record<string, string>> = {},
   ) {
     super(sentence);
   }
@@ -61,6 +63,7 @@ async function answer(response: Response): Promise<unknown> {
     String(error["because"] ?? `it answered ${response.status}`),
     String(error["try"] ?? "try again"),
     typeof error["retry-after-s"] === "number" ? error["retry-after-s"] : null,
+    (error["fields"] ?? {}) as Record<string, string>,
   );
 }
 
@@ -73,6 +76,18 @@ export function ask<N extends Name>(
 ): Promise<Answered<N>> {
   const more: Record<string, string> = options?.key ? { "idempotency-key": options.key } : {};
   return post(routes[name], asked ?? {}, more, options?.signal) as Promise<Answered<N>>;
+}
+
+/** Send a file ahead of the envelope that will name it. Its hash. */
+export async function upload(file: Blob): Promise<string> {
+  const headers = { "content-type": "application/octet-stream", "x-retinue": "1" };
+  let response: Response;
+  try {
+    response = await fetch("/api/blob", { method: "POST", credentials: "same-origin", headers, body: file });
+  } catch {
+    throw new Unreachable("the house does not answer");
+  }
+  return ((await answer(response)) as { hash: string }).hash;
 }
 
 /** A key for one wish of a person: the same for every try of it. */
