@@ -13,7 +13,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from retinue.domain.envelope import Outcome, Status
 from retinue.domain.errors import Invalid
 from retinue.testing.household import Household
-from retinue.testing.scripted_model import says
+from retinue.testing.scripted_model import Line, says
 
 OWNER, MARIA, NOOR = person("owner"), person("maria"), person("noor")
 
@@ -144,3 +144,35 @@ async def test_an_inbox_keeps_what_is_unread_until_it_is_acknowledged(house: Des
     assert len((await house.ask(MARIA, "inbox.list"))["envelopes"]) == 1
     with pytest.raises(Invalid):
         await house.ask(agent("ada"), "inbox.list")
+
+
+async def test_the_newest_are_told_whoever_wrote_them_and_to_each_what_is_theirs(house: DeskHouse) -> None:
+    first, session = await house.converse(MARIA, "What is on today?")
+    await house.converse(NOOR, "noor's own")
+    passed = (await house.ask(MARIA, "envelope.recent"))["envelopes"]
+    assert [(each["from"], each["to"]) for each in passed] == [
+        (f"agent:ada/{session}", "person:maria"),
+        ("person:maria", f"agent:ada/{session}"),
+    ]
+    assert (passed[1]["id"], passed[1]["words"], passed[1]["session"]) == (first, "What is on today?", session)
+    assert (passed[1]["status"], passed[1]["outcome"]) == ("done", "answered")
+    assert len((await house.ask(OWNER, "envelope.recent"))["envelopes"]) == 4
+    assert len((await house.ask(OWNER, "envelope.recent", limit=3))["envelopes"]) == 3
+    assert (await house.ask(agent("bo"), "envelope.recent"))["envelopes"] == []
+    with pytest.raises(Invalid):
+        await house.ask(OWNER, "envelope.recent", limit=51)
+
+
+async def test_dead_letters_come_page_by_page_and_tell_of_their_retries(house: DeskHouse) -> None:
+    house.house.household.model.rule = lambda prompt: Line(fails="no more today")
+    sent = [(await house.converse(MARIA, f"number {n}"))[0] for n in range(3)]
+    first = (await house.ask(OWNER, "envelope.dead", limit=2))["letters"]
+    assert [letter["id"] for letter in first] == [sent[2], sent[1]]
+    assert "retry" not in first[0]
+    retried = await house.ask(OWNER, "envelope.retry", id=sent[0])
+    [letter] = [
+        each
+        for each in (await house.ask(OWNER, "envelope.dead", limit=2, before=sent[1]))["letters"]
+        if each["id"] == sent[0]
+    ]
+    assert letter["retry"] == retried["envelope"]

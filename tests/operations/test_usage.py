@@ -200,3 +200,37 @@ async def test_the_houses_caps_are_the_owners_and_everyone_knows_their_own(house
 
 async def test_a_house_without_caps_has_none_to_show(house: DeskHouse) -> None:
     assert (await house.ask(OWNER, "usage.budgets"))["budgets"] == []
+
+
+async def test_days_are_told_apart_and_those_beyond_the_limit_are_one(house: DeskHouse) -> None:
+    await a_week(house)
+    by_agent = await house.ask(OWNER, "usage.days", by="agent", **{"from": "-6D"})
+    assert len(by_agent["days"]) == 7
+    assert [series["key"] for series in by_agent["series"]] == ["ada", "bo"]
+    ada, bo = by_agent["series"]
+    assert (ada["calls"][0], ada["cost-microusd"][0], ada["input-tokens"][0]) == (2, 9_000, 2_000)
+    assert sum(ada["cost-microusd"]) + sum(bo["cost-microusd"]) == by_agent["total"]["cost-microusd"]
+    assert bo["cost-microusd"][5] == 4_500 and not any(series["rest"] for series in by_agent["series"])
+    shown = await used(house, by="model", **{"from": "-6D"})
+    [claude, rest] = (await house.ask(OWNER, "usage.days", by="model", limit=1, **{"from": "-6D"}))["series"]
+    assert (claude["key"], rest["key"], rest["rest"]) == ("anthropic/claude", "", True)
+    assert [sum(claude["cost-microusd"]), sum(rest["calls"])] == [
+        shown["rows"][0]["cost-microusd"],
+        shown["rows"][1]["calls"],
+    ]
+
+
+async def test_days_show_each_what_is_theirs_and_have_an_end(house: DeskHouse) -> None:
+    await a_week(house)
+    hers = await house.ask(NOOR, "usage.days", by="agent")
+    assert [(series["key"], sum(series["cost-microusd"])) for series in hers["series"]] == [("bo", 4_500)]
+    refused: list[dict[str, Any]] = [
+        {"limit": 0},
+        {"limit": 51},
+        {"from": "2020-01-01"},
+        {"from": "-3D", "to": "-4D"},
+        {"by": "run"},
+    ]
+    for asked in refused:
+        with pytest.raises(Invalid):
+            await house.ask(OWNER, "usage.days", **asked)

@@ -72,7 +72,10 @@ OPERATIONS: tuple[Operation, ...] = (
         "List dead letters.",
         False,
         "restricted",
-        (("limit", "--limit", "number", "", 10, (), "how many"),),
+        (
+            ("limit", "--limit", "number", "", 10, (), "how many"),
+            ("before", "--before", "text", "", "", (), "the last id shown, for the page after it"),
+        ),
     ),
     (
         "envelope",
@@ -114,6 +117,14 @@ OPERATIONS: tuple[Operation, ...] = (
             ("before", "--before", "text", "", "", (), "the last id shown, for the page after it"),
             ("ack", "--ack", "flag", "", False, (), "mark what is shown as read"),
         ),
+    ),
+    (
+        "envelope",
+        "recent",
+        "Show the newest envelopes, whoever wrote them.",
+        False,
+        "restricted",
+        (("limit", "--limit", "number", "", 30, (), "how many"),),
     ),
     (
         "inbox",
@@ -1259,6 +1270,27 @@ OPERATIONS: tuple[Operation, ...] = (
             ("limit", "--limit", "number", "", 100, (), "how many"),
         ),
     ),
+    (
+        "usage",
+        "days",
+        "Show what was used day by day, told apart by agent, model, provider or person.",
+        False,
+        "restricted",
+        (
+            (
+                "by",
+                "--by",
+                "choice",
+                "",
+                "agent",
+                ("agent", "model", "provider", "person"),
+                "what to tell apart in each day",
+            ),
+            ("from", "--from", "text", "", "", (), "the first day: 2026-11-15, or -7D; left out, 30 days are shown"),
+            ("to", "--to", "text", "", "", (), "the last day; left out, today"),
+            ("limit", "--limit", "number", "", 8, (), "how many"),
+        ),
+    ),
     ("usage", "budgets", "Show what may be spent, and how much of it is.", False, "restricted", ()),
     (
         "policy",
@@ -1311,7 +1343,18 @@ OPERATIONS: tuple[Operation, ...] = (
         "List the tools of the house, or what an agent may do with them.",
         False,
         "restricted",
-        (("agent", "--agent", "text", "place", "", (), "with what this agent may do; left out, all there are"),),
+        (
+            ("agent", "--agent", "text", "place", "", (), "with what this agent may do; left out, all there are"),
+            (
+                "changes",
+                "--changes",
+                "json",
+                "",
+                None,
+                (),
+                "fields of the agent, as for agent set, as if they were saved",
+            ),
+        ),
     ),
     ("grant", "list", "List what agents were granted.", False, "standard", ()),
     (

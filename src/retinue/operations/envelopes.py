@@ -38,7 +38,7 @@ from retinue.mailroom.retry import retry
 from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import check_own
 from retinue.store import deliveries, envelopes, sessions
-from retinue.store.dead import dead
+from retinue.store.dead import DeadLetter, dead
 from retinue.store.deliveries import Attempt, DeliveryState
 from retinue.store.files import safe_media_type
 from retinue.store.house import Page
@@ -99,6 +99,7 @@ class ById(msgspec.Struct, forbid_unknown_fields=True):
 
 class Listing(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 10
+    before: str = ""  # the id of the last one shown, for the next page
 
 
 class AttachmentShown(msgspec.Struct, rename="kebab"):
@@ -136,6 +137,7 @@ class EnvelopeShown(msgspec.Struct, rename="kebab"):
     outcome: Outcome | msgspec.UnsetType = msgspec.UNSET
     because: str | msgspec.UnsetType = msgspec.UNSET
     answer: str | msgspec.UnsetType | None = msgspec.UNSET
+    retry: str | msgspec.UnsetType = msgspec.UNSET  # the newest envelope that says the same again
     when_busy: WhenBusy | msgspec.UnsetType = msgspec.UNSET
     # Where one envelope is shown, or what waits in a session:
     position: int | msgspec.UnsetType = msgspec.UNSET
@@ -393,8 +395,16 @@ async def show_thread(desk: Desk, caller: Principal, asked: ById) -> ThreadShown
 
 
 async def list_dead(desk: Desk, caller: Principal, asked: Listing) -> DeadLetters:
-    letters = await desk.store.scan(partial(dead, limit=max(1, min(asked.limit, LISTED_MAX)), seen_by=caller))
-    return DeadLetters([envelope_form(desk, letter.envelope, letter.settled) for letter in letters])
+    limit = max(1, min(asked.limit, LISTED_MAX))
+    letters = await desk.store.scan(partial(dead, limit=limit, before=asked.before or None, seen_by=caller))
+    return DeadLetters([_dead_form(desk, letter) for letter in letters])
+
+
+def _dead_form(desk: Desk, letter: DeadLetter) -> EnvelopeShown:
+    form = envelope_form(desk, letter.envelope, letter.settled)
+    if letter.retry is not None:
+        form.retry = letter.retry.id
+    return form
 
 
 async def cancel(desk: Desk, caller: Principal, asked: ById) -> EnvelopeCancelled:

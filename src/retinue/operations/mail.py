@@ -10,14 +10,16 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.envelope import Envelope, Outcome, Status
+from retinue.domain.context_line import words_of
+from retinue.domain.envelope import Envelope, Kind, Outcome, Status
 from retinue.domain.errors import Invalid
 from retinue.domain.principal import Principal
-from retinue.domain.times import parse_when, to_ms
+from retinue.domain.times import parse_when, show, to_ms
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import EnvelopeShown, envelope_form
 from retinue.store import envelopes, mail
+from retinue.store.facts import quoted
 from retinue.store.house import Page
 from retinue.store.mail import MS_LAST, Wanted
 
@@ -40,6 +42,28 @@ class Listing(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from
 class Inbox(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 10
     ack: bool = False
+
+
+class Recent(msgspec.Struct, forbid_unknown_fields=True):
+    limit: int = 30
+
+
+class EnvelopePassed(msgspec.Struct, frozen=True, rename="kebab"):
+    """Who wrote to whom, with the first words, and what became of it, if it is done."""
+
+    id: str
+    sender: str = msgspec.field(name="from")
+    recipient: str = msgspec.field(name="to")
+    kind: Kind
+    words: str
+    session: str | None
+    accepted_at: str
+    status: Status
+    outcome: Outcome | None
+
+
+class EnvelopesPassed(msgspec.Struct, frozen=True):
+    envelopes: list[EnvelopePassed]
 
 
 class EnvelopesListed(msgspec.Struct):
@@ -130,6 +154,32 @@ def _is_to(envelope: Envelope, caller: Principal) -> bool:
     return envelope.recipient.kind is caller.address.kind and envelope.recipient.name == caller.address.name
 
 
+async def recent(desk: Desk, caller: Principal, asked: Recent) -> EnvelopesPassed:
+    """The newest that the caller sees, whoever wrote them: what a picture of the house begins with."""
+    _check_limit(asked.limit)
+
+    def body(conn: sa.Connection) -> EnvelopesPassed:
+        found = mail.recent(conn, limit=asked.limit, seen_by=caller)
+        return EnvelopesPassed([_passed(desk, conn, envelope) for envelope in found])
+
+    return await desk.store.scan(body)
+
+
+def _passed(desk: Desk, conn: sa.Connection, envelope: Envelope) -> EnvelopePassed:
+    settled = envelopes.settled(conn, envelope.id)
+    return EnvelopePassed(
+        id=envelope.id,
+        sender=str(envelope.sender),
+        recipient=str(envelope.recipient),
+        kind=envelope.kind,
+        words=quoted(words_of(envelope.text)),
+        session=envelope.session,
+        accepted_at=show(envelope.accepted_at, desk.zone),
+        status=envelope.status,
+        outcome=settled.outcome if settled is not None else None,
+    )
+
+
 async def inbox(desk: Desk, caller: Principal, asked: Inbox) -> InboxShown:
     """What waits for you. Reading does not acknowledge; `ack` does."""
     if caller.address.kind is not AddressKind.PERSON:
@@ -165,6 +215,14 @@ OPERATIONS = (
         permission=PermissionLevel.RESTRICTED,
         effect=True,
         result=EnvelopesListed,
+    ),
+    Operation(
+        name="envelope.recent",
+        summary="Show the newest envelopes, whoever wrote them.",
+        parameters=Recent,
+        handler=recent,
+        permission=PermissionLevel.RESTRICTED,
+        result=EnvelopesPassed,
     ),
     Operation(
         name="inbox.list",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date, timedelta
+from enum import StrEnum
 
 import msgspec
 import sqlalchemy as sa
@@ -24,6 +25,8 @@ from retinue.store.spending import Amounts, By, Spent, Used, Wanted
 DAYS_SHOWN = 30
 ROWS_LEAST, ROWS_MAX = 1, 1_000
 ROWS_SHOWN = 100
+APART_SHOWN, APART_MAX = 8, 50
+DAYS_MAX = 400
 
 
 class Usage(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
@@ -63,6 +66,44 @@ class UsageShown(msgspec.Struct, frozen=True, rename={"from_": "from", "left_out
     total: UsedShown
 
 
+class Apart(StrEnum):
+    """What can be told apart in each day."""
+
+    AGENT = "agent"
+    MODEL = "model"
+    PROVIDER = "provider"
+    PERSON = "person"
+
+
+class InDays(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
+    """As for `usage.show`. `limit`: how many are told apart; the others are one together."""
+
+    by: Apart = Apart.AGENT
+    from_: str = ""
+    to: str = ""
+    limit: int = APART_SHOWN
+
+
+class UsedInDays(msgspec.Struct, frozen=True, rename="kebab"):
+    """One number for each day, in their order. `rest`: those that are not told apart, under no name."""
+
+    key: str
+    rest: bool
+    calls: list[int]
+    input_tokens: list[int]
+    output_tokens: list[int]
+    cost_microusd: list[int]
+
+
+class DaysShown(msgspec.Struct, frozen=True):
+    """The dearest first."""
+
+    by: Apart
+    days: list[str]
+    series: list[UsedInDays]
+    total: UsedShown
+
+
 class BudgetShown(msgspec.Struct, frozen=True, rename="kebab"):
     """One cap. What is capped run by run has neither sums nor a day on which it begins anew."""
 
@@ -92,15 +133,7 @@ async def show(desk: Desk, caller: Principal, asked: Usage) -> UsageShown:
             try_this="ask for fewer days, or for one agent or person",
             code="list.limit",
         )
-    last = _date(desk, asked.to) if asked.to else desk.clock.now().astimezone(desk.zone).date()
-    first = _date(desk, asked.from_) if asked.from_ else last - timedelta(days=DAYS_SHOWN - 1)
-    if first > last:
-        raise Invalid(
-            "nothing can be in this span of time",
-            because=f"it begins on {first}, after it ends on {last}",
-            try_this="swap the two",
-            code="time.inverted",
-        )
+    first, last = _span(desk, asked.from_, asked.to)
 
     def body(conn: sa.Connection) -> spending.Usages:
         wanted = Wanted(
@@ -122,6 +155,69 @@ async def show(desk: Desk, caller: Principal, asked: Usage) -> UsageShown:
         left_out=found.left_out,
         total=_form(found.total),
     )
+
+
+async def in_days(desk: Desk, caller: Principal, asked: InDays) -> DaysShown:
+    """The same, told apart within each day: what a plot over days is drawn from."""
+    if not 1 <= asked.limit <= APART_MAX:
+        raise Invalid(
+            f"{asked.limit} cannot be told apart",
+            because=f"limit is 1 to {APART_MAX}",
+            try_this="ask for fewer: the others are summed up",
+            code="list.limit",
+        )
+    first, last = _span(desk, asked.from_, asked.to)
+    length = (last - first).days + 1
+    if length > DAYS_MAX:
+        raise Invalid(
+            f"these are {length} days",
+            because=f"each day is told of, and {DAYS_MAX} are the most",
+            try_this="ask for fewer days, or for `usage.show`",
+            code="usage.too-many-days",
+        )
+
+    def body(conn: sa.Connection) -> tuple[dict[str, list[tuple[int, Used]]], spending.Usages]:
+        wanted = Wanted(by=By(asked.by), first_day=day_number(first), last_day=day_number(last), limit=1)
+        found = spending.in_days(conn, wanted=wanted, seen_by=caller)
+        return found, spending.usage(conn, wanted=wanted, seen_by=caller)
+
+    found, whole = await desk.store.scan(body)
+    ranked = sorted(found, key=lambda key: (-_sum(found[key], "cost_microusd"), -_sum(found[key], "calls"), key))
+    apart, others = ranked[: asked.limit], [each for key in ranked[asked.limit :] for each in found[key]]
+    series = [_series(key, found[key], day_number(first), length) for key in apart]
+    if others:
+        series.append(_series("", others, day_number(first), length, rest=True))
+    return DaysShown(
+        by=asked.by,
+        days=[(first + timedelta(days=day)).isoformat() for day in range(length)],
+        series=series,
+        total=_form(whole.total),
+    )
+
+
+def _sum(days: list[tuple[int, Used]], name: str) -> int:
+    return sum(getattr(used, name) for _, used in days)
+
+
+def _series(key: str, found: list[tuple[int, Used]], first: int, length: int, *, rest: bool = False) -> UsedInDays:
+    numbers = {name: [0] * length for name in ("calls", "input_tokens", "output_tokens", "cost_microusd")}
+    for day, used in found:
+        for name, each in numbers.items():
+            each[day - first] += getattr(used, name)
+    return UsedInDays(key=key, rest=rest, **numbers)
+
+
+def _span(desk: Desk, from_: str, to: str) -> tuple[date, date]:
+    last = _date(desk, to) if to else desk.clock.now().astimezone(desk.zone).date()
+    first = _date(desk, from_) if from_ else last - timedelta(days=DAYS_SHOWN - 1)
+    if first > last:
+        raise Invalid(
+            "nothing can be in this span of time",
+            because=f"it begins on {first}, after it ends on {last}",
+            try_this="swap the two",
+            code="time.inverted",
+        )
+    return first, last
 
 
 def _date(desk: Desk, text: str) -> date:
@@ -230,6 +326,14 @@ OPERATIONS = (
         parameters=Usage,
         handler=show,
         result=UsageShown,
+        permission=PermissionLevel.RESTRICTED,
+    ),
+    Operation(
+        name="usage.days",
+        summary="Show what was used day by day, told apart by agent, model, provider or person.",
+        parameters=InDays,
+        handler=in_days,
+        result=DaysShown,
         permission=PermissionLevel.RESTRICTED,
     ),
     Operation(

@@ -12,8 +12,9 @@ from retinue.domain.principal import HOUSE, Principal
 from retinue.store import sight
 from retinue.store import tables as t
 from retinue.store.envelopes import envelope_of
-from retinue.store.sight import Scope, is_under, me, scope_of, under
+from retinue.store.sight import PerScope, Scope, is_under, me, scope_of, under
 
+RECENT_LOOKED_AT_MAX = 5_000  # for those that somebody sees who does not see all
 MS_LAST = 253_402_300_799_999  # the last millisecond of the year 9999
 
 _b = sa.bindparam
@@ -49,6 +50,17 @@ _listed = {
     for scope in Scope
     for side, column in _SIDES.items()
 }
+_recent = PerScope(
+    lambda scope: (
+        sa.select(t.envelopes)
+        .where(
+            t.envelopes.c.seq > sa.select(sa.func.max(t.envelopes.c.seq) - RECENT_LOOKED_AT_MAX).scalar_subquery(),
+            sight.envelopes(scope),
+        )
+        .order_by(t.envelopes.c.seq.desc())
+        .limit(_b("limit"))
+    )
+)
 _unread = (
     sa.select(t.envelopes)
     .join_from(t.inbox, t.envelopes, t.inbox.c.envelope == t.envelopes.c.id)
@@ -77,6 +89,11 @@ def listed(conn: sa.Connection, wanted: Wanted, *, limit: int, seen_by: Principa
         **me(seen_by),
     }
     return [envelope_of(row) for row in conn.execute(_listed[scope_of(seen_by), wanted.side], values)]
+
+
+def recent(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Envelope]:
+    """The newest of all that is seen, newest first: who wrote to whom."""
+    return [envelope_of(row) for row in conn.execute(_recent[scope_of(seen_by)], {"limit": limit, **me(seen_by)})]
 
 
 def unread(conn: sa.Connection, person: str, *, limit: int, after_seq: int = 0) -> list[Envelope]:

@@ -122,24 +122,44 @@ def _groups(scope: Scope, by: By) -> sa.Select[Any]:
 
 _rows = {by: PerScope(lambda scope, by=by: _grouped(scope, by)) for by in By}
 _how_many = {by: PerScope(lambda scope, by=by: _groups(scope, by)) for by in By}
+_in_days = {
+    by: PerScope(
+        lambda scope, by=by: (
+            sa.select(_m.c.day, *_GROUPS[by], *_COLUMNS).where(_where(scope)).group_by(_m.c.day, *_GROUPS[by])
+        )
+    )
+    for by in (By.AGENT, By.MODEL, By.PROVIDER, By.PERSON)
+}
 _total = PerScope(lambda scope: sa.select(*_COLUMNS).where(_where(scope)))
 
 
 def usage(conn: sa.Connection, *, wanted: Wanted, seen_by: Principal) -> Usages:
     """Days in their order, the newest `limit` of them; of anything else the dearest first. The total is of all."""
-    scope = scope_of(seen_by)
-    asked = {
-        "first_day": wanted.first_day,
-        "last_day": wanted.last_day,
-        "agent": wanted.agent,
-        "person": wanted.person,
-        **({"my_name": me(seen_by)["my_name"]} if scope is not Scope.ALL else {}),
-    }
+    scope, asked = scope_of(seen_by), _asked(wanted, seen_by)
     found = conn.execute(_rows[wanted.by][scope], asked | {"limit": wanted.limit}).all()
     rows = [_used(row, _named(row, wanted.by)) for row in found]
     many: int = conn.execute(_how_many[wanted.by][scope], asked).scalar_one()
     total = _used(conn.execute(_total[scope], asked).one(), "")
     return Usages(rows[::-1] if wanted.by is By.DAY else rows, total, many - len(rows))
+
+
+def in_days(conn: sa.Connection, *, wanted: Wanted, seen_by: Principal) -> dict[str, list[tuple[int, Used]]]:
+    """Of each by its name, the days on which it used something, whatever their order."""
+    found: dict[str, list[tuple[int, Used]]] = {}
+    for row in conn.execute(_in_days[wanted.by][scope_of(seen_by)], _asked(wanted, seen_by)):
+        key = _named(row, wanted.by)
+        found.setdefault(key, []).append((row.day, _used(row, key)))
+    return found
+
+
+def _asked(wanted: Wanted, seen_by: Principal) -> dict[str, Any]:
+    return {
+        "first_day": wanted.first_day,
+        "last_day": wanted.last_day,
+        "agent": wanted.agent,
+        "person": wanted.person,
+        **({"my_name": me(seen_by)["my_name"]} if scope_of(seen_by) is not Scope.ALL else {}),
+    }
 
 
 def _used(row: Any, key: str) -> Used:

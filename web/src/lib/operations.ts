@@ -100,6 +100,10 @@ export type ConfigChecked = { "ok": boolean; "faults": Array<string>; "hash": st
 
 export type ConfigExported = { "text": string };
 
+export type ConfigFields = { "file": string; "hash": string; "sections": Array<SectionShown>; "faults": Array<FaultShown>; "waiting-for-a-restart": Array<string> };
+
+export type ConfigPreview = { "old": string; "new": string; "patch": Record<string, unknown>; "changes": Array<RetinueConfigChangesChange>; "faults": Array<FaultShown>; "hash": string };
+
 export type ConfigShown = { "file": string; "hash": string; "files": Array<string>; "settings": Record<string, unknown>; "default-agent": string | null; "waiting-for-a-restart": Array<string> };
 
 export type CredentialKind = "api_key" | "token";
@@ -165,6 +169,8 @@ export type Failed = { "id": string; "reason": Reason; "agent"?: string; "model"
 export type Failure = "auth" | "bad_request" | "connection" | "content_filter" | "context_overflow" | "malformed" | "not_found" | "overloaded" | "permission" | "quota" | "rate_limit" | "server" | "timeout" | "too_large";
 
 export type FailureShown = { "reason": Failure; "errors": number; "failed-at": string; "cooling-until": string | null };
+
+export type FaultShown = { "path": string; "sentence": string; "line": number | null; "because": string; "try": string };
 
 export type FieldKind = "choice" | "number" | "several" | "text" | "yes-no";
 
@@ -296,6 +302,8 @@ export type OfSession = { "session": string };
 
 export type OneFile = { "name": string; "path": string };
 
+export type Origin = "default" | "environment" | "file";
+
 export type OriginKind = "agent" | "chat" | "external" | "heartbeat" | "schedule" | "subagent" | "terminal" | "web";
 
 export type Outcome = "answered" | "cancelled" | "dead" | "delivered" | "expired" | "interrupted" | "noted" | "refused";
@@ -325,6 +333,8 @@ export type PluginsListed = { "plugins": Array<Guest> };
 export type PreferenceShown = { "key": string; "value": unknown };
 
 export type PreferencesListed = { "preferences": Array<PreferenceShown> };
+
+export type Preview = { "changes"?: Record<string, unknown> | null; "text"?: string | null };
 
 export type Purge = { "done_days"?: number | null; "news_days"?: number | null; "runs_days"?: number | null; "unread"?: boolean; "dry_run"?: boolean };
 
@@ -394,6 +404,8 @@ export type RunTraced = { "run": RunListed; "acts": Array<EnvelopeRead | Envelop
 
 export type RunsListed = { "runs": Array<RunListed>; "next": string | null };
 
+export type SectionShown = { "path": Array<string>; "says": string; "settings": Array<SettingShown> };
+
 export type SecurityFound = { "check": string; "severity": "critical" | "info" | "warning"; "sentence": string; "because": string; "try": string; "fixable": boolean };
 
 export type Send = { "to": string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string; "when_busy"?: WhenBusy | null };
@@ -433,6 +445,10 @@ export type SessionsListed = { "sessions": Array<SessionListed>; "next": string 
 export type SetOrder = { "provider": string; "ids"?: Array<string>; "agent"?: string };
 
 export type SetRole = { "name": string; "role": Role };
+
+export type SettingShown = { "path": Array<string>; "says": string; "shape": Shape; "choices": Array<string>; "least": number | null; "most": number | null; "example": string; "effect": Effect; "value": unknown; "default": unknown; "from": Origin; "place": string; "waiting": boolean };
+
+export type Shape = "choice" | "number" | "other" | "switch" | "text" | "texts" | "whole";
 
 export type Share = { "session": string; "person": string };
 
@@ -757,6 +773,10 @@ export interface Operations {
   "config.apply": { asked: Apply; answered: ConfigApplied; effect: true };
   /** Write the staff down as a settings file, without secrets. */
   "config.export": { asked: Nothing; answered: ConfigExported; effect: false };
+  /** Say what can be set, what it is now, and where that comes from. */
+  "config.fields": { asked: Nothing; answered: ConfigFields; effect: false };
+  /** Show what a change of the settings file would do. Nothing is changed. */
+  "config.preview": { asked: Preview; answered: ConfigPreview; effect: false };
   /** Who is here, and what waits for you. */
   "house.status": { asked: Nothing; answered: HouseStatus; effect: false };
   /** Everything a client shows first, and the cursor from which its news goes on. */
@@ -938,6 +958,8 @@ export const routes: { [Name in keyof Operations]: string } = {
   "config.reload": "/api/config/reload",
   "config.apply": "/api/config/apply",
   "config.export": "/api/config/export",
+  "config.fields": "/api/config/fields",
+  "config.preview": "/api/config/preview",
   "house.status": "/api/house/status",
   "house.state": "/api/house/state",
   "house.ledger": "/api/house/ledger",
