@@ -1,35 +1,49 @@
 // One conversation as it is, and as it goes on: lines from the house, what is being said now, what waits, and what one
 // has just sent oneself.
 
-import { ask, newKey, type Answered, type Asked } from "./api";
+import { ask, newKey, Unreachable, upload, type Answered, type Asked } from "./api";
 import { house } from "./house.svelte";
 import type { Delta, News, Partial } from "./live.svelte";
+import { keepUnsent, unsentIn } from "./outbox";
 
 export type Line = Answered<"session.transcript">["lines"][number];
 export type Waiting = Answered<"session.waiting">["envelopes"][number];
+type Read = Answered<"session.transcript">;
 type Send = Asked<"envelope.send">;
+
+/** A file that goes along. */
+export interface Chosen {
+  name: string;
+  type: string;
+  bytes: Blob;
+}
 
 /** What one wrote, until the house shows it among the lines. */
 export interface Sending {
   key: string;
   text: string;
-  files: { name: string; media_type: string; data: string }[];
+  files: Chosen[];
   whenBusy: "collect" | "steer" | null;
   envelope: string | null;
   error: unknown;
   at: string;
 }
 
-/** A call that is being made now. */
-export interface Step {
-  call: string;
-  tool: string;
-  since: number;
+/** A command and what the house answered: beside the conversation, which its agent never reads. */
+export interface Aside {
+  envelope: string;
+  text: string;
+  answer: string;
+  at: string;
+  /** The line it came after. */
+  after: number;
 }
 
 const LINES_AT_ONCE = 100;
 const LINES_TO_FIND = 500;
 const WAITING_AFTER_MS = 120;
+const ANSWER_WITHIN_MS = 2_000;
+const ASIDES_MAX = 50;
 
 export class Conversation {
   readonly session: string;
@@ -38,67 +52,88 @@ export class Conversation {
   agent: string = $state("");
   revision: number = $state(0);
   lines: Line[] = $state.raw([]);
+  /** The number of the newest line that was heard of: it may still be on its way. */
+  newest: number = $state(0);
   /** Where the context begins that the model reads. */
   begins: number = $state(1);
   earlier: boolean = $state(false);
   run: { id: string; status: string } | null = $state.raw(null);
   partial: Partial | null = $state.raw(null);
-  steps: Step[] = $state.raw([]);
   waiting: Waiting[] = $state.raw([]);
   sending: Sending[] = $state([]);
-  /** The last run ended so, where it did not end well. */
+  asides: Aside[] = $state.raw([]);
+  /** The last run ended so, where it did not end well and no line says it. */
   ended: { because: string; outcome: string } | null = $state.raw(null);
 
   #cursor = 0;
   #unfollow: () => void = () => {};
   #unlisten: () => void;
+  #loads = 0;
   #deltas: Delta[] = [];
   #frame = 0;
+  #asked = false;
   #tail: Promise<void> | null = null;
   #tailAgain = false;
   #timer = 0;
-  #chars = 0;
+  #chars = { text: 0, thinking: 0 };
+  #underway = new Set<Promise<unknown>>();
 
   constructor(session: string) {
     this.session = session;
+    this.sending = unsentIn(session).map((one) => ({ ...one, files: [], envelope: null, error: null }));
     this.#unlisten = house.live.listen({
-      news: (news) => news.session === session && this.#news(news),
+      news: (news) => news.session === session && this.phase !== "loading" && this.#news(news),
       delta: (delta) => delta.session === session && this.#delta(delta),
-      partials: (all, of) => (of === null || of === session) && this.#partials(all),
+      partials: (all, of) => {
+        if (of === null || of === session) this.#partials(all);
+        if (of === null) this.#back();
+      },
       reset: (of) => (of === null || of === session) && void this.load(),
     });
-    void this.load();
+    void this.load().then(() => this.sending.forEach((one) => void this.again(one.key)));
   }
 
   close(): void {
     this.#unlisten();
     this.#unfollow();
+    this.#loads++;
     clearTimeout(this.#timer);
+    clearTimeout(this.#frame);
     cancelAnimationFrame(this.#frame);
   }
 
   /** From the house, anew. */
   async load(): Promise<void> {
+    const load = ++this.#loads;
     try {
       const read = await ask("session.transcript", { session: this.session, limit: LINES_AT_ONCE });
-      this.agent = read.agent;
-      this.revision = read.revision;
-      this.lines = read.lines;
-      this.begins = read.begins;
-      this.earlier = read.earlier;
-      this.run = read.run;
-      this.#cursor = read.cursor;
-      this.#partials(read.partials);
-      this.#settle();
+      await this.#answers();
+      if (load !== this.#loads) return;
+      this.#take(read);
       this.phase = "ready";
       this.trouble = null;
       this.#unfollow();
       this.#unfollow = house.live.follow(this.session, read.cursor);
       void this.#wait();
     } catch (error) {
+      if (load !== this.#loads) return;
       this.trouble = error;
-      this.phase = (error as { code?: string }).code === "session.not-found" ? "gone" : this.phase;
+      if ((error as { code?: string }).code === "session.not-found") this.phase = "gone";
     }
+  }
+
+  #take(read: Read): void {
+    this.agent = read.agent;
+    this.revision = read.revision;
+    this.lines = read.lines;
+    this.newest = read.lines.at(-1)?.seq ?? 0;
+    this.begins = read.begins;
+    this.earlier = read.earlier;
+    this.run = read.run;
+    this.#cursor = read.cursor;
+    this.partial = null;
+    this.#partials(read.partials);
+    this.#settle();
   }
 
   /** The lines before those that are here. How many came. */
@@ -117,22 +152,33 @@ export class Conversation {
     while (this.earlier && (await this.older(LINES_TO_FIND)));
   }
 
-  async send(text: string, files: Sending["files"], whenBusy: Sending["whenBusy"]): Promise<void> {
-    const one: Sending = { key: newKey(), text, files, whenBusy, envelope: null, error: null, at: new Date().toISOString() };
-    this.sending.push(one);
+  async send(text: string, files: Chosen[], whenBusy: Sending["whenBusy"], key = newKey()): Promise<void> {
+    this.sending.push({ key, text, files, whenBusy, envelope: null, error: null, at: new Date().toISOString() });
     this.ended = null;
-    await this.again(one.key);
+    await this.again(key);
   }
 
   /** Try to send it once more: with the same key it arrives once, however often it was tried. */
   async again(key: string): Promise<void> {
     const one = this.sending.find((each) => each.key === key);
-    if (!one) return;
+    if (!one || one.envelope) return;
     one.error = null;
-    const wanted: Send = { to: `agent:${this.agent}`, session: this.session, text: one.text, key };
-    if (one.files.length) wanted.attachments = one.files;
+    this.#keep();
+    const trying = this.#post(one);
+    this.#underway.add(trying);
+    await trying;
+    this.#underway.delete(trying);
+    this.#keep();
+  }
+
+  async #post(one: Sending): Promise<void> {
+    const wanted: Send = { to: `agent:${this.agent}`, session: this.session, text: one.text, key: one.key };
     if (one.whenBusy && this.run) wanted.when_busy = one.whenBusy;
     try {
+      if (one.files.length) {
+        const taken = one.files.map(async (file) => ({ name: file.name, media_type: file.type, hash: await upload(file.bytes) }));
+        wanted.attachments = await Promise.all(taken);
+      }
       one.envelope = (await ask("envelope.send", wanted)).envelope;
       this.#settle();
       this.#waitSoon();
@@ -143,10 +189,35 @@ export class Conversation {
 
   discard(key: string): void {
     this.sending = this.sending.filter((each) => each.key !== key);
+    this.#keep();
+  }
+
+  /** Take back what waits. */
+  async cancel(envelope: string): Promise<void> {
+    await ask("envelope.cancel", { id: envelope });
+    this.#gone(envelope);
   }
 
   async stop(): Promise<void> {
-    await ask("session.stop", { session: this.session });
+    await ask("session.stop", { session: this.session, clear: false });
+  }
+
+  /** Files are not kept: a browser has no room for them. */
+  #keep(): void {
+    keepUnsent(this.session, this.sending.filter((one) => one.envelope === null && !one.files.length));
+  }
+
+  /** The answers to what is being sent right now: what they tell of may be among the lines already. */
+  async #answers(): Promise<void> {
+    if (!this.#underway.size) return;
+    const late = new Promise((resolve) => setTimeout(resolve, ANSWER_WITHIN_MS));
+    await Promise.race([Promise.allSettled([...this.#underway]), late]);
+  }
+
+  /** The house is there again: what failed for want of it is tried again. */
+  #back(): void {
+    if (this.trouble) void this.load();
+    for (const one of this.sending) if (one.error instanceof Unreachable) void this.again(one.key);
   }
 
   // --- what the house tells ---
@@ -162,36 +233,42 @@ export class Conversation {
         break;
       case "run.parked":
         this.run = { id: news.run ?? "", status: "parked" };
-        this.steps = [];
         break;
-      case "run.ended": {
+      case "run.ended":
         this.run = null;
-        this.partial = null;
-        this.steps = [];
-        const because = String(news["because"] ?? "");
-        this.ended = news["status"] === "completed" ? null : { because, outcome: String(news["status"]) };
+        this.#silence();
+        if (news["status"] !== "completed" && !news.record) {
+          this.ended = { because: String(news["because"] ?? ""), outcome: String(news["status"]) };
+        }
         break;
-      }
-      case "step.opened":
-        this.steps = [...this.steps, { call: String(news["call"] ?? ""), tool: String(news["tool"] ?? ""), since: Date.now() }];
+      case "envelope.accepted":
+        this.#answered(news);
         break;
-      case "session.reset":
+      case "envelope.settled":
+        this.#settled(news);
+        break;
       case "session.deleted":
-        if (news.news === "session.deleted") this.phase = "gone";
-        else void this.load();
+        this.phase = "gone";
+        return;
+      case "session.restored":
+      case "session.reset":
+      case "session.trimmed":
+        void this.load();
         return;
     }
     if (news.news.startsWith("envelope.") || news.news.startsWith("run.")) this.#waitSoon();
-    if (news.record) this.#record(news);
-    else if (news.news === "session.changed" && news["revision"] !== undefined) void this.load();
+    if (news.record) {
+      if (typeof news["revision"] === "number") this.revision = news["revision"];
+      this.#record(news);
+    } else if (typeof news["revision"] === "number" && news["revision"] !== this.revision) void this.load();
   }
 
   #record(news: News): void {
     const record = news.record;
     const last = this.lines.at(-1)?.seq ?? 0;
     if (!record || record.seq <= last) return;
-    if (record.kind === "assistant") this.partial = null;
-    if (record.kind === "tool") this.steps = this.steps.filter((each) => each.call !== record.body["call"]);
+    this.newest = Math.max(this.newest, record.seq);
+    if (record.kind === "assistant") this.#silence();
     if (record.seq === last + 1 && record.kind !== "user") {
       const line = { ...record, at: news.at, run: news.run ?? null, trust: "private", mail: [] } as Line;
       this.lines = [...this.lines, line];
@@ -217,19 +294,47 @@ export class Conversation {
     const after = this.lines.at(-1)?.seq ?? 0;
     try {
       const read = await ask("session.transcript", { session: this.session, after, limit: LINES_TO_FIND });
+      await this.#answers();
       if (read.revision !== this.revision) return void (await this.load());
       const known = this.lines.at(-1)?.seq ?? 0;
       this.lines = [...this.lines, ...read.lines.filter((line) => line.seq > known)];
+      this.newest = Math.max(this.newest, this.lines.at(-1)?.seq ?? 0);
       this.#settle();
     } catch (error) {
       this.trouble = error;
     }
   }
 
-  /** What one sent is here when the house shows it. */
+  /** What was sent is here when the house shows it. */
   #settle(): void {
     const shown = new Set(this.lines.flatMap((line) => line.mail.map((mail) => mail.envelope)));
+    for (const aside of this.asides) shown.add(aside.envelope);
     this.sending = this.sending.filter((each) => each.envelope === null || !shown.has(each.envelope));
+    if (this.waiting.some((each) => shown.has(each.id))) this.waiting = this.waiting.filter((each) => !shown.has(each.id));
+  }
+
+  /** An envelope that no run will read: taken back, or answered by the house itself. */
+  #settled(news: News): void {
+    const envelope = news.envelope ?? "";
+    if (news["kind"] !== "message" || !String(news["to"]).startsWith("agent:")) return;
+    if (news["outcome"] === "cancelled") return this.#gone(envelope);
+    if (this.lines.some((line) => line.mail.some((mail) => mail.envelope === envelope))) return;
+    const answer = news["outcome"] === "answered" ? "" : String(news["because"] ?? "");
+    const aside = { envelope, text: String(news["text"] ?? ""), answer, at: news.at, after: this.newest };
+    this.asides = [...this.asides, aside].slice(-ASIDES_MAX);
+    this.#settle();
+  }
+
+  #answered(news: News): void {
+    const to = news["reply_to"];
+    if (!this.asides.some((each) => each.envelope === to)) return;
+    const answer = String(news["text"] ?? "");
+    this.asides = this.asides.map((each) => (each.envelope === to ? { ...each, answer } : each));
+  }
+
+  #gone(envelope: string): void {
+    this.sending = this.sending.filter((each) => each.envelope !== envelope);
+    this.waiting = this.waiting.filter((each) => each.id !== envelope);
   }
 
   #waitSoon(): void {
@@ -240,6 +345,7 @@ export class Conversation {
   async #wait(): Promise<void> {
     try {
       this.waiting = (await ask("session.waiting", { session: this.session })).envelopes;
+      this.#settle();
     } catch {
       // what waits is shown when the house answers again
     }
@@ -267,32 +373,41 @@ export class Conversation {
     if (newer) {
       if (delta.offset) return this.#lost(now);
       now = { session: delta.session, run: delta.run, turn: delta.turn, attempt: delta.attempt, text: "", thinking: "" };
-      this.#chars = 0;
+      this.#chars = { text: 0, thinking: 0 };
     } else if (!now || delta.turn < now.turn || delta.attempt < now.attempt) return now;
-    const before = now[delta.kind];
-    // Offsets count characters, which are not JavaScript's.
-    const length = delta.kind === "text" ? this.#chars : lengthOf(before);
+    const length = this.#chars[delta.kind];
     if (delta.offset > length) return this.#lost(now);
     if (delta.offset < length) return now;
-    if (delta.kind === "text") this.#chars += lengthOf(delta.text);
-    return { ...now, [delta.kind]: before + delta.text };
+    this.#chars[delta.kind] += lengthOf(delta.text);
+    return { ...now, [delta.kind]: now[delta.kind] + delta.text };
   }
 
-  /** Something was missed: ask for all that was said so far. */
+  /** Something was missed: ask, once, for all that was said so far. */
   #lost(now: Partial | null): Partial | null {
-    house.live.send({ type: "subscribe", session: this.session, after: this.#cursor });
+    if (!this.#asked) this.#asked = house.live.send({ type: "subscribe", session: this.session, after: this.#cursor });
     return now;
   }
 
   #partials(all: Partial[]): void {
+    this.#flush();
+    this.#asked = false;
     const mine = all.findLast((each) => each.session === this.session) ?? null;
-    this.#deltas = [];
+    const now = this.partial;
+    // Words that were said since it was written down may have come before it.
+    const same = mine && now && mine.run === now.run && mine.turn === now.turn && mine.attempt === now.attempt;
+    if (same && now.text.length >= mine.text.length && now.thinking.length >= mine.thinking.length) return;
     this.partial = mine;
-    this.#chars = lengthOf(mine?.text ?? "");
+    this.#chars = { text: lengthOf(mine?.text ?? ""), thinking: lengthOf(mine?.thinking ?? "") };
+  }
+
+  /** What was being said is a line now, or will never be one. */
+  #silence(): void {
+    this.#deltas = [];
+    this.partial = null;
   }
 }
 
-/** In characters as the house counts them. */
+/** In characters as the house counts them, which are not JavaScript's. */
 function lengthOf(text: string): number {
   let length = 0;
   for (let i = 0; i < text.length; i++) {

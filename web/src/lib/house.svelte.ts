@@ -12,6 +12,7 @@ export type Approval = State["approvals"][number];
 export type Phase = "opening" | "in" | "signed-out" | "unreachable";
 
 const LOOK_AGAIN_MS = 250;
+const SESSIONS_AT_ONCE = 50;
 const TRY_AGAIN_MS = 2_000;
 
 /** After which news the house is looked at again: what they change is not all in them. */
@@ -19,6 +20,7 @@ const CHANGES_STATE = new Set([
   "session.started",
   "session.changed",
   "session.deleted",
+  "session.restored",
   "session.reset",
   "agent.changed",
   "approval.asked",
@@ -40,8 +42,13 @@ export class House {
   running: ReadonlySet<string> = $state.raw(new Set<string>());
   readonly live = new Live();
 
+  /** Whether there are sessions that were not asked for yet. */
+  more: boolean = $state(false);
+
   #looking = 0;
   #cursor = 0;
+  /** Where the list of sessions goes on; null after its end. */
+  #next: string | null = "";
 
   constructor() {
     whenSignedOut(() => this.#out(""));
@@ -109,6 +116,15 @@ export class House {
     this.sessions = byUse([session, ...this.sessions.filter((each) => each.sessionId !== session.sessionId)]);
   }
 
+  /** The next page of the list of sessions. */
+  async older(): Promise<void> {
+    if (this.#next === null) return;
+    const read = await ask("session.list", { limit: SESSIONS_AT_ONCE, cursor: this.#next });
+    this.#next = read.next;
+    this.more = read.next !== null;
+    this.sessions = byUse([...this.sessions, ...read.sessions.filter((each) => !this.session(each.sessionId))]);
+  }
+
   forget(session: string): void {
     this.sessions = this.sessions.filter((each) => each.sessionId !== session);
   }
@@ -146,7 +162,10 @@ export class House {
     this.you = state.you;
     this.level = state.level;
     this.agents = state.agents;
-    this.sessions = byUse(state.sessions);
+    const read = new Set(state.sessions.map((each) => each.sessionId));
+    const all = state.sessions.length < SESSIONS_AT_ONCE;
+    this.sessions = byUse([...state.sessions, ...(all ? [] : this.sessions.filter((each) => !read.has(each.sessionId)))]);
+    if (this.#next !== null) this.more = !all;
     this.approvals = state.approvals;
     this.unread = state.unread;
     this.running = new Set(state.sessions.filter((each) => each.wakefulness === "active").map((each) => each.sessionId));
@@ -163,7 +182,9 @@ export class House {
         const words = typeof news["text"] === "string" && news["text"] ? { lastSnippet: snippet(news["text"]) } : {};
         this.know({ ...known, ...words, updatedAt: news.at });
       } else if (!known) this.look();
+      if (news.news === "session.deleted") this.forget(session);
     }
+    if (news.news === "envelope.accepted" && news["to"] === this.you) this.look(); // it is unread until it is read
     if (CHANGES_STATE.has(news.news)) this.look();
   }
 
@@ -183,7 +204,7 @@ function snippet(text: string): string {
 }
 
 function byUse(sessions: Session[]): Session[] {
-  return sessions.toSorted((a, b) => (a.updatedAt < b.updatedAt ? 1 : a.updatedAt > b.updatedAt ? -1 : 0));
+  return sessions.toSorted((a, b) => Date.parse(b.updatedAt) - Date.parse(a.updatedAt));
 }
 
 export const house = new House();

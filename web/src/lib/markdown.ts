@@ -2,7 +2,8 @@
 // of another host that is loaded by itself.
 
 import DOMPurify from "dompurify";
-import { Marked, type Token } from "marked";
+import { Marked, type Token, type Tokens } from "marked";
+import { unturned } from "./words";
 
 const LINKS = /^(?:https?:|mailto:)/i;
 const TAGS = [
@@ -46,38 +47,71 @@ purify.addHook("afterSanitizeAttributes", (node) => {
     node.setAttribute("title", href);
     // Words that look like an address of another place are followed by the place they lead to.
     const host = hostOf(href);
-    const claimed = /(?:https?:\/\/)?([\w-]+(?:\.[\w-]+)+)/i.exec(node.textContent ?? "")?.[1]?.toLowerCase();
-    if (host && claimed && !host.endsWith(claimed) && !claimed.endsWith(host)) node.append(` (${host})`);
+    if (host && claimsOther(node.textContent ?? "", host)) node.append(` (${host})`);
   } else if (node.tagName === "INPUT" && node.getAttribute("type") !== "checkbox") node.remove();
 });
 
-export interface Block {
-  /** What it was made of: the same text gives the same block. */
-  source: string;
-  kind: string;
+/** So many items of a list are one block: a block is made anew as a whole while it grows. */
+const ITEMS_MAX = 20;
+
+export interface Parted {
+  /** What each block is made of: the same text gives the same block. */
+  blocks: string[];
+  /** Where the last of them begins: all before it will not change, whatever is said next. */
+  open: number;
 }
 
 /** A text as its blocks. Nothing is made of them yet. */
-export function blocksOf(text: string): Block[] {
-  return marked
-    .lexer(text)
-    .filter((token) => token.type !== "space")
-    .map((token: Token) => ({ source: token.raw, kind: token.type }));
+export function parted(text: string): Parted {
+  const blocks: string[] = [];
+  const places: string[] = [];
+  let at = 0;
+  let open = 0;
+  const add = (source: string): void => {
+    open = at;
+    at += source.length;
+    blocks.push(source);
+  };
+  for (const token of marked.lexer(text)) {
+    if (token.type === "space") at += token.raw.length;
+    else if (token.type === "def") {
+      places.push(token.raw.trim());
+      at += token.raw.length;
+    } else if (isLong(token)) for (const piece of piecesOf(token)) add(piece);
+    else add(token.raw);
+  }
+  return { blocks: places.length ? blocks.map((each) => withPlaces(each, places)) : blocks, open };
 }
 
-/** Where the last block of a text begins: all before it will not change, whatever is said next. */
-export function openFrom(text: string): number {
-  const tokens = marked.lexer(text);
-  let end = text.length;
-  for (const token of tokens.toReversed()) {
-    end -= token.raw.length;
-    if (token.type !== "space") return Math.max(0, end);
+function isLong(token: Token): token is Tokens.List {
+  return token.type === "list" && (token as Tokens.List).items.length > ITEMS_MAX;
+}
+
+function piecesOf(list: Tokens.List): string[] {
+  const pieces: string[] = [];
+  let rest = list.raw;
+  for (let i = 0; i + ITEMS_MAX < list.items.length; i += ITEMS_MAX) {
+    const length = list.items.slice(i, i + ITEMS_MAX).reduce((sum, item) => sum + item.raw.length, 0);
+    pieces.push(rest.slice(0, length));
+    rest = rest.slice(length);
   }
-  return 0;
+  return [...pieces, rest];
+}
+
+/** Where links lead may be said at the end of a text: each block that needs it gets it along. */
+function withPlaces(source: string, places: string[]): string {
+  return source.includes("]") ? `${source}\n\n${places.join("\n")}` : source;
+}
+
+/** The words within a block of code that is not closed yet, or null where it is something else. */
+export function openCode(source: string): string | null {
+  if (!/^ {0,3}(?:`{3}|~{3})/.test(source)) return null;
+  const [token, ...more] = marked.lexer(source);
+  return token?.type === "code" && !more.length ? unturned((token as Tokens.Code).text) : null;
 }
 
 export function nodesOf(source: string): DocumentFragment {
-  const made = marked.parse(source, { async: false });
+  const made = marked.parse(unturned(source), { async: false });
   const clean = purify.sanitize(made, {
     ALLOWED_TAGS: TAGS,
     ALLOWED_ATTR: ["href", "title", "start", "align", "type", "checked", "disabled", "data-lang", "data-depth"],
@@ -105,10 +139,16 @@ function scrolling(node: Element): HTMLElement {
 
 function hostOf(address: string): string {
   try {
-    return new URL(address).host.toLowerCase();
+    return new URL(address).hostname.toLowerCase();
   } catch {
     return "";
   }
+}
+
+/** Whether words name a host that is not this one, whatever letters and dots they write it with. */
+function claimsOther(words: string, host: string): boolean {
+  const named = words.toLowerCase().match(/[\p{L}\p{N}-]+(?:[.\u2024\u3002\uff0e\uff61][\p{L}\p{N}-]+)+/gu) ?? [];
+  return named.some((each) => each !== host && !host.endsWith(`.${each}`));
 }
 
 function escaped(text: string): string {

@@ -67,3 +67,8 @@ export function nameIn(address: string): string {
   const [, rest = address] = /^[a-z]+:(.*)$/.exec(address) ?? [];
   return rest.split("/")[0] ?? rest;
 }
+
+/** Without the marks that turn the order of letters around: `photo\u{202e}gnp.exe` would read as a picture. */
+export function unturned(text: string): string {
+  return text.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\u{fffd}");
+}

@@ -1,6 +1,9 @@
 // Lines as a person reads them: a call and its result are one thing, and what the house says about itself is small.
 
-import type { Line } from "../../lib/conversation.svelte";
+import { wordsOf as ownWords } from "../../lib/context";
+import type { Aside, Line } from "../../lib/conversation.svelte";
+import type { Partial } from "../../lib/live.svelte";
+import { unturned } from "../../lib/words";
 
 export interface Call {
   id: string;
@@ -19,6 +22,8 @@ export interface Result {
 }
 
 export interface File {
+  /** Where its bytes are given: only with what one sees it in. */
+  address: string;
   hash: string;
   name: string;
   mediaType: string;
@@ -31,46 +36,71 @@ export interface Usage {
   cost_microusd: number;
 }
 
-export type Item =
-  | { kind: "mail"; id: string; seq: number; from: string; text: string; at: string; files: File[]; envelope: string | null; trust: string }
-  | { kind: "reply"; id: string; seq: number; text: string; thinking: string; at: string; run: string | null; model: string; stop: string; usage: Usage | null }
-  | { kind: "call"; id: string; seq: number; call: Call; result: Result | null; at: string; endedAt: string | null; run: string | null }
-  | { kind: "note"; id: string; seq: number; text: string; at: string; what: "note" | "summary" | "start" | "reset" };
+export type Mail = { kind: "mail"; id: string; seq: number; from: string; text: string; at: string; files: File[]; envelope: string | null; trust: string };
+export type Reply = {
+  kind: "reply"; id: string; seq: number; text: string; thinking: string; at: string; run: string | null; model: string; stop: string; usage: Usage | null;
+  /** It is being said now. */
+  growing: boolean;
+}; // prettier-ignore
+export type Called = { kind: "call"; id: string; seq: number; call: Call; result: Result | null; at: string; endedAt: string | null; run: string | null };
+/** Words of the house itself. A system note has a sender: another part of the house wrote it to the agent. */
+export type Note = {
+  kind: "note"; id: string; seq: number; text: string; at: string; what: "note" | "summary" | "start" | "reset" | "silent" | "system" | "aside"; from: string; asked: string; run: string | null; trust: string; files: File[];
+}; // prettier-ignore
+export type Item = Mail | Reply | Called | Note;
+
+/** A whole reply of one of these is recorded and not sent. */
+const SILENT = new Set(["NO_REPLY", "[[SILENT_REPLY]]"]);
 
 type Raw = Record<string, unknown>;
 
 /** `results` are those of all lines: a result may lie behind what is shown here. */
-export function itemsOf(lines: readonly Line[], results: ReadonlyMap<string, Line>): Item[] {
-  return lines.flatMap((line) => itemsIn(line, results));
+export function itemsOf(lines: readonly Line[], results: ReadonlyMap<string, Line>, session: string): Item[] {
+  return lines.flatMap((line) => itemsIn(line, results, session));
 }
 
 export function resultsIn(lines: readonly Line[]): Map<string, Line> {
   return new Map(lines.filter((line) => line.kind === "tool").map((line) => [String((line.body as Raw)["call"]), line]));
 }
 
-function itemsIn(line: Line, results: ReadonlyMap<string, Line>): Item[] {
+/** What is being said now, with the number that it will have as a line. */
+export function liveItem(partial: Partial, seq: number): Reply {
+  const { text, thinking, run } = partial;
+  return { kind: "reply", id: `${seq}`, seq, text, thinking, at: "", run, model: "", stop: "", usage: null, growing: true };
+}
+
+/** Whether it may still become one of the words that mean: no answer. */
+export function staysSilent(text: string): boolean {
+  const said = text.trim();
+  return said !== "" && [...SILENT].some((word) => word.startsWith(said));
+}
+
+export function asideItem(aside: Aside): Note {
+  return { ...note(aside.after, aside.at, "aside", aside.answer), id: `aside-${aside.envelope}`, asked: ownWords(aside.text) };
+}
+
+function itemsIn(line: Line, results: ReadonlyMap<string, Line>, session: string): Item[] {
   const body = line.body as Raw;
   const { seq, at, run } = line;
+  const here = `session=${session}&record=${seq}`;
+  const text = String(body["text"] ?? "");
   switch (line.kind) {
     case "user":
       if (!line.mail.length) {
-        return [{ kind: "mail", id: `${seq}`, seq, from: "", text: String(body["text"] ?? ""), at, files: filesOf(body["attachments"]), envelope: null, trust: line.trust }];
+        return [{ kind: "mail", id: `${seq}`, seq, from: "", text, at, files: filesOf(body["attachments"], here), envelope: null, trust: line.trust }];
       }
-      return line.mail.map((mail, i) => ({
-        kind: "mail",
-        id: `${seq}.${i}`,
-        seq,
-        from: mail.from,
-        text: mail.text,
-        at: mail.at,
-        files: filesOf(mail.attachments),
-        envelope: mail.envelope,
-        trust: line.trust,
-      }));
+      return line.mail.map((mail, i) => {
+        const id = `${seq}.${i}`;
+        const files = filesOf(mail.attachments, `envelope=${mail.envelope}`);
+        if (mail.kind !== "message" && mail.kind !== "answer") {
+          return { ...note(seq, mail.at, "system", mail.text), id, from: mail.from, files, trust: line.trust };
+        }
+        return { kind: "mail", id, seq, from: mail.from, text: mail.text, at: mail.at, files, envelope: mail.envelope, trust: line.trust };
+      });
     case "assistant": {
       const calls = (body["calls"] ?? []) as Call[];
-      const text = String(body["text"] ?? "");
       const thinking = String(body["thinking"] ?? "");
+      if (SILENT.has(text.trim()) && !calls.length && !thinking) return [{ ...note(seq, at, "silent", ""), run }];
       const said: Item = {
         kind: "reply",
         id: `${seq}`,
@@ -82,10 +112,11 @@ function itemsIn(line: Line, results: ReadonlyMap<string, Line>): Item[] {
         model: String(body["model"] ?? ""),
         stop: String(body["stop"] ?? ""),
         usage: (body["usage"] ?? null) as Usage | null,
+        growing: false,
       };
       const made = calls.map((call): Item => {
         const found = results.get(call.id);
-        const result = found ? resultOf(found.body as Raw) : null;
+        const result = found ? resultOf(found, session) : null;
         return { kind: "call", id: `${seq}:${call.id}`, seq, call, result, at, endedAt: found?.at ?? null, run };
       });
       return text || thinking || !calls.length ? [said, ...made] : made;
@@ -93,11 +124,16 @@ function itemsIn(line: Line, results: ReadonlyMap<string, Line>): Item[] {
     case "tool":
       return []; // shown with its call
     default:
-      return [{ kind: "note", id: `${seq}`, seq, text: String(body["text"] ?? ""), at, what: line.kind as "note" }];
+      return [{ ...note(seq, at, line.kind, text), run, trust: String(body["trust"] ?? ""), files: filesOf(body["attachments"], here) }];
   }
 }
 
-function resultOf(body: Raw): Result {
+function note(seq: number, at: string, what: Note["what"], text: string): Note {
+  return { kind: "note", id: `${seq}`, seq, text, at, what, from: "", asked: "", run: null, trust: "", files: [] };
+}
+
+function resultOf(line: Line, session: string): Result {
+  const body = line.body as Raw;
   return {
     call: String(body["call"]),
     tool: String(body["tool"]),
@@ -105,36 +141,30 @@ function resultOf(body: Raw): Result {
     failed: Boolean(body["failed"]),
     trust: String(body["trust"] ?? ""),
     whole: String(body["whole"] ?? ""),
-    attachments: filesOf(body["attachments"]),
+    attachments: filesOf(body["attachments"], `session=${session}&record=${line.seq}`),
   };
 }
 
-function filesOf(list: unknown): File[] {
+function filesOf(list: unknown, where: string): File[] {
   return ((list ?? []) as Raw[]).map((each) => ({
+    address: `/api/blob/${encodeURIComponent(String(each["hash"]))}?${where}`,
     hash: String(each["hash"]),
-    name: String(each["name"]),
+    name: unturned(String(each["name"])),
     mediaType: String(each["media-type"] ?? each["media_type"] ?? ""),
     size: Number(each["size-bytes"] ?? each["size_bytes"] ?? 0),
   }));
-}
-
-/** The line that a client puts before a person's words, for the model alone. */
-export function withoutContext(text: string): string {
-  if (!text.startsWith("<context")) return text;
-  const end = text.indexOf("\n");
-  return end < 0 ? "" : text.slice(end + 1);
 }
 
 /** All words of an item, to be searched. */
 export function wordsOf(item: Item): string {
   switch (item.kind) {
     case "mail":
-      return withoutContext(item.text);
+      return ownWords(item.text);
     case "reply":
       return `${item.text}\n${item.thinking}`;
     case "call":
       return `${item.call.tool} ${JSON.stringify(item.call.arguments)} ${item.result?.output ?? ""}`;
     case "note":
-      return item.text;
+      return `${item.asked} ${item.text}`;
   }
 }

@@ -4,24 +4,55 @@ import { ask } from "../../lib/api";
 import { house, type Session } from "../../lib/house.svelte";
 import { path, router } from "../../lib/router.svelte";
 import { attempt, toasts } from "../../lib/toasts.svelte";
+import { unturned } from "../../lib/words";
 import { chat } from "../../strings/chat";
 import { frame } from "../../strings/frame";
 
+export { begin } from "../../lib/talk";
+
 const UNDO_MS = 12_000;
+const PAGES_MAX = 100;
 
 export function titleOf(session: Session): string {
-  return session.name ?? (withoutTags(session.lastSnippet) || chat.unnamed);
+  return unturned(session.name ?? session.lastSnippet) || chat.unnamed;
 }
 
-function withoutTags(text: string): string {
-  return text.replace(/^<context[^\n]*\n?/, "");
+/** Agents in the order of their newest conversation, each with those that fit, the pinned ones first; agents without
+ * one come after them, to be begun with. */
+export function groups(words: string): { agent: string; sessions: Session[] }[] {
+  const byAgent = new Map<string, Session[]>();
+  for (const session of house.sessions) {
+    if (!fits(session, words)) continue;
+    const list = byAgent.get(session.agentId);
+    if (list) list.push(session);
+    else byAgent.set(session.agentId, [session]);
+  }
+  if (!words.trim()) for (const agent of house.agents) if (!byAgent.has(agent.name)) byAgent.set(agent.name, []);
+  return [...byAgent].map(([agent, sessions]) => ({ agent, sessions: sessions.toSorted(pinnedFirst) }));
 }
 
-export async function begin(agent: string): Promise<void> {
-  const made = await attempt(() => ask("session.create", { agent }));
-  if (!made) return;
-  house.look();
-  router.go(path("chat", made.sessionId));
+/** As they stand in the list, one after the other. */
+export function inOrder(words: string): Session[] {
+  return groups(words).flatMap((group) => group.sessions);
+}
+
+function pinnedFirst(a: Session, b: Session): number {
+  return (b.pinnedAt ? Date.parse(b.pinnedAt) : 0) - (a.pinnedAt ? Date.parse(a.pinnedAt) : 0);
+}
+
+function fits(session: Session, typed: string): boolean {
+  const all = `${titleOf(session)} ${session.lastSnippet} ${session.agentId}`.toLowerCase();
+  return typed.toLowerCase().split(/\s+/).every((word) => all.includes(word));
+}
+
+/** All of them, to be looked through. */
+export async function everySession(): Promise<void> {
+  for (let pages = 0; house.more && pages < PAGES_MAX; pages++) await house.older();
+}
+
+/** Have one known that is not among those used lately. */
+export async function find(id: string): Promise<void> {
+  for (let pages = 0; !house.session(id) && house.more && pages < PAGES_MAX; pages++) await house.older();
 }
 
 export async function rename(session: Session, name: string | null): Promise<void> {
