@@ -1175,6 +1175,18 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
     ("config", "export", "Write the staff down as a settings file, without secrets.", False, "privileged", ()),
+    ("config", "fields", "Say what can be set, what it is now, and where that comes from.", False, "privileged", ()),
+    (
+        "config",
+        "preview",
+        "Show what a change of the settings file would do. Nothing is changed.",
+        False,
+        "boss",
+        (
+            ("changes", "--changes", "json", "", None, (), "what config.patch would be asked to merge in"),
+            ("text", "--text", "words", "", None, (), "the whole file as it should become"),
+        ),
+    ),
     ("house", "status", "Who is here, and what waits for you.", False, "restricted", ()),
     (
         "house",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from retinue.config import checks
 from retinue.config.changes import Change, diff
-from retinue.config.faults import BadConfig, Fault, Faults, Place
+from retinue.config.faults import BadConfig, Fault, Faults, KeyPath, Place
 from retinue.config.minds_reading import read_minds
 from retinue.config.reading import rule_of, table_at, unknown_key, values
 from retinue.config.rules import Effect
@@ -62,10 +62,15 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """What can be used of the settings, with defaults where they are wrong, and what is wrong. For diagnosis."""
+    """What can be used of the settings, with defaults where they are wrong, and what is wrong. For diagnosis.
+
+    `tree` is what the files say, each text that had a variable in it also as it is `written`; `places` is where.
+    """
 
     configuration: Configuration
     faults: tuple[Fault, ...]
+    tree: Table = field(default_factory=dict[str, object], repr=False)
+    places: Mapping[KeyPath, Place] = field(default_factory=dict[KeyPath, Place], repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +123,7 @@ def examine(environment: Mapping[str, str], *, text: str | None = None, runners:
         files=tuple(dict.fromkeys(source.files)),
         hash=text_hash(content or ""),
     )
-    return Examined(configuration=configuration, faults=faults.in_order())
+    return Examined(configuration=configuration, faults=faults.in_order(), tree=tree, places=faults.places)
 
 
 def reload(current: Configuration, environment: Mapping[str, str]) -> Reloaded:

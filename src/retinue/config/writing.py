@@ -28,7 +28,7 @@ class Written:
 def change_file(environment: Mapping[str, str], changes: Changes, *, expected_hash: str) -> Written:
     """Patch the settings file of this house. It is written whole or not at all."""
     file = file_from(environment, home_from(environment))
-    text = _text_of(file)
+    text = text_of(file)
     result = patch(text, changes, expected_hash=expected_hash, validate=lambda new: load(environment, text=new))
     after = load(environment, text=result)
     before = examine(environment, text=text).configuration  # a change may be just what mends the file
@@ -54,7 +54,7 @@ def write(file: Path, text: str, *, expected_hash: str) -> None:
             os.fchmod(descriptor, mode)
             opened.flush()
             os.fsync(descriptor)
-        if text_hash(_text_of(file)) != expected_hash:  # someone was quicker, while we were thinking
+        if text_hash(text_of(file)) != expected_hash:  # someone was quicker, while we were thinking
             raise Conflict(
                 f"{file} has changed since it was read",
                 because="someone else wrote it in this very moment",
@@ -72,7 +72,8 @@ def write(file: Path, text: str, *, expected_hash: str) -> None:
         os.close(folder)
 
 
-def _text_of(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """What stands there now; nothing where there is no file yet."""
     try:
         return read_text(file)
     except FileNotFoundError:
