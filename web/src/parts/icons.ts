@@ -16,6 +16,8 @@ export const icons = {
   menu: "M3 5.5h14M3 10h14M3 14.5h14",
   panel: "M3 4h14v12H3zM12 4v12",
   send: "M10 16V4M4.5 9.5 10 4l5.5 5.5",
+  pause: "M7 5v10M13 5v10",
+  play: "M6.5 4.5v11l9-5.5z",
   stop: "M6 6h8v8H6z",
   clip: "M15.5 9.5 9.7 15.3a3.5 3.5 0 0 1-5-5l6-6a2.3 2.3 0 0 1 3.3 3.3l-5.8 5.8a1.2 1.2 0 0 1-1.7-1.7l5-5",
   camera: "M3 6.5h3l1.5-2h5l1.5 2h3v9H3zM10 13.5a2.7 2.7 0 1 0 0-5.4 2.7 2.7 0 0 0 0 5.4z",
@@ -42,6 +44,9 @@ export const icons = {
   file: "M5 3h6l4 4v10H5zM11 3v4h4",
   key: "M7 13a3.5 3.5 0 1 0 0-7 3.5 3.5 0 0 0 0 7zM10.5 9.5H17v3M14 9.5v2.5",
   thought: "M6.5 13.5a4 4 0 0 1-.5-8 4.5 4.5 0 0 1 8.5 1 3.5 3.5 0 0 1-.5 7zM6 16h.01M4 17.5h.01",
+  note: "M4 3.5h12v9l-4 4H4zM12 16.5v-4h4M7 7h6M7 10h4",
+  brief: "M3.5 6h13M3.5 10h8M3.5 14h4",
+  split: "M3 4h14v12H3zM3 10h14",
 } as const;
 
 export type IconName = keyof typeof icons;
