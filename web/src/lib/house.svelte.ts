@@ -2,6 +2,7 @@
 // `house.state`, and news keeps it true.
 
 import { ask, Refused, Unreachable, whenSignedOut, type Answered } from "./api";
+import { wordsOf } from "./context";
 import { Live, type News } from "./live.svelte";
 
 type State = Answered<"house.state">;
@@ -179,7 +180,7 @@ export class House {
       if (news.news === "run.ended" || news.news === "run.parked") this.#run(session, false);
       const known = this.session(session);
       if (known && (news.news === "envelope.accepted" || news.news === "run.ended")) {
-        const words = typeof news["text"] === "string" && news["text"] ? { lastSnippet: snippet(news["text"]) } : {};
+        const words = typeof news["text"] === "string" && news["text"] ? { lastSnippet: snippet(wordsOf(news["text"])) } : {};
         this.know({ ...known, ...words, updatedAt: news.at });
       } else if (!known) this.look();
       if (news.news === "session.deleted") this.forget(session);
