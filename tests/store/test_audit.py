@@ -352,7 +352,7 @@ def household(tmp_path: Path) -> Household:
     return Household(tmp_path)
 
 
-async def ask(house: DeskHouse, who: Any, name: str, **parameters: Any) -> Any:
+async def ask(house: DeskHouse, who: Any, name: str, /, **parameters: Any) -> Any:
     operation: Operation = OPERATIONS[name]
     policy = {**house.desk.policy, name: operation.permission}
     desk = replace(house.desk, policy=policy)
@@ -384,7 +384,14 @@ async def test_the_audit_is_listed_newest_first_in_pages_and_by_what_is_wanted(h
         found = await ask(house, person("owner"), "audit.list", kind="call-allowed", session=SESSION, agent="ada")
         assert [row["subject"] for row in found["audit"]] == [f"tool-{n}" for n in (4, 3, 2, 1, 0)]
         assert (await ask(house, person("owner"), "audit.list", agent="bo"))["audit"] == []
-        for wrong in ({"before": "x"}, {"before": "house-1"}, {"limit": 0}):
+        by_whom = {row["who"] for row in found["audit"]}
+        assert len(by_whom) == 1
+        same = await ask(house, person("owner"), "audit.list", kind="call-allowed", who=by_whom.pop())
+        assert same["audit"] == found["audit"]
+        assert (await ask(house, person("owner"), "audit.list", who="person:nobody"))["audit"] == []
+        late = await ask(house, person("owner"), "audit.list", kind="call-allowed", since="1970-01-01T00:00:01.003Z")
+        assert [row["subject"] for row in late["audit"]] == ["tool-4", "tool-3"]
+        for wrong in ({"before": "x"}, {"before": "house-1"}, {"limit": 0}, {"since": "some day"}):
             with pytest.raises(Invalid):
                 await ask(house, person("owner"), "audit.list", **wrong)
 

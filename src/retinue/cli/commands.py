@@ -1660,6 +1660,8 @@ OPERATIONS: tuple[Operation, ...] = (
                 "only lines of this kind",
             ),
             ("agent", "--agent", "text", "", "", (), "only lines about this agent"),
+            ("who", "--who", "text", "", "", (), "only what this address did or decided: person:NAME, agent:NAME"),
+            ("since", "--since", "text", "", "", (), "only from this time on: -7D, or 2026-01-28T20:30"),
             ("before", "--before", "text", "", "", (), "where the last page ended"),
             ("limit", "--limit", "number", "", 50, (), "how many"),
         ),

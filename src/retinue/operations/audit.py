@@ -18,7 +18,7 @@ from retinue.domain.audit import HOUSE_CHAIN, Anchor, AuditKind, Link, as_line, 
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.ids import ID_LENGTH, SessionId, short
 from retinue.domain.principal import Principal
-from retinue.domain.times import from_ms, show, to_ms
+from retinue.domain.times import from_ms, parse_when, show, to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.store import audit, sessions
 from retinue.store.audit import POSITION_MAX, Before, Place, Verified
@@ -45,6 +45,8 @@ class List(msgspec.Struct, forbid_unknown_fields=True):
     session: Session = ""
     kind: Annotated[AuditKind | None, msgspec.Meta(description="only lines of this kind")] = None
     agent: Annotated[str, msgspec.Meta(description="only lines about this agent")] = ""
+    who: Annotated[str, msgspec.Meta(description="only what this address did or decided: person:NAME, agent:NAME")] = ""
+    since: Annotated[str, msgspec.Meta(description="only from this time on: -7D, or 2026-01-28T20:30")] = ""
     before: Annotated[str, msgspec.Meta(description="where the last page ended")] = ""
     limit: int = LISTED_SHOWN
 
@@ -113,6 +115,7 @@ class AuditExported(msgspec.Struct, frozen=True):
 async def listing(desk: Desk, caller: Principal, asked: List) -> AuditListed:
     _refuse_unless(1 <= asked.limit <= LISTED_MAX, f"a page has 1 to {LISTED_MAX:,} lines", "limit")
     before = _before(asked.before)
+    since = parse_when(asked.since, now=desk.clock.now(), zone=desk.zone) if asked.since else None
 
     def body(conn: sa.Connection) -> list[Link]:
         return audit.listed(
@@ -122,6 +125,8 @@ async def listing(desk: Desk, caller: Principal, asked: List) -> AuditListed:
             chain=_chain(conn, caller, asked.session),
             kind=asked.kind.value if asked.kind is not None else "",
             agent=asked.agent,
+            who=asked.who,
+            since_ms=to_ms(since) if since is not None else None,
             seen_by=caller,
         )
 

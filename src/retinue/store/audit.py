@@ -286,6 +286,8 @@ _FILTERS: dict[str, sa.ColumnElement[bool]] = {
     "chain": _a.c.chain == _b("the_chain"),
     "kind": _a.c.kind == _b("the_kind"),
     "agent": _a.c.agent == _b("the_agent"),
+    "who": _a.c.who == _b("the_who"),
+    "since": _a.c.at_ms >= _b("the_since"),
 }
 _COMBINATIONS = [
     frozenset(some) for size in range(len(_FILTERS) + 1) for some in itertools.combinations(_FILTERS, size)
@@ -317,11 +319,13 @@ def listed(
     chain: str | None = None,
     kind: str = "",
     agent: str = "",
+    who: str = "",
+    since_ms: int | None = None,
     seen_by: Principal = HOUSE,
 ) -> list[Link]:
     """The newest lines first, of chains that are seen: the house's own is the owner's."""
     at_ms, after_chain, position = before or (POSITION_MAX, HOUSE_CHAIN, 0)
-    wanted = {"chain": chain, "kind": kind or None, "agent": agent or None}
+    wanted = {"chain": chain, "kind": kind or None, "agent": agent or None, "who": who or None, "since": since_ms}
     given = {f"the_{name}": value for name, value in wanted.items() if value is not None}
     filtered = frozenset(name for name, value in wanted.items() if value is not None)
     bounds = {"at": at_ms, "after_chain": after_chain, "before_position": position, "limit": limit}

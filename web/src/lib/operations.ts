@@ -556,7 +556,7 @@ export type RetinueOperationsApprovalsList = { "past"?: boolean; "limit"?: numbe
 
 export type RetinueOperationsAuditExport = { "session"?: string; "after"?: string; "limit"?: number };
 
-export type RetinueOperationsAuditList = { "session"?: string; "kind"?: AuditKind | null; "agent"?: string; "before"?: string; "limit"?: number };
+export type RetinueOperationsAuditList = { "session"?: string; "kind"?: AuditKind | null; "agent"?: string; "who"?: string; "since"?: string; "before"?: string; "limit"?: number };
 
 export type RetinueOperationsCredentialAnswersState = "cooling-down" | "ready" | "unreadable";
 
