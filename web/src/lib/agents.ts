@@ -1,7 +1,7 @@
 // How an agent looks: its own colour and icon, or those that its name gives it.
 
 export const COLOURS = [
-  "red", "orange", "amber", "olive", "green", "teal", "cyan", "blue", "indigo", "violet", "pink", "slate",
+  "red", "orange", "amber", "lime", "green", "teal", "cyan", "blue", "indigo", "violet", "pink", "slate",
 ] as const; // prettier-ignore
 export type Colour = (typeof COLOURS)[number];
 
