@@ -70,7 +70,8 @@ def sum_of(column: sa.ColumnElement[int], *where: sa.ColumnElement[bool]) -> sa.
 
 _sums = (sum_of(_m.c.settled_microusd).label("settled"), sum_of(_m.c.held_microusd).label("held"))
 _of_run = sa.select(*_sums).where(_m.c.run == _b("run"))
-_of_tree = sa.select(*_sums).where(_m.c.root == _b("root"))
+_below = sa.and_(_m.c.root == _b("root"), _m.c.root != _m.c.run)  # the words of its partial index
+_of_tree = sa.select(*_sums).where(sa.or_(_m.c.run == _b("root"), _below))
 _WHO: dict[str, tuple[sa.ColumnElement[bool], ...]] = {
     "agent": (_s.c.agent == _b("the_agent"),),
     "person": (_s.c.person == _b("the_person"),),

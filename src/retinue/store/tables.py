@@ -511,8 +511,8 @@ money = sa.Table(
     _ms("ended_ms", nullable=True),
     sqlite_with_rowid=False,
 )
-sa.Index("ix_money_session", money.c.session, money.c.at_ms)
-sa.Index("ix_money_root", money.c.root)
+# A run without a parent is the root of its own calls, and those are found by their run.
+_partial("ix_money_root", money.c.root, where=money.c.root != money.c.run)
 sa.Index("ix_money_day", money.c.day)
 
 # The sums of money by day, raised in the commits that reserve and settle: what a cap is compared with.

@@ -48,6 +48,15 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("kind", "name", name=op.f("pk_pins")),
         sqlite_with_rowid=False,
     )
+    _lighten_money()
+
+
+def _lighten_money() -> None:
+    """Each call of a model wrote into two indexes more: one that nobody reads, one for runs below another only."""
+    op.drop_index("ix_money_session", "money")
+    op.drop_index("ix_money_root", "money")
+    below = sa.text("root != run")
+    op.create_index("ix_money_root", "money", ["root"], unique=False, sqlite_where=below, postgresql_where=below)
 
 
 def _create_grants() -> None:
