@@ -57,6 +57,8 @@ ACQUAINTED = frozenset(
 APART = {"cli": frozenset[str](), "__main__": frozenset({"cli"})}
 
 STANDARD_LIBRARY_ONLY = frozenset({"domain", "policy", "cli", "__main__"})
+# For what its nouns are made of, and nothing else: docs/decisions/0010-what-travels-is-a-struct.md.
+BESIDE_IT = {"domain": frozenset({"msgspec.Struct", "msgspec.field"})}
 
 # Only these may ask the system what time it is, or for a random number.
 MAY_ASK_THE_SYSTEM = frozenset({"real", "testing", "cli"})
@@ -158,6 +160,10 @@ def _imports(module: Module) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, alias.name) for alias in node.names)
             case ast.ImportFrom():
                 origin = _origin(module, node)
+                if module.part in BESIDE_IT:
+                    names = {f"{origin}.{n.name}" for n in node.names} - BESIDE_IT[module.part]
+                    if not names:
+                        continue
                 if origin == ROOT:  # `from retinue import store` names a package; `__version__` is the root's own
                     yield from ((node.lineno, f"{ROOT}.{n.name}") for n in node.names if n.name != "__version__")
                 else:

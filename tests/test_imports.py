@@ -42,6 +42,8 @@ def test_every_module_is_read() -> None:
         ("retinue.domain.run", "from retinue.config import Config", "neighbours do not know each other"),
         ("retinue.daemon", "import retinue.testing", "neighbours do not know each other"),
         ("retinue.domain.run", "import msgspec", "domain has only the standard library"),
+        ("retinue.domain.run", "from msgspec import json", "domain has only the standard library"),
+        ("retinue.policy.sight", "from msgspec import Struct", "policy has only the standard library"),
         ("retinue.policy.sight", "from sqlalchemy import select", "policy has only the standard library"),
         ("retinue.cli.main", "import httptools", "cli has only the standard library"),
         ("retinue.cli.main", "from retinue.domain import ids", "the command line stands apart"),
@@ -66,6 +68,7 @@ def test_an_import_against_the_plan_is_caught(name: str, source: str, because: s
     [
         ("retinue.engine.lanes", "import asyncio, sqlalchemy\nfrom retinue.store import sqlite\nfrom . import runs"),
         ("retinue.config", "from retinue.domain.errors import Invalid\nimport msgspec"),
+        ("retinue.domain.run", "from msgspec import Struct"),
         ("retinue.daemon", "from retinue import __version__, plugins, real\nimport retinue.api.app"),
         ("retinue.testing.household", "import retinue.daemon, pytest"),
         ("retinue.cli.main", "import argparse\nfrom retinue import __version__\nfrom retinue.cli import client"),

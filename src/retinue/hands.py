@@ -11,6 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
+from msgspec import structs
+
 from retinue.agents.skills_choosing import parse_subset
 from retinue.agents.skills_finding import FOLDER as SKILLS
 from retinue.agents.skills_shelf import Kit
@@ -83,7 +85,7 @@ class Ways:
     async def post(self, draft: Draft) -> Receipt:
         """What tools say by mail is masked like what they say as a result."""
         assert self.inbox is not None  # nobody calls a tool before the house is open
-        return await self.inbox.post(replace(draft, text=self.mask(draft.text)))
+        return await self.inbox.post(structs.replace(draft, text=self.mask(draft.text)))
 
     async def ask(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval:
         assert self.asks is not None

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from retinue.domain import address
@@ -56,7 +57,7 @@ def letter(seq: int, sender: str = "person:maria", **kw: Any) -> Envelope:
         steered_into=None,
         retry_of=None,
     )
-    return replace(plain, **kw)
+    return msgspec.structs.replace(plain, **kw)
 
 
 def seqs(envelopes: tuple[Envelope, ...]) -> list[int]:

@@ -34,6 +34,7 @@ from flows.asking import (
     state_of,
     witness,
 )
+from msgspec.structs import replace
 
 from retinue.config.hands import ApprovalSettings
 from retinue.domain import address

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from contracts.engine_house import books_hold, rows
 from flows.provider import KEY, Provider, household_of, provider, says, section, settings_of
+from msgspec.structs import replace
 
 from retinue.domain.credential import Credential
 from retinue.domain.envelope import Outcome

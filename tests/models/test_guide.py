@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -501,7 +501,7 @@ def test_the_page_about_it_shows_everything_that_it_understands() -> None:
 
 
 def envelope(text: str, **changes: Any) -> Envelope:
-    values: dict[str, Any] = {name.name: None for name in fields(Envelope)}
+    values: dict[str, Any] = dict.fromkeys(Envelope.__struct_fields__)
     values |= {"seq": 1, "id": EnvelopeId("4b7c2d1a" + "0" * 24), "sender": address.person("maria")}
     values |= {"recipient": address.agent("guide"), "kind": Kind.MESSAGE, "text": text, "attachments": ()}
     values |= {"context": NO_CONTEXT, "trust": Trust.PERSON, "source": "test", "key": "1", "silent": False}

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from desk.desk_house import agent, person
 from flows.hands_house import ADA, HandsHouse, Visit, hands_house
@@ -107,7 +108,7 @@ async def test_what_an_agent_calls_outside_of_its_runs_may_come_from_anywhere(ho
     with pytest.raises(NotAllowed):
         await house.ask("tool.invoke", who=boss, **asked)
     with pytest.raises(NotAllowed):
-        await house.ask("tool.invoke", who=replace(boss, trust=Trust.UNTRUSTED), **asked)
+        await house.ask("tool.invoke", who=msgspec.structs.replace(boss, trust=Trust.UNTRUSTED), **asked)
     assert house.lines == []
 
 

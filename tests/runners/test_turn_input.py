@@ -6,7 +6,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -35,7 +35,7 @@ CHANNEL = address.parse("channel:telegram:12345")
 
 
 def envelope(text: str = "Hello", **changes: Any) -> Envelope:
-    values: dict[str, Any] = {field.name: None for field in fields(Envelope)}
+    values: dict[str, Any] = dict.fromkeys(Envelope.__struct_fields__)
     values |= {
         "seq": 1,
         "id": EnvelopeId("4b7c2d1a" + "0" * 24),

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.errors import Invalid
 from retinue.domain.event import Delta, DeltaKind, News, NewsKind
@@ -39,8 +40,7 @@ OWN_WAIT_S = 2.0
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """One thing told. `id_` is the cursor to resume from after it."""
 
     name: str

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from retinue.connectors.base import Accept, Connector, Delivery
 from retinue.domain.envelope import Envelope

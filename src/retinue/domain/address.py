@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from retinue.domain.errors import Invalid
 from retinue.domain.ids import SessionId, prefix
@@ -26,8 +27,7 @@ class AddressKind(StrEnum):
     HOUSE = "house"
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """`agent:NAME`, `agent:NAME/SESSION`, `person:NAME`, `schedule:ID`, `channel:INSTANCE:REST`, or `house`."""
 
     kind: AddressKind

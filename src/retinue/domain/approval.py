@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 from retinue.domain.address import Address
 from retinue.domain.grant import GrantScope
@@ -23,8 +24,7 @@ class ApprovalState(StrEnum):
     CLOSED = "closed"  # its run was cancelled before anyone answered
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Approval:
+class Approval(Struct, frozen=True, kw_only=True):
     id: ApprovalId
     session: SessionId
     run: RunId

@@ -7,8 +7,9 @@ estimated downwards, so a cap holds whatever the call comes to. `store/money` br
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
+
+from msgspec import Struct
 
 from retinue.domain.model import TOKENS_PRICED, Price
 from retinue.domain.money import BudgetSpent, CallTerms, Days, date_of, usd
@@ -16,8 +17,7 @@ from retinue.domain.money import BudgetSpent, CallTerms, Days, date_of, usd
 OUTPUT_TOKENS_LEAST = 1_024  # a reply that may not be so long is not worth asking for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(Struct, frozen=True, kw_only=True):
     """How one cap stands: what of it is spent, and what is held for calls under way."""
 
     what: str  # as `Caps.of_each` names it
@@ -30,8 +30,7 @@ class Standing:
         return self.cap_microusd - self.settled_microusd - self.held_microusd
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Payer:
+class Payer(Struct, frozen=True, kw_only=True):
     """Who a call is made by and for, as the refusals name them. No person: nobody's name is on it."""
 
     agent: str

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+
+from msgspec import Struct
 
 from retinue.domain.model import Failure
 
@@ -18,8 +19,7 @@ class CredentialKind(StrEnum):
     API_KEY = "api_key"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credential:
+class Credential(Struct, frozen=True, kw_only=True):
     """`id` is PROVIDER:NAME, once for each agent and once for the house, whose `agent` is empty.
 
     `source` says where the key is, `env:NAME` or `file:PATH`. `position` is its place where someone has set an order.
@@ -40,8 +40,7 @@ class Credential:
         return self.agent, self.id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(Struct, frozen=True, kw_only=True):
     """A failure to be written down against a credential: for one model, or for all of them where `model` is empty.
 
     `asked_at` is when it was decided to ask. What failed for several at once, before any of them knew, failed once.
@@ -55,8 +54,7 @@ class Mark:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cooling:
+class Cooling(Struct, frozen=True, kw_only=True):
     """A credential that failed: how often in a row, for what, and until when it is left alone."""
 
     agent: str

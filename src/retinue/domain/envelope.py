@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 from retinue.domain.address import Address
 from retinue.domain.attachment import Attachment
@@ -47,8 +48,7 @@ class Outcome(StrEnum):
     DEAD = "dead"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class Context(Struct, frozen=True, kw_only=True):
     """What a door knows about an envelope beyond its words. Set by the door, never by the sender."""
 
     sender_name: str = ""
@@ -65,8 +65,7 @@ class Context:
 NO_CONTEXT = Context()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(Struct, frozen=True, kw_only=True):
     """An envelope as a door hands it in: parsed, not yet accepted."""
 
     id: EnvelopeId
@@ -87,8 +86,7 @@ class Draft:
     retry_of: EnvelopeId | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
+class Envelope(Struct, frozen=True, kw_only=True):
     """One message from one address to another, just as it is kept."""
 
     seq: int
@@ -118,8 +116,7 @@ class Envelope:
     retry_of: EnvelopeId | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class Settled(Struct, frozen=True, kw_only=True):
     """How an envelope ended: exactly one of these for each done envelope."""
 
     envelope: EnvelopeId
@@ -129,8 +126,7 @@ class Settled:
     answer: EnvelopeId | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class Receipt(Struct, frozen=True, kw_only=True):
     """Proof that we accepted: once a door hands this out, the envelope outlives us."""
 
     envelope: EnvelopeId

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 from retinue.domain.ids import RunId, SessionId
 
@@ -36,8 +37,7 @@ class NewsKind(StrEnum):
     PREFERENCE_CHANGED = "preference.changed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class News(Struct, frozen=True, kw_only=True):
     seq: int
     kind: NewsKind
     session: SessionId | None
@@ -50,8 +50,7 @@ class DeltaKind(StrEnum):
     THINKING = "thinking"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(Struct, frozen=True, kw_only=True):
     """A piece of a reply as it is said. `offset` counts characters of this kind within (run, turn, attempt)."""
 
     session: SessionId

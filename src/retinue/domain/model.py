@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 from retinue.domain.errors import RetinueError
 from retinue.domain.record import Usage
 
@@ -14,8 +16,7 @@ OUTPUT_TOKENS_MAX = 8_192
 TOKENS_PRICED = 1_000_000  # prices are for so many
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRef:
+class ModelRef(Struct, frozen=True):
     """Who sells it, and what they call it: `anthropic/claude-opus-4-5`. A model of the house has no provider."""
 
     provider: str
@@ -53,8 +54,7 @@ class Price:
         return max(self.input, self.cache_read or 0, self.cache_write or 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class ModelFacts(Struct, frozen=True, kw_only=True):
     """What is known of a model. An unknown price is not a price of nothing."""
 
     ref: ModelRef

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import date
+
+from msgspec import Struct
 
 from retinue.domain.errors import RetinueError
 from retinue.domain.model import ModelRef, Price
@@ -15,8 +16,7 @@ _NO_FOUR, _NO_THREE = (None,) * 4, (None,) * 3
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caps:
+class Caps(Struct, frozen=True, kw_only=True):
     """What may be spent, from the narrowest to the widest. None: no cap."""
 
     run_microusd: int | None = None
@@ -52,8 +52,7 @@ class Caps:
 NO_CAPS = Caps()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallTerms:
+class CallTerms(Struct, frozen=True, kw_only=True):
     """What one call of a model is about to be: reserved with its intent, in the same commit."""
 
     ref: ModelRef
@@ -69,8 +68,7 @@ class CallTerms:
         return self.price is not None and not self.price.is_free
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
+class Granted(Struct, frozen=True, kw_only=True):
     """What a call may take: no more output than this was paid for.
 
     `warnings` are for whoever pays: the caps of which the run's last call has spent the share to be warned at.
@@ -81,8 +79,7 @@ class Granted:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Days:
+class Days(Struct, frozen=True, kw_only=True):
     """A day and its month, as the owner's calendar has them, numbered from 1970-01-01. `month_to` is the last of it."""
 
     day: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
@@ -11,8 +11,7 @@ from retinue.domain.person import Role
 from retinue.domain.trust import Trust
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
+class Principal(Struct, frozen=True, kw_only=True):
     """A person or an agent, with what they may ask for. `key` names the token they came with."""
 
     address: Address

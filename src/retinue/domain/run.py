@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 from retinue.domain.address import Address
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
@@ -24,8 +25,7 @@ class RunStatus(StrEnum):
         return self in (RunStatus.RUNNING, RunStatus.PARKED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     id: RunId
     session: SessionId
     agent: str
@@ -43,8 +43,7 @@ class Run:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
+class RunRequest(Struct, frozen=True, kw_only=True):
     """What a sender asks of the run over its envelope, beyond an answer. What is left out is as the agent has it."""
 
     model: str | None = None  # a reference, or what `provider` calls it
@@ -75,8 +74,7 @@ class StepState(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(Struct, frozen=True, kw_only=True):
     """One recorded act within a turn: written down before it is done, closed with what came of it."""
 
     run: RunId

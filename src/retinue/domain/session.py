@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any, cast
+
+from msgspec import Struct, field
 
 from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.ids import SessionId
@@ -53,8 +55,7 @@ def lane_kind(origin: OriginKind) -> LaneKind:
             return LaneKind.MAIN
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """What a session belongs to. An agent has at most one session for each."""
 
     kind: OriginKind
@@ -102,8 +103,7 @@ class QueuePolicy:
     overflow: Overflow = Overflow.REFUSE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueOverride:
+class QueueOverride(Struct, frozen=True, kw_only=True):
     """A session's own word on its queue; None leaves the agent's."""
 
     mode: QueueMode | None = None
@@ -118,8 +118,7 @@ class QueueOverride:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mind:
+class Mind(Struct, frozen=True, kw_only=True):
     """A session's own word on what it thinks with; None leaves the agent's.
 
     `credential` is the one that last served, kept for its provider's cache, or the one that a person chose (`pinned`),
@@ -139,8 +138,7 @@ class Wakefulness(StrEnum):
     SLEEPING = "sleeping"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class Session(Struct, frozen=True, kw_only=True):
     id: SessionId
     agent: str
     origin: Origin

@@ -6,10 +6,10 @@ A question is an envelope, and so is its answer: both outlive a stop, and the fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue.config.hands import ApprovalSettings
 from retinue.domain import address

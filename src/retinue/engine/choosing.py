@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue.domain.agent import Agent
 from retinue.domain.errors import RetinueError

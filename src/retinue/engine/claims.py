@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue.config.hands import ApprovalSettings
 from retinue.domain.agent import Agent, Delivery

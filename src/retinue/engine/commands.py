@@ -6,10 +6,11 @@ They take the road of all mail: kept, counted, settled, answered by an envelope.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.address import AddressKind

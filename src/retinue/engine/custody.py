@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Envelope, Kind
@@ -17,8 +19,7 @@ from retinue.mailroom.inbox import Wake
 from retinue.store.house import Page
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(Struct, frozen=True, kw_only=True):
     """A run that is ours to work on, as the claiming commit left it."""
 
     run: Run
@@ -36,8 +37,7 @@ class Work:
         return self.session.queue.over(self.agent.queue)
 
 
-@dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(Struct, frozen=True):
     """Nothing to work on. `again` means: something was closed, and there may be more behind it."""
 
     wakes: tuple[Wake, ...] = ()

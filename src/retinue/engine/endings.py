@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Envelope, Kind, Outcome, answerable

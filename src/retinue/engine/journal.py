@@ -6,11 +6,12 @@ intent -> commit -> act -> (result + next intent) -> commit -> act -> ... -> (la
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.envelope import Envelope, Kind
@@ -315,8 +316,7 @@ def _kept(result: ToolResult, *, stored: bool) -> ToolResult | Note:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(Struct, frozen=True):
     """What a step's commit left behind."""
 
     record_seq: int
@@ -326,8 +326,7 @@ class Written:
     wakes: tuple[Wake, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(Struct, frozen=True):
     """A model that was asked: the step that was written for it, and on what terms."""
 
     step: Step

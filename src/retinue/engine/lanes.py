@@ -6,6 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from retinue.domain.envelope import Envelope, Kind, answerable
 from retinue.domain.ids import SessionId
 from retinue.domain.run import RunRequest
@@ -44,8 +46,7 @@ class Standing:
     in_line: Mapping[SessionId, LaneKind]  # lanes that wait for one
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """What a lane does next: write down silent mail, and work through envelopes of one sender and one reply route."""
 
     silent: tuple[Envelope, ...]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import sqlalchemy as sa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from retinue.domain.errors import RetinueError, Stale, StoreError
 from retinue.domain.ids import RunId
@@ -35,8 +36,7 @@ from retinue.store.house import Page
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """How the watch over a run ended. `next` was claimed in the finishing commit; `more` waits for its turn."""
 
     wakes: tuple[Wake, ...] = ()

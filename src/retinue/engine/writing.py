@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.domain.audit import Entry, call_allowed, call_ended, call_refused
 from retinue.domain.event import NewsKind
@@ -18,16 +19,14 @@ from retinue.store import audit, money, runs
 ERROR_LENGTH_MAX = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paid:
+class Paid(Struct, frozen=True, kw_only=True):
     """On what terms a model was asked, and when, for the books."""
 
     terms: CallTerms
     days: Days
 
 
-@dataclass(frozen=True, slots=True)
-class Closing:
+class Closing(Struct, frozen=True):
     """What came back and is not written yet. `step` is None for a result that took no act."""
 
     body: Reply | ToolResult | Note | Summary
@@ -35,8 +34,7 @@ class Closing:
     paid: Paid | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Summed:
+class Summed(Struct, frozen=True):
     """A model that was asked for a summary, and replied. What it said is kept with the compaction, if there is one."""
 
     step: Step
@@ -44,8 +42,7 @@ class Summed:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Failing:
+class Failing(Struct, frozen=True):
     """A model that was asked and did not reply. Its step stays open for whoever is asked next."""
 
     step: Step
@@ -54,8 +51,7 @@ class Failing:
     next_move: str
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(Struct, frozen=True):
     """A step that was begun and is not gone on with: what it was for is no longer needed."""
 
     step: Step

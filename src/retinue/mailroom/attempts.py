@@ -7,9 +7,10 @@ whatever came after it waits too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.address import AddressKind

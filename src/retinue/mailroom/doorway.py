@@ -6,10 +6,10 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from retinue.connectors.base import Connector, Incoming
 from retinue.domain import address

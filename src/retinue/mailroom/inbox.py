@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import sqlalchemy as sa
+from msgspec import Struct
+from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
@@ -59,8 +60,7 @@ DELIVERED_AT_ONCE_MAX = 100
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
-class LaneWake:
+class LaneWake(Struct, frozen=True):
     """A session has something to do."""
 
     session: SessionId
@@ -69,15 +69,13 @@ class LaneWake:
     loud: bool = True  # silent mail wakes a lane only to be written down
 
 
-@dataclass(frozen=True, slots=True)
-class RoomWake:
+class RoomWake(Struct, frozen=True):
     """Something waits to be delivered to a channel."""
 
     channel: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClockWake:
+class ClockWake(Struct, frozen=True):
     """Something waits for a time: the alarm may have to ring earlier than it thought."""
 
 
@@ -107,8 +105,7 @@ def no_seat(_agent: str, _lane: LaneKind) -> Seat | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Entered:
+class Entered(Struct, frozen=True):
     receipt: Receipt
     wakes: tuple[Wake, ...] = ()
     begun: object | None = None  # its run, where that began in the same commit

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue.domain.envelope import Draft, Envelope, Kind
 from retinue.domain.errors import Conflict

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, cast
 
+from msgspec import Struct
+
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import SessionId
 from retinue.domain.model import OUTPUT_TOKENS_MAX, ModelFacts
@@ -17,25 +19,21 @@ WIRE_CACHE_BYTES_MAX = 16 * 1024 * 1024
 WOVEN_AT_ONCE = 256  # records
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
+class Thinking(Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Asks:
+class Asks(Struct, frozen=True):
     """A tool call, complete."""
 
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
-class Seals:
+class Seals(Struct, frozen=True):
     """What the provider wants back with what it has just said. Where that was of another kind, or is sealed already,
     it belongs to a new stretch without words."""
 
@@ -43,8 +41,7 @@ class Seals:
     seal: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """Always the last chunk of a reply that came through whole. A cost of nothing means: work it out from the price."""
 
     stop: Stop
@@ -60,8 +57,7 @@ class Media(Protocol):
     def read(self, attachment: Attachment) -> bytes | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(Struct, frozen=True, kw_only=True):
     """Everything a model is given for one reply."""
 
     session: SessionId

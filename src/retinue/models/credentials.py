@@ -8,9 +8,11 @@ read when it is needed, and goes nowhere but into the request.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from retinue.config.secret import Secret
 from retinue.domain.credential import Credential, CredentialKind

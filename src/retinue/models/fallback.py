@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from random import Random
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
+
+from msgspec.structs import replace
 
 from retinue.domain.credential import Credential, Mark
 from retinue.domain.errors import RetinueError

@@ -10,10 +10,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
+
+from msgspec.structs import replace
 
 from retinue.config.minds import WireFormat
 from retinue.domain.model import Failure, ModelFacts, ModelFailed, ModelRef

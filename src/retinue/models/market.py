@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from retinue.config import Secret, Settings
 from retinue.config.minds import PROVIDER_ALIASES, ModelSettings, ProviderSettings, WireFormat

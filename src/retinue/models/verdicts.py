@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from msgspec import Struct
+
 from retinue.domain.credential import Credential, Mark
 from retinue.domain.model import ModelFailed, ModelRef
 
@@ -20,8 +22,7 @@ class Move(StrEnum):
     GIVE_UP = "give-up"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """Whom to ask, with which credential, after how long a wait, and why this one."""
 
     ref: ModelRef

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.credential import Credential, Mark

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent

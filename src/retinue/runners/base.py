@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import Struct
+
 from retinue.domain.agent import Agent
 from retinue.domain.permission import Permission
 from retinue.domain.ports import Ask, Journal, Tell
@@ -19,8 +21,7 @@ from retinue.domain.trust import Trust
 SILENT_TOKENS = frozenset({"NO_REPLY", "[[SILENT_REPLY]]"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(Struct, frozen=True, kw_only=True):
     """Who is to work, where, and which stored calls come first because a person has just allowed them."""
 
     agent: Agent
@@ -35,8 +36,7 @@ class Assignment:
         return Path(self.request.workspace) if self.request.workspace else self.home
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class Finished(Struct, frozen=True, kw_only=True):
     """The end of a run that came to an answer. A silent one is recorded and not sent.
 
     `remarks` are the house's own words on how it came about: who answered instead of whom, what is nearly spent. They

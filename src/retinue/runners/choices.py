@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue.domain.agent import Agent
 from retinue.domain.errors import RetinueError

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from retinue.domain.model import FREE, WINDOW_TOKENS, Failure, ModelFacts, ModelFailed, ModelRef, Price
 from retinue.domain.ports import Clock

@@ -7,15 +7,17 @@ key, and from then on the house may not forget it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 from zoneinfo import ZoneInfo
+
+from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.address import AddressKind
@@ -334,7 +336,7 @@ class Storm:
 
     async def change_rules(self) -> None:
         """What was asked for a moment ago is allowed now, or denied."""
-        agent = replace(self.chance.choice(self.staff), tools=tool_rules(self.chance))
+        agent = dataclasses.replace(self.chance.choice(self.staff), tools=tool_rules(self.chance))
         self.note("{} has the rules {}", agent.name, agent.tools)
         await self._put(agent)
 
