@@ -430,12 +430,15 @@ async def test_a_plain_turn_takes_two_commits_and_one_with_a_tool_call_four(
 ) -> None:
     """Accept with the first intent, and finish; for a tool call, one more for each new intent."""
     household = Household(tmp_path)
+    begun: list[list[str]] = []
     groups: list[list[str]] = []
 
     def trace(statement: str) -> None:
         if statement.startswith("BEGIN"):
-            groups.append([])
-        groups[-1].append(statement)
+            begun.append([])
+        begun[-1].append(statement)
+        if statement.startswith("COMMIT"):  # and no ROLLBACK, with which a look ends
+            groups.append(begun[-1])
 
     async with household.open() as house:
         household.model.will_reply("warm", "plain", calls("append_line", text="x"), "used a tool")

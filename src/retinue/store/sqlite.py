@@ -221,6 +221,10 @@ class SqliteStore:
     async def read(self, body: Body[T]) -> T:
         if self._closed:
             raise closed()
+        if self._with_thread == 0:
+            # Nobody writes now, so it is read where all that was written still lies in memory: each commit empties the
+            # memory of every other connection, and what is read there is fetched from the system and locked anew.
+            return look(self._writer, body)
         try:
             return body(self._reader)
         except (exc.SQLAlchemyError, sqlite3.Error) as error:
@@ -319,6 +323,25 @@ def snapshot(conn: sa.Connection, body: Body[T]) -> T:
         raise explain(error) from error
 
 
+def look(conn: sa.Connection, body: Body[T]) -> T:
+    """The same on a connection that writes.
+
+    No `PRAGMA query_only` here: each change of it makes SQLite prepare every statement anew. `snapshot` ends in
+    ROLLBACK, so a body that writes where it should only look keeps nothing; and it is told so, as elsewhere.
+    """
+    raw = _raw(conn)
+    changes = raw.total_changes
+    result = snapshot(conn, body)
+    if raw.total_changes != changes:
+        raise StoreError(
+            "a look may not change anything, so nothing was changed",
+            because="its body wrote to the store",
+            try_this="this is a bug worth reporting",
+            code="store.read-only",
+        )
+    return result
+
+
 class InlineStore:
     """The same store without threads, for simulation: each commit happens within one step of the loop.
 
@@ -374,16 +397,4 @@ class InlineStore:
     def _look(self, body: Body[T]) -> T:
         if self._closed:
             raise closed()
-        # No `PRAGMA query_only` here: each change of it makes SQLite prepare every statement anew. `snapshot` ends in
-        # ROLLBACK, so a body that writes where it should only look keeps nothing; and it is told so, as elsewhere.
-        raw = _raw(self._conn)
-        changes = raw.total_changes
-        result = snapshot(self._conn, body)
-        if raw.total_changes != changes:
-            raise StoreError(
-                "a look may not change anything, so nothing was changed",
-                because="its body wrote to the store",
-                try_this="this is a bug worth reporting",
-                code="store.read-only",
-            )
-        return result
+        return look(self._conn, body)
