@@ -37,6 +37,11 @@ WAL_BYTES_KEPT = 16 * 1024 * 1024
 STATEMENTS_CACHED = 256
 SCANS_AT_ONCE_MAX = 3
 
+# About what is no number and no word, sqlite3 first asks two questions in vain, with an exception each: 1 us for every
+# empty column and every yes or no, and a turn with a tool writes sixty. Found here, they are taken at once.
+sqlite3.register_adapter(type(None), dict[None, None]().get)  # of nothing it makes nothing
+sqlite3.register_adapter(bool, int)
+
 
 def connect(path: str | Path, *, writable: bool, cache_kib: int = CACHE_KIB) -> sa.Connection:
     """One connection that leaves every BEGIN and COMMIT to us."""
