@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import stat
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from enum import Enum, EnumType
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from cli.house_process import environment as house_environment
@@ -204,3 +207,10 @@ def test_a_key_that_is_added_is_what_the_house_thinks_with_from_then_on(daemon: 
     shown = client.call("model.show", {"agent": "main"})
     assert shown["default"] == "anthropic/claude-opus-4-5"
     assert "with anthropic:mine" in shown["agents"][0]["now"][0]
+
+
+def test_members_are_attributes_so_they_are_named_without_a_detour() -> None:
+    """The daemon takes away the detour that Python 3.11 has for them: see `name_members_directly`."""
+    kinds = cast("list[type[Enum]]", [each for each in cast("list[Any]", gc.get_objects()) if type(each) is EnumType])
+    assert any(kind.__module__.startswith("retinue.domain") for kind in kinds)
+    assert not [f"{kind.__name__}.{name}" for kind in kinds for name in kind.__members__ if name not in vars(kind)]
