@@ -86,7 +86,7 @@ class ClosedStore:
         except exc.SQLAlchemyError as error:
             raise explain(error) from error
 
-    def on_commit(self, call: Callable[[], None]) -> None:
+    def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
         return
 
     async def close(self) -> None:

@@ -159,8 +159,8 @@ class HandledStore:
                 raise StoreError("the disk did not do what it was asked", code="store.disk-failed")
         return await self._store.scan(body)
 
-    def on_commit(self, call: Callable[[], None]) -> None:
-        self._store.on_commit(call)
+    def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
+        self._store.on_commit(call, *tables)
 
     async def close(self) -> None:
         await self._store.close()

@@ -263,6 +263,25 @@ async def test_whoever_listens_is_told_of_commits(place: Place) -> None:
             assert len(told) > n
 
 
+async def test_whoever_listens_for_a_table_is_told_whenever_something_is_written_to_it(place: Place) -> None:
+    told: list[int] = []
+
+    def in_other_words(conn: sa.Connection) -> None:
+        conn.execute(sa.text("UPDATE tally SET purged = 1"))
+
+    async with place.open() as store:
+        store.on_commit(lambda: told.append(1), t.people, t.tally)
+        for writes in (count(1, "x"), count(2, "x"), in_other_words):
+            told.clear()
+            await store.write(writes, point="test")
+            assert told
+        told.clear()
+        many = [asyncio.create_task(store.write(count(n, "y"), point="test")) for n in range(5)]
+        await many[0]
+        assert told
+        await asyncio.gather(*many)
+
+
 async def test_a_listener_that_breaks_harms_neither_the_writer_nor_the_next_listener(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -70,8 +70,8 @@ class Watched:
     async def scan(self, body: Body[T]) -> T:
         return await self.store.scan(body)
 
-    def on_commit(self, call: Callable[[], None]) -> None:
-        self.store.on_commit(call)
+    def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
+        self.store.on_commit(call, *tables)
 
     async def close(self) -> None:
         await self.store.close()

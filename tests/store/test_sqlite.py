@@ -514,6 +514,22 @@ async def test_slow_commits_with_quick_ones_among_them_are_not_yet_a_slow_disk(
             pass
 
 
+async def test_who_listens_for_a_table_is_not_disturbed_by_others(path: Path) -> None:
+    def work(conn: sa.Connection) -> None:
+        conn.execute(t.tally.insert(), {"day": 1, "source": "x", "accepted": 0, "purged": 0})
+
+    told: list[str] = []
+    async with opened(path) as store:
+        store.on_commit(lambda: told.append("all"))
+        store.on_commit(lambda: told.append("tally"), t.tally)
+        await where(store)
+        told.clear()
+        await where(store)
+        assert told == ["all"]
+        await store.write(work, point="test")
+        assert told == ["all", "all", "tally"]
+
+
 async def test_a_job_for_the_loop_waits_for_what_the_thread_still_has(path: Path) -> None:
     """Two threads never share the connection, and commits stay in the order in which they were asked for."""
     async with opened(path) as store:

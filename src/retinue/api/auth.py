@@ -62,7 +62,7 @@ class SignIn:
         self._now = now
         self._known: dict[str, tuple[float, Principal, TokenKind]] = {}
         self._commits = 0
-        desk.store.on_commit(self._forget)
+        desk.store.on_commit(self._forget, *principals.READ)
 
     def refit(self, door: Door) -> None:
         self._lockout.attempts_max, self._lockout.lockout_s = door.sign_in_attempts_max, door.lockout_s
@@ -99,7 +99,7 @@ class SignIn:
         return partial(self._look_up, caller.token_hash, TokenKind.WEB if caller.by_cookie else TokenKind.TOKEN)
 
     async def _look_up(self, token_hash: str, kind: TokenKind) -> Principal | None:
-        """Remembered until the next commit, and never for long: other processes commit too, and tokens expire."""
+        """Remembered until anything of it is written, and never for long: other processes commit too, tokens expire."""
         remembered = self._known.get(token_hash)
         if remembered is not None and self._now() - remembered[0] < REMEMBERED_S:
             return remembered[1] if remembered[2] is kind else None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
@@ -60,8 +61,9 @@ class Store(Protocol):
         """Run `body`, which can change nothing, on the store as it is at one moment."""
         ...
 
-    def on_commit(self, call: Callable[[], None]) -> None:
-        """Have `call` called on the loop after commits, at least once for each."""
+    def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
+        """Have `call` called on the loop after commits, at least once for each; with tables, at least for each that
+        wrote to one of them."""
         ...
 
     async def close(self) -> None: ...
@@ -151,13 +153,16 @@ class Listeners:
     """Calls to make after commits."""
 
     def __init__(self) -> None:
-        self._calls: list[Callable[[], None]] = []
+        self._calls: list[tuple[Callable[[], None], frozenset[str]]] = []
 
-    def add(self, call: Callable[[], None]) -> None:
-        self._calls.append(call)
+    def add(self, call: Callable[[], None], *tables: sa.Table) -> None:
+        self._calls.append((call, frozenset(table.name for table in tables)))
 
-    def tell(self) -> None:
-        for call in self._calls:
+    def tell(self, written: AbstractSet[str] | None = None) -> None:
+        """After one that wrote to these tables, or to who knows which."""
+        for call, tables in self._calls:
+            if tables and written is not None and tables.isdisjoint(written):
+                continue
             try:
                 call()
             except Exception:

@@ -45,8 +45,8 @@ class PostgresStore:
     async def scan(self, body: Body[T]) -> T:
         return await self._look(partial(self._look_once, body, isolation_level="REPEATABLE READ"))
 
-    def on_commit(self, call: Callable[[], None]) -> None:
-        self._listeners.add(call)
+    def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
+        self._listeners.add(call)  # after every commit: here nobody looks at what was written
 
     async def close(self) -> None:
         """Waits for what is under way: a connection thrown away in mid-commit would leave us guessing."""

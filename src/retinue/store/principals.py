@@ -15,6 +15,7 @@ from retinue.store import tables as t
 from retinue.store.tokens import VALID
 
 SIGNS_IN = (TokenKind.TOKEN, TokenKind.WEB)
+READ = (t.tokens, t.people, t.agents)  # what a principal is made of
 
 _b = sa.bindparam
 _PERSON = f"{AddressKind.PERSON}:"

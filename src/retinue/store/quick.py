@@ -11,6 +11,7 @@ from __future__ import annotations
 import sqlite3
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from operator import itemgetter
 from typing import Any, ClassVar, cast
 
@@ -28,12 +29,14 @@ _DIRECTLY = (sa.Select, sa.UpdateBase)
 class Prepared:
     """One statement, compiled for SQLite: its text, where each parameter goes, and how its rows read."""
 
-    __slots__ = ("_defaults", "_pick", "_row", "_tidy", "text")
+    __slots__ = ("_defaults", "_pick", "_row", "_tidy", "text", "writes_to")
 
     def __init__(self, statement: Any, dialect: Dialect, keys: Sequence[str]) -> None:
         compiled: Any = statement.compile(dialect=dialect, column_keys=list(keys) or None)
         assert isinstance(compiled, SQLCompiler)
         self.text = str(compiled)
+        writes = isinstance(statement, sa.Insert | sa.Update | sa.Delete)
+        self.writes_to: str | None = cast(Any, statement).table.name if writes else None
         names: list[str] = list(compiled.positiontup or ())
         self._pick = _picker(names)
         # Only what the statement itself fixes has a default: a parameter that a caller forgot is an error, never NULL.
@@ -157,10 +160,17 @@ class QuickConnection(sa.Connection):
     # asked for again; then all are forgotten, and those of the house are compiled once more.
     _prepared: ClassVar[dict[int, tuple[Any, Prepared]]] = {}
     _raw: sqlite3.Connection | None = None
+    _written: set[str] | None = None
+
+    def written(self) -> AbstractSet[str] | None:
+        """To which tables something was written since this was asked last. None: who knows."""
+        written, self._written = self._written, set()
+        return written
 
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
         kept = self._prepared.get(id(statement))  # what is in there was looked at before, and is one of these
         if execution_options is not None or (kept is None and not isinstance(statement, _DIRECTLY)):
+            self._written = None
             return super().execute(statement, parameters, execution_options=execution_options)
         raw = self._raw
         if raw is None:
@@ -168,10 +178,14 @@ class QuickConnection(sa.Connection):
         if isinstance(parameters, list):
             rows = cast(list[Parameters], parameters)
             prepared = kept[1] if kept is not None else self._prepare(statement, rows[0])
+            if prepared.writes_to is not None and self._written is not None:
+                self._written.add(prepared.writes_to)
             if len(rows) > 1:
                 return Rows(raw.executemany(prepared.text, [prepared.arrange(row) for row in rows]), prepared)
             return Rows(raw.execute(prepared.text, prepared.arrange(rows[0])), prepared)
         prepared = kept[1] if kept is not None else self._prepare(statement, parameters or _NONE)
+        if prepared.writes_to is not None and self._written is not None:
+            self._written.add(prepared.writes_to)
         return Rows(raw.execute(prepared.text, prepared.arrange(parameters or _NONE)), prepared)
 
     def _prepare(self, statement: Any, parameters: Parameters) -> Prepared:

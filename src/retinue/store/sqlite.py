@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -43,7 +44,7 @@ sqlite3.register_adapter(type(None), dict[None, None]().get)  # of nothing it ma
 sqlite3.register_adapter(bool, int)
 
 
-def connect(path: str | Path, *, writable: bool, cache_kib: int = CACHE_KIB) -> sa.Connection:
+def connect(path: str | Path, *, writable: bool, cache_kib: int = CACHE_KIB) -> QuickConnection:
     """One connection that leaves every BEGIN and COMMIT to us."""
 
     def dbapi() -> sqlite3.Connection:
@@ -213,7 +214,7 @@ class SqliteStore:
         group, self._waiting = self._waiting, []
         here = len(group) == 1 and self._with_thread == 0 and self._alone >= ALONE_MIN
         if here and self._is_quick():
-            self._answer(self._commit(group))
+            self._answer(self._commit(group), self._writer.written())
         else:
             self._with_thread += len(group)
             self._jobs.put(group)
@@ -240,8 +241,8 @@ class SqliteStore:
             raise closed()
         return await asyncio.get_running_loop().run_in_executor(self._scans, self._scan, body)
 
-    def on_commit(self, call: Callable[[], None]) -> None:
-        self._listeners.add(call)
+    def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
+        self._listeners.add(call, *tables)
 
     async def close(self) -> None:
         if self._closed:
@@ -285,7 +286,7 @@ class SqliteStore:
             done = self._commit(group)
             # A closed loop means the house went down without waiting; what was committed stays committed.
             with suppress(RuntimeError):
-                group[0].loop.call_soon_threadsafe(self._thread_answers, done)
+                group[0].loop.call_soon_threadsafe(self._thread_answers, done, self._writer.written())
 
     def _commit(self, group: list[_Job]) -> list[_Done]:
         began = perf_counter()
@@ -303,16 +304,16 @@ class SqliteStore:
         finally:
             self._commits_s.append(perf_counter() - began)
 
-    def _thread_answers(self, done: list[_Done]) -> None:
+    def _thread_answers(self, done: list[_Done], written: AbstractSet[str] | None) -> None:
         self._with_thread -= len(done)
-        self._answer(done)
+        self._answer(done, written)
 
-    def _answer(self, done: list[_Done]) -> None:
+    def _answer(self, done: list[_Done], written: AbstractSet[str] | None) -> None:
         self._alone = self._alone + 1 if len(done) == 1 else 0
         for d in done:
             follow_up(d.job.then, d.result)
             resolve(d.job.future, d.result, d.error)
-        self._listeners.tell()
+        self._listeners.tell(written)
 
 
 def snapshot(conn: sa.Connection, body: Body[T]) -> T:
@@ -376,8 +377,9 @@ class InlineStore:
             follow_up(then, None)
             raise
         follow_up(then, done.result)
+        written = self._conn.written()
         if done.error is None:
-            self._listeners.tell()
+            self._listeners.tell(written)
         if self._yields:
             await asyncio.sleep(0)
         if done.error is not None:
@@ -392,8 +394,8 @@ class InlineStore:
             await asyncio.sleep(0)
         return self._look(body)
 
-    def on_commit(self, call: Callable[[], None]) -> None:
-        self._listeners.add(call)
+    def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
+        self._listeners.add(call, *tables)
 
     async def close(self) -> None:
         self._closed = True

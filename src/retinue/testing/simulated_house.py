@@ -234,7 +234,7 @@ class HouseStore:
         await self._pass()
         return found
 
-    def on_commit(self, call: Callable[[], None]) -> None:
+    def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
         self._listeners.add(call)
 
     async def close(self) -> None:
