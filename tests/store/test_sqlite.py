@@ -624,6 +624,10 @@ HOT = {
 }
 
 
+# Few at a time, or asked for when the house opens.
+SORTED = {"envelopes._held", "sessions._active"}
+
+
 def test_no_statement_of_the_house_reads_a_table_from_end_to_end(path: Path) -> None:
     """With a million envelopes in it, a scan is the difference between a millisecond and a second."""
     prepare_sqlite(path)
@@ -641,7 +645,7 @@ def test_no_statement_of_the_house_reads_a_table_from_end_to_end(path: Path) -> 
                         scans.append(f"{name}: {plan}")
                 if name in HOT and HOT[name] not in plan:
                     missing.append(f"{name} wants {HOT[name]}: {plan}")
-                if name in HOT and "TEMP B-TREE FOR ORDER BY" in plan and name != "envelopes._held":
+                if name in HOT and "TEMP B-TREE FOR ORDER BY" in plan and name not in SORTED:
                     sorts.append(f"{name}: {plan}")
     assert not scans, "\n".join(scans)
     assert not missing, "\n".join(missing)

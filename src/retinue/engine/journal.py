@@ -23,7 +23,7 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Asking, Clock, Faults
 from retinue.domain.record import Note, Record, Reply, Summary, UserTurn, kind_of, trust_of
 from retinue.domain.run import Run, Step, StepKind, StepState
-from retinue.domain.session import BATCH_MAX, QueueMode, QueuePolicy, Wakefulness, WhenBusy
+from retinue.domain.session import BATCH_MAX, QueueMode, QueuePolicy, WhenBusy
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.domain.trust import Trust
@@ -360,14 +360,7 @@ def write_step(
     if join:
         held, joined = _join(append, work, zone)
         paid = _with_joined(paid, joined)
-    sessions.guard(
-        conn,
-        work.session.id,
-        epoch=work.session.epoch,
-        record_seq=append.seq,
-        wakefulness=Wakefulness.ACTIVE,
-        at_ms=page.at_ms,
-    )
+    sessions.guard_step(conn, work.session.id, epoch=work.session.epoch, record_seq=append.seq, at_ms=page.at_ms)
     if append.records:
         records.add(conn, append.records)
     if kept_from is not None:

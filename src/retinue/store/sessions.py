@@ -58,6 +58,12 @@ _guard = (
     .values(epoch=_b("new_epoch"), record_seq=_b("seq"), wakefulness=_b("wake"), updated_ms=_b("now"))
 )
 _guard_with_snippet = _guard.values(snippet=_b("words"))
+# What wakes a session is in an index, which a commit that so much as mentions it writes to.
+_guard_step = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"), t.sessions.c.epoch == _b("the_epoch"))
+    .values(record_seq=_b("seq"), updated_ms=_b("now"))
+)
 _reset = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
@@ -330,6 +336,13 @@ def guard(
     if snippet is not None:
         statement, values["words"] = _guard_with_snippet, snippet
     if conn.execute(statement, values).rowcount != 1:
+        raise Stale(id_, epoch)
+
+
+def guard_step(conn: sa.Connection, id_: str, *, epoch: int, record_seq: int, at_ms: int) -> None:
+    """The same for a step of a run: its session is awake from the run's first commit to its last."""
+    values = {"the_id": id_, "the_epoch": epoch, "seq": record_seq, "now": at_ms}
+    if conn.execute(_guard_step, values).rowcount != 1:
         raise Stale(id_, epoch)
 
 

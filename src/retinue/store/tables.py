@@ -164,7 +164,8 @@ _partial(
     where=sessions.c.deleted_ms.is_(None),
     unique=True,
 )
-_partial("ix_sessions_active", sessions.c.updated_ms, where=sessions.c.wakefulness == word("'active'"))
+# By id, not by time: that changes with every commit of a run, and each would write here too.
+_partial("ix_sessions_active", sessions.c.id, where=sessions.c.wakefulness == word("'active'"))
 sa.Index("ix_sessions_parent", sessions.c.parent)
 sa.Index("uq_sessions_name", sessions.c.agent, sessions.c.folded, unique=True)
 

@@ -49,6 +49,7 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     _lighten_money()
+    _lighten_sessions()
 
 
 def _lighten_money() -> None:
@@ -57,6 +58,15 @@ def _lighten_money() -> None:
     op.drop_index("ix_money_root", "money")
     below = sa.text("root != run")
     op.create_index("ix_money_root", "money", ["root"], unique=False, sqlite_where=below, postgresql_where=below)
+
+
+def _lighten_sessions() -> None:
+    """Which ones are awake was kept by the time of their last change: each commit of a run wrote it anew."""
+    op.drop_index("ix_sessions_active", "sessions")
+    active = sa.text("wakefulness = 'active'")
+    op.create_index(
+        "ix_sessions_active", "sessions", ["id"], unique=False, sqlite_where=active, postgresql_where=active
+    )
 
 
 def _create_grants() -> None:
