@@ -57,7 +57,7 @@ ACQUAINTED = frozenset(
 APART = {"cli": frozenset[str](), "__main__": frozenset({"cli"})}
 
 STANDARD_LIBRARY_ONLY = frozenset({"domain", "policy", "cli", "__main__"})
-# For what its nouns are made of, and nothing else: docs/decisions/0010-what-travels-is-a-struct.md.
+# For what its nouns are made of, and nothing else: docs/decisions/0011-what-travels-is-a-struct.md.
 BESIDE_IT = {"domain": frozenset({"msgspec.Struct", "msgspec.field"})}
 
 # Only these may ask the system what time it is, or for a random number.

@@ -6,7 +6,7 @@ What is listed is what can be called, and nothing can be called that is not list
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
