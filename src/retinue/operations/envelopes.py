@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
-from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
@@ -206,7 +206,7 @@ def _context(desk: Desk, caller: Principal, asked: Send) -> Context:
     )
     if request == NO_REQUEST:
         return Context(when_busy=asked.when_busy) if asked.when_busy is not None else NO_CONTEXT
-    plain = replace(request, lane=None, workspace=None, extra_system_prompt="") == request
+    plain = msgspec.structs.replace(request, lane=None, workspace=None, extra_system_prompt="") == request
     entitled = caller.sees_all or (plain and caller.trust is Trust.PERSON and _is_member(caller))
     if not entitled:
         raise NotAllowed(
@@ -320,7 +320,7 @@ def _kept(desk: Desk, caller: Principal, upload: Upload) -> Attachment:
             code="attachment.given-twice",
         )
     ahead = desk.uploads.name(str(caller.address), upload.hash)
-    return replace(ahead, name=safe_name(upload.name), media_type=safe_media_type(upload.media_type))
+    return dataclasses.replace(ahead, name=safe_name(upload.name), media_type=safe_media_type(upload.media_type))
 
 
 async def show_envelope(desk: Desk, caller: Principal, asked: ById) -> EnvelopeShown:
