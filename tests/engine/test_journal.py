@@ -97,6 +97,7 @@ async def test_a_run_that_goes_over_into_the_next_needs_no_claim_for_it(desk: De
         second = await house.post("two")
         await desk.household.clock.advance(1)
         assert await house.answer_to(second.envelope) == "two"
+        await house.quiet()
         assert desk.points[:4] == ["accept", "accept", "finish", "finish"]
 
 
