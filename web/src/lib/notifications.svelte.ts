@@ -1,5 +1,6 @@
 // What was put where one notices it, for whoever looks at this page.
 
+import { untrack } from "svelte";
 import { ask, type Answered } from "./api";
 import { house } from "./house.svelte";
 
@@ -26,7 +27,7 @@ class Notifications {
     });
     $effect.root(() => {
       $effect(() => {
-        if (house.phase === "in") void this.look();
+        if (house.phase === "in") untrack(() => void this.look());
       });
     });
   }
