@@ -13,6 +13,7 @@ const DECIDED_SHOWN_MS = 12_000;
 const LOOK_AGAIN_MS = 120;
 const AT_ONCE = 50;
 const PAGES_MAX = 4;
+const REMEMBERED_MAX = 200;
 
 class Asked {
   /** Forms that can still be answered, the oldest first. */
@@ -21,6 +22,8 @@ class Asked {
   decided: Approval[] = $state.raw([]);
   /** What was filled in and not sent, for each form: it is there in the conversation and in the list of questions. */
   readonly drafts: Record<string, Record<string, Said>> = $state({});
+  /** What waited when it was looked at last: the news of a decision may come after the look that no longer has it. */
+  #waited = new Map<string, Approval>();
   #timer = 0;
 
   constructor() {
@@ -32,16 +35,22 @@ class Asked {
       $effect(() => {
         if (house.phase === "in") void this.#read();
       });
+      $effect(() => {
+        const now = house.approvals;
+        for (const each of now) this.#waited.set(each.id, each);
+        const last = [...this.#waited.keys()].slice(0, -REMEMBERED_MAX);
+        for (const id of last) this.#waited.delete(id);
+      });
     });
   }
 
-  /** Questions of a session, or all: those that wait, and those that were just decided, where they stood. */
+  /** Questions of a session, or all, the most urgent first: those that wait, and those just decided, where they stood. */
   questions(session: string | null = null): Approval[] {
     const decided = new Map(this.decided.map((each) => [each.id, each]));
     const waiting = house.approvals.filter((each) => !decided.has(each.id));
     return [...waiting, ...decided.values()]
       .filter((each) => session === null || each.session === session)
-      .sort((a, b) => order(a["expires-at"], b["expires-at"]) || order(a["asked-at"], b["asked-at"]));
+      .sort((a, b) => order(a["expires-at"], b["expires-at"]) || order(a["asked-at"], b["asked-at"]) || (a.id < b.id ? -1 : 1));
   }
 
   formsOf(session: string): Questionnaire[] {
@@ -62,15 +71,17 @@ class Asked {
 
   #news(news: News): void {
     if (news.news === "questionnaire.changed") this.#soon();
-    if (news.news === "approval.decided") this.#decide(String(news["approval"]), news["state"] as Approval["state"], String(news["by"] ?? ""));
+    if (news.news !== "approval.decided") return;
+    const known = this.#waited.get(String(news["approval"]));
+    if (known) this.decide(known, news["state"] as Approval["state"], String(news["by"] ?? ""));
   }
 
-  #decide(id: string, state: Approval["state"], by: string): void {
-    const known = house.approvals.find((each) => each.id === id);
-    if (!known || this.decided.some((each) => each.id === id)) return;
-    this.decided = [...this.decided, { ...known, state, "decided-by": by, scopes: [] }];
-    void this.#tell(id);
-    window.setTimeout(() => (this.decided = this.decided.filter((each) => each.id !== id)), DECIDED_SHOWN_MS);
+  /** Keep a decision in sight, with as much of it as is known by now. */
+  decide(approval: Approval, state: Approval["state"], by: string): void {
+    if (this.decided.some((each) => each.id === approval.id)) return;
+    this.decided = [...this.decided, { ...approval, state, "decided-by": by, scopes: [] }];
+    void this.#tell(approval.id);
+    window.setTimeout(() => (this.decided = this.decided.filter((each) => each.id !== approval.id)), DECIDED_SHOWN_MS);
   }
 
   /** News says that it was decided; for how long and with which words, the house says. */
