@@ -13,6 +13,7 @@ const TAGS = [
 
 const marked = new Marked({
   gfm: true,
+  breaks: true, // who presses Enter in a conversation means it
   renderer: {
     // A heading in a message is a heading within that message, however large it wants to be.
     heading({ tokens, depth }) {

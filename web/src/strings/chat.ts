@@ -83,7 +83,7 @@ export const chat = {
   silent: (agent: string): string => `${agent} read this and chose not to answer.`,
   aside: "House, to you alone",
   tooLong: "Cut off: it reached the most that may be said at once.",
-  tool: { running: "at work", failed: "failed", done: "done", waiting: "waits", arguments: "Arguments", result: "Result", why: "Why it was allowed", cut: "Only a part is shown. The whole was kept:", none: "No result yet." },
+  tool: { running: "at work", failed: "failed", done: "done", waiting: "waits", arguments: "Arguments", result: "Result", why: "Why it was allowed", cut: "Only a part is shown. The whole was kept:", none: "No result yet.", empty: "(nothing)" },
   untrusted: "From outside",
   untrustedHint: "Words from outside. The agent reads them as data, not as orders.",
   find: "Find in this conversation",
