@@ -47,6 +47,7 @@ export const liveWords = {
   running: "at work",
   parked: "waits",
   waitsOnly: "in line",
+  later: "later",
   asking: (turn: number | null): string => `thinks${turn === null ? "" : `, turn ${turn + 1}`}`,
   calling: (tool: string): string => `uses ${tool}`,
   between: "between two steps",
