@@ -61,6 +61,16 @@ def test_without_a_build_a_plain_page_says_how_until_there_is_one(built: Path, t
     assert page is not None and b"make web" not in page.body
 
 
+def test_a_page_that_is_built_anew_takes_its_old_files_with_it(built: Path) -> None:
+    pages = Pages(built)
+    (built / "assets" / "index-abc.js").rename(built / "assets" / "index-def.js")
+    (built / "index.html").write_text("<!doctype html><title>newer</title>")
+    assert pages.find("/assets/index-abc.js") is None
+    assert pages.find("/assets/index-def.js") is not None
+    home = pages.find("/")
+    assert home is not None and b"newer" in home.body
+
+
 def test_the_page_loads_nothing_but_itself_and_is_not_sent_twice(tmp_path: Path) -> None:
     with open_rim(tmp_path) as rim:
         page = rim.ask("GET", "/")

@@ -67,7 +67,10 @@ class Pages:
                 return _not_built
         file = self._files.get(name)
         if file is None:
-            file = self._files[name] = self._read(name)
+            try:
+                file = self._files[name] = self._read(name)
+            except FileNotFoundError:  # built anew under a house that is open
+                self._names, self._files = _names_in(self._folder), {}
         return file
 
     def _read(self, name: str) -> File:
