@@ -5,6 +5,7 @@ const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-d
 const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
 const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 const count = new Intl.NumberFormat();
+const cents = new Intl.NumberFormat(undefined, { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 const compact = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
 
 const MINUTE_MS = 60_000;
@@ -45,7 +46,7 @@ export function money(microusd: number): string {
   const dollars = microusd / 1_000_000;
   if (dollars === 0) return "$0";
   if (Math.abs(dollars) < 0.01) return `$${dollars.toFixed(4)}`;
-  return `$${count.format(Number(dollars.toFixed(2)))}`;
+  return `$${Number.isInteger(dollars) ? count.format(dollars) : cents.format(dollars)}`;
 }
 
 export function many(number: number): string {

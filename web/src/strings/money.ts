@@ -58,7 +58,7 @@ export const moneyWords = {
   left: (left: string): string => `${left} left`,
   held: (held: string): string => `${held} set aside for calls under way`,
   resets: (day: string): string => `begins anew on ${day}`,
-  each_run: "each time",
+  eachRun: "Each time",
   setBy: "Set by",
   reached: "reached",
   near: "near its end",
