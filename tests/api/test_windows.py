@@ -110,7 +110,13 @@ def test_a_command_is_done_when_a_window_says_so_and_fails_where_it_says_no(
         for ok in (True, False):
             waiting = beside.submit(call, rim, tool, **arguments)
             command = live.until("panel-command")[-1]
-            assert command == {"type": "panel-command", "command": command["command"], "window": "w1", **heard}
+            assert command == {
+                "type": "panel-command",
+                "command": command["command"],
+                "window": "w1",
+                "agent": "guide",
+                **heard,
+            }
             answer = {"ok": True, "panel": "p7"} if ok else {"ok": False, "error": "there is no room"}
             live.say("panel-done", command=command["command"], **answer)
             result = waiting.result(60)

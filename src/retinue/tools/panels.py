@@ -53,7 +53,7 @@ class NoArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OpenArguments(msgspec.Struct, forbid_unknown_fields=True):
-    type: Annotated[Name, Meta(description="What kind of panel: chat, runs, files, …")]
+    type: Annotated[Name, Meta(description="What kind of panel: run, files, notes; panels_tree tells all types")]
     title: Annotated[str, Meta(max_length=TITLE_LENGTH_MAX)] = ""
     session: Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="The session it is to show")] = ""
     region: Region = Region.TAB
@@ -120,14 +120,14 @@ class _OnScreen:
                 code="panel.nobody",
             )
         try:
-            return await self._do(arguments, person)
+            return await self._do(arguments, person, scene.agent.name)
         except ToolFailed:
             raise
         except RetinueError as error:
             raise as_tool_failed(error) from error
 
     @abstractmethod
-    async def _do(self, arguments: Any, person: str) -> str: ...
+    async def _do(self, arguments: Any, person: str, agent: str) -> str: ...
 
 
 def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class PanelsList(_OnScreen):
     capability = "panels.read"
     arguments = ListArguments
 
-    async def _do(self, arguments: ListArguments, person: str) -> str:
+    async def _do(self, arguments: ListArguments, person: str, agent: str) -> str:
         self.windows.find(person)
         return _told([_window(each, context=arguments.context) for each in self.windows.of(person)])
 
@@ -161,7 +161,7 @@ class PanelsSelected(_OnScreen):
     capability = "panels.read"
     arguments = ListArguments
 
-    async def _do(self, arguments: ListArguments, person: str) -> str:
+    async def _do(self, arguments: ListArguments, person: str, agent: str) -> str:
         window = self.windows.find(person)
         chosen = [panel for panel in window.inventory.panels if panel.id == window.inventory.selected]
         shown = _panel(chosen[0], context=arguments.context) if chosen else None
@@ -170,12 +170,12 @@ class PanelsSelected(_OnScreen):
 
 class PanelsTree(_OnScreen):
     name = "panels_tree"
-    description = "Show how the panels of the person you work for are laid out: splits, tabs, and what is in them."
+    description = "Show how the panels of the person you work for are laid out, and which types there are to open."
     effects = _READS
     capability = "panels.read"
     arguments = NoArguments
 
-    async def _do(self, arguments: NoArguments, person: str) -> str:
+    async def _do(self, arguments: NoArguments, person: str, agent: str) -> str:
         self.windows.find(person)
         return _told(
             [_window(each, context=False) | {"layout": each.inventory.layout} for each in self.windows.of(person)]
@@ -210,11 +210,12 @@ class PanelsOpen(_OnScreen):
     description = "Open a panel on the screen of the person you work for."
     arguments = OpenArguments
 
-    async def _do(self, arguments: OpenArguments, person: str) -> str:
+    async def _do(self, arguments: OpenArguments, person: str, agent: str) -> str:
         window = self.windows.find(person, window=arguments.window, panel=arguments.beside)
         made = await self.windows.command(
             window,
             "open",
+            agent=agent,
             **{PANEL_TYPE: arguments.type},
             title=arguments.title,
             binding=arguments.session or None,
@@ -230,9 +231,9 @@ class PanelsClose(_OnScreen):
     description = "Close a panel on the screen of the person you work for."
     arguments = PanelArguments
 
-    async def _do(self, arguments: PanelArguments, person: str) -> str:
+    async def _do(self, arguments: PanelArguments, person: str, agent: str) -> str:
         window = self.windows.find(person, window=arguments.window, panel=arguments.panel)
-        await self.windows.command(window, "close", panel=arguments.panel)
+        await self.windows.command(window, "close", agent=agent, panel=arguments.panel)
         return f"Closed {arguments.panel}."
 
 
@@ -241,11 +242,11 @@ class PanelsMove(_OnScreen):
     description = "Move a panel beside another one, or into its tabs."
     arguments = MoveArguments
 
-    async def _do(self, arguments: MoveArguments, person: str) -> str:
+    async def _do(self, arguments: MoveArguments, person: str, agent: str) -> str:
         window = self.windows.find(person, window=arguments.window, panel=arguments.panel)
         self.windows.find(person, window=window.id, panel=arguments.beside)  # a panel moves within its window
         await self.windows.command(
-            window, "move", panel=arguments.panel, beside=arguments.beside, region=arguments.region
+            window, "move", agent=agent, panel=arguments.panel, beside=arguments.beside, region=arguments.region
         )
         return f"Moved {arguments.panel}."
 
@@ -255,11 +256,12 @@ class PanelsReplace(_OnScreen):
     description = "Put another panel in the place of one."
     arguments = ReplaceArguments
 
-    async def _do(self, arguments: ReplaceArguments, person: str) -> str:
+    async def _do(self, arguments: ReplaceArguments, person: str, agent: str) -> str:
         window = self.windows.find(person, window=arguments.window, panel=arguments.panel)
         made = await self.windows.command(
             window,
             "replace",
+            agent=agent,
             panel=arguments.panel,
             **{PANEL_TYPE: arguments.type},
             binding=arguments.session or None,
@@ -272,9 +274,9 @@ class PanelsFocus(_OnScreen):
     description = "Bring a panel before the person you work for."
     arguments = PanelArguments
 
-    async def _do(self, arguments: PanelArguments, person: str) -> str:
+    async def _do(self, arguments: PanelArguments, person: str, agent: str) -> str:
         window = self.windows.find(person, window=arguments.window, panel=arguments.panel)
-        await self.windows.command(window, "focus", panel=arguments.panel)
+        await self.windows.command(window, "focus", agent=agent, panel=arguments.panel)
         return f"{arguments.panel} has the focus."
 
 
@@ -282,15 +284,15 @@ class OpenUrl(_OnScreen):
     """Nothing is opened where the house runs: where nobody is connected, it is refused."""
 
     name = "open_url"
-    description = "Open a link in the browser of the person you work for."
+    description = "Put a link before the person you work for, to be opened in their browser."
     effects = frozenset({Effect.SENDS_OUT})
     capability = "links.open"
     arguments = UrlArguments
 
-    async def _do(self, arguments: UrlArguments, person: str) -> str:
+    async def _do(self, arguments: UrlArguments, person: str, agent: str) -> str:
         url = _checked(arguments.url)
         window = self.windows.find(person, window=arguments.window)
-        await self.windows.command(window, "open-url", url=url)
+        await self.windows.command(window, "open-url", agent=agent, url=url)
         return f"Opened in window {window.id}."
 
 

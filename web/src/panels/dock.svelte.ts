@@ -296,7 +296,7 @@ export class Dock {
   async #fetch(before: Tree): Promise<void> {
     const found = await ask("preference.get", { key: PREFERENCE }).catch(() => null);
     const layout = layoutFrom(found?.value);
-    if (layout && this.tree === before && !this.open) this.#take({ ...layout, open: false });
+    if (layout && this.tree === before) this.#take({ ...layout, open: this.open });
   }
 }
 
