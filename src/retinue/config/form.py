@@ -30,6 +30,7 @@ _VARIABLES: Mapping[KeyPath, str] = {
     ("house", "listen", "host"): "RETINUE_LISTEN",
     ("house", "listen", "port"): "RETINUE_LISTEN",
 }
+_DEFAULTS: Mapping[KeyPath, str] = {("house", "zone"): "UTC"}  # of what has none in its declaration
 _PRIVATE: frozenset[KeyPath] = frozenset({("house", "store")})  # the address of a database may hold a password
 
 
@@ -140,7 +141,7 @@ class _Form:
                 value = written  # as it stands there: the variable may hold what nobody should read here
         else:
             origin, where = Origin.DEFAULT, ""
-        default = None if field.default is MISSING else field.default
+        default = _DEFAULTS.get(path) if field.default is MISSING else field.default
         private = path in _PRIVATE
         return Entry(
             path=path,
