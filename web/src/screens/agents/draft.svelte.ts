@@ -85,9 +85,6 @@ export class Draft {
   trouble: unknown = $state.raw(null);
   elsewhere: boolean = $state(false);
   saving: boolean = $state(false);
-  values: Values | null = $derived(this.base && ({ ...this.base, ...this.changes } as Values));
-  changed: Field[] = $derived(Object.keys(this.changes) as Field[]);
-  sound: boolean = $derived(Object.keys(this.errors).length === 0 && !this.refused);
 
   #timer = 0;
   #checks = 0;
@@ -95,6 +92,20 @@ export class Draft {
   constructor(name: string | null) {
     this.isNew = name === null;
     this.name = name ?? "";
+  }
+
+  // Getters, and nothing derived: a draft outlives the page that began it.
+
+  get values(): Values | null {
+    return this.base && ({ ...this.base, ...this.changes } as Values);
+  }
+
+  get changed(): Field[] {
+    return Object.keys(this.changes) as Field[];
+  }
+
+  get sound(): boolean {
+    return Object.keys(this.errors).length === 0 && !this.refused;
   }
 
   get dirty(): boolean {

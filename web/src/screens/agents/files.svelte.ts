@@ -25,12 +25,15 @@ export class Text {
   elsewhere: boolean = $state(false);
   /** What they wrote, once it is to be chosen between the two. */
   theirs: Theirs | undefined = $state.raw(undefined);
-  dirty: boolean = $derived(this.loaded && (this.text !== this.read || this.believe));
 
   constructor(
     readonly agent: string,
     readonly path: string,
   ) {}
+
+  get dirty(): boolean {
+    return this.loaded && (this.text !== this.read || this.believe);
+  }
 
   get isNew(): boolean {
     return this.loaded && this.hash === "";
