@@ -3,9 +3,9 @@ import type { PanelType } from "../../panelTypes";
 
 export default {
   type: "files",
-  title: panels.files.title,
+  title: panels.types.files.title,
   icon: "file",
-  description: panels.files.description,
+  description: panels.types.files.description,
   order: 20,
   several: true,
   binding: "follows",

@@ -3,9 +3,9 @@ import type { PanelType } from "../../panelTypes";
 
 export default {
   type: "notes",
-  title: panels.notes.title,
+  title: panels.types.notes.title,
   icon: "note",
-  description: panels.notes.description,
+  description: panels.types.notes.description,
   order: 30,
   several: false,
   binding: "none",

@@ -3,9 +3,9 @@ import type { PanelType } from "../../panelTypes";
 
 export default {
   type: "run",
-  title: panels.run.title,
+  title: panels.types.run.title,
   icon: "flow",
-  description: panels.run.description,
+  description: panels.types.run.description,
   order: 10,
   several: true,
   binding: "follows",

@@ -3,7 +3,7 @@
 import type { Answered } from "../../../lib/api";
 import { nameIn } from "../../../lib/words";
 import type { IconName } from "../../../parts/icons";
-import { panels } from "../../../strings/panels";
+import { inPanels } from "../../../strings/panel-types";
 
 type Act = Answered<"run.trace">["acts"][number];
 
@@ -23,7 +23,7 @@ export function stepsOf(acts: readonly Act[]): Step[] {
 }
 
 function stepOf(act: Act, at: number): Step {
-  const { step, summary } = panels.run;
+  const { step, summary } = inPanels.run;
   const took = "ended-ms" in act && act["ended-ms"] !== null ? act["ended-ms"] - act["at-ms"] : null;
   const of = { because: "", came: "", took, id: `${at + 1}` };
   switch (act.act) {

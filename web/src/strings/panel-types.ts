@@ -1,0 +1,52 @@
+// The words within panels, which are loaded with them.
+
+import { plural } from "../lib/words";
+
+export const inPanels = {
+  run: {
+    none: "Nothing has run here yet",
+    noneWords: "Write something, and you see step by step what comes of it.",
+    noSession: "No conversation is open",
+    noSessionWords: "Open one, and you see here what happens in it.",
+    states: { running: "At work", parked: "Waits for an answer", completed: "Done", failed: "Failed", cancelled: "Stopped" } as Record<string, string>,
+    took: "Took",
+    tokens: "Tokens",
+    tokensIn: (count: string): string => `${count} read`,
+    tokensOut: (count: string): string => `${count} written`,
+    cost: "Cost",
+    unknownCost: "not known",
+    steps: "Steps",
+    step: { model: "asks the model", tool: "uses", approval: "asks a person", read: "reads what came from", sent: "writes to", parked: "waits", resumed: "goes on" },
+    came: { done: "done", failed: "failed", open: "at work", interrupted: "cut off", refused: "refused" } as Record<string, string>,
+    summary: "to tell it in short",
+    leftOut: (count: number): string => `${plural(count, "step is", "steps are")} left out in the middle.`,
+    earlier: "Before that",
+    select: "Press a step to have it go along with what you write.",
+  },
+  files: {
+    none: "No files yet",
+    noneWords: "Here is what the agent keeps in its home: its soul, its memory, its skills.",
+    noAgent: "No conversation is open",
+    noAgentWords: "Open one, and you see the files of its agent here.",
+    of: (agent: string): string => `Files of ${agent}`,
+    back: "All files",
+    tooLarge: "too large to be shown",
+    more: "There are more files than are listed here.",
+    untrusted: "From outside",
+    untrustedHint: "Words from outside are in it. The agent reads them as data, not as orders.",
+    select: "What you select goes along with what you write.",
+    lines: (words: string): string => `Lines ${words}`,
+    line: (words: string): string => `Line ${words}`,
+  },
+  notes: {
+    label: "Your notes",
+    placeholder: "Write down what you want to have at hand. Lines that you select go along with what you write to an agent.",
+    saved: "Kept",
+    saving: "Keeping…",
+    notSaved: "Not kept yet",
+    tooLong: (most: string): string => `This is more than ${most}, which is the most that is kept. Shorten it.`,
+    elsewhere: "They were changed in another window meanwhile.",
+    mine: "Keep what is here",
+    theirs: "Take what is there",
+  },
+};
