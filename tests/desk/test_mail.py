@@ -176,3 +176,6 @@ async def test_dead_letters_come_page_by_page_and_tell_of_their_retries(house: D
         if each["id"] == sent[0]
     ]
     assert letter["retry"] == retried["envelope"]
+    await house.house.outcome(retried["envelope"])
+    newest = (await house.ask(OWNER, "envelope.dead", limit=1))["letters"][0]
+    assert newest["id"] == retried["envelope"] and "retry" not in newest

@@ -402,7 +402,7 @@ async def list_dead(desk: Desk, caller: Principal, asked: Listing) -> DeadLetter
 
 def _dead_form(desk: Desk, letter: DeadLetter) -> EnvelopeShown:
     form = envelope_form(desk, letter.envelope, letter.settled)
-    if letter.retry is not None:
+    if letter.retry is not None and letter.retry.id != letter.envelope.id:  # a retry that died stands in the same line
         form.retry = letter.retry.id
     return form
 

@@ -34,7 +34,7 @@ export const runsWords = {
   atMost: "at most",
   back: "All runs",
   runOf: (agent: string): string => `A run of ${agent}`,
-  open: (agent: string, when: string): string => `Run of ${agent}, ${when}`,
+  ofAgent: (agent: string): string => `run of ${agent}`,
   gone: "This run cannot be shown",
   began: "Began",
   took: "Took",

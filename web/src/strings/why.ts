@@ -1,7 +1,7 @@
 export const whyWords = {
   title: "Why",
   ask: "Why?",
-  of: (what: string): string => `Why: ${what}`,
+  of: (what: string): string => `Why? ${what}`,
   key: "Why something became what it is",
   id: "Of what",
   hint: "The id of an envelope, a run, a conversation or an approval: its first 8 digits are enough.",
