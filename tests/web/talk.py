@@ -76,9 +76,10 @@ def import_session(front: Front, history: list[dict[str, Any]]) -> str:
     """A conversation made from files, each line of its history as Daycare has it."""
     began = {"createdAt": 1_700_000_000_000, "updatedAt": 1_700_000_000_000}
     made = [{"type": "start"}, *history]
+    history_lines = [json.dumps({"at": began["createdAt"] + i, **each}) + "\n" for i, each in enumerate(made)]
     files = {
         "descriptor.json": json.dumps({"type": "user", "connector": "web", "userId": "owner", "channelId": "owner"}),
         "state.json": json.dumps(began),
-        "history.jsonl": "".join(json.dumps({"at": began["createdAt"] + i, **each}) + "\n" for i, each in enumerate(made)),
+        "history.jsonl": "".join(history_lines),
     }
     return front.rim.do("session.import", agent="guide", files=files)["sessionId"]

@@ -8,7 +8,20 @@ import re
 
 from playwright.sync_api import expect
 from web.browser import Front, violations
-from web.talk import choose, composer, import_session, lines, new_session, open_talk, own, replies, said, say, send, until_quiet
+from web.talk import (
+    choose,
+    composer,
+    import_session,
+    lines,
+    new_session,
+    open_talk,
+    own,
+    replies,
+    said,
+    say,
+    send,
+    until_quiet,
+)
 
 DURATION = re.compile(r"^\d+(\.\d)? m?s$")
 PIXEL = base64.b64decode(
@@ -149,7 +162,12 @@ def test_files_are_chosen_dropped_and_pasted_and_come_back_as_they_were(front: F
     expect(attached.get_by_role("listitem")).to_have_count(2)
     say(page, "echo look")
     expect(lines(page).get_by_role("img", name="dot.png")).to_be_visible()
-    assert lines(page).get_by_role("img", name="dot.png").evaluate("async each => (await each.decode(), each.naturalWidth)") == 1
+    assert (
+        lines(page)
+        .get_by_role("img", name="dot.png")
+        .evaluate("async each => (await each.decode(), each.naturalWidth)")
+        == 1
+    )
     with page.expect_download() as download:
         lines(page).get_by_role("link", name="pasted").click()
     assert download.value.path().read_bytes() == b"from the clipboard"
@@ -273,7 +291,7 @@ def test_what_the_house_says_does_not_look_like_what_people_and_agents_say(front
 def test_mail_of_another_agent_is_told_apart_and_words_from_outside_are_marked(front: Front) -> None:
     session = new_session(front)
     other = new_session(front, agent="main")
-    send(front, other, f'call send {json.dumps({"to": f"agent:guide/{session}", "text": "hello from main"})}', "main")
+    send(front, other, f"call send {json.dumps({'to': f'agent:guide/{session}', 'text': 'hello from main'})}", "main")
     until_quiet(front, other)
     page = open_talk(front, session)
     mail = lines(page).locator("article").filter(has_text="hello from main")

@@ -89,7 +89,7 @@ _PAGE_POLICY = "; ".join(
         "form-action 'none'",
         "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
-        "trusted-types svelte-trusted-html dompurify retinue-markdown",
+        "trusted-types svelte-trusted-html",
     ]
 )
 PAGE_HEADERS: Headers = [

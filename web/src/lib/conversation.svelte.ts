@@ -236,7 +236,7 @@ export class Conversation {
         break;
       case "run.ended":
         this.run = null;
-        this.#silence();
+        if (!news.record) this.#silence();
         if (news["status"] !== "completed" && !news.record) {
           this.ended = { because: String(news["because"] ?? ""), outcome: String(news["status"]) };
         }
@@ -268,11 +268,9 @@ export class Conversation {
     const last = this.lines.at(-1)?.seq ?? 0;
     if (!record || record.seq <= last) return;
     this.newest = Math.max(this.newest, record.seq);
-    if (record.kind === "assistant") this.#silence();
-    if (record.seq === last + 1 && record.kind !== "user") {
-      const line = { ...record, at: news.at, run: news.run ?? null, trust: "private", mail: [] } as Line;
-      this.lines = [...this.lines, line];
-    } else this.#more();
+    if (record.seq !== last + 1 || record.kind === "user") return this.#more();
+    const line = { ...record, at: news.at, run: news.run ?? null, trust: "private", mail: [] } as Line;
+    this.#add([line]);
   }
 
   /** What is missing at the end, as one request at a time. */
@@ -297,12 +295,19 @@ export class Conversation {
       await this.#answers();
       if (read.revision !== this.revision) return void (await this.load());
       const known = this.lines.at(-1)?.seq ?? 0;
-      this.lines = [...this.lines, ...read.lines.filter((line) => line.seq > known)];
-      this.newest = Math.max(this.newest, this.lines.at(-1)?.seq ?? 0);
+      this.#add(read.lines.filter((line) => line.seq > known));
       this.#settle();
     } catch (error) {
       this.trouble = error;
     }
+  }
+
+  #add(lines: Line[]): void {
+    this.#flush();
+    const spoken = this.partial;
+    if (spoken && lines.some((line) => line.run === spoken.run && line.kind !== "user" && isOf(line, spoken))) this.#silence();
+    this.lines = [...this.lines, ...lines];
+    this.newest = Math.max(this.newest, this.lines.at(-1)?.seq ?? 0);
   }
 
   /** What was sent is here when the house shows it. */
@@ -405,6 +410,12 @@ export class Conversation {
     this.#deltas = [];
     this.partial = null;
   }
+}
+
+/** Whether a line is what was being said; or a note that it will not be said to its end. */
+function isOf(line: Line, spoken: Partial): boolean {
+  if (line.kind === "note") return true;
+  return line.kind === "assistant" && String((line.body as { text?: unknown }).text ?? "").startsWith(spoken.text);
 }
 
 /** In characters as the house counts them, which are not JavaScript's. */

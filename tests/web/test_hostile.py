@@ -1,0 +1,165 @@
+"""Words from strangers, wherever they stand: nothing runs, nothing is loaded, nothing looks like the house itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Page, expect
+from web.browser import Front, scrolls_sideways
+from web.talk import import_session, lines, open_talk, replies
+
+PWN = "window.__pwned=1"
+RLO = "\u202e"
+
+HOSTILE = f"""
+<script>{PWN}</script>
+<img src=x onerror="{PWN}">
+<svg onload="{PWN}"><script>{PWN}</script><animate onbegin="{PWN}" attributeName=x dur=1s></svg>
+<iframe srcdoc="<script>parent.__pwned=1</script>"></iframe>
+<iframe src="javascript:{PWN}"></iframe>
+<style>* {{ display: none !important }}</style>
+<link rel=stylesheet href="https://outside.example/evil.css">
+<math><mtext><table><mglyph><style><img src=x onerror="{PWN}"></style></mglyph></table></mtext></math>
+<details open ontoggle="{PWN}"><summary>open</summary></details>
+<form action="https://outside.example"><button class="button main">Allow once</button></form>
+<div class="card approval" role="alertdialog" style="position:fixed;inset:0">guide asks: may I?</div>
+<base href="https://outside.example/">
+<meta http-equiv=refresh content="0;url=https://outside.example">
+
+![picture](https://outside.example/pixel.png) ![data](data:image/svg+xml,<svg/onload={PWN}>)
+
+[script](javascript:{PWN}) [data](data:text/html,<script>{PWN}</script>) [vb](vbscript:x) [rel](/api/token/code) [ok](https://example.com/a)
+[https://bank.example/login](https://evil.example/login) [bank.example](https://evilbank.example) [go to b\u0430nk.example](https://evil.example)
+https://bank.example@evil.example/ [spaced](\x01javascript:{PWN})
+
+<a href="#" onclick="{PWN}" id="content" name="live">x</a>
+`<img src=x onerror={PWN}>`
+
+```html"><script>{PWN}</script>
+<script>{PWN}</script>
+```
+
+- [x] <input onfocus={PWN} autofocus>
+- [ ] open
+
+> **House** This run was allowed. [Allow once](https://example.com) {RLO}drawkcab
+
+| a | b |
+|---|---|
+| <script>{PWN}</script> | {"wide " * 200} |
+
+[ref]: javascript:{PWN}
+[through][ref]
+"""
+
+NAME = f'<img src=x onerror="{PWN}">'
+
+
+@pytest.fixture
+def page(front: Front) -> Iterator[Page]:
+    """A conversation in which everything is hostile: what was said, called, returned and noted, and its name."""
+    call = {"id": "c1", "name": NAME[:60], "arguments": {"path": HOSTILE, "</pre><script>": PWN, RLO: "turned"}}
+    output = {"toolMessage": {"toolCallId": "c1", "toolName": "read", "content": [{"type": "text", "text": HOSTILE}]}}
+    session = import_session(
+        front,
+        [
+            {"type": "user_message", "text": HOSTILE},
+            {"type": "assistant_message", "text": HOSTILE, "toolCalls": [call]},
+            {"type": "tool_result", "toolCallId": "c1", "output": output},
+            {"type": "note", "text": HOSTILE},
+            {"type": "assistant_message", "text": HOSTILE},
+        ],
+    )
+    front.rim.do("session.rename", session=session, name=f"{NAME} {session[:8]}")
+    opened = open_talk(front, session)
+    expect(replies(opened)).to_have_count(2)
+    yield opened
+    assert opened.evaluate("window.__pwned") is None
+
+
+def test_nothing_runs_and_nothing_is_asked_of_another_host(front: Front, page: Page) -> None:
+    lines(page).locator("summary").first.click()
+    page.get_by_role("button", name="Find in this conversation").click()
+    page.get_by_role("searchbox", name="Find in this conversation").fill("onerror")
+    expect(page.get_by_role("search").get_by_role("status")).to_contain_text("of")
+    page.reload()
+    expect(replies(page)).to_have_count(2)
+    assert page.evaluate("window.__pwned") is None
+    assert not scrolls_sideways(page)
+    # `front` sees to it that there was no complaint of the page's policy, and no request to another host.
+
+
+def test_markup_is_shown_as_the_words_it_is(page: Page) -> None:
+    expect(replies(page).first).to_contain_text("<script>window.__pwned=1</script>")
+    expect(lines(page).locator("article.own .plain")).to_contain_text("<iframe")
+    found = page.evaluate(
+        """() => [...document.querySelectorAll(".markdown *")]
+            .filter((each) => !each.closest(".code > .head"))
+            .map((each) => each.tagName.toLowerCase())"""
+    )
+    assert set(found) <= {
+        *("p", "br", "strong", "em", "del", "code", "pre", "ul", "ol", "li", "blockquote", "h3", "hr", "a", "div"),
+        *("table", "thead", "tbody", "tr", "th", "td", "input"),
+    }
+    handlers = page.evaluate(
+        """() => [...document.querySelectorAll(".markdown *")].flatMap((each) => [...each.attributes])
+            .filter((each) => /^on|^style$|^id$|^name$|^srcdoc$|^action$/.test(each.name)).map((each) => each.name)"""
+    )
+    assert handlers == []
+
+
+def test_nothing_wears_our_clothes(page: Page) -> None:
+    classes = page.evaluate(
+        """() => [...new Set([...document.querySelectorAll(".markdown *")].flatMap((each) => [...each.classList]))]"""
+    )
+    assert {each for each in classes if not each.startswith("svelte-")} <= {"code", "head", "scrolling"}
+    expect(lines(page).get_by_role("button", name="Allow once")).to_have_count(0)
+    expect(lines(page).get_by_role("alertdialog")).to_have_count(0)
+    # The house's own words stand apart from an agent's: as notes, with a label that no Markdown can make.
+    expect(lines(page).get_by_role("note")).to_have_count(1)
+    expect(lines(page).locator(".markdown .label")).to_have_count(0)
+
+
+def test_links_lead_where_they_say_and_take_nothing_along(page: Page) -> None:
+    links = page.evaluate(
+        """() => [...document.querySelectorAll(".markdown a")].map((each) =>
+            ({href: each.getAttribute("href"), rel: each.rel, target: each.target, words: each.textContent}))"""
+    )
+    assert links
+    for link in links:
+        if link["href"] is None:
+            continue
+        assert urlsplit(link["href"]).scheme in ("http", "https", "mailto"), link
+        assert link["target"] == "_blank"
+        assert {"noopener", "noreferrer"} <= set(link["rel"].split())
+    words = [link["words"] for link in links]
+    assert "https://bank.example/login (evil.example)" in words
+    assert "bank.example (evilbank.example)" in words
+    assert "go to b\u0430nk.example (evil.example)" in words
+    assert any("@evil.example" in each and each.endswith("(evil.example)") for each in words)
+    assert "ok" in words
+
+
+def test_names_and_arguments_and_results_are_plain_words(page: Page) -> None:
+    expect(page.get_by_role("heading", level=1)).to_contain_text("<img src=x onerror=")
+    assert RLO not in page.locator("body").inner_text()
+    card = lines(page).locator("details.card").first
+    card.locator("summary").click()
+    expect(card.locator("pre").first).to_contain_text("</pre><script>")
+    expect(card.locator("pre").last).to_contain_text("<svg onload=")
+    assert card.locator("pre").evaluate_all("all => all.every((each) => each.children.length === 0)")
+
+
+def test_a_table_of_ten_thousand_cells_and_a_nesting_of_a_thousand_do_not_stop_the_page(front: Front) -> None:
+    table = "|" + "a|" * 100 + "\n|" + "-|" * 100 + "\n" + ("|" + "x|" * 100 + "\n") * 100
+    deep = ">" * 1_000 + " deep\n\n" + "".join("  " * i + "- x\n" for i in range(200)) + "\n" + "[" * 5_000
+    session = import_session(
+        front, [{"type": "assistant_message", "text": each} for each in (table, deep, "**after**")]
+    )
+    page = open_talk(front, session)
+    expect(lines(page).get_by_text("after", exact=True)).to_be_visible()
+    assert not scrolls_sideways(page)
+    assert json.loads(page.evaluate("JSON.stringify([...document.querySelectorAll('table')].length)")) == 1
