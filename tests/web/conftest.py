@@ -1,4 +1,4 @@
-"""One browser for all tests; a house for each file, and a new window for each test."""
+"""A browser and a house for each file, and a new window for each test."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from web.browser import Front, open_browser
 SETTINGS = "[house.limits]\nenvelopes_per_minute = 10000\nrequests_per_minute = 100000\n"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Not for longer: while it is open a loop runs, and tests of other folders have loops of their own."""
     with open_browser() as opened:
         yield opened
 
