@@ -72,7 +72,7 @@ def test_agents_that_are_not_shown_are_left_out_until_asked_for(front: Front) ->
     page.get_by_role("combobox").fill("ghost")
     expect(page.get_by_text("Nothing by that name.")).to_be_visible()
     page.keyboard.press("Escape")
-    page.get_by_role("checkbox", name="Also 1 one that pages leave out").check()
+    page.get_by_role("checkbox", name="Also 1 that pages leave out").check()
     expect(card(page, "ghost")).to_contain_text("not shown")
     page.goto(f"{front.rim.address}/chat")
     expect(page.get_by_role("button", name="New conversation with ada").first).to_be_visible()
@@ -90,9 +90,11 @@ def test_the_keyboard_changes_whom_one_talks_to(front: Front, rim: Rim) -> None:
     page.keyboard.type("guide")
     page.keyboard.press("Enter")
     expect(page).to_have_url(f"{rim.address}/chat/{newest}")
-    page.locator("main").focus()
+    expect(page.get_by_label("Message guide")).to_be_visible()
+    page.locator("main").focus()  # not into what one writes
     page.keyboard.press("g")
     page.keyboard.press("t")
+    expect(dialog).to_be_visible()
     page.keyboard.type("guide")
     page.keyboard.press("Shift+Enter")
     expect(page).not_to_have_url(f"{rim.address}/chat/{newest}")
@@ -347,7 +349,7 @@ def test_versions_are_compared_and_restored(front: Front, rim: Rim) -> None:
     page.get_by_label("Compare", exact=True).select_option("1")
     page.get_by_label("With", exact=True).select_option("2")
     expect(page.get_by_role("heading", name="From version 1 to version 2")).to_be_visible()
-    expect(page.get_by_text("$5", exact=True)).to_be_visible()
+    expect(page.get_by_role("insertion").filter(has_text="$5")).to_be_visible()
 
     page.get_by_role("button", name="Restore version 1").click()
     dialog = page.get_by_role("dialog", name="Make version 1 the newest?")
@@ -398,8 +400,7 @@ def test_words_of_others_stay_words(front: Front, rim: Rim) -> None:
     assert page.locator("main .foreign", has_text="<b>x</b>").count() > 0
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["laptop", "phone"])
+@pytest.mark.parametrize(("size", "theme"), [("laptop", "light"), ("phone", "dark")])
 def test_every_part_of_an_agent_can_be_used_by_anyone(front: Front, size: str, theme: str) -> None:
     page = front.window("/agents", size=size, theme=theme)  # pyright: ignore[reportArgumentType]
     found: dict[str, list[str]] = {}
@@ -414,6 +415,7 @@ def test_every_part_of_an_agent_can_be_used_by_anyone(front: Front, size: str, t
         if path == "/clerk/tools":
             page.get_by_label("Tool", exact=True).select_option("read")
             expect(page.get_by_role("heading", name="What each layer says")).to_be_visible()
+            page.get_by_label("Find a tool").fill("read")  # axe takes its time for each row
         found[path] = violations(page) + (["scrolls sideways"] if scrolls_sideways(page) else [])
     assert {path: what for path, what in found.items() if what} == {}
 

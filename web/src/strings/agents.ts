@@ -42,11 +42,10 @@ const fields = {
 
 export const agents = {
   title: "Agents",
-  words: "Who works here.",
   fields,
   fresh: "New agent",
   staff: "The staff",
-  hidden: (count: number): string => `Also ${plural(count, "one that pages leave out", "that pages leave out")}`,
+  hidden: (count: number): string => `Also ${count} that pages leave out`,
   noneTitle: "Nobody works here yet",
   noneWords: "An agent has a name, a model and a few words on what it is for. Take the first one on, and talk to it.",
   states: { working: "at work", waiting: "waits for you", idle: "idle" },
@@ -55,7 +54,6 @@ export const agents = {
   conversations: (count: number, more: boolean): string => (more && count ? `${count} or more conversations` : count ? plural(count, "conversation", "conversations") : "no conversation yet"),
   talk: "Talk",
   talkTo: (name: string): string => `Talk to ${name}`,
-  newWith: (name: string): string => `New conversation with ${name}`,
   newConversation: "New conversation",
   edit: "Edit",
   actions: (name: string): string => `What to do with ${name}`,
@@ -129,7 +127,7 @@ export const agents = {
     },
     tools_profile: { "": "none: all that the lists allow", minimal: "minimal", coding: "coding", messaging: "messaging", full: "full" },
   },
-  tokens: { add: "Type a name, and Enter", empty: "nothing" },
+  tokens: { empty: "nothing" },
   moreLists: "Capabilities and policies",
   verdicts: { allow: "allowed", ask: "asks first", deny: "denied" },
   tools: {
@@ -161,7 +159,6 @@ export const agents = {
   },
   files: {
     title: "Files",
-    words: "What makes it who it is: its soul, its memory, its skills. It reads them before it answers.",
     list: "Files of its home",
     more: "Only the first of them are shown.",
     fresh: "New file",
@@ -194,7 +191,6 @@ export const agents = {
     keys: "Save",
   },
   versions: {
-    title: "Versions",
     words: "What it has been, and who made it so. Nothing of it is lost.",
     list: "Versions",
     version: (number: number): string => `Version ${number}`,
@@ -204,7 +200,6 @@ export const agents = {
     first: "taken on",
     earlier: "Show earlier ones",
     compare: "Compare",
-    with: "with",
     old: "Compare",
     new: "With",
     same: "Nothing differs between them.",
