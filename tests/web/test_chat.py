@@ -6,7 +6,7 @@ import base64
 import json
 import re
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from web.browser import Front, violations
 from web.talk import (
     choose,
@@ -82,9 +82,9 @@ def test_words_that_arrived_without_an_answer_are_not_sent_twice(front: Front) -
     session = new_session(front)
     page = open_talk(front, session)
 
-    def take_and_say_nothing(route: object) -> None:
-        route.fetch()  # pyright: ignore
-        route.abort()  # pyright: ignore
+    def take_and_say_nothing(route: Route) -> None:
+        route.fetch()
+        route.abort()
         page.unroute("**/api/envelope/send")
 
     page.route("**/api/envelope/send", take_and_say_nothing)
@@ -290,14 +290,24 @@ def test_what_the_house_says_does_not_look_like_what_people_and_agents_say(front
 
 def test_mail_of_another_agent_is_told_apart_and_words_from_outside_are_marked(front: Front) -> None:
     session = new_session(front)
-    other = new_session(front, agent="main")
-    send(front, other, f"call send {json.dumps({'to': f'agent:guide/{session}', 'text': 'hello from main'})}", "main")
-    until_quiet(front, other)
+    send(front, session, "echo hello")
+    until_quiet(front, session)
     page = open_talk(front, session)
-    mail = lines(page).locator("article").filter(has_text="hello from main")
-    expect(mail.first).to_be_visible()
-    expect(mail.first.locator("header")).to_contain_text("main")
-    expect(mail.first).not_to_have_class("own")
+
+    def from_another(route: Route) -> None:
+        """As the house will tell it once agents write to each other."""
+        told = route.fetch().json()
+        for line in told["lines"]:
+            if line["kind"] == "user":
+                line["trust"], line["mail"][0]["from"] = "untrusted", "agent:main"
+        route.fulfill(json=told)
+
+    page.route("**/api/session/transcript", from_another)
+    page.reload()
+    mail = lines(page).locator("article").filter(has_text="echo hello")
+    expect(mail.locator("header")).to_contain_text("main")
+    expect(mail.locator("header")).to_contain_text("From outside")
+    expect(own(page, "echo hello")).to_have_count(0)
 
 
 def test_a_word_is_found_wherever_it_was_said(front: Front) -> None:

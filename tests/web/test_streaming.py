@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from web.browser import Front
 from web.talk import composer, import_session, lines, new_session, open_talk, own, replies, said, say, until_quiet
 
-COUNT_TO = 300
+COUNT_TO = 90
 LONG_REPLY_BYTES = 200_000
 HEARD_WITHIN_MS = 60_000
 
@@ -31,7 +31,7 @@ def test_a_house_killed_in_mid_stream_loses_and_doubles_nothing_in_any_window(fr
     page, other = open_talk(front, session), open_talk(front, session)
     say(page, f"count to {COUNT_TO}")
     for window in (page, other):
-        expect(replies(window)).to_contain_text("40", timeout=HEARD_WITHIN_MS)
+        expect(replies(window)).to_contain_text("20 21", timeout=HEARD_WITHIN_MS)
     front.rim.process.kill()
     expect(page.get_by_text("The house does not answer.")).to_be_visible()
     front.rim.process.open(again_at=front.rim.address)
@@ -47,10 +47,10 @@ def test_twenty_tabs_of_one_person_show_the_same(front: Front) -> None:
     session = new_session(front)
     first = open_talk(front, session)
     tabs = [first, *(front.tab(first.context, f"/chat/{session}") for _ in range(19))]
-    say(first, "count to 200")
+    say(first, "count to 60")
     for tab in tabs:
-        expect(replies(tab)).to_contain_text("200", timeout=HEARD_WITHIN_MS)
-        expect(own(tab, "count to 200")).to_have_count(1)
+        expect(replies(tab)).to_contain_text("59 60", timeout=HEARD_WITHIN_MS)
+        expect(own(tab, "count to 60")).to_have_count(1)
     until_quiet(front, session)
     [kept] = said(front, session)
     for tab in tabs:
@@ -64,10 +64,10 @@ def test_a_slow_line_is_only_slow(front: Front) -> None:
     line = page.context.new_cdp_session(page)
     slow = {"offline": False, "latency": 400, "downloadThroughput": 6_000, "uploadThroughput": 6_000}
     line.send("Network.emulateNetworkConditions", slow)
-    say(page, "count to 100")
-    expect(own(page, "count to 100")).to_have_count(1)
-    expect_counted(page, 100)
-    expect(own(page, "count to 100")).to_have_count(1)
+    say(page, "count to 40")
+    expect(own(page, "count to 40")).to_have_count(1)
+    expect_counted(page, 40)
+    expect(own(page, "count to 40")).to_have_count(1)
 
 
 # --- a model that says what we like, as fast as we like ---
