@@ -85,5 +85,4 @@ export const liveWords = {
   envelope: "envelope",
   theRun: "run",
   keys: { pause: "Pause or go on", group: "Live house" },
-  people: { clock: "clock", house: "house" },
 };

@@ -29,7 +29,6 @@ export const moneyWords = {
   nobody: "nobody in particular",
   noPrice: "No call of these days had a price, so there is no cost to draw.",
   share: "Share",
-  who: "Who",
   each: (by: string): string => `By ${by.toLowerCase()}`,
   none: "Nothing was spent",
   noneWords:
@@ -62,5 +61,4 @@ export const moneyWords = {
   setBy: "Set by",
   reached: "reached",
   near: "near its end",
-  keys: { group: "Money" },
 };

@@ -12,7 +12,7 @@ export interface Who {
 export interface Place extends Who {
   x: number;
   y: number;
-  label: { x: number; y: number; anchor: "start" | "middle" | "end"; text: string };
+  label: { x: number; y: number; anchor: "start" | "middle" | "end"; turn: number; text: string };
 }
 
 export interface Ring {
@@ -45,40 +45,59 @@ function before(text: string, mark: string): string {
   return text.split(mark, 1)[0] ?? text;
 }
 
+const byName = new Intl.Collator(undefined, { numeric: true }).compare;
+
 /** People to the left, then agents, then doors, each by name, with the same space between any two. */
-export function ringOf(everyone: Who[], width: number, height: number): Ring {
+export function ringOf(everyone: Who[], width: number): Ring {
   const order: NodeKind[] = ["person", "agent", "door"];
-  const sorted = everyone.toSorted((a, b) => order.indexOf(a.kind) - order.indexOf(b.kind) || (a.name < b.name ? -1 : 1));
+  const sorted = everyone.toSorted((a, b) => order.indexOf(a.kind) - order.indexOf(b.kind) || byName(a.name, b.name));
   const count = sorted.length;
   const roomy = width > 560;
-  const radius = count <= 12 ? 22 : count <= 22 ? 17 : roomy ? 14 : 11;
-  const rx = Math.max(60, width / 2 - radius - (roomy ? 110 : 56));
-  const ry = Math.max(60, height / 2 - radius - 30);
+  const crowded = count > (roomy ? 14 : 10);
+  const radius = !crowded ? 22 : count <= 22 ? 17 : roomy ? 14 : 11;
+  const side = roomy ? 110 : 62; // for the labels
+  const above = !crowded ? 30 : roomy ? side - 16 : side + 8;
+  const height = crowded ? 520 : roomy ? 430 : 400;
+  const rx = Math.max(60, width / 2 - radius - side);
+  const ry = Math.max(60, height / 2 - radius - above);
   const arc = lengths(rx, ry);
   const around = arc.at(-1) ?? 1;
   const step = around / Math.max(1, count);
   const people = sorted.filter((each) => each.kind === "person").length;
   const first = around / 2 - ((people || 1) - 1) * 0.5 * step; // the middle of the people is at the left
-  const sideChars = Math.floor((roomy ? 104 : 50) / CHAR_PX);
+  const chars = Math.floor((side - 10) / CHAR_PX);
 
   const places = sorted.map((who, i) => {
     const angle = angleAt(arc, (first + i * step) % around);
-    const [cos, sin] = [Math.cos(angle), Math.sin(angle)];
-    const [x, y] = [width / 2 + rx * cos, height / 2 + ry * sin];
-    const beside = Math.abs(cos) > (count > 12 ? 0.35 : 0.6);
-    const crowded = !beside && step < 80;
-    const outwards = radius + (crowded && i % 2 ? 24 : 12); // neighbours above and below one another, not into one another
-    const text = cut(who.name, beside ? sideChars : Math.max(6, Math.floor((crowded ? 2 * step : step) / CHAR_PX)));
-    const label = beside
-      ? { x: x + Math.sign(cos) * (radius + 8), y: y + 4, anchor: cos > 0 ? ("start" as const) : ("end" as const), text }
-      : { x, y: sin < 0 ? y - outwards : y + outwards + 8, anchor: "middle" as const, text };
-    return { ...who, x, y, label };
+    const [x, y] = [width / 2 + rx * Math.cos(angle), height / 2 + ry * Math.sin(angle)];
+    const label = crowded ? outwards(x, y, Math.atan2(Math.sin(angle) * rx, Math.cos(angle) * ry), radius) : beside(x, y, angle, radius);
+    return { ...who, x, y, label: { ...label, text: cut(who.name, label.anchor === "middle" ? 16 : chars) } };
   });
   return { width, height, radius, places };
 }
 
+type Label = Omit<Place["label"], "text">;
+
+/** Few: upright, beside the node or above it. */
+function beside(x: number, y: number, angle: number, radius: number): Label {
+  const [cos, sin] = [Math.cos(angle), Math.sin(angle)];
+  if (Math.abs(cos) > 0.6) return { x: x + Math.sign(cos) * (radius + 8), y: y + 4, anchor: cos > 0 ? "start" : "end", turn: 0 };
+  return { x, y: sin < 0 ? y - radius - 12 : y + radius + 20, anchor: "middle", turn: 0 };
+}
+
+/** Many: away from the ring, each along its own ray, so that no two meet. */
+function outwards(x: number, y: number, normal: number, radius: number): Label {
+  const right = Math.cos(normal) >= 0;
+  const [lx, ly] = [x + Math.cos(normal) * (radius + 8), y + Math.sin(normal) * (radius + 8)];
+  const turn = (normal * 180) / Math.PI + (right ? 0 : 180);
+  return { x: lx, y: ly, anchor: right ? "start" : "end", turn };
+}
+
+/** The middle goes: names of a kind often begin alike and end apart. */
 function cut(text: string, most: number): string {
-  return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
+  if (text.length <= most) return text;
+  const end = Math.floor((most - 1) / 2);
+  return `${text.slice(0, most - 1 - end)}…${text.slice(text.length - end)}`;
 }
 
 /** How far it is along the ellipse, from the right and clockwise. */
