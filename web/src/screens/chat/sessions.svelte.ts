@@ -14,7 +14,7 @@ const UNDO_MS = 12_000;
 const PAGES_MAX = 100;
 
 export function titleOf(session: Session): string {
-  return unturned(session.name ?? session.lastSnippet) || chat.unnamed;
+  return unturned(session.name ?? session.lastSnippet.replace(/[`*#>|]+/g, "").trim()) || chat.unnamed;
 }
 
 /** Agents in the order of their newest conversation, each with those that fit, the pinned ones first; agents without
