@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 from api.rim import Rim, open_rim
-from flows.provider import Provider, provider, says
+from flows.provider import Provider, Rule, provider, says
 from playwright.sync_api import expect
 from web.browser import Front, scrolls_sideways, violations
 from web.conftest import SETTINGS
@@ -35,14 +35,15 @@ run_usd = 500
 
 
 @contextmanager
-def serving() -> Iterator[str]:
-    """A provider in a loop of its own, which always says the same; where it is."""
+def serving(plays: Rule | None = None) -> Iterator[str]:
+    """A provider in a loop of its own, which always says the same, or what it is handed; where it is."""
     loop, opened, over = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     found: list[Provider] = []
 
     async def serve() -> None:
         async with provider() as playing:
             playing.always(says("Hello.", input_tokens=1_000_000, output_tokens=50_000))
+            playing.rule = plays or playing.rule
             found.append(playing)
             opened.set()
             await over.wait()
