@@ -65,13 +65,18 @@ def effect_before_intent() -> None:
 
 def epoch_not_checked() -> None:
     """Write to a session wherever it stands now, whoever has taken it over meanwhile."""
-    guard = sessions.guard
+    guard, guard_step = sessions.guard, sessions.guard_step
 
     def unguarded(conn: sa.Connection, id_: str, *, epoch: int, new_epoch: int | None = None, **kw: Any) -> None:
         session = sessions.get(conn, id_)
         assert session is not None
         raised = 0 if new_epoch is None else new_epoch - epoch
         guard(conn, id_, epoch=session.epoch, new_epoch=session.epoch + raised, **kw)
+
+    def unguarded_step(conn: sa.Connection, id_: str, *, epoch: int, **kw: Any) -> None:
+        session = sessions.get(conn, id_)
+        assert session is not None
+        guard_step(conn, id_, epoch=session.epoch, **kw)
 
     def where_it_stands(self: Append) -> int:
         if self.records:
@@ -81,6 +86,7 @@ def epoch_not_checked() -> None:
         return session.record_seq
 
     _sessions.guard = unguarded
+    _sessions.guard_step = unguarded_step
     _append.seq = property(where_it_stands)
 
 

@@ -31,6 +31,7 @@ _TOUCHED: tuple[tuple[Any, str], ...] = (
     (RunJournal, "perform"),
     (Append, "seq"),
     (sessions, "guard"),
+    (sessions, "guard_step"),
 )
 """What the bugs replace, and `planted` puts back."""
 
