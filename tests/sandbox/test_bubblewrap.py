@@ -7,10 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 from sandbox.support import PATIENCE_S, PYTHON, Grounds, make_grounds, run, shell, sleepers, until
@@ -219,7 +221,7 @@ async def test_a_command_dies_with_the_house(grounds: Grounds) -> None:
         " os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
     )
-    house = await asyncio.create_subprocess_exec(PYTHON, "-c", script, env={"PYTHONPATH": str(SOURCE)})
+    house = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env={"PYTHONPATH": str(SOURCE)})
     assert await house.wait() == -9
     await until(lambda: not sleepers("95.3"))
 
@@ -460,6 +462,7 @@ asyncio.run(main())
     folder.chmod(0o777)
     source = folder / "src"
     subprocess.run(["cp", "-r", str(SOURCE), str(source)], check=True)
+    subprocess.run(["cp", "-r", str(Path(msgspec.__file__).parent), str(source)], check=True)
     subprocess.run(["chmod", "-R", "a+rX", str(source)], check=True)
     try:
         tried = subprocess.run(
