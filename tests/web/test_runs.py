@@ -67,7 +67,7 @@ def test_the_list_lives_and_a_page_leads_to_the_next(front: Front) -> None:
     expect(page.locator("tbody tr")).to_have_count(25)
     more.click()
     expect(more).to_have_count(0)
-    assert page.locator("tbody tr").count() == len(front.rim.do("run.list", limit=100)["runs"])
+    expect(page.locator("tbody tr")).to_have_count(len(front.rim.do("run.list", limit=100)["runs"]))
 
 
 def test_a_trace_tells_each_step_with_what_was_said_and_why(front: Front) -> None:
