@@ -15,7 +15,7 @@ from retinue.testing.planted import Bug, plant, planted
 from retinue.testing.simulation import main, run
 
 RUNS = 60
-SEEDS = (20, 8, 1, 4, 9, 13)
+SEEDS = (20, 8, 1, 2, 9, 13)
 
 
 @pytest.fixture(autouse=True)

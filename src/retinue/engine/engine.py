@@ -438,7 +438,6 @@ class EmbeddedEngine:
             )
         finally:
             self._in_hand.discard(work.run.id)
-        self._wake_all(ended.wakes)
         return ended
 
     async def _claim(self, session: SessionId) -> Work | Nothing:

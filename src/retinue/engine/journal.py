@@ -266,7 +266,7 @@ class RunJournal:
             kept_from=kept_from,
             notice=notice,
         )
-        written = await self._store.write(body, point="step")
+        written = await self._store.write(body, point="step", then=self._wake_all)
         self._closings.clear()
         self._unnumbered = 0
         run = self.work.run
@@ -286,9 +286,12 @@ class RunJournal:
         )
         self._records.extend(written.joined)
         self._own.extend(written.joined)
-        for wake in written.wakes:
-            self._wake(wake)
         return written.granted
+
+    def _wake_all(self, written: Written | None) -> None:
+        """With the commit: whoever waits for it may be told to stop in this very moment."""
+        for wake in written.wakes if written is not None else ():
+            self._wake(wake)
 
 
 def _own_records(context: Sequence[Record], run: Run) -> list[Record]:

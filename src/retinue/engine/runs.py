@@ -122,19 +122,26 @@ class Watch:
             next_run=None if contended() else next_run,
             terms=self._terms,
         )
-        return await self._store.write(body, point="finish")
+        return await self._end(body, point="finish")
+
+    async def _end(self, body: Callable[[sa.Connection], Ended], *, point: str) -> Ended:
+        """What it wakes is woken with the commit, and not by whoever waited for it: they may be told to stop in this
+        very moment, and who was written to would hear of it much later."""
+
+        def wake_all(ended: Ended | None) -> None:
+            for wake in ended.wakes if ended is not None else ():
+                self._wake(wake)
+
+        return replace(await self._store.write(body, point=point, then=wake_all), wakes=())
 
     async def _park(self, journal: RunJournal, parked: Parked) -> Ended:
-        body = partial(
-            park,
-            work=journal.work,
-            closings=tuple(journal.closings),
-            parked=parked,
-            now_ms=self._now_ms(),
-            asking=self._terms.asking(),
-        )
-        waits, wakes = await self._store.write(body, point="park")
-        return Ended(wakes, more=waits)
+        work, closings, now_ms, asking = journal.work, tuple(journal.closings), self._now_ms(), self._terms.asking()
+
+        def body(conn: sa.Connection) -> Ended:
+            waits, wakes = park(conn, work=work, closings=closings, parked=parked, now_ms=now_ms, asking=asking)
+            return Ended(wakes, more=waits)
+
+        return await self._end(body, point="park")
 
     async def _take_turns(self, work: Work, journal: RunJournal) -> Finished:
         runner = self._runners.get(work.agent.runner)
@@ -196,7 +203,7 @@ class Watch:
             error=f"{code}: {sentence}",
             text=text,
         )
-        return Ended(await self._store.write(body, point="fail"), more=True)
+        return await self._end(lambda conn: Ended(body(conn), more=True), point="fail")
 
     def _now_ms(self) -> int:
         return to_ms(self._clock.now())
