@@ -122,17 +122,13 @@ class Watch:
             next_run=None if contended() else next_run,
             terms=self._terms,
         )
-        return await self._end(body, point="finish")
+        return _without_wakes(await self._store.write(body, point="finish", then=self._wake_all))
 
-    async def _end(self, body: Callable[[sa.Connection], Ended], *, point: str) -> Ended:
-        """What it wakes is woken with the commit, and not by whoever waited for it: they may be told to stop in this
-        very moment, and who was written to would hear of it much later."""
-
-        def wake_all(ended: Ended | None) -> None:
-            for wake in ended.wakes if ended is not None else ():
-                self._wake(wake)
-
-        return replace(await self._store.write(body, point=point, then=wake_all), wakes=())
+    def _wake_all(self, ended: Ended | None) -> None:
+        """With the commit, and not by whoever waits for it: they may be told to stop in this very moment, and who was
+        written to would hear of it much later."""
+        for wake in ended.wakes if ended is not None else ():
+            self._wake(wake)
 
     async def _park(self, journal: RunJournal, parked: Parked) -> Ended:
         work, closings, now_ms, asking = journal.work, tuple(journal.closings), self._now_ms(), self._terms.asking()
@@ -141,7 +137,7 @@ class Watch:
             waits, wakes = park(conn, work=work, closings=closings, parked=parked, now_ms=now_ms, asking=asking)
             return Ended(wakes, more=waits)
 
-        return await self._end(body, point="park")
+        return _without_wakes(await self._store.write(body, point="park", then=self._wake_all))
 
     async def _take_turns(self, work: Work, journal: RunJournal) -> Finished:
         runner = self._runners.get(work.agent.runner)
@@ -203,10 +199,16 @@ class Watch:
             error=f"{code}: {sentence}",
             text=text,
         )
-        return await self._end(lambda conn: Ended(body(conn), more=True), point="fail")
+        failed = await self._store.write(lambda conn: Ended(body(conn), more=True), point="fail", then=self._wake_all)
+        return _without_wakes(failed)
 
     def _now_ms(self) -> int:
         return to_ms(self._clock.now())
+
+
+def _without_wakes(ended: Ended) -> Ended:
+    """They were woken already."""
+    return replace(ended, wakes=())
 
 
 def _because(error: RetinueError) -> str:
