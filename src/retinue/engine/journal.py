@@ -263,7 +263,6 @@ class RunJournal:
             now_ms=to_ms(self._clock.now()),
             zone=self._zone,
             paid=self._paid(terms) if terms is not None else None,
-            kept_from=kept_from,
             notice=notice,
         )
         written = await self._store.write(body, point="step", then=self._wake_all)
@@ -351,7 +350,6 @@ def write_step(
     now_ms: int,
     zone: ZoneInfo,
     paid: Paid | None,
-    kept_from: int | None,
     notice: str,
 ) -> Written:
     """The step commit: results so far, the next intent, and whoever joins in, or nothing at all."""
@@ -366,8 +364,6 @@ def write_step(
     sessions.guard_step(conn, work.session.id, epoch=work.session.epoch, record_seq=append.seq, at_ms=page.at_ms)
     if append.records:
         records.add(conn, append.records)
-    if kept_from is not None:
-        _compact(append, kept_from)
     granted = Granted(output_tokens_max=0)
     if opening is not None:
         runs.open_step(conn, opening, at_ms=page.at_ms)
@@ -426,20 +422,6 @@ def _reserve(page: Page, run: Run, step: Step, paid: Paid) -> Granted:
         days=paid.days,
         root=run.id,
         at_ms=page.at_ms,
-    )
-
-
-def _compact(append: Append, kept_from: int) -> None:
-    page, session = append.page, append.session
-    sessions.compact(page.conn, session.id, kept_from=kept_from, at_ms=page.at_ms)
-    page.tell(
-        NewsKind.SESSION_COMPACTED,
-        session=session.id,
-        run=append.run.id if append.run else None,
-        record_seq=append.seq,
-        kept_from=kept_from,
-        compactions=session.compactions + 1,
-        revision=session.revision + 1,
     )
 
 

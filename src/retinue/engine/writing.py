@@ -14,7 +14,7 @@ from retinue.domain.record import NO_USAGE, Note, Reply, Summary, Usage
 from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.tool import ToolResult
 from retinue.engine.custody import Append
-from retinue.store import audit, money, runs
+from retinue.store import audit, money, runs, sessions
 
 ERROR_LENGTH_MAX = 1_000
 
@@ -103,6 +103,8 @@ def _audited(append: Append, unwritten: Unwritten) -> Entry | None:
 def _close(append: Append, closing: Closing) -> None:
     page = append.page
     record = append.add(closing.body)
+    if isinstance(closing.body, Summary):
+        _compact(append, closing.body, record_seq=record.seq)
     step = closing.step
     if step is None:
         return
@@ -119,6 +121,21 @@ def _close(append: Append, closing: Closing) -> None:
             index=step.index,
             interrupted=step.state is StepState.INTERRUPTED,
         )
+
+
+def _compact(append: Append, summary: Summary, *, record_seq: int) -> None:
+    """Wherever a summary is written down, the context begins anew: also by a run that fails before its next step."""
+    page, session = append.page, append.session
+    sessions.compact(page.conn, session.id, kept_from=summary.kept_from, at_ms=page.at_ms)
+    page.tell(
+        NewsKind.SESSION_COMPACTED,
+        session=session.id,
+        run=append.run.id if append.run else None,
+        record_seq=record_seq,
+        kept_from=summary.kept_from,
+        compactions=session.compactions + 1,
+        revision=session.revision + 1,
+    )
 
 
 def _settle(append: Append, step: Step, paid: Paid, usage: Usage) -> None:
