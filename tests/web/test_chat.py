@@ -122,11 +122,13 @@ def test_thoughts_are_folded(front: Front) -> None:
 
 
 def test_a_call_shows_its_arguments_its_duration_its_result_and_why_it_was_allowed(front: Front) -> None:
-    page = open_talk(front, new_session(front))
+    session = new_session(front)
+    page = open_talk(front, session)
     say(page, 'call read {"path": "SOUL.md"}')
     card = lines(page).locator("details.card")
     expect(card.locator("summary")).to_contain_text("read")
     expect(card.locator(".state")).to_have_text(DURATION)
+    until_quiet(front, session)
     page.reload()
     expect(card.locator(".state")).to_have_text(DURATION)
     card.locator("summary").click()
@@ -135,6 +137,7 @@ def test_a_call_shows_its_arguments_its_duration_its_result_and_why_it_was_allow
     say(page, "status")
     card = lines(page).locator("details.card").nth(1)
     expect(card.locator(".state")).to_have_text(DURATION)
+    until_quiet(front, session)  # nothing moves under the pointer any more
     card.locator("summary").click()
     expect(card.locator("pre").last).to_contain_text("agent: guide")
     assert violations(page) == []
