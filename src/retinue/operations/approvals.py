@@ -9,13 +9,13 @@ import sqlalchemy as sa
 
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.approval import Approval, ApprovalState
-from retinue.domain.errors import Invalid
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import ApprovalId
 from retinue.domain.principal import Principal
 from retinue.domain.times import show
 from retinue.domain.tool import Call
 from retinue.operations.base import Desk, Operation
+from retinue.operations.pages import check_limit
 from retinue.operations.run_list import cursor_of, place_of
 from retinue.policy.approvals import may_decide, scope_of
 from retinue.store import approval_list, approvals, sessions
@@ -69,13 +69,7 @@ class ApprovalsListed(msgspec.Struct, frozen=True):
 
 
 async def listing(desk: Desk, caller: Principal, asked: List) -> ApprovalsListed:
-    if not LISTED_MIN <= asked.limit <= LISTED_MAX:
-        raise Invalid(
-            f"a list of {asked.limit} is not to be had",
-            because=f"limit is {LISTED_MIN} to {LISTED_MAX}",
-            try_this="ask for one page after the other with `cursor`",
-            code="list.limit",
-        )
+    check_limit(asked.limit, least=LISTED_MIN, most=LISTED_MAX)
     after = place_of(asked.cursor)
 
     def body(conn: sa.Connection) -> ApprovalsListed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated
@@ -375,13 +376,16 @@ def envelope_form(desk: Desk, envelope: Envelope, settled: Settled | None = None
     if envelope.deliver_at:
         form.deliver_at = show(envelope.deliver_at, desk.zone)
     if envelope.attachments:
-        form.attachments = [
-            AttachmentShown(name=a.name, hash=a.hash, media_type=a.media_type, size_bytes=a.size_bytes)
-            for a in envelope.attachments
-        ]
+        form.attachments = attachments_form(envelope.attachments)
     if settled:
         form.outcome, form.because, form.answer = settled.outcome, settled.because, settled.answer
     return form
+
+
+def attachments_form(attachments: Iterable[Attachment]) -> list[AttachmentShown]:
+    return [
+        AttachmentShown(name=a.name, hash=a.hash, media_type=a.media_type, size_bytes=a.size_bytes) for a in attachments
+    ]
 
 
 async def show_thread(desk: Desk, caller: Principal, asked: ById) -> ThreadShown:

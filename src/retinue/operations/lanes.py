@@ -12,13 +12,13 @@ import sqlalchemy as sa
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.approval import ApprovalState
 from retinue.domain.envelope import Envelope, Kind
-from retinue.domain.errors import Invalid
 from retinue.domain.principal import Principal
 from retinue.domain.run import Run, RunStatus, StepKind
 from retinue.domain.session import LaneKind, OriginKind, lane_kind
 from retinue.domain.times import from_ms, show
 from retinue.engine.lanes import Standing
 from retinue.operations.base import Desk, Operation
+from retinue.operations.pages import check_limit
 from retinue.store import approvals, lane_list
 from retinue.store.facts import quoted
 from retinue.store.lane_list import Lane, Room
@@ -115,13 +115,7 @@ class LanesShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 async def show_lanes(desk: Desk, caller: Principal, asked: Lanes) -> LanesShown:
-    if not LANES_MIN <= asked.limit <= LANES_MAX:
-        raise Invalid(
-            f"a list of {asked.limit} is not to be had",
-            because=f"limit is {LANES_MIN} to {LANES_MAX}",
-            try_this="ask for fewer",
-            code="list.limit",
-        )
+    check_limit(asked.limit, least=LANES_MIN, most=LANES_MAX, try_this="ask for fewer")
     now = desk.clock.now()
     standing = desk.engine.standing()
 

@@ -10,10 +10,10 @@ from typing import Annotated
 import msgspec
 
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Invalid
 from retinue.domain.principal import Principal
 from retinue.operations.base import Desk, Operation
 from retinue.operations.log_lines import Entry, Place, read_back
+from retinue.operations.pages import check_limit, no_cursor
 
 LISTED_MIN, LISTED_MAX = 1, 500
 DIGITS_MAX = 20  # of a number in a cursor
@@ -56,13 +56,7 @@ class LogShown(msgspec.Struct, frozen=True):
 
 
 async def show_logs(desk: Desk, caller: Principal, asked: Logs) -> LogShown:
-    if not LISTED_MIN <= asked.limit <= LISTED_MAX:
-        raise Invalid(
-            f"a list of {asked.limit} is not to be had",
-            because=f"limit is {LISTED_MIN} to {LISTED_MAX}",
-            try_this="ask for one page after the other with `cursor`",
-            code="list.limit",
-        )
+    check_limit(asked.limit, least=LISTED_MIN, most=LISTED_MAX)
     wanted, grave = asked.text.casefold(), _FROM[asked.level] | {"critical"}
 
     def fits(entry: Entry) -> bool:
@@ -83,12 +77,7 @@ def _place(cursor: str) -> Place | None:
     inode, _, position = cursor.partition(".")
     if all(part.isascii() and part.isdigit() and len(part) <= DIGITS_MAX for part in (inode, position)):
         return Place(int(inode), int(position))
-    raise Invalid(
-        f"'{cursor[:80]}' is no cursor",
-        because="a cursor is what an earlier page gave as `next`",
-        try_this="leave it out to begin with the first page",
-        code="cursor.invalid",
-    )
+    raise no_cursor(cursor)
 
 
 OPERATIONS = (

@@ -18,6 +18,7 @@ from retinue.domain.times import parse_when, show, to_ms
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import EnvelopeShown, envelope_form
+from retinue.operations.pages import check_limit
 from retinue.store import envelopes, mail
 from retinue.store.facts import quoted
 from retinue.store.house import Page
@@ -141,13 +142,8 @@ async def _wanted(desk: Desk, caller: Principal, asked: Listing) -> Wanted:
 
 
 def _check_limit(limit: int) -> None:
-    if not LISTED_MIN <= limit <= LISTED_MAX:
-        raise Invalid(
-            f"a list of {limit} is not to be had",
-            because=f"limit is {LISTED_MIN} to {LISTED_MAX}",
-            try_this="ask for one page after the other with `before`",
-            code="list.limit",
-        )
+    older = "ask for one page after the other with `before`"
+    check_limit(limit, least=LISTED_MIN, most=LISTED_MAX, try_this=older)
 
 
 def _is_to(envelope: Envelope, caller: Principal) -> bool:
@@ -180,8 +176,7 @@ def _passed(desk: Desk, conn: sa.Connection, envelope: Envelope) -> EnvelopePass
     )
 
 
-async def inbox(desk: Desk, caller: Principal, asked: Inbox) -> InboxShown:
-    """What waits for you. Reading does not acknowledge; `ack` does."""
+def whose_inbox(caller: Principal) -> str:
     if caller.address.kind is not AddressKind.PERSON:
         raise Invalid(
             "only people have an inbox",
@@ -189,8 +184,13 @@ async def inbox(desk: Desk, caller: Principal, asked: Inbox) -> InboxShown:
             try_this=f"list envelopes to {caller.address}",
             code="inbox.not-a-person",
         )
+    return caller.address.name
+
+
+async def inbox(desk: Desk, caller: Principal, asked: Inbox) -> InboxShown:
+    """What waits for you. Reading does not acknowledge; `ack` does."""
+    name = whose_inbox(caller)
     _check_limit(asked.limit)
-    name = caller.address.name
 
     def look(conn: sa.Connection) -> tuple[list[Envelope], int]:
         return mail.unread(conn, name, limit=asked.limit), mail.count_unread(conn, name)

@@ -18,6 +18,7 @@ from retinue.domain.run import Run, RunStatus
 from retinue.domain.text import storable
 from retinue.domain.times import parse_when, show, to_ms
 from retinue.operations.base import Desk, Operation
+from retinue.operations.pages import check_limit, no_cursor
 from retinue.operations.runs import Result, result_of, total_of
 from retinue.store import agents, model_calls, run_list, sessions
 from retinue.store.mail import MS_LAST
@@ -79,13 +80,7 @@ class RunsListed(msgspec.Struct, frozen=True):
 
 
 async def listing(desk: Desk, caller: Principal, asked: List) -> RunsListed:
-    if not LISTED_MIN <= asked.limit <= LISTED_MAX:
-        raise Invalid(
-            f"a list of {asked.limit} is not to be had",
-            because=f"limit is {LISTED_MIN} to {LISTED_MAX}",
-            try_this="ask for one page after the other with `cursor`",
-            code="list.limit",
-        )
+    check_limit(asked.limit, least=LISTED_MIN, most=LISTED_MAX)
     now = desk.clock.now()
     since_ms = to_ms(parse_when(asked.since, now=now, zone=desk.zone)) if asked.since else 0
     until_ms = to_ms(parse_when(asked.until, now=now, zone=desk.zone)) if asked.until else MS_LAST
@@ -135,12 +130,7 @@ def place_of(cursor: str) -> Place:
     try:
         return Place(int(ms[:18]), prefix(id_))
     except (ValueError, Invalid):
-        raise Invalid(
-            f"'{cursor[:80]}' is no cursor",
-            because="a cursor is what an earlier page gave as `next`",
-            try_this="leave it out to begin with the first page",
-            code="cursor.invalid",
-        ) from None
+        raise no_cursor(cursor) from None
 
 
 def _person(run: Run) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import msgspec
 import sqlalchemy as sa
 
-from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Invalid
 from retinue.domain.event import NewsKind
 from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.operations.base import Desk, Operation
+from retinue.operations.mail import whose_inbox
 from retinue.operations.sessions import OfSession
 from retinue.store import mail, marks, sessions
 from retinue.store.house import Page
@@ -27,14 +26,7 @@ class SessionRead(msgspec.Struct, frozen=True):
 
 async def read(desk: Desk, caller: Principal, asked: OfSession) -> SessionRead:
     """Mark the mail that came from a session as read by whoever asks. Nobody else's mail is touched."""
-    if caller.address.kind is not AddressKind.PERSON:
-        raise Invalid(
-            "only people have an inbox",
-            because=f"you are {caller.address}, whose mail is worked by its lane",
-            try_this=f"list envelopes to {caller.address}",
-            code="inbox.not-a-person",
-        )
-    person = caller.address.name
+    person = whose_inbox(caller)
 
     def body(conn: sa.Connection) -> SessionRead:
         page = Page(conn, to_ms(desk.clock.now()))

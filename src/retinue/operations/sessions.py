@@ -36,6 +36,7 @@ from retinue.domain.session import (
 from retinue.domain.times import show, to_ms
 from retinue.engine.live import Partial
 from retinue.operations.base import Desk, Operation
+from retinue.operations.pages import no_cursor
 from retinue.store import agents, approvals, marks, news, people, records, runs, sessions, shares
 from retinue.store.house import Page
 from retinue.store.records import Damage
@@ -405,12 +406,7 @@ def _place(cursor: str) -> sessions.Place:
     try:
         return sessions.Place(int(pinned[:18]), int(updated[:18]), prefix(id_))
     except (ValueError, Invalid):
-        raise Invalid(
-            f"'{cursor[:80]}' is no cursor",
-            because="a cursor is what an earlier page gave as `next`",
-            try_this="leave it out to begin with the first page",
-            code="cursor.invalid",
-        ) from None
+        raise no_cursor(cursor) from None
 
 
 async def history(desk: Desk, caller: Principal, asked: History) -> SessionHistory:

@@ -15,7 +15,7 @@ from retinue.domain.record import Record, RecordKind, UserTurn
 from retinue.domain.times import show
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation
-from retinue.operations.envelopes import AttachmentShown
+from retinue.operations.envelopes import AttachmentShown, attachments_form
 from retinue.operations.sessions import PartialShown, RecordDamaged, RunShown, damaged_form, partial_form, shown
 from retinue.store import envelopes, news, records, runs, sessions
 
@@ -121,10 +121,7 @@ def _mail(desk: Desk, envelope: Envelope) -> MailRead:
         kind=envelope.kind,
         text=envelope.text,
         at=show(envelope.accepted_at, desk.zone),
-        attachments=[
-            AttachmentShown(name=a.name, hash=a.hash, media_type=a.media_type, size_bytes=a.size_bytes)
-            for a in envelope.attachments
-        ],
+        attachments=attachments_form(envelope.attachments),
     )
 
 

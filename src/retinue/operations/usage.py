@@ -18,6 +18,7 @@ from retinue.domain.money import MICROUSD, Days, day_number
 from retinue.domain.principal import Principal
 from retinue.domain.times import YEAR_MIN, parse_when
 from retinue.operations.base import Desk, Nothing, Operation
+from retinue.operations.pages import check_limit
 from retinue.policy.budgets import days
 from retinue.store import agents, people, spending
 from retinue.store.spending import Amounts, By, Spent, Used, Wanted
@@ -126,13 +127,8 @@ class BudgetsShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 async def show(desk: Desk, caller: Principal, asked: Usage) -> UsageShown:
     """An owner sees all, a person what was spent for them, an agent what it spent itself."""
-    if not ROWS_LEAST <= asked.limit <= ROWS_MAX:
-        raise Invalid(
-            f"a list of {asked.limit} is not to be had",
-            because=f"limit is {ROWS_LEAST} to {ROWS_MAX}",
-            try_this="ask for fewer days, or for one agent or person",
-            code="list.limit",
-        )
+    fewer = "ask for fewer days, or for one agent or person"
+    check_limit(asked.limit, least=ROWS_LEAST, most=ROWS_MAX, try_this=fewer)
     first, last = _span(desk, asked.from_, asked.to)
 
     def body(conn: sa.Connection) -> spending.Usages:

@@ -16,14 +16,14 @@ from retinue.domain.approval import Approval
 from retinue.domain.audit import AuditKind
 from retinue.domain.envelope import Envelope
 from retinue.domain.event import NewsKind
-from retinue.domain.ids import RunId
 from retinue.domain.record import Record
-from retinue.domain.run import Run, Step, StepKind, StepState
+from retinue.domain.run import Run, Step
 from retinue.domain.tool import Call
 from retinue.store import approvals, envelopes, model_calls
 from retinue.store import tables as t
 from retinue.store.model_calls import CallMade
 from retinue.store.run_story import own_records
+from retinue.store.runs import step_of
 
 STEPS_READ_MAX = 2_000
 NEWS_READ_MAX = 200
@@ -135,14 +135,4 @@ def _sent(conn: sa.Connection, run: Run) -> list[Envelope]:
 
 
 def _step_of(row: sa.Row[Any]) -> StepTaken:
-    step = Step(
-        run=RunId(row.run),
-        turn=row.turn,
-        index=row.idx,
-        kind=StepKind(row.kind),
-        hash=row.hash,
-        attempt=row.attempt,
-        state=StepState(row.state),
-        call=call_of(row.call) if row.call else None,
-    )
-    return StepTaken(step, row.record_seq, row.opened_ms, row.closed_ms)
+    return StepTaken(step_of(row), row.record_seq, row.opened_ms, row.closed_ms)

@@ -253,16 +253,17 @@ def abandon_steps(conn: sa.Connection, run: str, *, at_ms: int) -> None:
 
 
 def steps(conn: sa.Connection, run: str) -> list[Step]:
-    return [
-        Step(
-            run=RunId(row.run),
-            turn=row.turn,
-            index=row.idx,
-            kind=StepKind(row.kind),
-            hash=row.hash,
-            attempt=row.attempt,
-            state=StepState(row.state),
-            call=_call.decode(row.call) if row.call else None,
-        )
-        for row in conn.execute(_steps, {"run": run})
-    ]
+    return [step_of(row) for row in conn.execute(_steps, {"run": run})]
+
+
+def step_of(row: sa.Row[Any]) -> Step:
+    return Step(
+        run=RunId(row.run),
+        turn=row.turn,
+        index=row.idx,
+        kind=StepKind(row.kind),
+        hash=row.hash,
+        attempt=row.attempt,
+        state=StepState(row.state),
+        call=_call.decode(row.call) if row.call else None,
+    )
