@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from retinue.config import Secret, default_agent, load, normal_id
 from retinue.config.staff import EXTENDS_DEPTH_MAX, ScheduleKind
 from retinue.domain.address import valid_name
-from retinue.domain.agent import Agent, Delivery, PermissionLevel, ToolRules
+from retinue.domain.agent import Agent, DelegationRules, Delivery, PermissionLevel, SubagentRules, ToolRules
 from retinue.domain.person import Role
 from retinue.domain.session import QueueMode, QueuePolicy
 
@@ -29,6 +29,8 @@ def test_an_agent_is_declared_in_full(home: Home) -> None:
     concurrency = 1
     queue = { mode = "followup", cap = 3 }
     tools = { allow = ["a"], ask = ["b"], deny = ["c"] }
+    delegation = { allow = ["bo"], deny = ["b*"], depth_max = 2, open_max = 3, exchanges_max = 4, histories = true }
+    subagents = { allow = ["*"], model = "s", effort = "low", run_seconds_max = 5, archive_after_s = 0 }
     turns_max = 5
     run_seconds_max = 60
     tokens_max = 1000
@@ -47,6 +49,10 @@ def test_an_agent_is_declared_in_full(home: Home) -> None:
         concurrency=1,
         queue=QueuePolicy(mode=QueueMode.FOLLOWUP, cap=3),
         tools=ToolRules(allow=("a",), ask=("b",), deny=("c",)),
+        delegation=DelegationRules(
+            allow=("bo",), deny=("b*",), depth_max=2, open_max=3, exchanges_max=4, histories=True
+        ),
+        subagents=SubagentRules(allow=("*",), model="s", effort="low", run_seconds_max=5.0, archive_after_s=0.0),
         turns_max=5,
         run_seconds_max=60.0,
         tokens_max=1000,

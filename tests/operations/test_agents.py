@@ -235,6 +235,46 @@ async def test_a_field_nobody_knows_is_refused(house: DeskHouse) -> None:
             await house.ask(OWNER, "agent.set", name="ada", **wrong)
 
 
+async def test_whom_an_agent_sees_and_sends_out_is_set_field_by_field(house: DeskHouse) -> None:
+    plain = await house.ask(OWNER, "agent.show", name="ada")
+    changes = {
+        "delegation_allow": ["bo", "clerk-*"],
+        "delegation_deny": ["clerk-two"],
+        "delegation_depth_max": 3,
+        "delegation_open_max": 2,
+        "delegation_exchanges_max": 0,
+        "delegation_histories": True,
+        "subagents_allow": ["*"],
+        "subagents_model": "scripted",
+        "subagents_effort": "low",
+        "subagents_run_seconds_max": 30.0,
+        "subagents_archive_after_s": 0.0,
+    }
+
+    made = await house.ask(OWNER, "agent.set", name="ada", **changes)
+
+    assert set(made["changed"]) == set(changes)
+    groups = {group: made[group] for group in ("delegation", "subagents")}
+    assert {f"{group}_{name}": value for group in groups for name, value in groups[group].items()} == changes
+    cleared = await house.ask(OWNER, "agent.set", name="ada", clear=list(changes))
+    assert [cleared[group] for group in groups] == [plain[group] for group in groups]
+    unfit = {
+        "delegation_depth_max": 11,
+        "delegation_open_max": 0,
+        "delegation_exchanges_max": 101,
+        "subagents_run_seconds_max": 0,
+        "subagents_archive_after_s": -1,
+        "subagents_effort": "some",
+        "subagents_model": "two words",
+        "subagents_allow": [""],
+    }
+    with pytest.raises(Unfit) as refused:
+        await house.ask(OWNER, "agent.set", name="ada", **unfit)
+    assert set(refused.value.fields) == set(unfit)
+    with pytest.raises(NotAllowed):  # it would let itself write to whom it may not
+        await house.ask(agent("ada", PermissionLevel.PRIVILEGED), "agent.set", name="ada", delegation_depth_max=2)
+
+
 # --- versions ---
 
 

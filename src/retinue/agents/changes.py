@@ -11,7 +11,7 @@ from retinue.domain.errors import Invalid
 
 DEFAULT = "default"
 _PLAIN = Agent(name="plain")
-_GROUPS = ("queue", "tools")
+_GROUPS = tuple(each.name for each in fields(Agent) if is_dataclass(getattr(_PLAIN, each.name)))
 _COUNTED = ("name", "version")  # the name is its own, and versions are counted by the store
 
 OWN_BUSINESS = frozenset({"description", "instructions", "provider", "model", "effort", "icon", "colour"})
@@ -33,6 +33,12 @@ def flat(agent: Agent) -> dict[str, Any]:
 
 
 FIELDS = tuple(flat(_PLAIN))
+
+
+def key_of(field: str) -> str:
+    """By what key a settings file says a field: `tools.ask` for `tools_ask`."""
+    group, _, rest = field.partition("_")
+    return f"{group}.{rest}" if group in _GROUPS else field
 
 
 def changed(agent: Agent, given: Mapping[str, Any], *, clear: Collection[str] = ()) -> Agent:

@@ -25,6 +25,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.person import Person
 
 EXTENDS_DEPTH_MAX = 20
+DEPTH_MOST = 10  # of `delegation.depth_max`
 RUNNERS = frozenset({"loop", "claude", "codex", "pi", "external"})
 MAIN = "main"
 
@@ -47,6 +48,29 @@ AGENT_RULES: Mapping[str, Rule] = {
     "concurrency": Rule(least=1, most=1000),
     "queue.cap": Rule(least=1, most=100_000),
     "tools.profile": Rule(check=checks.tool_profile, example="coding"),
+    "delegation.allow": Rule(says="Which agents it sees and may write to: names, or patterns with `*`."),
+    "delegation.deny": Rule(says="Which of these not."),
+    "delegation.depth_max": Rule(
+        says="How often work may be handed on below the run that a person or the clock began.",
+        least=0,
+        most=DEPTH_MOST,
+    ),
+    "delegation.open_max": Rule(
+        says="How much of what one session has handed out may be open at once.", least=1, most=1000
+    ),
+    "delegation.exchanges_max": Rule(says="How often two sessions may answer each other.", least=0, most=100),
+    "delegation.histories": Rule(says="Whether it may read and write to sessions of other agents."),
+    "subagents.allow": Rule(says="Whom it may send out beside itself: names, or patterns with `*`."),
+    "subagents.model": Rule(
+        says="The model of those it sends out; not set, their own.",
+        check=checks.model_reference,
+        example="anthropic/claude-haiku-4-5",
+    ),
+    "subagents.effort": Rule(says="How hard that model is to think.", check=checks.effort, example="low"),
+    "subagents.run_seconds_max": Rule(says="How long their runs may take.", least=1),
+    "subagents.archive_after_s": Rule(
+        says="How long after its end the session of one that was sent out is put away; 0 is never.", least=0
+    ),
     "turns_max": Rule(least=1, most=100_000),
     "run_seconds_max": Rule(least=1),
     "tokens_max": Rule(least=1),
@@ -59,7 +83,7 @@ AGENT_RULES: Mapping[str, Rule] = {
     "approval_wait_s": Rule(least=0),
     "icon": Rule(says="An emoji or a few letters, by which pages show it.", check=checks.icon, example="\N{FOX FACE}"),
     "colour": Rule(says="The colour in which pages show it.", example="teal"),
-    "visible": Rule(says="Whether pages show it."),
+    "visible": Rule(says="Whether pages show it, and other agents see it."),
 }
 _NOT_DECLARED = frozenset({"name", "version"})  # the name is the table's own, and versions are counted by the store
 

@@ -14,6 +14,10 @@ RUN_SECONDS_MAX = 3600.0
 ATTEMPTS_MAX = 3
 CONCURRENCY = 4
 APPROVAL_WAIT_S = 600.0
+DEPTH_MAX = 1
+OPEN_MAX = 16
+EXCHANGES_MAX = 5
+ARCHIVE_AFTER_S = 3600.0
 
 
 class Delivery(StrEnum):
@@ -74,6 +78,34 @@ class ToolRules(ToolLists):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DelegationRules:
+    """Whom an agent sees and may write to, and how far its work may be handed on.
+
+    `allow` and `deny` are globs over names of agents. `depth_max` is how often work may be handed on below the run that
+    a person or the clock began: at 1, whoever is written to writes to nobody else. `open_max` is how much of what one
+    session has handed out may be open at once, `exchanges_max` how often two sessions may answer each other.
+    """
+
+    allow: tuple[str, ...] = ("*",)
+    deny: tuple[str, ...] = ()
+    depth_max: int = DEPTH_MAX
+    open_max: int = OPEN_MAX
+    exchanges_max: int = EXCHANGES_MAX
+    histories: bool = False  # whether it may read and write to sessions of other agents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubagentRules:
+    """Whom an agent may send out on its own work, beside itself, and on what terms."""
+
+    allow: tuple[str, ...] = ()
+    model: str = ""  # empty: as the one who is sent out has it
+    effort: str | None = None
+    run_seconds_max: float | None = None  # None: as the one who is sent out has it
+    archive_after_s: float = ARCHIVE_AFTER_S  # after its end; 0: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
     """Who works here: what it is, which model it thinks with, and its bounds."""
 
@@ -89,6 +121,8 @@ class Agent:
     concurrency: int = CONCURRENCY
     queue: QueuePolicy = field(default_factory=QueuePolicy)
     tools: ToolRules = field(default_factory=ToolRules)
+    delegation: DelegationRules = field(default_factory=DelegationRules)
+    subagents: SubagentRules = field(default_factory=SubagentRules)
     turns_max: int = TURNS_MAX
     run_seconds_max: float = RUN_SECONDS_MAX
     tokens_max: int | None = None

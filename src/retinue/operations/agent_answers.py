@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -54,6 +55,23 @@ class AgentTools(AgentToolLists, frozen=True, kw_only=True):
     by_provider: dict[str, AgentToolLists]
 
 
+class AgentDelegation(msgspec.Struct, frozen=True, kw_only=True):
+    allow: list[str]
+    deny: list[str]
+    depth_max: int
+    open_max: int
+    exchanges_max: int
+    histories: bool
+
+
+class AgentSubagents(msgspec.Struct, frozen=True, kw_only=True):
+    allow: list[str]
+    model: str
+    effort: str | None
+    run_seconds_max: float | None
+    archive_after_s: float
+
+
 class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     """To guests, what the list tells, and the state."""
 
@@ -69,6 +87,8 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | UnsetType = UNSET
     queue: AgentQueue | UnsetType = UNSET
     tools: AgentTools | UnsetType = UNSET
+    delegation: AgentDelegation | UnsetType = UNSET
+    subagents: AgentSubagents | UnsetType = UNSET
     turns_max: int | UnsetType = UNSET
     run_seconds_max: float | UnsetType = UNSET
     tokens_max: int | UnsetType | None = UNSET
@@ -100,6 +120,8 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int
     queue: AgentQueue
     tools: AgentTools
+    delegation: AgentDelegation
+    subagents: AgentSubagents
     turns_max: int
     run_seconds_max: float
     tokens_max: int | None
@@ -166,6 +188,12 @@ class AgentDeleted(msgspec.Struct, frozen=True, rename="kebab"):
     home: str | None
 
 
+_GROUPS: Mapping[str, Any] = {
+    "queue": AgentQueue,
+    "tools": AgentTools,
+    "delegation": AgentDelegation,
+    "subagents": AgentSubagents,
+}
 Form = TypeVar("Form", AgentShown, AgentRegistered, AgentChanged, AgentRestored)
 
 
@@ -186,6 +214,6 @@ def full_form(agent: Agent, form: type[Form], /, **more: Any) -> Form:
     """All that the agent is, and what this answer says beside it."""
     told: dict[str, Any] = {each.name: getattr(agent, each.name) for each in fields(agent)}
     told["fallbacks"] = None if agent.fallbacks is None else list(agent.fallbacks)
-    told["queue"] = AgentQueue(agent.queue.mode, agent.queue.cap, agent.queue.overflow)
-    told["tools"] = msgspec.convert(agent.tools, AgentTools, from_attributes=True)
+    for name, group in _GROUPS.items():
+        told[name] = msgspec.convert(getattr(agent, name), group, from_attributes=True)
     return form(**told, **more)

@@ -11,9 +11,10 @@ from typing import Any, cast
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.changes import DEFAULT, FIELDS, OWN_BUSINESS, changed, differences
+from retinue.agents.changes import DEFAULT, FIELDS, OWN_BUSINESS, changed, differences, key_of
 from retinue.agents.home import ensure_home, home_of, remove_home
-from retinue.config.checks import effort_or_default, icon, model_reference, tool_profile
+from retinue.config.checks import effort_or_default
+from retinue.config.rules import PLAIN, WHOLE_NUMBER_MAX
 from retinue.config.staff import AGENT_RULES, RUNNERS
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
@@ -61,6 +62,7 @@ class ModelGiven(msgspec.Struct, forbid_unknown_fields=True):
 
 
 ONLY_DECLARED = frozenset({"tools_by_provider"})  # a table, which only the settings file can hold
+_NEVER_EMPTY = frozenset({"runner", "provider", "model", "effort", "subagents_model", "subagents_effort"})
 
 
 class Fields(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,6 +92,17 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True):
     tools_capabilities_allow: list[str] | None = None
     tools_capabilities_deny: list[str] | None = None
     tools_policy: str | None = None
+    delegation_allow: list[str] | None = None
+    delegation_deny: list[str] | None = None
+    delegation_depth_max: int | None = None
+    delegation_open_max: int | None = None
+    delegation_exchanges_max: int | None = None
+    delegation_histories: bool | None = None
+    subagents_allow: list[str] | None = None
+    subagents_model: str | None = None
+    subagents_effort: str | None = None
+    subagents_run_seconds_max: float | None = None
+    subagents_archive_after_s: float | None = None
     turns_max: int | None = None
     run_seconds_max: float | None = None
     tokens_max: int | None = None
@@ -448,7 +461,7 @@ def _unfit(name: str, value: Any) -> str | None:
     """What is wrong with one field, or nothing."""
     if isinstance(value, tuple):
         rules = cast(tuple[str, ...], value)
-        return _unfit_rules(rules) or (_unfit_models(rules) if name == "fallbacks" else None)
+        return _unfit_rules(rules) or _unfit_each(name, rules)
     if isinstance(value, str):
         return _unfit_words(name, value)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -466,23 +479,15 @@ def _unfit_words(name: str, words: str) -> str | None:
             try_this="keep the rest in files of the agent's home",
             code="agent.text-too-large",
         )
-    if words == "" and name in ("runner", "provider", "model", "effort"):
-        return "it is empty; `default` and `clear` are there to take it back"
-    match name:
-        case "runner" if words not in RUNNERS:
-            return f"there is no runner {words[:64]!r}; there are {', '.join(sorted(RUNNERS))}"
-        case "tools_profile":
-            wrong = tool_profile(words)
-        case "model":
-            wrong = model_reference(words)
-        case "icon":
-            wrong = icon(words)
-        case "effort":
-            wrong = effort_or_default(words)
-            return f"it {wrong}, or {DEFAULT}" if wrong else None
-        case _:
-            wrong = None
-    return f"it {wrong}" if wrong else None
+    if words == "" and name in _NEVER_EMPTY:
+        return "it is empty; `clear` is there to take it back"
+    if name == "runner" and words not in RUNNERS:
+        return f"there is no runner {words[:64]!r}; there are {', '.join(sorted(RUNNERS))}"
+    check = AGENT_RULES.get(key_of(name), PLAIN).check
+    wrong = check(words) if check else None
+    if not wrong:
+        return None
+    return f"it {wrong}, or {DEFAULT}" if check is effort_or_default else f"it {wrong}"
 
 
 def _unfit_rules(rules: tuple[str, ...]) -> str | None:
@@ -491,15 +496,16 @@ def _unfit_rules(rules: tuple[str, ...]) -> str | None:
     return f"it is a list of at most {RULES_MAX} names or patterns of 1 to {RULE_LENGTH_MAX} characters"
 
 
-def _unfit_models(models: tuple[str, ...]) -> str | None:
-    wrong = next(filter(None, map(model_reference, models)), None)
+def _unfit_each(name: str, texts: tuple[str, ...]) -> str | None:
+    check = AGENT_RULES.get(key_of(name), PLAIN).check
+    wrong = next(filter(None, map(check, texts)), None) if check else None
     return f"each {wrong}" if wrong else None
 
 
 def _unfit_number(name: str, number: float) -> str | None:
-    rule = AGENT_RULES.get(name.replace("queue_", "queue."))
-    least = rule.least if rule is not None and rule.least is not None else 0
-    most = rule.most if rule is not None and rule.most is not None else 2**53
+    rule = AGENT_RULES.get(key_of(name), PLAIN)
+    least = 0 if rule.least is None else rule.least
+    most = WHOLE_NUMBER_MAX if rule.most is None else rule.most
     return None if least <= number <= most else f"{number} is not between {least:g} and {most:g}"
 
 

@@ -31,6 +31,17 @@ export interface Values {
   tools_capabilities_allow: string[];
   tools_capabilities_deny: string[];
   tools_policy: string | null;
+  delegation_allow: string[];
+  delegation_deny: string[];
+  delegation_depth_max: number;
+  delegation_open_max: number;
+  delegation_exchanges_max: number;
+  delegation_histories: boolean;
+  subagents_allow: string[];
+  subagents_model: string;
+  subagents_effort: string | null;
+  subagents_run_seconds_max: number | null;
+  subagents_archive_after_s: number;
   turns_max: number;
   run_seconds_max: number;
   tokens_max: number | null;
@@ -48,7 +59,11 @@ export type ListField = { [F in Field]: Values[F] extends string[] ? F : never }
 /** Null: as on a new agent. */
 export type Changes = { [F in Field]?: Values[F] | null };
 
+/** How hard a model can be told to think, where the house does not say what this one takes. */
+export const EFFORTS = ["none", "low", "medium", "high", "xhigh"];
+
 const CHECK_AFTER_MS = 250;
+const EMPTY_IS_NONE: ReadonlySet<string> = new Set(["model", "subagents_model"]);
 /** Refusals that say which field they are about only by their code. */
 const ABOUT: Record<string, "name" | Field> = {
   "name.invalid": "name",
@@ -61,12 +76,11 @@ type Whole = Answered<"agent.set"> | Answered<"agent.register"> | Answered<"agen
 
 /** Null where only the looks of an agent are told. */
 function valuesOf(agent: Whole): Values | null {
-  const { queue, tools } = agent;
-  if (!queue || !tools) return null;
+  const { queue, tools, delegation, subagents } = agent;
+  if (!queue || !tools || !delegation || !subagents) return null;
   const { by_provider: _, ...lists } = tools;
   const flat: Record<string, unknown> = { ...agent };
-  for (const [name, value] of Object.entries(queue)) flat[`queue_${name}`] = value;
-  for (const [name, value] of Object.entries(lists)) flat[`tools_${name}`] = value;
+  for (const [group, values] of Object.entries({ queue, tools: lists, delegation, subagents })) for (const [name, value] of Object.entries(values)) flat[`${group}_${name}`] = value;
   return flat as unknown as Values;
 }
 
@@ -155,7 +169,7 @@ export class Draft {
     const given: Record<string, unknown> = {};
     const clear: string[] = [];
     for (const [field, value] of Object.entries(this.changes)) {
-      if (value === null || (field === "model" && value === "")) clear.push(field);
+      if (value === null || (EMPTY_IS_NONE.has(field) && value === "")) clear.push(field);
       else given[field] = value;
     }
     return { ...given, ...(clear.length ? { clear } : {}) };
