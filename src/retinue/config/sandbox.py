@@ -54,6 +54,13 @@ class WorkspaceAccess(StrEnum):
     NONE = "none"
 
 
+class SessionsSeen(StrEnum):
+    """Of which sessions the tools of a sandboxed session tell."""
+
+    SPAWNED = "spawned"
+    ALL = "all"
+
+
 def allowed_host(text: str) -> str | None:
     """HOST, *.HOST or HOST:PORT; an IPv6 address with a port in brackets."""
     name, port = split_port(text)
@@ -201,6 +208,12 @@ class SandboxSettings:
     workspace: WorkspaceAccess = setting(
         WorkspaceAccess.WRITE,
         "What a command has of its agent's workspace: `rw`, `ro` or `none`.",
+        effect=Effect.MESSAGE,
+    )
+    sessions: SessionsSeen = setting(
+        SessionsSeen.SPAWNED,
+        "Which sessions the tools of a sandboxed one see, unless the owner sits before it: only those it has sent out "
+        "(`spawned`), or also the others of its agent (`all`).",
         effect=Effect.MESSAGE,
     )
     hosts: tuple[str, ...] = setting(
