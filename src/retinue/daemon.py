@@ -236,6 +236,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             slots=parts.slots or _slots(settings),
             deliver=outbox.wake,
             asking=lambda: current().approvals,
+            defaults=lambda: current().defaults,
             choices=HouseChoices(minds, toolbox, clock, asker.shortened),
             faults=parts.faults,
         )
@@ -312,7 +313,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             config=keeper,
             runners=frozenset({"loop"}),
         )
-        hands.ways.inbox, hands.ways.asks = desk.post, engine.request
+        hands.ways.inbox, hands.ways.asks, hands.ways.hands = desk.post, engine.request, engine.hand_over
         await hands.open()
         await plugins.fit(current().plugins)
         await credentials_changed()

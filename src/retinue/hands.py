@@ -25,6 +25,7 @@ from retinue.config.web import WebSettings
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.errors import Invalid
+from retinue.domain.handing import Handed, Handing, HandOver
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Permission, Withheld
 from retinue.domain.ports import Clock, Ids, Post
@@ -45,6 +46,7 @@ from retinue.sandbox.host import Host
 from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.tools.base import Scene, Tool
+from retinue.tools.delegate.agents import AgentsList, AgentsMessage
 from retinue.tools.files import Ground, file_tools
 from retinue.tools.grants import Grants
 from retinue.tools.mcp.placing import placed_by
@@ -81,6 +83,7 @@ class Ways:
     mask: Callable[[str], str]
     inbox: Post | None = None
     asks: Asks | None = None
+    hands: HandOver | None = None
 
     async def post(self, draft: Draft) -> Receipt:
         """What tools say by mail is masked like what they say as a result."""
@@ -90,6 +93,10 @@ class Ways:
     async def ask(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval:
         assert self.asks is not None
         return await self.asks(run, call=call, agent=agent, permission=permission, reason=reason)
+
+    async def hand_over(self, handing: Handing) -> Handed:
+        assert self.hands is not None
+        return await self.hands(structs.replace(handing, text=self.mask(handing.text)))
 
 
 class Hands:
@@ -173,6 +180,8 @@ class Hands:
             GrantPermission(store, clock),
             Notify(store, clock, OWNER.name, mask),
             AskQuestions(store, clock, mask),
+            AgentsList(store),
+            AgentsMessage(self.ways.hand_over, store, clock),
             *screen_tools(self.windows),
         )
 

@@ -20,9 +20,10 @@ KEY_LENGTH_MAX = 256
 
 
 class Kind(StrEnum):
-    """What an envelope is for. Only the first two, and a decision, are answered."""
+    """What an envelope is for. Messages, delegations, what the house says to an agent and decisions are answered."""
 
     MESSAGE = "message"  # asks for an answer
+    DELEGATION = "delegation"  # work from another session: asks for one answer of its own
     SYSTEM = "system"  # from another part of the house, read by the model with its origin
     ANSWER = "answer"  # answers another envelope, and is itself not answered
     NOTICE = "notice"  # plain words from the house about an envelope: no model was needed for them
@@ -139,4 +140,4 @@ class Receipt(Struct, frozen=True, kw_only=True):
 
 def answerable(kind: Kind) -> bool:
     """Whether a run over it owes an answer. An answer is not answered: two agents would never stop."""
-    return kind in (Kind.MESSAGE, Kind.SYSTEM, Kind.DECISION)
+    return kind in (Kind.MESSAGE, Kind.DELEGATION, Kind.SYSTEM, Kind.DECISION)

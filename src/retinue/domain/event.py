@@ -21,6 +21,7 @@ class NewsKind(StrEnum):
     SESSION_TRIMMED = "session.trimmed"
     SESSION_DELETED = "session.deleted"
     SESSION_RESTORED = "session.restored"
+    SESSION_SWITCHED = "session.switched"
     AGENT_CHANGED = "agent.changed"
     GRANT_CHANGED = "grant.changed"
     RUN_STARTED = "run.started"
@@ -35,6 +36,8 @@ class NewsKind(StrEnum):
     NOTIFICATION_CHANGED = "notification.changed"
     QUESTIONNAIRE_CHANGED = "questionnaire.changed"
     PREFERENCE_CHANGED = "preference.changed"
+    DELEGATION_OPENED = "delegation.opened"
+    DELEGATION_ENDED = "delegation.ended"
 
 
 class News(Struct, frozen=True, kw_only=True):

@@ -8,7 +8,9 @@ from enum import StrEnum
 from msgspec import Struct
 
 from retinue.domain.address import Address
+from retinue.domain.delegation import Lineage
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.session import LaneKind
 from retinue.domain.tool import Call
 
@@ -41,6 +43,17 @@ class Run(Struct, frozen=True, kw_only=True):
     ended_at: datetime | None = None
     final_text: str | None = None
     error: str | None = None
+    lineage: Lineage | None = None  # where another run set it going
+
+    @property
+    def root(self) -> RunId:
+        """The run with which it all began: all that came of that one is paid from one purse."""
+        return self.lineage.root if self.lineage is not None else self.id
+
+    @property
+    def descent(self) -> Lineage:
+        """Its lineage, also where it begins with this very run."""
+        return self.lineage or Lineage(root=self.id, behalf=self.sender, agents=(self.agent,))
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):
@@ -52,6 +65,10 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     workspace: str | None = None
     extra_system_prompt: str = ""
     compact: str | None = None  # nothing but to compact the context, minding these words
+    effort: str | None = None
+    manner: Manner = PLAIN
+    skill: str = ""  # one that its words call for, told in full
+    call: Call | None = None  # nothing but to make this call: what comes of it is the answer
 
     @property
     def reference(self) -> str | None:

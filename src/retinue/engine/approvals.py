@@ -63,7 +63,8 @@ def park(
     now_ms: int,
     asking: ApprovalSettings,
 ) -> tuple[bool, tuple[Wake, ...]]:
-    """Put the question to a person and let go of everything else. Says whether mail already waits for the lane."""
+    """Put the question to a person, if there is one, and let go of everything else. Says whether mail already waits for
+    the lane."""
     page = Page(conn, now_ms)
     append = Append(work.session, page, work.run)
     write_closings(append, closings)
@@ -78,8 +79,26 @@ def park(
     )
     if append.records:
         records.add(conn, append.records)
+    envelopes.park(conn, work.run.id)
+    approval, wakes = _ask_about(page, work, parked, asking) if parked.calls else (None, ())
+    moments = [parked.until] if parked.until is not None else []
+    if approval is not None:
+        moments.append(min(approval.asked_at + timedelta(seconds=work.agent.approval_wait_s), approval.expires_at))
+    runs.park(conn, work.run.id, wake_ms=to_ms(min(moments)))
+    page.tell(
+        NewsKind.RUN_PARKED,
+        session=work.session.id,
+        run=work.run.id,
+        approval=approval.id if approval is not None else None,
+        waits=list(parked.waits),
+    )
+    page.close()
+    return waits, (*wakes, ClockWake())
+
+
+def _ask_about(page: Page, work: Work, parked: Parked, asking: ApprovalSettings) -> tuple[Approval, tuple[Wake, ...]]:
     exactly = ",".join(f"{call.id}={call_hash(call)}" for call in parked.calls)
-    approval, wakes = _ask(
+    return _ask(
         page,
         work.run,
         work.session,
@@ -93,12 +112,6 @@ def park(
         turn=parked.turn,
         reply_to=work.envelopes[-1].id if work.envelopes else None,
     )
-    envelopes.park(conn, work.run.id)
-    wake_at = min(approval.asked_at + timedelta(seconds=work.agent.approval_wait_s), approval.expires_at)
-    runs.park(conn, work.run.id, wake_ms=to_ms(wake_at))
-    page.tell(NewsKind.RUN_PARKED, session=work.session.id, run=work.run.id, approval=approval.id)
-    page.close()
-    return waits, (*wakes, ClockWake())
 
 
 def request(

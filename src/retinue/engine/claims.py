@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 from msgspec.structs import replace
 
+from retinue.config.defaults import Defaults, plain
 from retinue.config.hands import ApprovalSettings
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.context_line import words_of
+from retinue.domain.delegation import Delegation, Lineage
 from retinue.domain.envelope import Envelope, Kind, Outcome
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import RunId
@@ -26,7 +28,7 @@ from retinue.engine.endings import cancel_for_newer, close_run, interrupts
 from retinue.engine.lanes import next_batch
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.runners import turn_input
-from retinue.store import agents, approvals, envelopes, money, records, runs, sessions
+from retinue.store import agents, approvals, delegations, envelopes, money, records, runs, sessions
 from retinue.store.house import Page
 
 CLOSED_AT_ONCE_MAX = 100
@@ -40,6 +42,7 @@ class Terms:
     zone: ZoneInfo
     opened_ms: int  # when this house was opened: mail older than that waited through a stop
     asking: Callable[[], ApprovalSettings] = ApprovalSettings
+    defaults: Callable[[], Defaults] = plain
 
 
 def claim(
@@ -164,6 +167,7 @@ def _start_run(
         first_seq=append.seq + 1,
         attempt=1,
         started_at=now,
+        lineage=_lineage(page, session, batch[0], run_id),
     )
     append.run = run
     text = turn_input.render(batch, now=now, zone=terms.zone)
@@ -207,6 +211,21 @@ def _start_run(
         fresh=tuple(append.records),
         wakes=wakes,
     )
+
+
+def _lineage(page: Page, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
+    """Where it comes from, if another run set it going: by handing it the work, or by having done what this one's
+    session had handed out. Then this run is as bound as the one that did."""
+    if first.kind is Kind.DELEGATION:
+        delegation = delegations.get(page.conn, first.id)
+        if delegation is not None:
+            delegations.begin(page.conn, first.id, run=run_id, at_ms=page.at_ms)
+            return delegation.lineage
+    elif first.kind in (Kind.ANSWER, Kind.NOTICE) and first.reply_to is not None:
+        delegation = delegations.get(page.conn, first.reply_to)
+        if delegation is not None and delegation.session == session.id:
+            return delegation.above
+    return None
 
 
 def _lane(session: Session, first: Envelope) -> LaneKind:
@@ -275,22 +294,30 @@ def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Wor
     conn = page.conn
     asked = approvals.of_run(conn, run.id)
     waits_for = {approval.id for approval in asked if not approval.released}
+    handed = delegations.waiting(conn, run.id)
+    outstanding = [delegation for delegation in handed if delegation.state.open]
     # Decisions come first, so that however much waits behind them they are all here.
     due = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
     first = [e for e in due if e.kind is Kind.DECISION]
     decided = [e for e in first if e.context.approval in waits_for]
-    undecided = any(a.state is ApprovalState.OPEN and a.id in waits_for for a in asked)
+    undecided = any(a.state is ApprovalState.OPEN and a.id in waits_for for a in asked) or bool(outstanding)
     if undecided:
-        mail = len(first) > len(decided) or envelopes.count_due(conn, session.id, page.at_ms) > 0
+        # Answers that this run waits for are no reason to go on without the others.
+        expected = {delegation.result for delegation in handed} - {None}
+        there = sum(1 for envelope in due if envelope.id in expected and not envelope.silent)
+        mail = len(first) > len(decided) or envelopes.count_due(conn, session.id, page.at_ms) > there
         waited_enough = run.wake_at is not None and to_ms(run.wake_at) <= page.at_ms
-        if not mail and not waited_enough:
+        if not mail and not waited_enough and not decided:
             _sleep(page, session)
             return Nothing()
         interrupting = session.queue.over(agent.queue).mode is QueueMode.INTERRUPT
         if interrupting and any(map(interrupts, due)):
             return Nothing(cancel_for_newer(page, session, run), again=True)
-        approvals.release(conn, run.id)
-        asked = [replace(approval, released=True) for approval in asked]
+        if not decided:
+            approvals.release(conn, run.id)
+            asked = [replace(approval, released=True) for approval in asked]
+        if mail:  # otherwise it waits on for whatever has time left
+            delegations.release(conn, run.id)
     if decided:
         because = f"the run {run.id[:8]} goes on with it"
         envelopes.settle(conn, [e.id for e in decided], Outcome.NOTED, because=because, at_ms=page.at_ms)
@@ -303,8 +330,14 @@ def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Wor
                 because=because,
             )
     return _take_up(
-        page, session, agent, run, asked, attempt=run.attempt, why="a decision" if not undecided else "mail"
+        page, session, agent, run, asked, attempt=run.attempt, why=_why_taken_up(handed, undecided=undecided)
     )
+
+
+def _why_taken_up(handed: Sequence[Delegation], *, undecided: bool) -> str:
+    if undecided:
+        return "mail"
+    return "an answer" if handed else "a decision"
 
 
 def _sleep(page: Page, session: Session) -> None:

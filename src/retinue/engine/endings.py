@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from retinue.domain import address
+from retinue.domain.delegation import DelegationState
 from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Envelope, Kind, Outcome, answerable
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
@@ -19,16 +20,18 @@ from retinue.domain.text import clipped_bytes, storable
 from retinue.domain.tool import ToolResult
 from retinue.engine.custody import Append, Work
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
+from retinue.mailroom.delegations import end, is_silent, is_told
 from retinue.mailroom.inbox import LaneWake, Wake, enter, notify, settle_and_tell
-from retinue.mailroom.routing import answer_address
+from retinue.mailroom.routing import answer_address, who_listens
 from retinue.runners.base import Finished
-from retinue.store import approvals, envelopes, money, records, runs, sessions
+from retinue.store import approvals, delegations, envelopes, money, records, runs, sessions
 from retinue.store.house import Page
 
 CLEARED_MAX = 1000
 CHILDREN_MAX = 1000
 DECISIONS_MAX = 50
 NO_WORDS = "(The model ended without a word.)"
+SAID_NOTHING = "(Done, and nothing to say about it.)"
 NEWER = "newer mail arrived"
 
 
@@ -53,7 +56,7 @@ def finish(
     finished = replace(finished, remarks=(*finished.remarks, *warnings_of(append, closings)))
     owed = [e for e in work.envelopes if answerable(e.kind)]
     unowed = [e.id for e in work.envelopes if not answerable(e.kind)]
-    answer = _answer(work, owed, finished) if owed else None
+    answer = _answer(page, work, owed, finished)
     sessions.guard(
         conn,
         work.session.id,
@@ -76,10 +79,10 @@ def finish(
             record_seq=append.seq,
             revision=work.session.revision + 1,
         )
-    wakes: tuple[Wake, ...] = ()
+    wakes = enter(page, answer).wakes if answer is not None else ()
     if owed:
-        if answer is not None:
-            wakes = enter(page, answer).wakes
+        if owed[0].kind is Kind.DELEGATION:
+            _end_delegation(page, owed[0], answer)
         envelopes.settle(
             conn,
             [e.id for e in owed],
@@ -112,22 +115,52 @@ def finish(
     return wakes
 
 
-def _answer(work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft | None:
-    to = answer_address(work.run.sender, origin=work.session.origin)
-    if to is None or finished.silent:
+def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft | None:
+    """What the run has to say, and to whom: whoever wrote, whoever handed it the work, or whoever sits behind it."""
+    silent = False
+    if not owed:
+        to, reply_to = _announced(page, work)
+    elif owed[0].kind is Kind.DELEGATION:
+        # Somebody may wait for it: what they get says so where it has nothing to say.
+        delegation = delegations.get(page.conn, owed[0].id)
+        to, reply_to = (owed[0].sender, owed[0].id) if delegation is None or is_told(delegation) else (None, None)
+        silent = delegation is not None and is_silent(delegation)
+    else:
+        to = answer_address(work.run.sender, origin=work.session.origin)
+        # The newest of the one who is answered: someone else may have joined in since.
+        reply_to = next((e.id for e in reversed(owed) if e.sender == work.run.sender), owed[-1].id)
+    delegated = bool(owed) and owed[0].kind is Kind.DELEGATION
+    if to is None or (finished.silent and not delegated):
         return None
     return Draft(
         id=EnvelopeId(derived(work.run.id, "answer")),
         sender=address.agent(work.agent.name, work.session.id),
         recipient=to,
-        text=clipped_bytes(finished.answer, TEXT_BYTES_MAX) or NO_WORDS,
+        text=SAID_NOTHING if finished.silent else clipped_bytes(finished.answer, TEXT_BYTES_MAX) or NO_WORDS,
         source="run",
         key=f"{work.run.id}/answer",
         kind=Kind.ANSWER,
-        # The newest of the one who is answered: someone else may have joined in since.
-        reply_to=next((e.id for e in reversed(owed) if e.sender == work.run.sender), owed[-1].id),
+        reply_to=reply_to,
+        silent=silent,
         trust=finished.trust,
     )
+
+
+def _announced(page: Page, work: Work) -> tuple[address.Address | None, EnvelopeId | None]:
+    """Where a run over what came of work handed out has its say: before the person who began it, as a reply to them."""
+    origin = work.session.origin
+    about = work.envelopes[0].reply_to if work.envelopes and work.run.lineage is not None else None
+    delegation = delegations.get(page.conn, about) if about is not None else None
+    if delegation is None or not origin.kind.foreground:
+        return None, None
+    asked = runs.get(page.conn, delegation.run)
+    return who_listens(origin), asked.envelopes[-1] if asked is not None and asked.envelopes else None
+
+
+def _end_delegation(page: Page, letter: Envelope, answer: Draft | None) -> None:
+    delegation = delegations.get(page.conn, letter.id)
+    if delegation is not None:
+        end(page, delegation, DelegationState.DONE, because="", result=answer.id if answer else None)
 
 
 def fail(
@@ -210,6 +243,7 @@ def close_run(
     runs.abandon_steps(conn, run.id, at_ms=page.at_ms)
     money.count_as_spent(conn, run.id)
     approvals.close(conn, run.id, at_ms=page.at_ms)
+    delegations.hush(conn, run.id)
     runs.end(conn, run.id, status, at_ms=page.at_ms, error=because)
     wakes: tuple[Wake, ...] = ()
     if held:

@@ -13,13 +13,15 @@ from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 
+from retinue.config.defaults import Defaults, plain
 from retinue.config.hands import ApprovalSettings
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
-from retinue.domain.command import Command
+from retinue.domain.command import Asked
 from retinue.domain.envelope import Draft, Envelope, Outcome, Receipt
 from retinue.domain.errors import Stale, StoreError
 from retinue.domain.grant import GrantScope
+from retinue.domain.handing import Handed, Handing
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock, Faults, Ids
@@ -29,8 +31,9 @@ from retinue.domain.times import to_ms
 from retinue.engine.approvals import answer_approval, escalate, expire, request
 from retinue.engine.choosing import Choices, NoChoices
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
-from retinue.engine.commands import Commanded, carry_out
+from retinue.engine.commands import Commanded, Commands, Skills, no_skills
 from retinue.engine.custody import Nothing, Work
+from retinue.engine.delegations import hand_over
 from retinue.engine.endings import NEWER, Cancelled, Said, cancel
 from retinue.engine.lanes import READY_MAX, Ready, Slots, Standing
 from retinue.engine.live import Live
@@ -72,7 +75,7 @@ class Engine(Protocol):
         """How its slots stand, for whoever looks."""
         ...
 
-    def agent_changed(self, name: str, concurrency: int) -> None:
+    def agent_changed(self, name: str, concurrency: int | None) -> None:
         """An agent was added or has other bounds now."""
         ...
 
@@ -81,8 +84,12 @@ class Engine(Protocol):
         ...
 
     async def request(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval: ...
-    async def command(self, draft: Draft, command: Command) -> Receipt:
-        """Carry out what someone asked of the house in a conversation, and answer it."""
+    async def hand_over(self, handing: Handing) -> Handed:
+        """Hand work on to another session, or look at what came of it."""
+        ...
+
+    async def command(self, draft: Draft, asked: Asked) -> Receipt | Draft:
+        """Carry out what someone asked of the house in a conversation, and answer it. What is left goes on as mail."""
         ...
 
     async def cancel(self, session: SessionId, *, by: str, why: str, clear_due: bool = False) -> Cancelled: ...
@@ -166,19 +173,24 @@ class EmbeddedEngine:
         ready_max: int = READY_MAX,
         deliver: Callable[[str], None] = lambda _channel: None,
         choices: Choices | None = None,
+        skills: Skills = no_skills,
         asking: Callable[[], ApprovalSettings] = ApprovalSettings,
+        defaults: Callable[[], Defaults] = plain,
         faults: Faults = NO_FAULTS,
     ) -> None:
         self._store = store
         self._clock = clock
         self._ids = ids
         self._deliver = deliver
-        self._choices = choices or NoChoices()
-        self.terms = Terms(zone=zone, opened_ms=to_ms(clock.now()), asking=asking)
+        choices = choices or NoChoices()
+        self.terms = Terms(zone=zone, opened_ms=to_ms(clock.now()), asking=asking, defaults=defaults)
         self._live = live
+        self._commands = Commands(
+            store, clock, zone=zone, choices=choices, skills=skills, said=self._said, done=self._commanded
+        )
         self._watch = Watch(store, clock, runners, live, self.terms, homes, faults, self.wake)
-        self._concurrency: dict[str, int] = {}
-        self._ready = Ready(slots or Slots(), lambda agent: self._concurrency.get(agent, 1), ready_max=ready_max)
+        self._concurrency: dict[str, int | None] = {}  # none: as the house has it
+        self._ready = Ready(slots or Slots(), self._concurrency_of, ready_max=ready_max)
         self._lanes: dict[SessionId, _Lane] = {}
         self._left_open: set[SessionId] = set()
         self._in_hand: set[RunId] = set()  # runs that began from a seat, before their lane was known
@@ -187,6 +199,10 @@ class EmbeddedEngine:
         self._refill = False
         self._alarm = Alarm(clock, self._ring)
         self._stopping = False
+
+    def _concurrency_of(self, agent: str) -> int:
+        own = self._concurrency.get(agent, 1)
+        return self.terms.defaults().concurrency if own is None else own
 
     async def start(self) -> None:
         self._concurrency = await self._store.read(
@@ -264,7 +280,7 @@ class EmbeddedEngine:
         self._ready.resize(slots)
         self._dispatch()
 
-    def agent_changed(self, name: str, concurrency: int) -> None:
+    def agent_changed(self, name: str, concurrency: int | None) -> None:
         """An agent was added or has other bounds now."""
         self._concurrency[name] = concurrency
         self._dispatch()
@@ -324,23 +340,21 @@ class EmbeddedEngine:
 
         return (await self._store.write(body, point="ask", then=asked))[0]
 
-    async def command(self, draft: Draft, command: Command) -> Receipt:
-        body = partial(
-            carry_out,
-            draft=draft,
-            command=command,
-            now_ms=self._now_ms(),
-            zone=self.terms.zone,
-            choices=self._choices,
-            said=self._said(),
-        )
+    async def hand_over(self, handing: Handing) -> Handed:
+        def done(handed: tuple[Handed, tuple[Wake, ...]] | None) -> None:
+            if handed is not None:
+                self._wake_all(handed[1])
 
-        def done(commanded: Commanded | None) -> None:
-            if commanded is not None:
-                self.cancelled(commanded.cancelled)
-                self._wake_all(commanded.wakes)
+        body = partial(hand_over, handing=handing, now_ms=self._now_ms())
+        return (await self._store.write(body, point="delegate", then=done))[0]
 
-        return (await self._store.write(body, point="command", then=done)).receipt
+    async def command(self, draft: Draft, asked: Asked) -> Receipt | Draft:
+        return await self._commands.take(draft, asked)
+
+    def _commanded(self, commanded: Commanded | None) -> None:
+        if commanded is not None:
+            self.cancelled(commanded.cancelled)
+            self._wake_all(commanded.wakes)
 
     # Lanes
 

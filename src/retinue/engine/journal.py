@@ -209,7 +209,9 @@ class RunJournal:
             )
             await self._commit(opening=step)
         self._faults.reach("tool.before")
+        self._open[turn, index] = step  # a call that waits for something is made again later
         result = await act()
+        del self._open[turn, index]
         self._faults.reach("tool.after")
         self._close(step, _kept(result, stored=stored))
         return result
@@ -401,6 +403,8 @@ def _notify(page: Page, work: Work, notice: str) -> tuple[Wake, ...]:
     to = answer_address(work.run.sender, origin=work.session.origin)
     if to is None or not work.session.origin.kind.foreground or not work.envelopes:
         return ()
+    if work.envelopes[0].kind is Kind.DELEGATION:
+        return ()
     about = work.envelopes[0]  # which stays the first of them, whoever joins in
     purpose = f"notice {work.run.id}"
     if envelopes.by_key(page.conn, "house", f"{about.id}/{purpose}") is not None:
@@ -420,7 +424,7 @@ def _reserve(page: Page, run: Run, step: Step, paid: Paid) -> Granted:
         attempt=step.attempt,
         terms=terms,
         days=paid.days,
-        root=run.id,
+        root=run.root,
         at_ms=page.at_ms,
     )
 

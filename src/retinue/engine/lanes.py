@@ -15,6 +15,7 @@ from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
 from retinue.mailroom.inbox import LaneWake
 
 READY_MAX = 10_000
+ALONE = frozenset({Kind.DECISION, Kind.DELEGATION})  # each has a run of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +67,11 @@ def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
     if not loud:
         return Batch(silent, ())
     first = loud[0]
-    if first.kind is Kind.DECISION or queue.mode in (QueueMode.FOLLOWUP, QueueMode.STEER_BACKLOG):
+    if first.kind in ALONE or queue.mode in (QueueMode.FOLLOWUP, QueueMode.STEER_BACKLOG):
         return Batch(silent, (first,))
     work: list[Envelope] = []
     for envelope in loud:
-        if len(work) == BATCH_MAX or envelope.kind is Kind.DECISION or voice(envelope) != voice(first):
+        if len(work) == BATCH_MAX or envelope.kind in ALONE or voice(envelope) != voice(first):
             break
         work.append(envelope)
     return Batch(silent, tuple(work))

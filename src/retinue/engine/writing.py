@@ -151,7 +151,7 @@ def _settle(append: Append, step: Step, paid: Paid, usage: Usage) -> None:
         terms=paid.terms,
         usage=usage,
         days=paid.days,
-        root=run.id,
+        root=run.root,
         at_ms=append.page.at_ms,
     )
 
@@ -171,7 +171,7 @@ def _fail(append: Append, failing: Failing) -> None:
         unknown=error.begun,
         usage=error.usage,
         days=failing.paid.days,
-        root=run.id,
+        root=run.root,
         at_ms=append.page.at_ms,
     )
 
@@ -182,7 +182,7 @@ def warnings_of(append: Append, unwritten: Sequence[Unwritten]) -> tuple[str, ..
     if paid is None or not paid.terms.caps.any:
         return ()
     run = _run_of(append)
-    return money.crossed(append.page.conn, run, terms=paid.terms, days=paid.days, root=run.id)
+    return money.crossed(append.page.conn, run, terms=paid.terms, days=paid.days, root=run.root)
 
 
 def _run_of(append: Append) -> Run:

@@ -16,9 +16,10 @@ from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment, safe_name
-from retinue.domain.command import Command, unescaped
-from retinue.domain.command import parse as parse_command
+from retinue.domain.command import ENTITLED, Asked, unescaped
+from retinue.domain.command import read as read_command
 from retinue.domain.context_line import line_of, words_of
+from retinue.domain.delegation import DelegationState
 from retinue.domain.envelope import (
     ATTACHMENTS_MAX,
     KEY_LENGTH_MAX,
@@ -46,8 +47,9 @@ from retinue.domain.session import (
 from retinue.domain.text import is_storable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
+from retinue.mailroom.delegations import end, is_silent, is_told
 from retinue.mailroom.routing import origin_of
-from retinue.store import agents, envelopes, labels, people, purge, runs, sessions
+from retinue.store import agents, delegations, envelopes, labels, people, purge, runs, sessions
 from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
 
@@ -120,8 +122,10 @@ class Inbox:
         clock: Clock,
         wake: Callable[[Wake], None],
         seat: Callable[[str, LaneKind], Seat | None] = no_seat,
-        command: Callable[[Draft, Command], Awaitable[Receipt]] | None = None,
+        command: Callable[[Draft, Asked], Awaitable[Receipt | Draft]] | None = None,
     ) -> None:
+        """`command` has carried out what a message asks of the house when it gives a receipt for it; what it gives back
+        as a draft goes on to the agent."""
         self._store = store
         self._clock = clock
         self._wake = wake
@@ -130,12 +134,17 @@ class Inbox:
 
     async def post(self, draft: Draft) -> Receipt:
         check(draft)
-        words = words_of(draft.text)
-        if self._command is not None and words.startswith("/") and _may_command(draft):
-            command = parse_command(words)
-            if command is not None:
-                return await self._command(draft, command)
-            draft = replace(draft, text=line_of(draft.text) + unescaped(words))
+        if self._command is not None and _may_command(draft):
+            words = words_of(draft.text)
+            asked = read_command(words)
+            # A stranger's slash in the middle of words is words; at their beginning it is refused.
+            if asked is not None and (asked.begins or draft.trust in ENTITLED):
+                done = await self._command(draft, asked)
+                if isinstance(done, Receipt):
+                    return done
+                draft = done
+            elif words.startswith("//"):
+                draft = replace(draft, text=line_of(draft.text) + unescaped(words))
         seat = self._seat(draft.recipient.name, _lane(draft, _origin(draft))) if _may_begin(draft) else None
         if seat is None:
             return await self._post(draft, None)
@@ -551,16 +560,20 @@ def _is_future(page: Page, draft: Draft) -> bool:
 
 def _find_session(page: Page, draft: Draft, agent: Agent) -> Session | None:
     """The conversation this belongs to. A new one exists, start marker and all, before its first mail is handled."""
-    if draft.recipient.rest:
-        found = sessions.by_prefix(page.conn, agent.name, draft.recipient.rest)
-        return sessions.get(page.conn, found) if found else None
-    origin = _origin(draft)
-    session = sessions.by_origin(page.conn, agent.name, origin)
-    if session is not None:
+    session = known_session(page.conn, draft, agent)
+    if session is not None or draft.recipient.rest:
         return session
     id_ = SessionId(derived(draft.id, "session"))
-    sessions.start(page, id_, agent=agent.name, origin=origin)
+    sessions.start(page, id_, agent=agent.name, origin=_origin(draft))
     return sessions.get(page.conn, id_)
+
+
+def known_session(conn: sa.Connection, draft: Draft, agent: Agent) -> Session | None:
+    """The same, where it is there already."""
+    if draft.recipient.rest:
+        found = sessions.by_prefix(conn, agent.name, draft.recipient.rest)
+        return sessions.get(conn, found) if found else None
+    return sessions.by_origin(conn, agent.name, _origin(draft))
 
 
 def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -> tuple[str, tuple[Wake, ...]]:
@@ -569,7 +582,7 @@ def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -
     Answers and notices are exempt: they are bounded by what was asked, and refusing one would strand its asker.
     """
     queue = session.queue.over(agent.queue)
-    counted = draft.kind in (Kind.MESSAGE, Kind.SYSTEM) and not draft.silent
+    counted = draft.kind in (Kind.MESSAGE, Kind.DELEGATION, Kind.SYSTEM) and not draft.silent
     if not counted or _is_future(page, draft):
         return "", ()
     # Nothing waits in a session that was asleep: then this is the only one.
@@ -629,11 +642,22 @@ def notify(
     session: Session | None = None,
     silent: bool = False,
 ) -> tuple[Wake, ...]:
-    """Tell a sender in plain words what became of an envelope. Needs no model. A notice never causes another."""
+    """Tell a sender in plain words what became of an envelope. Needs no model. A notice never causes another.
+
+    Where that was work which was handed on, this is what came of it.
+    """
     if kind in (Kind.NOTICE, Kind.ANSWER) or to.kind in (AddressKind.HOUSE, AddressKind.SCHEDULE):
         return ()
+    id_ = EnvelopeId(derived(about, purpose))
+    if kind is Kind.DELEGATION and (delegation := delegations.get(page.conn, about)) is not None:
+        told = is_told(delegation)
+        state = DelegationState.CANCELLED if purpose == Outcome.CANCELLED.value else DelegationState.FAILED
+        end(page, delegation, state, because=text, result=id_ if told else None)
+        if not told:
+            return ()
+        silent = silent or is_silent(delegation)
     draft = Draft(
-        id=EnvelopeId(derived(about, purpose)),
+        id=id_,
         sender=address.agent(session.agent, session.id) if session else address.HOUSE,
         recipient=to,
         text=text,

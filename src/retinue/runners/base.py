@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -27,13 +28,14 @@ class Assignment(Struct, frozen=True, kw_only=True):
     agent: Agent
     session: Session
     home: Path
+    place: Path | None = None  # where it works, if that is not its home
     stored: tuple[Call, ...] = ()
     request: RunRequest = NO_REQUEST
 
     @property
     def workspace(self) -> Path:
-        """Where it works: the home, unless it was asked to work elsewhere."""
-        return Path(self.request.workspace) if self.request.workspace else self.home
+        """Where it works: at its place, unless it was asked to work elsewhere."""
+        return Path(self.request.workspace) if self.request.workspace else self.place or self.home
 
 
 class Finished(Struct, frozen=True, kw_only=True):
@@ -65,7 +67,9 @@ def is_silent(body: Body) -> bool:
 
 
 class Parked(Exception):
-    """Not an error: the run waits for a person and holds nothing meanwhile. It is taken up again where it was."""
+    """Not an error: the run waits for a person, or for work that it handed out, and holds nothing meanwhile. It is
+    taken up again where it was. `calls` are those that a person is asked about; `waits` are those that wait for work,
+    the first of them at the longest `until` then."""
 
     def __init__(
         self,
@@ -75,13 +79,17 @@ class Parked(Exception):
         because: str,
         gives: tuple[Permission, ...] = (),
         would_grant: tuple[Permission, ...] = (),
+        waits: tuple[str, ...] = (),
+        until: datetime | None = None,
     ) -> None:
-        super().__init__(f"waiting for a person to decide about {', '.join(c.tool for c in calls)}")
+        super().__init__(f"waiting about {', '.join((*(call.tool for call in calls), *waits))}")
         self.calls = calls
         self.turn = turn
         self.because = because
         self.gives = gives  # what they reach for and nobody has granted
         self.would_grant = would_grant  # by a yes for longer than once
+        self.waits = waits
+        self.until = until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from retinue.models.fallback import Plan
 from retinue.models.minds import Minds
 from retinue.models.verdicts import Candidate
 from retinue.policy.budgets import input_bound
+from retinue.policy.delegations import within
 from retinue.runners import keeping
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
 from retinue.runners.estimate import Measure, Meter
@@ -131,7 +132,7 @@ def terms_of(
         price=facts.price,
         input_tokens_bound=bound_of(measure, facts),
         output_tokens_max=output_tokens_max,
-        caps=minds.caps(case.assignment.agent),
+        caps=within(minds.caps(case.assignment.agent), case.journal.run.lineage),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 
 from retinue.domain.address import AddressKind
@@ -23,6 +24,7 @@ from retinue.models.calls import unreadable
 from retinue.policy.tools import Circumstances
 from retinue.runners.asking import Asker, Case
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equip, Equipment, Finished, Parked, is_silent
+from retinue.tools.base import Pending
 from retinue.tools.toolbox import Occasion, Plan, Toolbox, refusal
 
 REPEATS_MAX = 5
@@ -114,6 +116,18 @@ def _repeats(own: Sequence[Record]) -> bool:
     return len(turns) == REPEATS_MAX and len(seen) == 1
 
 
+class Waits:
+    """Calls of one reply that wait for what they have set going, and how long at most the first of them does."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.until: datetime | None = None
+
+    def add(self, call: Call, until: datetime) -> None:
+        self.calls.append(call.id)
+        self.until = until if self.until is None else min(self.until, until)
+
+
 class Offers:
     """What the models of one run are offered. Where they are does not change during it; the rules may."""
 
@@ -174,8 +188,8 @@ class Loop:
                     await self._perform_stored(case, ask, dict(zip(indexes, calls, strict=True)))
 
     async def _perform(self, case: Case, ask: Ask, turn: int, calls: dict[int, Call]) -> None:
-        journal = case.journal
-        calls = await self._perform_begun(case, ask, turn, calls)
+        journal, waits = case.journal, Waits()
+        calls = await self._perform_begun(case, ask, turn, calls, waits)
         if refused := [refusal(call, why) for call in calls.values() if (why := unreadable(call))]:
             await journal.keep(refused)  # before anyone is asked about what nobody could read
             calls = {index: call for index, call in calls.items() if not unreadable(call)}
@@ -185,25 +199,35 @@ class Loop:
             await journal.keep(plan.closed)
         for index, call in calls.items():
             if call in plan.allowed:
-                await self._perform_one(case, ask, turn, index, call, plan, occasion)
-        if plan.asked:
-            raise Parked(plan.asked, turn=turn, because=plan.because, gives=plan.gives, would_grant=plan.would_grant)
+                await self._perform_one(case, ask, turn, index, call, plan, occasion, waits)
+        if plan.asked or waits.until is not None:
+            raise Parked(
+                plan.asked,
+                turn=turn,
+                because=plan.because,
+                gives=plan.gives,
+                would_grant=plan.would_grant,
+                waits=tuple(waits.calls),
+                until=waits.until,
+            )
 
     async def _perform_stored(self, case: Case, ask: Ask, calls: dict[int, Call]) -> None:
         """Calls whose turn has gone by: allowed by a person since, and put to policy once more."""
-        journal = case.journal
-        calls = await self._perform_begun(case, ask, -1, calls, stored=True)
+        journal, waits = case.journal, Waits()
+        calls = await self._perform_begun(case, ask, -1, calls, waits, stored=True)
         occasion = _occasion(case)
         plan = await self._toolbox.decide(list(calls.values()), ask, occasion)
         refused = {result.call: result for result in plan.closed}
         for index, call in calls.items():
             if call in plan.allowed:
-                await self._perform_one(case, ask, -1, index, call, plan, occasion, stored=True)
+                await self._perform_one(case, ask, -1, index, call, plan, occasion, waits, stored=True)
             else:
                 await journal.keep_note(refused.get(call.id) or refusal(call, "Not done: nobody has allowed it."))
+        if waits.until is not None:
+            raise Parked((), turn=-1, because="", waits=tuple(waits.calls), until=waits.until)
 
     async def _perform_begun(
-        self, case: Case, ask: Ask, turn: int, calls: dict[int, Call], *, stored: bool = False
+        self, case: Case, ask: Ask, turn: int, calls: dict[int, Call], waits: Waits, *, stored: bool = False
     ) -> dict[int, Call]:
         """Calls that were cut off come first: whatever policy says by now, they may have happened. Returns the rest."""
         journal = case.journal
@@ -213,7 +237,7 @@ class Loop:
         occasion = _occasion(case)
         plan = await self._toolbox.decide(list(begun.values()), ask, occasion)
         for index, call in begun.items():
-            await self._perform_one(case, ask, turn, index, call, plan, occasion, stored=stored)
+            await self._perform_one(case, ask, turn, index, call, plan, occasion, waits, stored=stored)
         return {index: call for index, call in calls.items() if index not in begun}
 
     async def _perform_one(
@@ -225,20 +249,24 @@ class Loop:
         call: Call,
         plan: Plan,
         occasion: Occasion,
+        waits: Waits,
         *,
         stored: bool = False,
     ) -> None:
-        """One that is not in the plan can only have been cut off: it is not made again."""
+        """One that is not in the plan can only have been cut off: it is not made again. One that waits stays open."""
         spec = self._toolbox.spec(call.tool)
-        await case.journal.perform(
-            turn,
-            index,
-            call,
-            partial(self._act, call, plan, ask, occasion),
-            repeatable=call.id in plan.scenes and spec is not None and spec.repeatable,
-            stored=stored,
-            because=plan.reasons.get(call.id, ""),
-        )
+        try:
+            await case.journal.perform(
+                turn,
+                index,
+                call,
+                partial(self._act, call, plan, ask, occasion),
+                repeatable=call.id in plan.scenes and spec is not None and spec.repeatable,
+                stored=stored,
+                because=plan.reasons.get(call.id, ""),
+            )
+        except Pending as pending:
+            waits.add(call, pending.until)
 
     async def _act(self, call: Call, plan: Plan, ask: Ask, occasion: Occasion) -> ToolResult:
         """Right before it happens: what was taken back or forbidden since it was decided counts, too."""

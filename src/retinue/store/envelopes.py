@@ -55,7 +55,7 @@ _count_due = sa.select(sa.func.count()).where(
     t.envelopes.c.silent == sa.false(),
 )
 # Letters that ask for something: what a queue's cap is for, and what may give way to newer.
-_asks = t.envelopes.c.kind.in_((t.word("'message'"), t.word("'system'")))
+_asks = t.envelopes.c.kind.in_((t.word("'message'"), t.word("'delegation'"), t.word("'system'")))
 _count_asking = _count_due.where(_asks)
 _oldest_asking = _due.where(t.envelopes.c.rank == 1, t.envelopes.c.silent == sa.false(), _asks)
 _outbox_next = (

@@ -123,6 +123,16 @@ def trace(conn: sa.Connection, run: Run) -> Trace:
     )
 
 
+def calls_made(conn: sa.Connection, run: str) -> list[tuple[str, int | None]]:
+    """The tools that a run has called, in order, and how many milliseconds each took."""
+    taken = [_step_of(row) for row in conn.execute(_steps, {"run": run})]
+    return [
+        (each.step.call.tool, each.closed_ms - each.opened_ms if each.closed_ms is not None else None)
+        for each in taken
+        if each.step.call is not None
+    ]
+
+
 def _sent(conn: sa.Connection, run: Run) -> list[Envelope]:
     """What it has posted, and whatever became the answer to what it has read."""
     rows = conn.execute(_posted, {"first": f"{run.id}/", "last": f"{run.id}0"})

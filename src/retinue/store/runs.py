@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain import address
+from retinue.domain.delegation import Lineage
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.run import Run, RunStatus, Step, StepKind, StepState
 from retinue.domain.session import LaneKind
@@ -20,6 +21,7 @@ _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _ids = msgspec.json.Decoder(tuple[str, ...])
 _call = msgspec.json.Decoder(Call)
+_lineage = msgspec.json.Decoder(Lineage)
 
 _insert = t.runs.insert()
 _get = sa.select(t.runs).where(t.runs.c.id == _b("id"))
@@ -105,6 +107,7 @@ def run_of(row: sa.Row[Any]) -> Run:
         ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
         final_text=row.final_text,
         error=row.error,
+        lineage=_lineage.decode(row.lineage) if row.lineage else None,
     )
 
 
@@ -128,6 +131,7 @@ def add(conn: sa.Connection, run: Run) -> None:
             "final_text": None,
             "context_length": None,
             "error": None,
+            "lineage": _encode(run.lineage).decode() if run.lineage else None,
         },
     )
 

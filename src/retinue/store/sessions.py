@@ -145,6 +145,20 @@ _latest_foreground = (
     .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
     .limit(_b("limit"))
 )
+_latest_of = (
+    sa.select(t.sessions)
+    .where(
+        t.sessions.c.agent == _b("agent"),
+        t.sessions.c.origin_kind == _b("kind"),
+        sa.or_(
+            t.sessions.c.origin_key == _b("key"),
+            sa.and_(t.sessions.c.origin_key >= _b("below"), t.sessions.c.origin_key < _b("beyond")),
+        ),
+        _here,
+    )
+    .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+    .limit(1)
+)
 _children = sa.select(t.sessions).where(t.sessions.c.parent == _b("parent")).limit(_b("limit"))
 _recent = PerScope(
     lambda scope: (
@@ -251,6 +265,13 @@ def by_prefix(conn: sa.Connection, agent: str, digits: str) -> SessionId | None:
 
 def by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
     row = conn.execute(_by_origin, {"agent": agent, "kind": origin.kind.value, "key": origin.key}).one_or_none()
+    return session_of(row) if row else None
+
+
+def latest_of(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
+    """The session of an agent that was updated last, of those that belong to this or to something named below it."""
+    below = {"below": f"{origin.key}/", "beyond": f"{origin.key}0"}  # `0` comes right after `/`
+    row = conn.execute(_latest_of, {"agent": agent, "kind": origin.kind.value, "key": origin.key, **below}).first()
     return session_of(row) if row else None
 
 

@@ -316,6 +316,7 @@ runs = sa.Table(
     sa.Column("final_text", sa.Text),
     sa.Column("context_length", sa.BigInteger),
     sa.Column("error", sa.Text),
+    sa.Column("lineage", sa.Text),  # of a run that another one set going
     sa.ForeignKeyConstraint(["session"], ["sessions.id"]),
     sqlite_with_rowid=False,
 )
@@ -341,6 +342,46 @@ steps = sa.Table(
     _ms("closed_ms", nullable=True),
     sa.ForeignKeyConstraint(["run"], ["runs.id"]),
     sqlite_with_rowid=False,
+)
+
+delegations = sa.Table(
+    "delegations",
+    metadata,
+    _id("id", primary_key=True),
+    sa.Column("kind", sa.String(16), nullable=False),
+    _id("run", nullable=False),
+    sa.Column("call", sa.Text, nullable=False),
+    sa.Column("agent", sa.String(64), nullable=False),
+    _id("session", nullable=False),
+    sa.Column("target", sa.String(64), nullable=False),
+    _id("child"),
+    sa.Column("task", sa.Text, nullable=False),
+    sa.Column("above", sa.Text, nullable=False),
+    sa.Column("lineage", sa.Text, nullable=False),
+    sa.Column("notify", sa.String(8), nullable=False),
+    _ms("wait_ms", nullable=True),
+    sa.Column("label", sa.Text, nullable=False),
+    sa.Column("cleanup", sa.String(8), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    _id("result"),
+    _id("worked_by"),
+    _ms("created_ms"),
+    _ms("started_ms", nullable=True),
+    _ms("ended_ms", nullable=True),
+    _ms("archive_ms", nullable=True),
+    _ms("archived_ms", nullable=True),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_delegations_session", delegations.c.session, delegations.c.created_ms)
+sa.Index("ix_delegations_child", delegations.c.child)
+sa.Index("ix_delegations_result", delegations.c.result)
+_partial("ix_delegations_waiting", delegations.c.run, where=delegations.c.wait_ms.is_not(None))
+_partial("ix_delegations_open", delegations.c.session, delegations.c.id, where=delegations.c.state == word("'open'"))
+_partial(
+    "ix_delegations_archive",
+    delegations.c.archive_ms,
+    where=sa.and_(delegations.c.archive_ms.is_not(None), delegations.c.archived_ms.is_(None)),
 )
 
 approvals = sa.Table(
@@ -630,6 +671,18 @@ preferences = sa.Table(
     sa.Column("value", sa.Text, nullable=False),
     _ms("at_ms"),
     sqlite_with_rowid=False,
+)
+
+# What each session was last told before anything was said in it, and the files its conversation began with.
+instructions = sa.Table(
+    "instructions",
+    metadata,
+    _id("session", primary_key=True),
+    sa.Column("began", sa.String(64), nullable=False),
+    sa.Column("snapshot", sa.Text, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("parts", sa.Text, nullable=False),
+    _ms("at_ms"),
 )
 
 AGENT_RUNS_VIEW = """

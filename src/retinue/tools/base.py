@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,6 +27,15 @@ class ToolFailed(RetinueError):
     """The tool could not do it. The model reads the sentence, the because and the next move."""
 
     code = "tool.failed"
+
+
+class Pending(Exception):
+    """Not an error: what the tool has set going is not at its end. The call stays open, and is made again once
+    something has come of it, or at `until`. Only a repeatable tool may say so."""
+
+    def __init__(self, until: datetime) -> None:
+        super().__init__(f"waiting until {until}")
+        self.until = until
 
 
 def as_tool_failed(error: RetinueError) -> ToolFailed:

@@ -35,7 +35,7 @@ from retinue.policy.origin_rules import OriginPolicy
 from retinue.policy.rates import Buckets
 from retinue.policy.tools import Chain, Circumstances, Layer, layers_for
 from retinue.policy.wrapping import is_wrapped, wrap
-from retinue.tools.base import Output, Reaching, Ruled, Scene, Tool, ToolFailed, Walled
+from retinue.tools.base import Output, Pending, Reaching, Ruled, Scene, Tool, ToolFailed, Walled
 from retinue.tools.grants import Grants
 from retinue.tools.origins import EarlierWords, Reading
 from retinue.tools.wholes import Wholes
@@ -369,6 +369,8 @@ class Toolbox:
                 output = await tool.perform(arguments, scene)
         except msgspec.ValidationError as error:
             return refusal(call, _does_not_fit(call, error))
+        except Pending:
+            raise
         except ToolFailed as error:  # told in the house's own words where the tool is the house's
             return refusal(call, self._mask(str(error)), trust=_trust_of_failure(tool.spec, own=_is_ours(tool.spec)))
         except Exception as error:  # noqa: BLE001 - a broken tool is something the model reads about

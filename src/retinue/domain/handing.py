@@ -1,0 +1,57 @@
+"""Handing work on, as a call asks for it and as it then stands."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from retinue.domain.attachment import Attachment
+from retinue.domain.delegation import LATEST_OR_CREATE, Cleanup, Delegation, DelegationKind, Notify
+from retinue.domain.envelope import Envelope
+from retinue.domain.ids import RunId
+from retinue.domain.run import RunRequest
+from retinue.domain.trust import Trust
+
+
+class Handing(Struct, frozen=True, kw_only=True):
+    """What a call hands on. `session` is one of the words for one, or an id; `wait_s`, how long the call stays open."""
+
+    kind: DelegationKind
+    run: RunId
+    call: str
+    target: str
+    text: str
+    trust: Trust  # of the least trusted words that the asker knows
+    session: str = LATEST_OR_CREATE
+    wait_s: float | None = None
+    notify: Notify = Notify.WAKE
+    label: str = ""
+    cleanup: Cleanup = Cleanup.KEEP
+    request: RunRequest | None = None
+    attachments: tuple[Attachment, ...] = ()
+
+
+class Handed(Struct, frozen=True, kw_only=True):
+    """How it stands. `answer` is there once it came, and belongs to this call from then on.
+
+    `late`: the call has waited long enough. `elsewhere`: what came of it was read as mail already.
+    """
+
+    delegation: Delegation
+    created: bool = False  # the session, by this very call
+    queued: bool = False  # whoever it went to was busy
+    answer: Envelope | None = None
+    late: bool = False
+    elsewhere: bool = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether the call is to be kept open."""
+        return self.delegation.state.open and self.delegation.wait_until is not None
+
+
+class HandOver(Protocol):
+    """Hands work on, once for each call, and looks at what came of it every other time that the call is made."""
+
+    async def __call__(self, handing: Handing) -> Handed: ...

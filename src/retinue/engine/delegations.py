@@ -1,0 +1,218 @@
+"""Handing work on: the letter, the terms beside it, and the look at what came of it.
+
+A call that hands work on may be made again, after a crash or a wait: its id is the call's, so it finds what it made.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import sqlalchemy as sa
+from msgspec.structs import replace
+
+from retinue.domain import address
+from retinue.domain.agent import Agent
+from retinue.domain.delegation import (
+    CREATE,
+    LATEST,
+    LATEST_OR_CREATE,
+    Delegation,
+    DelegationKind,
+)
+from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Kind, Outcome, Status
+from retinue.domain.errors import NotAllowed, NotFound
+from retinue.domain.event import NewsKind
+from retinue.domain.handing import Handed, Handing
+from retinue.domain.ids import EnvelopeId, SessionId, derived, short
+from retinue.domain.run import Run
+from retinue.domain.session import Origin, OriginKind, Session, Wakefulness
+from retinue.domain.times import from_ms
+from retinue.domain.trust import Trust, least
+from retinue.mailroom.inbox import ClockWake, Wake, enter
+from retinue.policy.delegations import descends, may_hand_over
+from retinue.store import agents, delegations, envelopes, runs, sessions
+from retinue.store.house import Page
+
+
+def delegation_id(run: str, call: str) -> EnvelopeId:
+    return EnvelopeId(derived(run, f"delegation/{call}"))
+
+
+def hand_over(conn: sa.Connection, *, handing: Handing, now_ms: int) -> tuple[Handed, tuple[Wake, ...]]:
+    """The commit of a call that hands work on: made the first time, looked at every other time."""
+    page = Page(conn, now_ms)
+    seen = delegations.get(conn, delegation_id(handing.run, handing.call))
+    done = (_look(page, seen), ()) if seen is not None else _make(page, handing)
+    page.close()
+    return done
+
+
+def _make(page: Page, handing: Handing) -> tuple[Handed, tuple[Wake, ...]]:
+    run = runs.get(page.conn, handing.run)
+    session = sessions.get(page.conn, run.session) if run is not None else None
+    asker = agents.find(page.conn, run.agent) if run is not None else None
+    if run is None or session is None or asker is None:
+        raise NotAllowed(
+            "work is handed on by a run, and this is none",
+            because="its answer would come back to nobody",
+            try_this="let the agent do it in a conversation",
+            code="delegation.no-run",
+        )
+    target = _target(page, asker, handing)
+    _allow(page, run, asker, target, handing.kind)
+    id_ = delegation_id(run.id, handing.call)
+    to, created = _session(page, handing, id_, session, asker, target)
+    made = Delegation(
+        id=id_,
+        kind=handing.kind,
+        run=run.id,
+        call=handing.call,
+        agent=asker.name,
+        session=session.id,
+        target=target.name,
+        to=to.id,
+        task=handing.text,
+        above=run.descent,
+        lineage=descends(run.descent, asker, target, handing.kind),
+        notify=handing.notify,
+        wait_until=from_ms(page.at_ms) + timedelta(seconds=handing.wait_s) if handing.wait_s else None,
+        label=handing.label,
+        cleanup=handing.cleanup,
+        created_at=from_ms(page.at_ms),
+    )
+    delegations.add(page.conn, made)
+    page.tell(
+        NewsKind.DELEGATION_OPENED,
+        session=session.id,
+        run=run.id,
+        delegation=id_,
+        kind_of=handing.kind.value,
+        target=target.name,
+        to=to.id,
+        label=handing.label,
+        call=handing.call,
+    )
+    entered = enter(page, _letter(handing, id_, session, asker, to))
+    wakes = (*entered.wakes, ClockWake()) if made.wait_until else entered.wakes
+    if entered.receipt.outcome is not None:  # there was no room for it: what came of it is there already
+        return replace(_look(page, delegations.get(page.conn, id_) or made), created=created), wakes
+    return Handed(delegation=made, created=created, queued=to.wakefulness is Wakefulness.ACTIVE), wakes
+
+
+def _target(page: Page, asker: Agent, handing: Handing) -> Agent:
+    found = agents.find(page.conn, handing.target) if handing.target else asker
+    if found is None:
+        raise NotFound(
+            f"there is no agent '{handing.target[:80]}' in this house",
+            because="no agent of that name is registered",
+            try_this="agents_list tells who is here",
+            code="agent.not-found",
+        )
+    return found
+
+
+def _allow(page: Page, run: Run, asker: Agent, target: Agent, kind: DelegationKind) -> None:
+    open_count = delegations.count_open(page.conn, run.session)
+    decision = may_hand_over(asker, target, kind, descent=run.descent, open_count=open_count)
+    if decision.denied:
+        raise NotAllowed(
+            f"{asker.name} cannot hand this to {target.name}",
+            because=decision.because,
+            try_this=f"ask the owner to change `{decision.key}`, or do it yourself" if decision.key else "",
+            code="delegation.refused",
+        )
+
+
+def _session(
+    page: Page, handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, target: Agent
+) -> tuple[Session, bool]:
+    """Where the work is done, and whether that place was made for it."""
+    if handing.kind in (DelegationKind.SPAWN, DelegationKind.BACKGROUND):
+        return _start(page, id_, target, Origin(OriginKind.SUBAGENT, id_, parent=session.id)), True
+    ours = str(address.agent(asker.name, session.id))
+    if handing.session in (LATEST, LATEST_OR_CREATE):
+        # Those that this very session has had with them: what another person's session has said there is not for here.
+        found = sessions.latest_of(page.conn, target.name, Origin(OriginKind.AGENT, ours))
+        if found is not None:
+            return found, False
+        if handing.session == LATEST:
+            raise _no_session(f"{target.name} has no session with you yet", target)
+        return _start(page, id_, target, Origin(OriginKind.AGENT, ours)), True
+    if handing.session == CREATE:
+        return _start(page, id_, target, Origin(OriginKind.AGENT, f"{ours}/{id_}")), True
+    known = sessions.by_prefix(page.conn, target.name, handing.session)
+    chosen = sessions.get(page.conn, known) if known is not None else None
+    if chosen is None or chosen.deleted_at is not None or not _may_write(session, asker, chosen):
+        raise _no_session(f"{target.name} has no session '{handing.session[:40]}' that you may write to", target)
+    return chosen, False
+
+
+def _may_write(session: Session, asker: Agent, chosen: Session) -> bool:
+    """Into those that this session has made itself; into any other where the owner lets the agent."""
+    ours = str(address.agent(asker.name, session.id))
+    made = chosen.origin.kind is OriginKind.AGENT and (
+        chosen.origin.key == ours or chosen.origin.key.startswith(f"{ours}/")
+    )
+    return made or chosen.origin.parent == session.id or asker.delegation.histories
+
+
+def _start(page: Page, id_: EnvelopeId, target: Agent, origin: Origin) -> Session:
+    made = SessionId(derived(id_, "session"))
+    sessions.start(page, made, agent=target.name, origin=origin)
+    session = sessions.get(page.conn, made)
+    assert session is not None  # it was started a line above
+    return session
+
+
+def _no_session(sentence: str, target: Agent) -> NotFound:
+    return NotFound(
+        sentence,
+        because="only sessions that came of this conversation are yours to write to",
+        try_this=f"leave `session` out, and {target.name} gets one",
+        code="session.not-found",
+    )
+
+
+def _letter(handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, to: Session) -> Draft:
+    return Draft(
+        id=id_,
+        sender=address.agent(asker.name, session.id),
+        recipient=address.agent(to.agent, to.id),
+        text=handing.text,
+        source="run",
+        key=f"{handing.run}/{handing.call}/delegation",
+        kind=Kind.DELEGATION,
+        attachments=handing.attachments,
+        context=Context(request=handing.request) if handing.request is not None else NO_CONTEXT,
+        trust=least((Trust.AGENT, handing.trust)),
+    )
+
+
+def _look(page: Page, delegation: Delegation) -> Handed:
+    """What became of it. An answer that is there belongs to whoever looks; a wait that is over ends."""
+    if not delegation.state.open:
+        return _collect(page, delegation)
+    if delegation.wait_until is None or from_ms(page.at_ms) < delegation.wait_until:
+        return Handed(delegation=delegation)
+    delegations.release_one(page.conn, delegation.id)
+    return Handed(delegation=replace(delegation, wait_until=None), late=True)
+
+
+def _collect(page: Page, delegation: Delegation) -> Handed:
+    answer = envelopes.get(page.conn, delegation.result) if delegation.result else None
+    delegations.release_one(page.conn, delegation.id)
+    if answer is not None and answer.status is Status.PENDING:
+        because = f"the run {short(delegation.run)} goes on with it"
+        envelopes.settle(page.conn, [answer.id], Outcome.NOTED, because=because, at_ms=page.at_ms)
+        page.tell(
+            NewsKind.ENVELOPE_SETTLED,
+            session=delegation.session,
+            envelope=answer.id,
+            outcome=Outcome.NOTED.value,
+            because=because,
+        )
+        return Handed(delegation=delegation, answer=answer)
+    # Looked at before and cut off since, or read as mail: an answer that a call has taken says so.
+    taken = envelopes.settled(page.conn, answer.id) if answer is not None else None
+    ours = taken is not None and taken.because == f"the run {short(delegation.run)} goes on with it"
+    return Handed(delegation=delegation, answer=answer if ours else None, elsewhere=not ours)

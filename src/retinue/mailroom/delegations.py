@@ -1,0 +1,56 @@
+"""What came of work that was handed on: told once, by the letter that answers it or the notice that it failed."""
+
+from __future__ import annotations
+
+from retinue.domain.delegation import Cleanup, Delegation, DelegationKind, DelegationState, Notify
+from retinue.domain.envelope import Outcome
+from retinue.domain.event import NewsKind
+from retinue.domain.ids import EnvelopeId
+from retinue.store import agents, delegations
+from retinue.store.house import Page
+
+STATE_OF = {Outcome.ANSWERED: DelegationState.DONE, Outcome.CANCELLED: DelegationState.CANCELLED}
+
+
+def is_told(delegation: Delegation) -> bool:
+    """Whether whoever asked hears what came of it."""
+    return delegation.wait_until is not None or delegation.notify is not Notify.OFF
+
+
+def is_silent(delegation: Delegation) -> bool:
+    """Whether they hear of it only with their next turn. Whoever waits hears it at once."""
+    return delegation.wait_until is None and delegation.notify is Notify.NOTE
+
+
+def end(page: Page, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None) -> None:
+    """In the commit that settles its letter."""
+    done = delegations.end(
+        page.conn,
+        delegation.id,
+        state,
+        because=because,
+        result=result,
+        at_ms=page.at_ms,
+        archive_ms=_archive_ms(page, delegation),
+    )
+    if done:
+        page.tell(
+            NewsKind.DELEGATION_ENDED,
+            session=delegation.session,
+            delegation=delegation.id,
+            state=state.value,
+            because=because,
+            result=result,
+            to=delegation.to,
+        )
+
+
+def _archive_ms(page: Page, delegation: Delegation) -> int | None:
+    """When a subagent's session is put away: at once where it is not to be kept."""
+    if delegation.kind not in (DelegationKind.SPAWN, DelegationKind.BACKGROUND):
+        return None
+    if delegation.cleanup is Cleanup.DELETE:
+        return page.at_ms
+    asker = agents.find(page.conn, delegation.agent)
+    after_s = asker.subagents.archive_after_s if asker is not None else 0
+    return page.at_ms + round(after_s * 1000) if after_s else None

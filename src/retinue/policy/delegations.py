@@ -1,0 +1,69 @@
+"""Whether work may be handed on, and what bounds whoever it is handed to. Pure: facts in, a decision out."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from retinue.domain.agent import Agent
+from retinue.domain.decision import Decision, Verdict
+from retinue.domain.delegation import DelegationKind, Lineage
+from retinue.domain.money import Caps
+from retinue.policy.visibility import may_message, may_spawn
+
+SENT_OUT = frozenset({DelegationKind.SPAWN, DelegationKind.BACKGROUND})
+
+
+def may_hand_over(asker: Agent, target: Agent, kind: DelegationKind, *, descent: Lineage, open_count: int) -> Decision:
+    """`descent` is that of the run that asks. A refusal names the setting behind it."""
+    seen = may_spawn(asker, target) if kind in SENT_OUT else may_message(asker, target)
+    if kind is not DelegationKind.SEND and not seen.allowed:  # into sessions that are there, others decide
+        return seen
+    rules = asker.delegation
+    if descent.depth >= rules.depth_max:
+        key = f"agents.{asker.name}.delegation.depth_max"
+        return _no(f"this work was handed on {descent.depth} times already, and `{key}` is {rules.depth_max}", key)
+    circle = [name for name in descent.agents if name.casefold() == target.name.casefold()]
+    if circle and kind not in SENT_OUT and not rules.circles:
+        key = f"agents.{asker.name}.delegation.circles"
+        way = " -> ".join((*descent.agents, target.name))
+        return _no(f"the work came from {target.name} in the first place ({way}), and `{key}` is off", key)
+    if open_count >= rules.open_max:
+        key = f"agents.{asker.name}.delegation.open_max"
+        return _no(f"{open_count} of what this session has handed out is still open, and `{key}` is its limit", key)
+    return Decision(Verdict.ALLOW, seen.because)
+
+
+def _no(because: str, key: str) -> Decision:
+    return Decision(Verdict.DENY, because, key)
+
+
+def descends(descent: Lineage, asker: Agent, target: Agent, kind: DelegationKind) -> Lineage:
+    """The lineage of whoever is handed the work: nothing in it is wider than what the asker has."""
+    began = len(descent.agents) == 1
+    return replace(
+        descent,
+        agents=(*descent.agents, target.name),
+        sent_by=(*descent.sent_by, asker.name) if kind in SENT_OUT else descent.sent_by,
+        run_microusd_max=_least(descent.run_microusd_max, asker.cost_microusd_max),
+        tree_microusd_max=_least(
+            descent.tree_microusd_max,
+            asker.tree_microusd_max,
+            # What the first run may spend is for all that comes of it; it has nothing to give away beyond that.
+            asker.cost_microusd_max if began else None,
+        ),
+    )
+
+
+def within(caps: Caps, lineage: Lineage | None) -> Caps:
+    """What a run may spend, as the one who set it going may."""
+    if lineage is None or (lineage.run_microusd_max is None and lineage.tree_microusd_max is None):
+        return caps
+    return replace(
+        caps,
+        run_microusd=_least(caps.run_microusd, lineage.run_microusd_max),
+        tree_microusd=_least(caps.tree_microusd, lineage.tree_microusd_max),
+    )
+
+
+def _least(*amounts: int | None) -> int | None:
+    return min((amount for amount in amounts if amount is not None), default=None)

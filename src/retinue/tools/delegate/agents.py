@@ -1,0 +1,114 @@
+"""`agents_list` and `agents_message`: whom an agent knows here, and how it asks one of them for something."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import msgspec
+
+from retinue.domain.delegation import LATEST_OR_CREATE, DelegationKind, Notify
+from retinue.domain.errors import RetinueError
+from retinue.domain.handing import Handing, HandOver
+from retinue.domain.ports import Clock
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.policy.visibility import visible_to
+from retinue.store import agents
+from retinue.store.connection import Store
+from retinue.tools.base import Output, Pending, Scene, as_tool_failed, schema_of
+from retinue.tools.delegate.answers import told
+
+WAIT_S = 300.0
+WAIT_S_MAX = 3_600.0
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ListArguments(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsList:
+    """Those whom this agent may write to."""
+
+    store: Store
+    arguments: type[msgspec.Struct] = ListArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="agents_list",
+            description="The other agents of this house whom you can write to.",
+            parameters=schema_of(ListArguments),
+            capabilities=frozenset({"agents.read"}),
+            repeatable=True,
+        )
+    )
+
+    async def perform(self, arguments: ListArguments, scene: Scene) -> Output:
+        del arguments
+        staff = await self.store.read(agents.everyone)
+        listed = [
+            {"id": agent.name, "description": agent.description, "runner": agent.runner}
+            for agent in visible_to(scene.agent, staff)
+        ]
+        return Output(text=_encode({"agents": listed}).decode())
+
+
+class MessageArguments(msgspec.Struct, forbid_unknown_fields=True):
+    agentId: Annotated[str, msgspec.Meta(description="Whom to ask, as agents_list names them")]
+    content: Annotated[str, msgspec.Meta(min_length=1, description="What to ask, with all they need to know")]
+    session: Annotated[
+        str, msgspec.Meta(description="latest-or-create, latest, create, or the id of one of their sessions with you")
+    ] = LATEST_OR_CREATE
+    mode: Annotated[
+        Literal["sync", "async"], msgspec.Meta(description="Wait for the answer, or get it as a message later")
+    ] = "sync"
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=WAIT_S_MAX, description="Seconds to wait, in mode sync")] = WAIT_S
+    notify: Annotated[
+        Notify,
+        msgspec.Meta(description="In mode async: be woken by the answer, have it noted for your next turn, or neither"),
+    ] = Notify.WAKE
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsMessage:
+    """In mode sync the run is parked until there is an answer: it holds no slot meanwhile, and outlives a stop."""
+
+    hand_over: HandOver
+    store: Store
+    clock: Clock
+    arguments: type[msgspec.Struct] = MessageArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="agents_message",
+            description=(
+                "Ask another agent for something. They work with their own tools and know nothing of this "
+                "conversation, so say all that they need. Several calls at once are worked on at once."
+            ),
+            parameters=schema_of(MessageArguments),
+            effects=frozenset({Effect.SPENDS}),
+            capabilities=frozenset({"agents.write"}),
+            repeatable=True,
+        )
+    )
+
+    async def perform(self, arguments: MessageArguments, scene: Scene) -> Output:
+        waits = arguments.mode == "sync"
+        handing = Handing(
+            kind=DelegationKind.MESSAGE,
+            run=scene.run,
+            call=scene.call,
+            target=arguments.agentId.removeprefix("agent:"),
+            text=arguments.content,
+            trust=scene.trust,
+            session=arguments.session,
+            wait_s=arguments.timeout if waits else None,
+            notify=arguments.notify,
+        )
+        try:
+            handed = await self.hand_over(handing)
+        except RetinueError as error:
+            raise as_tool_failed(error) from error
+        if handed.pending and handed.delegation.wait_until is not None:
+            raise Pending(handed.delegation.wait_until)
+        return await told(self.store, handed, mode=arguments.mode, wait_s=arguments.timeout, now=self.clock.now())

@@ -1,0 +1,111 @@
+"""One agent asks another: what comes back, to whom, and exactly once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flows.hands_house import ADA, BO, HandsHouse, hands_house
+
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Kind
+from retinue.testing.scripted_model import Line, calls, says
+
+CY = Agent(name="cy", model="scripted")
+
+
+def ask(agent: str = "bo", content: str = "What is in stock?", **more: Any) -> Line:
+    return calls("agents_message", agentId=agent, content=content, **more)
+
+
+async def result(house: HandsHouse, session: str) -> dict[str, Any]:
+    last = (await house.results(session))[-1]
+    return json.loads(last.output)
+
+
+async def said_to(house: HandsHouse, person: str = "person:owner") -> list[str]:
+    return [mail.text for mail in await house.mail(person)]
+
+
+@pytest.mark.spec("A24", "A31", "A77")
+async def test_an_answer_comes_back_into_the_call_that_asked(tmp_path: Path) -> None:
+    async with hands_house(tmp_path) as house:
+        session = await house.turn("Ask bo.", ask(), says("Three chairs.", thinking="I counted."), "Bo says: three chairs.")
+        told = await result(house, session)
+        assert told["mode"] == "sync"
+        assert told["status"] == "complete"
+        assert told["agentId"] == "bo"
+        assert told["created"] is True
+        assert told["response"] == "Three chairs."
+        assert told["toolCallCount"] == 0
+        assert told["thinkingText"] == "I counted."
+        assert told["durationMs"] >= 0
+        assert await said_to(house) == ["Bo says: three chairs."]
+        letters = [mail for mail in await house.mail() if mail.kind is Kind.DELEGATION]
+        assert [str(mail.sender) for mail in letters] == [f"agent:ada/{session}"]
+
+
+@pytest.mark.spec("A26", "A78")
+async def test_an_answer_to_one_who_did_not_wait_is_a_message_and_one_more_turn(tmp_path: Path) -> None:
+    async with hands_house(tmp_path) as house:
+        await house.turn("Ask bo.", ask(mode="async"), "I asked bo.", "Three chairs.", "Bo says: three chairs.")
+        assert sorted(await said_to(house)) == ["Bo says: three chairs.", "I asked bo."]
+
+
+async def test_several_are_asked_at_once_and_each_call_gets_its_own_answer(tmp_path: Path) -> None:
+    async with hands_house(tmp_path, staff=(ADA, BO, CY)) as house:
+        house.model.rule = lambda prompt: says(f"about {_last(prompt)}")
+        both = Line(
+            calls=(
+                ("agents_message", {"agentId": "bo", "content": "chairs"}),
+                ("agents_message", {"agentId": "cy", "content": "tables"}),
+                ("agents_message", {"agentId": "bo", "content": "lamps", "session": "create"}),
+            )
+        )
+        session = await house.turn("Ask both.", both)
+        told = [json.loads(each.output)["response"] for each in await house.results(session)]
+        assert told == ["about chairs", "about tables", "about lamps"]
+
+
+def _last(prompt: Any) -> str:
+    """What the newest mail in a prompt says."""
+    text = next(r.body.text for r in reversed(prompt.records) if hasattr(r.body, "envelopes"))
+    return text.rstrip().removesuffix("---").strip().splitlines()[-1]
+
+
+@pytest.mark.spec("A27")
+async def test_a_failure_comes_back_once(tmp_path: Path) -> None:
+    async with hands_house(tmp_path) as house:
+        session = await house.turn("Ask bo.", ask(), Line(fails="no such model"), "Bo could not.")
+        told = await result(house, session)
+        assert told["status"] == "failed"
+        assert "no such model" in told["message"]
+        await house.turn("Again.", ask(mode="async"), "Asked.", Line(fails="no such model"), "It failed.")
+        assert (await said_to(house))[-2:] == ["Asked.", "It failed."]
+
+
+@pytest.mark.spec("A25")
+async def test_a_wait_that_is_over_leaves_the_other_at_work_and_its_answer_comes_as_mail(tmp_path: Path) -> None:
+    async with hands_house(tmp_path) as house:
+        slow = says("Three chairs.", after_s=1.0)
+        session = await house.turn("Ask bo.", ask(timeout=0.05), slow, "Still counting.", "Three chairs, says bo.")
+        told = await result(house, session)
+        assert told["status"] == "timeout"
+        assert told["timeoutSeconds"] == 0.05
+        assert await said_to(house) == ["Still counting.", "Three chairs, says bo."]
+
+
+@pytest.mark.spec("A30", "A80")
+async def test_work_is_not_handed_on_again_and_the_refusal_names_the_setting(tmp_path: Path) -> None:
+    async with hands_house(tmp_path, staff=(ADA, BO, CY)) as house:
+        await house.turn("Ask bo.", ask(), ask("cy"), "I may not ask cy.", "Bo may not.")
+        refused = [r for r in await _all_results(house) if r.failed]
+        assert len(refused) == 1
+        assert "agents.bo.delegation.depth_max" in refused[0].output
+
+
+async def _all_results(house: HandsHouse) -> list[Any]:
+    sessions = {mail.session for mail in await house.mail() if mail.session}
+    return [each for session in sorted(sessions) for each in await house.results(session)]
