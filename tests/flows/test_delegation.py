@@ -32,7 +32,9 @@ async def said_to(house: HandsHouse, person: str = "person:owner") -> list[str]:
 @pytest.mark.spec("A24", "A31", "A77")
 async def test_an_answer_comes_back_into_the_call_that_asked(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
-        session = await house.turn("Ask bo.", ask(), says("Three chairs.", thinking="I counted."), "Bo says: three chairs.")
+        session = await house.turn(
+            "Ask bo.", ask(), says("Three chairs.", thinking="I counted."), "Bo says: three chairs."
+        )
         told = await result(house, session)
         assert told["mode"] == "sync"
         assert told["status"] == "complete"

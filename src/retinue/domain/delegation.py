@@ -12,7 +12,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from retinue.domain.address import Address
-from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
 
 TASK_SHOWN_MAX = 200  # characters of a task, where lists show it
 LABEL_LENGTH_MAX = 100
@@ -106,3 +106,8 @@ class Delegation(Struct, frozen=True, kw_only=True):
     ended_at: datetime | None = None
     archive_at: datetime | None = None
     archived_at: datetime | None = None
+
+
+def session_made_for(id_: EnvelopeId) -> SessionId:
+    """The session in which a delegation is worked on, where there was none for it yet."""
+    return SessionId(derived(id_, "session"))

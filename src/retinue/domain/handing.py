@@ -7,7 +7,14 @@ from typing import Protocol
 from msgspec import Struct
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.delegation import LATEST_OR_CREATE, Cleanup, Delegation, DelegationKind, Notify
+from retinue.domain.delegation import (
+    LATEST_OR_CREATE,
+    Cleanup,
+    Delegation,
+    DelegationKind,
+    Notify,
+    session_made_for,
+)
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import RunId
 from retinue.domain.run import RunRequest
@@ -39,11 +46,15 @@ class Handed(Struct, frozen=True, kw_only=True):
     """
 
     delegation: Delegation
-    created: bool = False  # the session, by this very call
     queued: bool = False  # whoever it went to was busy
     answer: Envelope | None = None
     late: bool = False
     elsewhere: bool = False
+
+    @property
+    def created(self) -> bool:
+        """Whether the session was made for it."""
+        return self.delegation.to == session_made_for(self.delegation.id)
 
     @property
     def pending(self) -> bool:

@@ -18,12 +18,13 @@ from retinue.domain.delegation import (
     LATEST_OR_CREATE,
     Delegation,
     DelegationKind,
+    session_made_for,
 )
 from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Kind, Outcome, Status
 from retinue.domain.errors import NotAllowed, NotFound
 from retinue.domain.event import NewsKind
 from retinue.domain.handing import Handed, Handing
-from retinue.domain.ids import EnvelopeId, SessionId, derived, short
+from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.run import Run
 from retinue.domain.session import Origin, OriginKind, Session, Wakefulness
 from retinue.domain.times import from_ms
@@ -61,7 +62,7 @@ def _make(page: Page, handing: Handing) -> tuple[Handed, tuple[Wake, ...]]:
     target = _target(page, asker, handing)
     _allow(page, run, asker, target, handing.kind)
     id_ = delegation_id(run.id, handing.call)
-    to, created = _session(page, handing, id_, session, asker, target)
+    to = _session(page, handing, id_, session, asker, target)
     made = Delegation(
         id=id_,
         kind=handing.kind,
@@ -95,8 +96,8 @@ def _make(page: Page, handing: Handing) -> tuple[Handed, tuple[Wake, ...]]:
     entered = enter(page, _letter(handing, id_, session, asker, to))
     wakes = (*entered.wakes, ClockWake()) if made.wait_until else entered.wakes
     if entered.receipt.outcome is not None:  # there was no room for it: what came of it is there already
-        return replace(_look(page, delegations.get(page.conn, id_) or made), created=created), wakes
-    return Handed(delegation=made, created=created, queued=to.wakefulness is Wakefulness.ACTIVE), wakes
+        return _look(page, delegations.get(page.conn, id_) or made), wakes
+    return Handed(delegation=made, queued=to.wakefulness is Wakefulness.ACTIVE), wakes
 
 
 def _target(page: Page, asker: Agent, handing: Handing) -> Agent:
@@ -123,28 +124,26 @@ def _allow(page: Page, run: Run, asker: Agent, target: Agent, kind: DelegationKi
         )
 
 
-def _session(
-    page: Page, handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, target: Agent
-) -> tuple[Session, bool]:
-    """Where the work is done, and whether that place was made for it."""
+def _session(page: Page, handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, target: Agent) -> Session:
+    """Where the work is done."""
     if handing.kind in (DelegationKind.SPAWN, DelegationKind.BACKGROUND):
-        return _start(page, id_, target, Origin(OriginKind.SUBAGENT, id_, parent=session.id)), True
+        return _start(page, id_, target, Origin(OriginKind.SUBAGENT, id_, parent=session.id))
     ours = str(address.agent(asker.name, session.id))
     if handing.session in (LATEST, LATEST_OR_CREATE):
         # Those that this very session has had with them: what another person's session has said there is not for here.
         found = sessions.latest_of(page.conn, target.name, Origin(OriginKind.AGENT, ours))
         if found is not None:
-            return found, False
+            return found
         if handing.session == LATEST:
             raise _no_session(f"{target.name} has no session with you yet", target)
-        return _start(page, id_, target, Origin(OriginKind.AGENT, ours)), True
+        return _start(page, id_, target, Origin(OriginKind.AGENT, ours))
     if handing.session == CREATE:
-        return _start(page, id_, target, Origin(OriginKind.AGENT, f"{ours}/{id_}")), True
+        return _start(page, id_, target, Origin(OriginKind.AGENT, f"{ours}/{id_}"))
     known = sessions.by_prefix(page.conn, target.name, handing.session)
     chosen = sessions.get(page.conn, known) if known is not None else None
     if chosen is None or chosen.deleted_at is not None or not _may_write(session, asker, chosen):
         raise _no_session(f"{target.name} has no session '{handing.session[:40]}' that you may write to", target)
-    return chosen, False
+    return chosen
 
 
 def _may_write(session: Session, asker: Agent, chosen: Session) -> bool:
@@ -157,7 +156,7 @@ def _may_write(session: Session, asker: Agent, chosen: Session) -> bool:
 
 
 def _start(page: Page, id_: EnvelopeId, target: Agent, origin: Origin) -> Session:
-    made = SessionId(derived(id_, "session"))
+    made = session_made_for(id_)
     sessions.start(page, made, agent=target.name, origin=origin)
     session = sessions.get(page.conn, made)
     assert session is not None  # it was started a line above

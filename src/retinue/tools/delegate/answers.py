@@ -102,6 +102,5 @@ def _next(handed: Handed, mode: str) -> str:
         return "It is still being worked on, and is left to it. The answer will come as a message."
     if mode == "sync":
         return "Other mail came in meanwhile, so nobody waits for it here. The answer will come as a message."
-    return (
-        "The answer will come as a message." if handed.delegation.notify == "wake" else "Nobody will wake you for it."
-    )
+    woken = handed.delegation.notify is Notify.WAKE
+    return "The answer will come as a message." if woken else "You will not be woken by the answer."
