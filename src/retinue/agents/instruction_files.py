@@ -1,0 +1,213 @@
+"""Files that go into an agent's instructions: taken when a conversation begins, and kept with it from then on.
+
+A file is cut visibly where it is too long. One with words from outside is left out, whatever its name: standing in the
+instructions would give them an authority that they have nowhere else. The agent is told so and may read it, and what it
+reads is then labelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from retinue.agents.instructions import FileState, FileTold, Memory
+from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.text import storable
+from retinue.domain.trust import Trust
+
+FILE_CHARS_MAX = 20_000
+HEAD_CHARS = 15_000  # of one that is longer, with `TAIL_CHARS` of its end
+TAIL_CHARS = 4_500
+MEMORY_CHARS_MAX = 12_000
+DAYS_MAX = 2
+DAY_CHARS_MAX = 4_000
+FILE_BYTES_MAX = 1024 * 1024  # looked at, of one file
+CONTEXT_FILES_MAX = 50
+CONTEXT_CHARS_MAX = 120_000  # of all of them
+ENTRIES_LOOKED_AT_MAX = 10_000
+
+# In the order in which they are told. Those that most have none of are not missed.
+NAMES = ("AGENTS.md", "SOUL.md", "TOOLS.md", "IDENTITY.md", "USER.md", "HEARTBEAT.md", "BOOTSTRAP.md", "CLAUDE.md")
+FIRST_CONVERSATION = "BOOTSTRAP.md"
+NOT_MISSED = frozenset({FIRST_CONVERSATION, "CLAUDE.md"})
+MEMORY = "internal_space/MEMORY.md"
+DAYS = "internal_space/memories"
+
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}\.md")
+
+
+class Looked(NamedTuple):
+    data: bytes
+    trust: Trust
+
+
+Look = Callable[[str], Awaitable[Looked | None]]
+"""The bytes at a resolved path and how far they can be believed; None where there is no file. Raises where it cannot be
+read as one: it is too large, or something else than a file."""
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """What the files said when a conversation began. Another workspace is another snapshot."""
+
+    workspace: str = ""
+    wanted: tuple[str, ...] = ()  # the patterns of `context_files` it was taken by
+    files: tuple[FileTold, ...] = ()
+    context_files: tuple[FileTold, ...] = ()
+    memory: Memory = Memory()
+
+
+async def take(
+    look: Look, *, home: Path, workspace: Path, wanted: Sequence[str], first: bool, mask: Callable[[str], str] = str
+) -> Snapshot:
+    """`first`: it is the first conversation of this session, before any reset or summary."""
+    take_one = partial(_take, look, mask)
+    roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, home))]
+    names = [name for name in NAMES if first or name != FIRST_CONVERSATION]
+    found = [await _first_of(take_one, roots, name) for name in names]
+    own = os.path.realpath(home)
+    days = await asyncio.to_thread(_newest_days, os.path.join(own, DAYS))
+    return Snapshot(
+        workspace=str(workspace),
+        wanted=tuple(wanted),
+        files=tuple(cut(each) for each in found if each.state is not FileState.MISSING or each.name not in NOT_MISSED),
+        context_files=await _context_files(take_one, os.path.realpath(workspace), wanted) if wanted else (),
+        memory=Memory(
+            longterm=_cut_memory(await take_one(own, MEMORY), MEMORY_CHARS_MAX, "memory"),
+            days=tuple([_cut_memory(await take_one(own, f"{DAYS}/{name}"), DAY_CHARS_MAX, "daily") for name in days]),
+        ),
+    )
+
+
+Take = Callable[[str, str], Awaitable[FileTold]]
+
+
+async def _first_of(take_one: Take, roots: Sequence[str], name: str) -> FileTold:
+    """Of the workspace, or else of the home."""
+    told = [await take_one(root, name) for root in roots]
+    return next((each for each in told if each.state is not FileState.MISSING), told[0])
+
+
+async def _take(look: Look, mask: Callable[[str], str], root: str, name: str) -> FileTold:
+    """A link that leads out of its root is as good as no file: it would show whatever it leads to."""
+    path = os.path.join(root, name)
+    real = await asyncio.to_thread(os.path.realpath, path)
+    told = FileTold(name=name, path=path)
+    if real != path and os.path.commonpath((real, root)) != root:
+        return _as(told, FileState.MISSING)
+    try:
+        looked = await look(real)
+    except RetinueError:
+        return _as(told, FileState.UNREADABLE)
+    if looked is None:
+        return _as(told, FileState.MISSING)
+    if not looked.data.strip():
+        return _as(told, FileState.EMPTY)
+    if looked.trust is Trust.UNTRUSTED:
+        return _as(told, FileState.UNTRUSTED)
+    try:
+        text = looked.data.decode()
+    except UnicodeDecodeError:
+        return _as(told, FileState.UNREADABLE)
+    if "\0" in text:
+        return _as(told, FileState.UNREADABLE)
+    return FileTold(name=name, path=path, text=mask(storable(text)).strip())
+
+
+def _as(told: FileTold, state: FileState) -> FileTold:
+    return FileTold(name=told.name, path=told.path, state=state)
+
+
+def cut(file: FileTold, chars_max: int = FILE_CHARS_MAX) -> FileTold:
+    """Its head and its tail, with a word between them on what is not there."""
+    if len(file.text) <= chars_max:
+        return file
+    head, tail = HEAD_CHARS * chars_max // FILE_CHARS_MAX, TAIL_CHARS * chars_max // FILE_CHARS_MAX
+    left_out = len(file.text) - head - tail
+    mark = f"\n\n[... {left_out:,} characters left out here; all of it is in {file.path} ...]\n\n"
+    text = file.text[:head] + mark + (file.text[-tail:] if tail else "")
+    return FileTold(name=file.name, path=file.path, text=text, state=FileState.CUT)
+
+
+def _cut_memory(file: FileTold, chars_max: int, what: str) -> FileTold:
+    """Its head alone: what is kept best stands first."""
+    name = os.path.basename(file.name)
+    if len(file.text) <= chars_max:
+        return FileTold(name=name, path=file.path, text=file.text, state=file.state)
+    mark = f"<<truncated due to internal-space-{what}-max-chars={chars_max}>>"
+    return FileTold(name=name, path=file.path, text=f"{file.text[:chars_max]}\n{mark}", state=FileState.CUT)
+
+
+def _newest_days(folder: str) -> list[str]:
+    """The files of the newest days, the newest first."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in islice(entries, ENTRIES_LOOKED_AT_MAX) if _DAY.fullmatch(entry.name)]
+    except OSError:
+        return []
+    return sorted(names, reverse=True)[:DAYS_MAX]
+
+
+# --- files that the owner has named ---
+
+
+async def _context_files(take_one: Take, root: str, wanted: Sequence[str]) -> tuple[FileTold, ...]:
+    """By pattern and then by path, so that the same files are always told in the same order. What the owner has named
+    and cannot be told is an error: an agent that silently lacks it does something else than was meant."""
+    names = await asyncio.to_thread(_matching, root, wanted)
+    told: list[FileTold] = []
+    left = CONTEXT_CHARS_MAX
+    for name in names:
+        file = await take_one(root, name)
+        if file.state is FileState.UNREADABLE:
+            raise Invalid(
+                f"the context file '{name}' cannot be told",
+                because=f"it is no UTF-8 text, or larger than {FILE_BYTES_MAX:,} bytes",
+                try_this="take it out of `context_files`, or make a text of it",
+                code="instructions.context-file-unreadable",
+            )
+        if file.state is FileState.MISSING:  # it was there a moment ago, or is a link that leads out
+            raise _missing(name)
+        file = cut(file, min(FILE_CHARS_MAX, left))
+        left = max(left - len(file.text), 0)
+        told.append(file)
+    return tuple(told)
+
+
+def _matching(root: str, wanted: Sequence[str]) -> list[str]:
+    found: dict[str, None] = {}
+    for pattern in wanted:
+        here = sorted(_glob(root, pattern))
+        if not here:
+            raise _missing(pattern)
+        found.update(dict.fromkeys(here))
+        if len(found) > CONTEXT_FILES_MAX:
+            raise Invalid(
+                "too many context files",
+                because=f"an agent is told {CONTEXT_FILES_MAX} at most",
+                try_this="name fewer in `context_files`, or make one of several",
+                code="instructions.context-files-too-many",
+            )
+    return list(found)
+
+
+def _glob(root: str, pattern: str) -> list[str]:
+    """Files below the root that fit. A pattern cannot lead out of it: `context_file` has seen to that."""
+    paths = islice(Path(root).glob(pattern), ENTRIES_LOOKED_AT_MAX)
+    return [path.relative_to(root).as_posix() for path in paths if path.is_file()]
+
+
+def _missing(name: str) -> Invalid:
+    return Invalid(
+        f"the context file '{name}' is not there",
+        because="`context_files` of the agent names it, and its workspace has no such file",
+        try_this="put it there, or take it out of `context_files`",
+        code="instructions.context-file-missing",
+    )
