@@ -323,7 +323,7 @@ def test_a_broken_file_can_still_be_examined_for_what_is_sound_in_it(home: Home)
     assert examined.configuration.settings.drain_s == 7
     assert examined.configuration.settings.listen.port == 8000
     assert examined.configuration.settings.zone == ZoneInfo("UTC")
-    assert [each.agent.name for each in examined.configuration.staff.agents] == ["ada"]
+    assert [each.name for each in examined.configuration.staff.agents] == ["ada"]
 
 
 def test_a_house_does_not_open_with_an_unknown_key_and_says_where_it_is(home: Home) -> None:

@@ -125,7 +125,7 @@ def test_an_agents_model_is_a_text_or_a_table_of_primary_and_fallbacks(home: Hom
     model = "guide"
     fallbacks = ["openai/gpt-5.2"]
     """
-    ada, bo, cy, di = (each.agent for each in home.load(text).staff.agents)
+    ada, bo, cy, di = home.load(text).staff.agents
     assert (ada.model, ada.fallbacks) == ("openai/gpt-5.2", ("groq/x", "local"))
     assert (bo.model, bo.fallbacks) == ("openai/gpt-5.2", None)
     assert (cy.model, cy.fallbacks) == ("", ())
@@ -148,7 +148,7 @@ def test_an_agents_own_model_replaces_a_templates_table_and_parts_of_it_can_be_c
     extends = "careful"
     model = { primary = "default" }
     """
-    ada, bo, cy = (each.agent for each in home.load(text).staff.agents)
+    ada, bo, cy = home.load(text).staff.agents
     assert (ada.model, ada.fallbacks, ada.effort) == ("guide", None, None)
     assert (bo.model, bo.fallbacks, bo.effort) == ("openai/gpt-5.2", None, "high")
     assert (cy.model, cy.fallbacks) == ("", ("groq/x",))
@@ -257,7 +257,7 @@ def test_changes_about_minds_are_told_by_their_path_and_taken_up_without_a_resta
 def test_an_effort_in_the_file_is_one_of_the_list_or_default(home: Home) -> None:
     levels = ("none", "low", "medium", "high", "xhigh")
     for level in levels:
-        assert home.load(f'[agents.ada]\neffort = "{level}"').staff.agents[0].agent.effort == level
-    assert home.load('[agents.ada]\neffort = "default"').staff.agents[0].agent.effort is None
+        assert home.load(f'[agents.ada]\neffort = "{level}"').staff.agents[0].effort == level
+    assert home.load('[agents.ada]\neffort = "default"').staff.agents[0].effort is None
     fault = home.fault('[agents.ada]\neffort = "extreme"')
     assert all(level in fault.sentence for level in levels)

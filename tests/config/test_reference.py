@@ -19,7 +19,7 @@ def test_the_sample_of_the_guide_is_a_settings_file(home: Home) -> None:
     sample = re.findall(r"```toml\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)[0]
     configuration = home.load(sample)
     assert configuration.default_agent == "ada"
-    staff = {each.agent.name: each.agent for each in configuration.staff.agents}
+    staff = {each.name: each for each in configuration.staff.agents}
     assert staff["ada"].tools.deny == () and staff["ada"].turns_max == 30
     assert staff["ada"].instructions == "Answer in German."
     assert staff["night-clerk"].tools.deny == ("web",)

@@ -101,7 +101,7 @@ def test_a_version_is_asked_of_included_files_too(home: Home) -> None:
 @pytest.mark.spec("A1", "C2")
 def test_a_variable_is_filled_in_at_any_depth(home: Home) -> None:
     text = "[agents.ada]\ndescription = 'a ${ONE} b ${TWO}'\ntools = { allow = ['x', '${TWO}'] }"
-    agent = home.load(text, ONE="1", TWO="2").staff.agents[0].agent
+    agent = home.load(text, ONE="1", TWO="2").staff.agents[0]
     assert agent.description == "a 1 b 2"
     assert agent.tools.allow == ("x", "2")
 
@@ -117,7 +117,7 @@ def test_a_variable_that_is_not_set_or_empty_is_a_hard_failure_with_the_path(hom
 @pytest.mark.spec("C2")
 def test_two_dollars_stand_for_one_that_is_meant(home: Home) -> None:
     text = "[agents.ada]\ndescription = '$${HOME} $5 $$ {x} $$${NAME}'"
-    assert home.load(text, NAME="n").staff.agents[0].agent.description == "${HOME} $5 $$ {x} $${NAME}"
+    assert home.load(text, NAME="n").staff.agents[0].description == "${HOME} $5 $$ {x} $${NAME}"
 
 
 @pytest.mark.parametrize("text", ["${", "${}", "${a-b}", "${1A}", "${ A }", "a ${A"])
@@ -127,7 +127,7 @@ def test_what_only_looks_like_a_variable_is_refused(home: Home, text: str) -> No
 
 def test_what_a_variable_brings_is_not_read_again(home: Home) -> None:
     text = "[agents.ada]\ndescription = '${ONE}'"
-    assert home.load(text, ONE="${TWO}", TWO="2").staff.agents[0].agent.description == "${TWO}"
+    assert home.load(text, ONE="${TWO}", TWO="2").staff.agents[0].description == "${TWO}"
 
 
 @given(text=st.text(alphabet="ab$${}AB \n"), value=st.text(alphabet="${}AB", min_size=1))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from config.home import Home
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.config import Secret, default_agent, load, normal_id
+from retinue.config import BadConfig, Secret, default_agent, load, normal_id
+from retinue.config.defaults import Defaults
+from retinue.config.export import export
 from retinue.config.staff import EXTENDS_DEPTH_MAX, ScheduleKind
 from retinue.domain.address import valid_name
-from retinue.domain.agent import Agent, DelegationRules, Delivery, PermissionLevel, SubagentRules, ToolRules
+from retinue.domain.agent import Agent, DelegationRules, Delivery, External, PermissionLevel, SubagentRules, ToolRules
 from retinue.domain.person import Role
 from retinue.domain.session import QueueMode, QueuePolicy
 
 
 def agents(home: Home, text: str) -> dict[str, Agent]:
-    return {each.agent.name: each.agent for each in home.load(text).staff.agents}
+    return {each.name: each for each in home.load(text).staff.agents}
 
 
 def test_an_agent_is_declared_in_full(home: Home) -> None:
@@ -82,6 +86,23 @@ def test_an_agent_of_which_nothing_is_said_has_the_defaults(home: Home) -> None:
         ("[agents.ada]\nrunner = 'external'\nexternal = { url = 3 }", "agents.ada.external.url"),
         ("[agents.ada]\nrunner = 'external'\nexternal = { uri = 'https://x' }", "agents.ada.external.uri"),
         ("[agents.ada]\nexternal = { url = 'https://x' }", "agents.ada.external"),
+        (
+            "[agents.ada]\nrunner = 'external'\nexternal = { url = 'https://x', retries = 99 }",
+            "agents.ada.external.retries",
+        ),
+        ("[agents.ada]\nworkspace = '../out'", "agents.ada.workspace"),
+        ("[agents.ada]\nworkspace = '/'", "agents.ada.workspace"),
+        ("[agents.ada]\nworkspace = ''", "agents.ada.workspace"),
+        ("[agents.ada]\ndisplay_name = 'A\u202eda'", "agents.ada.display_name"),
+        ("[agents.ada]\nsandbox = { mode = 'some' }", "agents.ada.sandbox.mode"),
+        ("[agents.ada]\nsandbox = { image = '--privileged' }", "agents.ada.sandbox.image"),
+        ("[agents.ada]\nsandbox = { hosts = ['x.example'] }", "agents.ada.sandbox.hosts"),
+        ("[agents.ada]\nsubagents = { effort = 'some' }", "agents.ada.subagents.effort"),
+        ("[agents.ada]\ndelegation = { depth_max = 11 }", "agents.ada.delegation.depth_max"),
+        ("[defaults]\nverbose = 'loud'", "defaults.verbose"),
+        ("[defaults]\ntime_format = '13'", "defaults.time_format"),
+        ("[defaults]\nconcurrency = 0", "defaults.concurrency"),
+        ("[sessions]\ndm_scope = 'per-mood'", "sessions.dm_scope"),
         ("[agents.ada]\ndelivery = 'twice'", "agents.ada.delivery"),
         ("[agents.ada]\nqueue = { mode = 'pile' }", "agents.ada.queue.mode"),
         ("[agents.ada]\nqueue = { cap = 0 }", "agents.ada.queue.cap"),
@@ -123,19 +144,82 @@ def test_a_house_with_such_a_fault_does_not_start(home: Home) -> None:
 def test_a_runner_of_a_plug_in_is_known_where_it_is_named(home: Home) -> None:
     home.write("[agents.ada]\nrunner = 'mine'")
     found = load(home.environment, runners=frozenset({"loop", "mine"}))
-    assert found.staff.agents[0].agent.runner == "mine"
+    assert found.staff.agents[0].runner == "mine"
 
 
+@pytest.mark.spec("A4")
 def test_an_external_agent_has_an_address_and_a_secret_that_stays_where_it_is(home: Home) -> None:
     text = """
     [agents.far]
     runner = "external"
-    external = { url = "https://far.example/in", secret = { file = "keys/far" } }
+    external = { url = "https://far.example/in", secret = { file = "keys/far" }, timeout_s = 60, retries = 0 }
+    [agents.near]
+    model = "m"
     """
-    external = home.load(text).staff.agents[0].external
-    assert external is not None
-    assert external.url == "https://far.example/in"
-    assert external.secret == Secret(file=home.folder / "keys/far")
+    far, near = home.load(text).staff.agents
+    assert far.external == External(
+        url="https://far.example/in", secret=f"file:{home.folder / 'keys/far'}", timeout_s=60.0, retries=0
+    )
+    assert Secret.referred(far.external.secret) == Secret(file=home.folder / "keys/far")
+    assert Secret.referred(Secret(env="FAR_KEY").reference) == Secret(env="FAR_KEY")
+    assert (near.runner, near.external) == ("loop", External())  # chat is what an agent is that says nothing
+    assert home.load(export([far, near], [])).staff.agents == (far, near)
+
+
+# --- keys whose part comes later ---
+
+
+@pytest.mark.parametrize(
+    "key", ["memory_search", "memorySearch", "human_delay", "groupChat", "heartbeat", "cli-backends"]
+)
+@pytest.mark.parametrize("section", ["agents.ada", "templates.careful", "defaults"])
+def test_a_key_whose_part_is_not_there_yet_is_refused_by_name(home: Home, section: str, key: str) -> None:
+    with pytest.raises(BadConfig) as refused:
+        home.load(f"[{section}]\n{key} = {{ enabled = true }}")
+    assert refused.value.code == "config.not-yet"
+    assert f"{section}.{key} cannot be set yet" in refused.value.sentence
+    assert "comes with" in refused.value.because and "did you mean" not in refused.value.try_this
+    assert refused.value.as_table()[0]["code"] == "config.not-yet"
+
+
+def test_a_key_that_nobody_knows_is_no_key_of_later(home: Home) -> None:
+    with pytest.raises(BadConfig) as refused:
+        home.load("[agents.ada]\nmemory_serch = 1")
+    assert refused.value.code == "config.invalid"
+
+
+# --- what the house has for all ---
+
+
+def test_an_agents_own_word_goes_before_the_houses_and_that_before_what_is_built_in(home: Home) -> None:
+    text = """
+    [defaults]
+    workspace = "/srv/work"
+    effort = "low"
+    concurrency = 2
+    run_seconds_max = 60
+    subagents = { model = "small", archive_after_s = 10 }
+    [agents.ada]
+    [agents.bo]
+    workspace = "desk"
+    effort = "high"
+    concurrency = 1
+    run_seconds_max = 5
+    subagents = { model = "large", effort = "none", run_seconds_max = 3, archive_after_s = 0 }
+    """
+    found = home.load(text)
+    house, (ada, bo), at = found.settings.defaults, found.staff.agents, Path("/house/agents/x")
+    for said, concurrency, seconds, effort, workspace in (
+        (house, 2, 60.0, "low", Path("/srv/work/ada")),
+        (Defaults(), 4, 3600.0, None, at),
+    ):
+        assert (said.concurrency_of(ada), said.run_seconds_of(ada)) == (concurrency, seconds)
+        assert (said.effort_of(ada), said.workspace_of(ada, at)) == (effort, workspace)
+        assert (said.concurrency_of(bo), said.run_seconds_of(bo), said.effort_of(bo)) == (1, 5.0, "high")
+        assert said.workspace_of(bo, at) == at / "desk"
+        assert said.subagents_of(bo) == bo.subagents
+    assert house.subagents_of(ada) == SubagentRules(model="small", archive_after_s=10.0)
+    assert Defaults().subagents_of(ada) == SubagentRules(archive_after_s=3600.0)
 
 
 # --- templates ---
@@ -252,7 +336,7 @@ def test_names_are_brought_into_form(home: Home) -> None:
     staff = home.load(
         "[agents.'Night  Clerk!']\n[agents.Ada]\n[schedules.s]\nagent = 'night clerk'\nkind='every'\nevery_s=60"
     ).staff
-    assert [each.agent.name for each in staff.agents] == ["night-clerk", "Ada"]
+    assert [each.name for each in staff.agents] == ["night-clerk", "Ada"]
     assert staff.schedules["s"]["agent"] == "night-clerk"
 
 

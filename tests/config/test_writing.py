@@ -71,7 +71,7 @@ def test_included_files_are_followed_when_a_change_is_checked(home: Home) -> Non
     home.write("[templates.t]\nmodel = 'm'", name="t.toml")
     before = home.load("include = ['t.toml']\n")
     written = change_file(home.environment, {"agents": {"ada": {"extends": "t"}}}, expected_hash=before.hash)
-    assert written.configuration.staff.agents[0].agent.model == "m"
+    assert written.configuration.staff.agents[0].model == "m"
 
 
 def test_a_file_that_is_not_text_is_not_changed(home: Home) -> None:

@@ -244,6 +244,7 @@ async def test_whom_an_agent_sees_and_sends_out_is_set_field_by_field(house: Des
         "delegation_open_max": 2,
         "delegation_exchanges_max": 0,
         "delegation_histories": True,
+        "delegation_circles": True,
         "subagents_allow": ["*"],
         "subagents_model": "scripted",
         "subagents_effort": "low",
@@ -301,7 +302,7 @@ async def test_two_versions_are_compared_and_an_old_one_becomes_the_newest(house
     changes = (await house.ask(OWNER, "agent.diff", name="ada", old=2))["changes"]
     assert changes == [
         {"field": "description", "old": "first", "new": "second"},
-        {"field": "concurrency", "old": 4, "new": 1},
+        {"field": "concurrency", "old": None, "new": 1},
     ]
     restored = await house.ask(OWNER, "agent.restore", name="ada", version=2)
     assert (restored["version"], restored["description"], restored["tools"]["ask"]) == (4, "first", ["read"])

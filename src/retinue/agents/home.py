@@ -7,6 +7,8 @@ from functools import lru_cache
 from os.path import exists  # a third of what `Path.exists` costs
 from pathlib import Path
 
+from retinue.domain.errors import Invalid
+
 HOMES_CACHED_MAX = 1_000
 
 
@@ -32,6 +34,23 @@ def ensure_home(root: Path, name: str) -> Path:
         for file in (soul, memory):
             file.touch(mode=0o600, exist_ok=True)
     return home_of(root, name)
+
+
+def ensure_workspace(folder: Path, *, home: Path) -> Path | None:
+    """Make where an agent works, if it is not there; None where that is its home. Asked every run."""
+    if folder == home:
+        return None
+    if not exists(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise Invalid(
+                f"{folder} cannot be a workspace",
+                because=error.strerror or str(error),
+                try_this="make the folder, or give the agent another workspace",
+                code="agent.workspace-unusable",
+            ) from error
+    return folder
 
 
 def remove_home(root: Path, name: str) -> None:

@@ -10,16 +10,14 @@ from retinue.config.faults import BadConfig, Fault
 from retinue.config.loading import Configuration, Examined, Reloaded, examine, from_environment, load, reload, text_hash
 from retinue.config.secret import Secret
 from retinue.config.settings import Effect, Settings
-from retinue.config.staff import DeclaredAgent, External, Staff, default_agent, normal_id
+from retinue.config.staff import Staff, default_agent, normal_id
 
 __all__ = [
     "BadConfig",
     "Change",
     "Configuration",
-    "DeclaredAgent",
     "Effect",
     "Examined",
-    "External",
     "Fault",
     "Reloaded",
     "Secret",

@@ -54,10 +54,8 @@ def _staff_changes(old: dict[KeyPath, object], new: dict[KeyPath, object]) -> It
 
 def _staff(staff: Staff) -> dict[KeyPath, object]:
     named: dict[KeyPath, object] = {}
-    for each in staff.agents:
-        external = {} if each.external is None else {"external": each.external}
-        own = {field.name: getattr(each.agent, field.name) for field in fields(each.agent)}
-        named["agents", each.agent.name] = own | external
+    for agent in staff.agents:
+        named["agents", agent.name] = {field.name: getattr(agent, field.name) for field in fields(agent)}
     for section, tables in (("people", staff.people), ("bindings", staff.bindings), ("schedules", staff.schedules)):
         named |= {(section, name): table for name, table in tables.items()}
     return named

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import unicodedata
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from retinue.domain.address import BACKGROUND, valid_name
@@ -15,6 +16,8 @@ PORT_MAX = 65_535
 HOST_LENGTH_MAX = 253
 MODEL_LENGTH_MAX = 200
 ALIAS_LENGTH_MAX = 60
+DISPLAY_NAME_LENGTH_MAX = 64  # characters
+PATH_LENGTH_MAX = 1000
 ICON_LENGTH_MAX = 16  # characters: an emoji of a whole family has eleven
 TOOL_PROFILES = ("minimal", "coding", "messaging", "full")
 DEFAULT = "default"  # said of a model or an effort: as it would be without being said
@@ -23,6 +26,7 @@ _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _OPERATION = re.compile(r"[a-z][a-z0-9]*(?:[._-][a-z0-9]+)*")
 _ALIAS = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._:-]*")
+_IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,199}")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 LOOPBACK_NAMES = frozenset({"localhost"})
 _JOINER = "\u200d"  # makes one emoji of several
@@ -143,6 +147,35 @@ def icon(text: str) -> str | None:
     if len(text) <= ICON_LENGTH_MAX and seen and text.strip(_JOINER) == text:
         return None
     return f"must be one emoji, or at most {ICON_LENGTH_MAX} characters that can be seen, without blanks"
+
+
+def display_name(text: str) -> str | None:
+    """One line that can be seen, and nothing that turns the words around it about."""
+    seen = all(sign in (" ", _JOINER) or unicodedata.category(sign) not in _UNSEEN for sign in text)
+    if len(text) <= DISPLAY_NAME_LENGTH_MAX and seen and text.strip() == text:
+        return None
+    return f"must be one line of at most {DISPLAY_NAME_LENGTH_MAX} characters that can be seen"
+
+
+def folder(text: str) -> str | None:
+    """A path from / or ~/ on, or one below some other folder, and no way out of that."""
+    path = PurePosixPath(text)
+    if len(text) > PATH_LENGTH_MAX or not text.isprintable() or not text.strip() or ".." in path.parts:
+        return f"must be a path of at most {PATH_LENGTH_MAX} characters, without .."
+    return "must be a folder, and not all there is" if str(path) in ("/", "~", ".") else None
+
+
+def image(text: str) -> str | None:
+    return None if _IMAGE.fullmatch(text) else "must name an image, as in debian:stable-slim"
+
+
+def secret_reference(text: str) -> str | None:
+    """Where a secret is. What is no such place may be the secret itself, and is not shown."""
+    if re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]{0,99}", text) or (
+        re.fullmatch(r"file:[/~].{1,1000}", text) and text.isprintable()
+    ):
+        return None
+    return "must say where the secret is, as env:NAME or file:PATH, and never what it is"
 
 
 def header(text: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import tomlkit
 
-from retinue.domain.agent import Agent
+from retinue.domain.agent import Agent, External
 from retinue.domain.person import Person, Role
 
 _PLAIN = Agent(name="plain")
@@ -36,6 +36,9 @@ def _said(value: Any, plain: Any) -> Mapping[str, Any]:
         if each.name in _NOT_SAID or own == usual or own is None:
             continue
         said[each.name] = _said(own, usual) if is_dataclass(own) else _toml(own)
+    if isinstance(value, External) and value.secret:
+        kind, _, where = value.secret.partition(":")
+        said["secret"] = {kind: where}
     return said
 
 

@@ -55,6 +55,7 @@ class Fault:
     place: Place
     because: str = ""
     try_this: str = ""
+    code: str = ""  # where it has one of its own
 
     def __str__(self) -> str:
         why = f": {self.because}" if self.because else ""
@@ -70,11 +71,12 @@ class Faults:
         self.count = 0
         self._found: dict[Fault, None] = {}
 
-    def add(self, path: KeyPath, says: str, *, because: str = "", try_this: str = "") -> None:
+    def add(self, path: KeyPath, says: str, *, because: str = "", try_this: str = "", code: str = "") -> None:
         """`says` goes on from the path: "must be a whole number"."""
         name = dotted(path)
+        sentence = f"{name} {says}"
         self._note(
-            Fault(path=name, sentence=f"{name} {says}", place=self.place(path), because=because, try_this=try_this)
+            Fault(path=name, sentence=sentence, place=self.place(path), because=because, try_this=try_this, code=code)
         )
 
     def add_at(self, place: Place, sentence: str, *, path: str = "", because: str = "", try_this: str = "") -> None:
@@ -113,6 +115,7 @@ class BadConfig(Invalid):
         if len(faults) == 1:
             only = faults[0]
             super().__init__(f"{only.sentence} ({only.place})", because=only.because, try_this=only.try_this)
+            self.code = only.code or self.code
         else:
             super().__init__(
                 f"the settings have {_many(len(faults))} faults",
@@ -130,6 +133,7 @@ class BadConfig(Invalid):
                 "line": fault.place.line,
                 "because": fault.because,
                 "try": fault.try_this,
+                "code": fault.code or BadConfig.code,
             }
             for fault in self.faults
         ]

@@ -57,7 +57,7 @@ class Configuration:
     @property
     def default_agent(self) -> str | None:
         """Who answers where nobody is named: as set, else `main`, else the first declared."""
-        return default_agent(self.settings.default_agent, [each.agent.name for each in self.staff.agents])
+        return default_agent(self.settings.default_agent, [agent.name for agent in self.staff.agents])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
+from retinue.config import later
 from retinue.config.faults import Faults, KeyPath, dotted
 from retinue.config.rules import PLAIN, WHOLE_NUMBER_MAX, Rule
 from retinue.config.secret import Secret
@@ -86,6 +87,8 @@ def rule_of(each: Field[Any]) -> Rule:
 
 
 def unknown_key(key: str, path: KeyPath, known: Iterable[str], faults: Faults) -> None:
+    if path and path[0] in later.SECTIONS and later.refuse(key, path, faults):
+        return
     near = None if faults.is_full else nearest(key, known)
     faults.add(
         (*path, key), "is not a setting", because=UNKNOWN, try_this=f"did you mean `{near}`?" if near else _among(known)

@@ -73,7 +73,7 @@ _AGENT_HEAD = f"""
 `model` may also be `{{ primary = "PROVIDER/MODEL", fallbacks = [] }}`; what is `default` there is the house's.
 
 Beside the keys below, `extends` names one template or a list of them, `clear` lists keys that are not to be inherited,
-and `external = {{ url, secret }}` says where an agent with the runner `external` is reached. Runners are
+and `external.secret`, what signs letters to an agent that runs elsewhere, is `{{ env }}` or `{{ file }}`. Runners are
 {", ".join(f"`{name}`" for name in sorted(RUNNERS))}. All of it takes effect by `retinue apply`.
 """
 

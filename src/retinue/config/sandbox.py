@@ -11,10 +11,10 @@ from pathlib import Path
 from retinue.config import checks
 from retinue.config.rules import Effect, setting
 from retinue.config.secret import Secret
+from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 
 MIB_MAX = 1024 * 1024  # a terabyte
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
-_IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,199}")
 _PREFIX = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
 # Whoever sets one of these decides what a command is, not only what it knows.
 _RULING_VARIABLES = ("LD_", "DYLD_", "PYTHON", "BASH_", "GIT_CONFIG", "GIT_EXEC", "GIT_SSH")
@@ -28,37 +28,6 @@ class SandboxKind(StrEnum):
     BUBBLEWRAP = "bubblewrap"
     DOCKER = "docker"
     OFF = "off"
-
-
-class SandboxMode(StrEnum):
-    """Whose commands are confined."""
-
-    OFF = "off"
-    NON_MAIN = "non-main"  # of every session but those in which the owner sits at a terminal or a page
-    ALL = "all"
-
-
-class Scope(StrEnum):
-    """Who shares one container. In bubblewrap nobody shares anything: each command has its own."""
-
-    SESSION = "session"
-    AGENT = "agent"
-    SHARED = "shared"
-
-
-class WorkspaceAccess(StrEnum):
-    """What a sandboxed command has of the agent's workspace."""
-
-    WRITE = "rw"
-    READ = "ro"
-    NONE = "none"
-
-
-class SessionsSeen(StrEnum):
-    """Of which sessions the tools of a sandboxed session tell."""
-
-    SPAWNED = "spawned"
-    ALL = "all"
 
 
 def allowed_host(text: str) -> str | None:
@@ -98,10 +67,6 @@ def variable(text: str) -> str | None:
     return None
 
 
-def image(text: str) -> str | None:
-    return None if _IMAGE.fullmatch(text) else "must name an image, as in debian:stable-slim"
-
-
 def prefix(text: str) -> str | None:
     return None if _PREFIX.fullmatch(text) else "must be 1 to 32 small letters, digits, dots, hyphens and underscores"
 
@@ -128,7 +93,7 @@ class DockerSettings:
         "debian:stable-slim",
         "The image that commands run in. It must be there: the house fetches none.",
         effect=Effect.MESSAGE,
-        check=image,
+        check=checks.image,
         example="debian:stable-slim",
     )
     prefix: str = setting(
@@ -216,6 +181,7 @@ class SandboxSettings:
         "(`spawned`), or also the others of its agent (`all`).",
         effect=Effect.MESSAGE,
     )
+    browser: bool = setting(True, "Whether sandboxed sessions may use the browser.", effect=Effect.MESSAGE)
     hosts: tuple[str, ...] = setting(
         (),
         "Which hosts commands of agents that may use the web can reach: HOST, *.HOST or HOST:PORT. None: no network.",

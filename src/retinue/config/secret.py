@@ -23,6 +23,17 @@ class Secret:
     def __str__(self) -> str:
         return f"the secret in ${self.env}" if self.env else f"the secret in {self.file}"
 
+    @property
+    def reference(self) -> str:
+        """`env:NAME` or `file:PATH`: where it is, for whoever keeps that in one text."""
+        return f"env:{self.env}" if self.env else f"file:{self.file}"
+
+    @staticmethod
+    def referred(reference: str) -> Secret:
+        """The other way round. The text was checked when it was taken in: `checks.secret_reference`."""
+        kind, _, where = reference.partition(":")
+        return Secret(env=where) if kind == "env" else Secret(file=Path(where))
+
     def read(self, environment: Mapping[str, str]) -> str:
         """The secret itself, as it is now. A newline at its end is not part of it."""
         return self._from_file(self.file) if self.file else self._from_environment(environment)

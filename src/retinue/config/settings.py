@@ -10,6 +10,7 @@ from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 from retinue.config import checks
+from retinue.config.defaults import Defaults
 from retinue.config.hands import ApprovalSettings, ToolSettings
 from retinue.config.mcp import McpServer
 from retinue.config.minds import Budgets, Context, Models, ProviderSettings
@@ -18,6 +19,7 @@ from retinue.config.sandbox import SandboxSettings
 from retinue.config.skills import PluginSettings, SkillSettings
 from retinue.config.web import WebSettings
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.session_keys import DmScope
 
 DRAIN_S = 10.0
 PORT = 7717
@@ -113,6 +115,26 @@ class SlotCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """Which conversations are one session."""
+
+    dm_scope: DmScope = setting(
+        DmScope.PER_ACCOUNT_CHANNEL_PEER,
+        "Which letters from people in channels go to one session of an agent: all (`main`), those of one person "
+        "(`per-peer`), of one person in one service (`per-channel-peer`), or of one person at one account there "
+        "(`per-account-channel-peer`).",
+        effect=Effect.MESSAGE,
+    )
+    identity_links: Mapping[str, tuple[str, ...]] = setting(
+        cast("Mapping[str, tuple[str, ...]]", {}),
+        "For a name, who is that person in which service, as `SERVICE:ID`: the name then stands for the id in keys.",
+        effect=Effect.MESSAGE,
+        check=checks.name,
+        example="maria",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The house settings. `store` is a file in the home unless it names a PostgreSQL database.
 
@@ -180,6 +202,8 @@ class Settings:
     retention: Retention = Retention()
     mirror: Mirror = Mirror()
     slots: SlotCounts = SlotCounts()
+    defaults: Defaults = Defaults()
+    sessions: SessionSettings = SessionSettings()
     providers: Mapping[str, ProviderSettings] = field(default_factory=dict[str, ProviderSettings])
     models: Models = Models()
     context: Context = Context()
@@ -199,6 +223,8 @@ class Settings:
 
 
 OWN_SECTIONS = (
+    "defaults",
+    "sessions",
     "providers",
     "models",
     "context",

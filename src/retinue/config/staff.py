@@ -21,7 +21,7 @@ from retinue.config.rules import Rule
 from retinue.config.secret import Secret
 from retinue.config.source import Table, merge, shown
 from retinue.domain.address import NAME_LENGTH_MAX
-from retinue.domain.agent import Agent
+from retinue.domain.agent import Agent, External
 from retinue.domain.person import Person
 
 EXTENDS_DEPTH_MAX = 20
@@ -45,8 +45,34 @@ AGENT_RULES: Mapping[str, Rule] = {
         check=checks.effort_or_default,
         example="medium",
     ),
+    "verbose": Rule(says="What people are told of its calls as they are made, until they say otherwise."),
+    "elevated": Rule(says="Whether its commands ask to leave the sandbox; `off`: they never leave it."),
+    "display_name": Rule(
+        says="What people call it; not set, its name.", check=checks.display_name, example="Ada of the night"
+    ),
+    "external.url": Rule(says="Where it is reached.", check=checks.url, example="https://agent.example/in"),
+    "external.secret": Rule(
+        says="Where the key is that signs our letters to it.", check=checks.secret_reference, example="env:ADA_KEY"
+    ),
+    "external.timeout_s": Rule(says="How long its answer is waited for.", least=1, most=30 * 86_400),
+    "external.retries": Rule(says="How often a letter that did not arrive is sent again.", least=0, most=20),
+    "workspace": Rule(
+        says="Where it works: a folder, or one below its home. Not set: as [defaults] has it, and else its home.",
+        check=checks.folder,
+        example="/srv/ada",
+    ),
+    "context_files": Rule(
+        says="Files of its workspace that it is told with its instructions: paths, or patterns with `*`.",
+        example="docs/*.md",
+    ),
+    "sandbox.mode": Rule(says="Whose commands are confined, where that is stricter than the house."),
+    "sandbox.image": Rule(says="The image of its containers.", check=checks.image, example="debian:stable-slim"),
+    "sandbox.cpus": Rule(says="How many processors a container of its may use.", least=0.1, most=1024),
+    "sandbox.idle_hours": Rule(says="A container not used for so long is removed.", least=0.1, most=8760),
+    "sandbox.age_days": Rule(says="A container older than this is removed.", least=0.01, most=3650),
     "concurrency": Rule(least=1, most=1000),
     "queue.cap": Rule(least=1, most=100_000),
+    "queue.debounce_s": Rule(says="What waited is taken up once nothing more has come for so long.", least=0, most=60),
     "tools.profile": Rule(check=checks.tool_profile, example="coding"),
     "delegation.allow": Rule(says="Which agents it sees and may write to: names, or patterns with `*`."),
     "delegation.deny": Rule(says="Which of these not."),
@@ -59,6 +85,7 @@ AGENT_RULES: Mapping[str, Rule] = {
         says="How much of what one session has handed out may be open at once.", least=1, most=1000
     ),
     "delegation.exchanges_max": Rule(says="How often two sessions may answer each other.", least=0, most=100),
+    "delegation.circles": Rule(says="Whether work may come back to an agent that it came from."),
     "delegation.histories": Rule(says="Whether it may read and write to sessions of other agents."),
     "subagents.allow": Rule(says="Whom it may send out beside itself: names, or patterns with `*`."),
     "subagents.model": Rule(
@@ -99,7 +126,6 @@ _EXTENDS = "it says from which templates to inherit"
 _EXTENDS_SO = 'extends = "careful" or extends = ["careful", "german"]'
 _CLEAR = "it says what is not to be inherited"
 _CLEAR_SO = 'clear = ["instructions", "tools.ask"]'
-_ELSEWHERE = "it says where the agent is reached"
 _ELSEWHERE_SO = 'external = { url = "https://agent.example/in" }'
 _WHEN_SO = {"at": 'at = "2027-01-31 09:00"', "every_s": "every_s = 3600", "cron": 'cron = "0 7 * * *"'}
 _MISSING_SO = {
@@ -119,24 +145,10 @@ _WHEN = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class External:
-    """Where an agent that runs elsewhere is reached, and what signs our letters to it."""
-
-    url: str
-    secret: Secret | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredAgent:
-    agent: Agent
-    external: External | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Staff:
     """Everything the file declares beside the house's own settings."""
 
-    agents: tuple[DeclaredAgent, ...] = ()
+    agents: tuple[Agent, ...] = ()
     people: Mapping[str, Table]
     bindings: Mapping[str, Table]
     schedules: Mapping[str, Table]
@@ -164,7 +176,7 @@ def read_staff(tree: Table, faults: Faults, *, runners: frozenset[str] = RUNNERS
     """Take the declarations of a tree into types, as far as there are types for them."""
     templates = _Templates(_named(tree, "templates", checks.name, faults), faults, runners)
     agents = _agents(_named(tree, "agents", checks.agent_name, faults), templates, faults, runners)
-    names = [each.agent.name for each in agents]
+    names = [agent.name for agent in agents]
     return Staff(
         agents=agents,
         people=_people(_named(tree, "people", checks.name, faults), faults),
@@ -299,30 +311,29 @@ class _Templates:
         return parents
 
 
-def _agents(
-    entries: list[_Entry], templates: _Templates, faults: Faults, runners: frozenset[str]
-) -> tuple[DeclaredAgent, ...]:
-    declared: list[DeclaredAgent] = []
+def _agents(entries: list[_Entry], templates: _Templates, faults: Faults, runners: frozenset[str]) -> tuple[Agent, ...]:
+    declared: list[Agent] = []
     for entry in entries:
         sound = _is_sound(entry, faults, runners)
         whole = templates.laid_out(entry, ())
         if whole is None or not sound:
             continue
-        external = _external(whole, entry, faults)
-        own = _with_mind({key: value for key, value in whole.items() if key != "external"}, entry.path, faults)
-        agent = Agent(name=entry.name, **values(Agent, own, entry.path, faults, rules=AGENT_RULES))
-        declared.append(DeclaredAgent(agent=agent, external=external))
+        agent = Agent(
+            name=entry.name, **values(Agent, _in_form(whole, entry.path, faults), entry.path, faults, rules=AGENT_RULES)
+        )
+        _check_external(agent, entry, faults)
+        declared.append(agent)
     return tuple(declared)
 
 
 def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str]) -> bool:
     """Whether the table's own keys can stand, told by their own path, so that a template's fault is told once."""
     before = faults.count
-    own = {key: value for key, value in entry.table.items() if key not in ("extends", "clear", "external")}
+    own = {key: value for key, value in entry.table.items() if key not in ("extends", "clear")}
     for unknown in [key for key in own if key not in _AGENT_KEYS]:
-        unknown_key(unknown, entry.path, [*_AGENT_KEYS, "extends", "clear", "external"], faults)
+        unknown_key(unknown, entry.path, [*_AGENT_KEYS, "extends", "clear"], faults)
         del own[unknown]
-    own = _with_mind(own, entry.path, faults)
+    own = _in_form(own, entry.path, faults)
     read = values(Agent, own, entry.path, faults, rules=AGENT_RULES, leave_out=_NOT_DECLARED)
     runner = read.get("runner")
     if runner is not None and runner not in runners:
@@ -333,9 +344,18 @@ def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str]) -> bool:
             because=f"the runners are {', '.join(sorted(runners))}",
             try_this=f"did you mean `{near}`?" if near else 'runner = "loop"',
         )
-    if "external" in entry.table:
-        _check_external(table_at(entry.table["external"], (*entry.path, "external"), faults), entry.path, faults)
     return faults.count == before
+
+
+def _in_form(table: Table, path: KeyPath, faults: Faults) -> Table:
+    """The keys of an agent as its noun has them."""
+    own = _with_mind(table, path, faults)
+    external = own.get("external")
+    if isinstance(external, dict):
+        elsewhere = cast(Table, external)
+        if isinstance(secret := elsewhere.get("secret"), Secret):
+            own["external"] = {**elsewhere, "secret": secret.reference}
+    return own
 
 
 def _with_mind(table: Table, path: KeyPath, faults: Faults) -> Table:
@@ -363,41 +383,22 @@ def _with_mind(table: Table, path: KeyPath, faults: Faults) -> Table:
 _AGENT_KEYS = tuple(each.name for each in fields(Agent) if each.name not in _NOT_DECLARED)
 
 
-def _check_external(table: Table, path: KeyPath, faults: Faults) -> None:
-    for key, value in table.items():
-        at = (*path, "external", key)
-        if key == "url" and isinstance(value, str):
-            if wrong := checks.url(value):
-                faults.add(at, f"{wrong}, and is {shown(value)}", because=_ELSEWHERE, try_this=_ELSEWHERE_SO)
-        elif key == "url":
-            faults.add(
-                at, f"must be a text in quotes, and is {shown(value)}", because=_ELSEWHERE, try_this=_ELSEWHERE_SO
-            )
-        elif key != "secret":
-            unknown_key(key, (*path, "external"), ("url", "secret"), faults)
-
-
-def _external(whole: Table, entry: _Entry, faults: Faults) -> External | None:
-    table = cast(Table, whole.get("external", {}))
-    if whole.get("runner") != "external":
-        if table:
-            faults.add(
-                (*entry.path, "external"),
-                "is set, but the agent's runner is not `external`",
-                because="an agent that runs here has no address elsewhere",
-                try_this='runner = "external", or clear = ["external"] where a template brought it',
-            )
-        return None
-    url = table.get("url")
-    if not isinstance(url, str):
+def _check_external(agent: Agent, entry: _Entry, faults: Faults) -> None:
+    path = (*entry.path, "external")
+    if agent.runner == "external" and not agent.external.url:
         faults.add(
-            (*entry.path, "external", "url"),
+            (*path, "url"),
             "is missing",
             because="the agent runs elsewhere, and nothing says where",
             try_this=_ELSEWHERE_SO,
         )
-        return None
-    return External(url=str(url), secret=cast("Secret | None", table.get("secret")))
+    elif agent.runner != "external" and agent.external != External():
+        faults.add(
+            path,
+            "is set, but the agent's runner is not `external`",
+            because="an agent that runs here has no address elsewhere",
+            try_this='runner = "external", or clear = ["external"] where a template brought it',
+        )
 
 
 def _cleared(entry: _Entry, faults: Faults) -> list[tuple[str, ...]]:
@@ -425,7 +426,7 @@ def _cleared(entry: _Entry, faults: Faults) -> list[tuple[str, ...]]:
 
 def _is_clearable(parts: tuple[str, ...]) -> bool:
     match parts:
-        case ("external",) | ("external", "url" | "secret") | ("model", "primary" | "fallbacks"):
+        case ("model", "primary" | "fallbacks"):
             return True
         case (key,):
             return key in _AGENT_KEYS

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from retinue.domain.manner import Elevation, Verbosity
+from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.session import QueuePolicy
 
 TURNS_MAX = 100
@@ -18,6 +20,8 @@ DEPTH_MAX = 1
 OPEN_MAX = 16
 EXCHANGES_MAX = 5
 ARCHIVE_AFTER_S = 3600.0
+EXTERNAL_TIMEOUT_S = 300.0
+EXTERNAL_RETRIES = 3
 
 
 class Delivery(StrEnum):
@@ -91,18 +95,49 @@ class DelegationRules:
     depth_max: int = DEPTH_MAX
     open_max: int = OPEN_MAX
     exchanges_max: int = EXCHANGES_MAX
+    circles: bool = False  # whether work may come back to an agent that it came from
     histories: bool = False  # whether it may read and write to sessions of other agents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentRules:
-    """Whom an agent may send out on its own work, beside itself, and on what terms."""
+    """Whom an agent may send out on its own work, beside itself, and on what terms. What is not set is as the house has
+    it for subagents (`[defaults.subagents]`), and else as the one who is sent out has it."""
 
     allow: tuple[str, ...] = ()
-    model: str = ""  # empty: as the one who is sent out has it
+    model: str = ""
     effort: str | None = None
-    run_seconds_max: float | None = None  # None: as the one who is sent out has it
-    archive_after_s: float = ARCHIVE_AFTER_S  # after its end; 0: never
+    run_seconds_max: float | None = None
+    archive_after_s: float | None = None  # after its end; 0: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRules:
+    """How an agent's commands are confined beyond what the house asks for. Looser than the house, none has an effect.
+
+    `image` and `cpus` are of its containers; they are removed after `idle_hours` without use, or `age_days` old.
+    """
+
+    mode: SandboxMode | None = None
+    scope: Scope | None = None
+    workspace: WorkspaceAccess | None = None
+    sessions: SessionsSeen | None = None
+    browser: bool | None = None
+    image: str = ""
+    cpus: float | None = None
+    idle_hours: float | None = None
+    age_days: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class External:
+    """Where an agent that runs elsewhere is reached. `secret` says where the key is that signs our letters to it, as
+    `env:NAME` or `file:PATH`, and never what it is."""
+
+    url: str = ""
+    secret: str = ""
+    timeout_s: float = EXTERNAL_TIMEOUT_S
+    retries: int = EXTERNAL_RETRIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,21 +145,28 @@ class Agent:
     """Who works here: what it is, which model it thinks with, and its bounds."""
 
     name: str
+    display_name: str = ""  # empty: its name
     description: str = ""
     runner: str = "loop"
+    external: External = field(default_factory=External)  # for the runner `external`
     provider: str | None = None  # None: whoever sells the model
     model: str = ""  # empty: as the house has it
     fallbacks: tuple[str, ...] | None = None  # None: as the house has them; empty: none
-    effort: str | None = None  # None: as the model would have it
+    effort: str | None = None  # None: as the house has it, and else as the model would have it
+    verbose: Verbosity | None = None  # None: as the house has it
+    elevated: Elevation | None = None  # None: as the house has it; `off`: its commands never leave the sandbox
     instructions: str = ""
+    workspace: str = ""  # where it works: a path, or one below its home; empty: as the house has it
+    context_files: tuple[str, ...] = ()  # of its workspace, by path or glob: told with its instructions
     delivery: Delivery = Delivery.RESUME
-    concurrency: int = CONCURRENCY
+    concurrency: int | None = None  # None: as the house has it
     queue: QueuePolicy = field(default_factory=QueuePolicy)
     tools: ToolRules = field(default_factory=ToolRules)
     delegation: DelegationRules = field(default_factory=DelegationRules)
     subagents: SubagentRules = field(default_factory=SubagentRules)
+    sandbox: SandboxRules = field(default_factory=SandboxRules)
     turns_max: int = TURNS_MAX
-    run_seconds_max: float = RUN_SECONDS_MAX
+    run_seconds_max: float | None = None  # None: as the house has it
     tokens_max: int | None = None
     cost_microusd_max: int | None = None  # of one run
     tree_microusd_max: int | None = None  # of a run, and of every run that came of it
@@ -138,6 +180,11 @@ class Agent:
     colour: Colour | None = None
     visible: bool = True  # whether pages show it
     version: int = 1
+
+    @property
+    def called(self) -> str:
+        """By what name people are told of it."""
+        return self.display_name or self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

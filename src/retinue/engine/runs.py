@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import replace
 
+from retinue.agents.home import ensure_workspace
 from retinue.domain.errors import RetinueError, Stale, StoreError
 from retinue.domain.ids import RunId
 from retinue.domain.ports import Clock, Faults
@@ -148,14 +149,16 @@ class Watch:
                 try_this=f"give the agent one of: {', '.join(sorted(self._runners))}",
                 code="runner.not-found",
             )
+        home, defaults = self._homes(work.agent.name), self._terms.defaults()
         assignment = Assignment(
             agent=work.agent,
             session=work.session,
-            home=self._homes(work.agent.name),
+            home=home,
+            place=ensure_workspace(defaults.workspace_of(work.agent, home), home=home),
             stored=work.stored,
             request=next((e.context.request for e in work.envelopes if e.context.request), NO_REQUEST),
         )
-        limit_s = work.agent.run_seconds_max
+        limit_s = defaults.run_seconds_of(work.agent)
         limit = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
         # A model that never answers must be stopped in the middle. By the house's clock, and from when the run was

@@ -11,6 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from retinue.domain.agent import Agent, Colour, Delivery, PermissionLevel
+from retinue.domain.manner import Elevation, Verbosity
+from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.session import Overflow, QueueMode
 
 
@@ -21,6 +23,7 @@ class AgentState(StrEnum):
 
 class AgentListed(msgspec.Struct, frozen=True):
     name: str
+    display_name: str
     description: str
     runner: str
     model: str
@@ -38,6 +41,7 @@ class AgentQueue(msgspec.Struct, frozen=True):
     mode: QueueMode
     cap: int
     overflow: Overflow
+    debounce_s: float
 
 
 class AgentToolLists(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +65,7 @@ class AgentDelegation(msgspec.Struct, frozen=True, kw_only=True):
     depth_max: int
     open_max: int
     exchanges_max: int
+    circles: bool
     histories: bool
 
 
@@ -69,28 +74,56 @@ class AgentSubagents(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     effort: str | None
     run_seconds_max: float | None
-    archive_after_s: float
+    archive_after_s: float | None
+
+
+class AgentSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    mode: SandboxMode | None
+    scope: Scope | None
+    workspace: WorkspaceAccess | None
+    sessions: SessionsSeen | None
+    browser: bool | None
+    image: str
+    cpus: float | None
+    idle_hours: float | None
+    age_days: float | None
+
+
+class AgentExternal(msgspec.Struct, frozen=True, kw_only=True):
+    """`secret` says where it is, not what it is."""
+
+    url: str
+    secret: str
+    timeout_s: float
+    retries: int
 
 
 class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     """To guests, what the list tells, and the state."""
 
     name: str
+    display_name: str
     description: str
     runner: str
+    external: AgentExternal | UnsetType = UNSET
     provider: str | UnsetType | None = UNSET
     model: str
     fallbacks: list[str] | UnsetType | None = UNSET
     effort: str | UnsetType | None = UNSET
+    verbose: Verbosity | UnsetType | None = UNSET
+    elevated: Elevation | UnsetType | None = UNSET
     instructions: str | UnsetType = UNSET
+    workspace: str | UnsetType = UNSET
+    context_files: list[str] | UnsetType = UNSET
     delivery: Delivery | UnsetType = UNSET
-    concurrency: int | UnsetType = UNSET
+    concurrency: int | UnsetType | None = UNSET
     queue: AgentQueue | UnsetType = UNSET
     tools: AgentTools | UnsetType = UNSET
     delegation: AgentDelegation | UnsetType = UNSET
     subagents: AgentSubagents | UnsetType = UNSET
+    sandbox: AgentSandbox | UnsetType = UNSET
     turns_max: int | UnsetType = UNSET
-    run_seconds_max: float | UnsetType = UNSET
+    run_seconds_max: float | UnsetType | None = UNSET
     tokens_max: int | UnsetType | None = UNSET
     cost_microusd_max: int | UnsetType | None = UNSET
     tree_microusd_max: int | UnsetType | None = UNSET
@@ -109,21 +142,28 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
 
 class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     name: str
+    display_name: str
     description: str
     runner: str
+    external: AgentExternal
     provider: str | None
     model: str
     fallbacks: list[str] | None
     effort: str | None
+    verbose: Verbosity | None
+    elevated: Elevation | None
     instructions: str
+    workspace: str
+    context_files: list[str]
     delivery: Delivery
-    concurrency: int
+    concurrency: int | None
     queue: AgentQueue
     tools: AgentTools
     delegation: AgentDelegation
     subagents: AgentSubagents
+    sandbox: AgentSandbox
     turns_max: int
-    run_seconds_max: float
+    run_seconds_max: float | None
     tokens_max: int | None
     cost_microusd_max: int | None
     tree_microusd_max: int | None
@@ -193,6 +233,8 @@ _GROUPS: Mapping[str, Any] = {
     "tools": AgentTools,
     "delegation": AgentDelegation,
     "subagents": AgentSubagents,
+    "sandbox": AgentSandbox,
+    "external": AgentExternal,
 }
 Form = TypeVar("Form", AgentShown, AgentRegistered, AgentChanged, AgentRestored)
 
@@ -200,6 +242,7 @@ Form = TypeVar("Form", AgentShown, AgentRegistered, AgentChanged, AgentRestored)
 def listed_form(agent: Agent) -> AgentListed:
     return AgentListed(
         agent.name,
+        agent.display_name,
         agent.description,
         agent.runner,
         agent.model,
@@ -214,6 +257,7 @@ def full_form(agent: Agent, form: type[Form], /, **more: Any) -> Form:
     """All that the agent is, and what this answer says beside it."""
     told: dict[str, Any] = {each.name: getattr(agent, each.name) for each in fields(agent)}
     told["fallbacks"] = None if agent.fallbacks is None else list(agent.fallbacks)
+    told["context_files"] = list(agent.context_files)
     for name, group in _GROUPS.items():
         told[name] = msgspec.convert(getattr(agent, name), group, from_attributes=True)
     return form(**told, **more)

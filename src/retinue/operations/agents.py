@@ -18,11 +18,13 @@ from retinue.config.rules import PLAIN, WHOLE_NUMBER_MAX
 from retinue.config.staff import AGENT_RULES, RUNNERS
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
-from retinue.domain.agent import Agent, AgentVersion, Colour, Delivery, PermissionLevel
+from retinue.domain.agent import Agent, AgentVersion, Colour, Delivery, External, PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge, Unfit
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId, short
+from retinue.domain.manner import Elevation, Verbosity
 from retinue.domain.principal import Principal
+from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.session import Overflow, QueueMode
 from retinue.domain.text import is_storable
 from retinue.domain.times import show, to_ms
@@ -72,18 +74,28 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     name: str
+    display_name: str | None = None
     description: str | None = None
     runner: str | None = None
+    external_url: str | None = None
+    external_secret: str | None = None
+    external_timeout_s: float | None = None
+    external_retries: int | None = None
     provider: str | None = None
     model: str | ModelGiven | None = None
     fallbacks: list[str] | None = None
     effort: str | None = None
+    verbose: Verbosity | None = None
+    elevated: Elevation | None = None
     instructions: str | None = None
+    workspace: str | None = None
+    context_files: list[str] | None = None
     delivery: Delivery | None = None
     concurrency: int | None = None
     queue_mode: QueueMode | None = None
     queue_cap: int | None = None
     queue_overflow: Overflow | None = None
+    queue_debounce_s: float | None = None
     tools_profile: str | None = None
     tools_allow: list[str] | None = None
     tools_also_allow: list[str] | None = None
@@ -97,12 +109,22 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True):
     delegation_depth_max: int | None = None
     delegation_open_max: int | None = None
     delegation_exchanges_max: int | None = None
+    delegation_circles: bool | None = None
     delegation_histories: bool | None = None
     subagents_allow: list[str] | None = None
     subagents_model: str | None = None
     subagents_effort: str | None = None
     subagents_run_seconds_max: float | None = None
     subagents_archive_after_s: float | None = None
+    sandbox_mode: SandboxMode | None = None
+    sandbox_scope: Scope | None = None
+    sandbox_workspace: WorkspaceAccess | None = None
+    sandbox_sessions: SessionsSeen | None = None
+    sandbox_browser: bool | None = None
+    sandbox_image: str | None = None
+    sandbox_cpus: float | None = None
+    sandbox_idle_hours: float | None = None
+    sandbox_age_days: float | None = None
     turns_max: int | None = None
     run_seconds_max: float | None = None
     tokens_max: int | None = None
@@ -180,6 +202,7 @@ async def show_agent(desk: Desk, caller: Principal, asked: Named) -> AgentShown:
     if caller.address.kind is AddressKind.PERSON and not reaches(caller.level, PermissionLevel.STANDARD):
         return AgentShown(
             name=agent.name,
+            display_name=agent.display_name,
             description=agent.description,
             runner=agent.runner,
             model=agent.model,
@@ -202,6 +225,7 @@ async def register(desk: Desk, caller: Principal, asked: Register) -> AgentRegis
             code="agent.name-reserved",
         )
     made = changed(Agent(name=name), _given(asked))
+    _check_whole(made)
     _check_effort(desk, made)
     now = desk.clock.now()
     token, secret, token_hash = new_token(desk, address.agent(name), TokenKind.TOKEN, label="registered", now=now)
@@ -229,6 +253,7 @@ async def change(desk: Desk, caller: Principal, asked: Set) -> AgentChanged:
     def look(conn: sa.Connection) -> tuple[Agent, Agent]:
         agent = find_agent(conn, caller, asked.name, to_change=True)
         new = changed(agent, given, clear=asked.clear)
+        _check_whole(new)
         _may_become(caller, agent, new)
         if given.keys() & {"model", "provider", "effort"}:
             _check_effort(desk, new)
@@ -446,6 +471,27 @@ def _said(asked: Fields, name: str) -> Any:
             code="agent.field-invalid",
         )
     return asked.fallbacks if model.fallbacks is None else model.fallbacks
+
+
+def _check_whole(agent: Agent) -> None:
+    """Fields that need each other."""
+    elsewhere = agent.runner == "external"
+    if elsewhere and not agent.external.url:
+        raise Unfit(
+            "external_url is missing",
+            fields={"external_url": "an agent with the runner external needs it"},
+            because=f"{agent.name} runs elsewhere, and nothing says where",
+            try_this="give external_url as well, as in https://agent.example/in",
+            code="agent.external-url-missing",
+        )
+    if not elsewhere and agent.external != External():
+        raise Unfit(
+            "external_url is set for an agent that runs here",
+            fields={"external_url": "it goes with the runner external alone"},
+            because=f"the runner of {agent.name} is {agent.runner}",
+            try_this="set runner to external, or clear what begins with external_",
+            code="agent.external-unused",
+        )
 
 
 def _check_effort(desk: Desk, agent: Agent) -> None:

@@ -176,7 +176,7 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
     now = desk.clock.now()
     made = {name: _new_token(desk, address.person(name), "first") for name in roles}
     known_agents = await desk.store.scan(agents.everyone)
-    names = {agent.name for agent in known_agents} | {each.agent.name for each in declared.agents}
+    names = {agent.name for agent in known_agents} | {agent.name for agent in declared.agents}
     renewed = {name.casefold(): _new_token(desk, address.agent(name), "reset") for name in names}
 
     def plan(conn: sa.Connection) -> tuple[list[Planned], list[Planned]]:
@@ -184,7 +184,7 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
         known = [Known(agent, sources[agent.name]) for agent in agents.everyone(conn)]
         take = asked.take == FILE
         return (
-            plan_agents([each.agent for each in declared.agents], known, take_file=take),
+            plan_agents(declared.agents, known, take_file=take),
             plan_people(roles, people.everyone(conn), take_file=take),
         )
 

@@ -224,7 +224,7 @@ async def test(desk: Desk, caller: Principal, asked: Test) -> Tested:
         # Both are copies: what is asked here is not to be performed, and no tool is to take it for that.
         now=toolbox.under(desk.keeper().current.settings),
         then=toolbox.under(then.settings, origin=lambda: origin),
-        staff={each.agent.name.casefold(): each.agent for each in then.staff.agents},
+        staff={agent.name.casefold(): agent for agent in then.staff.agents},
     )
     found = Tested(calls=0, sessions=0, differences=[], left_out=0, stopped="")
     after = ""

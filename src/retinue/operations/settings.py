@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from retinue.config import Change, Effect, Fault, diff, examine, text_hash
+from retinue.config import BadConfig, Change, Effect, Fault, diff, examine, text_hash
 from retinue.config.form import Entry, Origin, Section, Shape, form_of
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid
@@ -63,6 +63,7 @@ class FaultShown(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
     line: int | None
     because: str
     try_this: str
+    code: str
 
 
 class ConfigFields(msgspec.Struct, frozen=True, rename="kebab"):
@@ -203,6 +204,7 @@ def _fault(desk: Desk, fault: Fault) -> FaultShown:
         line=fault.place.line,
         because=desk.mask(fault.because),
         try_this=fault.try_this,
+        code=fault.code or BadConfig.code,
     )
 
 

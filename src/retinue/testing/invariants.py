@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from retinue.config.defaults import PLAIN
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.ids import SessionId, short
@@ -243,7 +244,7 @@ class Judge:
     _places: dict[str, tuple[str, LaneKind]] = field(default_factory=dict[str, tuple[str, LaneKind]])
 
     def __post_init__(self) -> None:
-        self._concurrency = {agent.name: agent.concurrency for agent in self.staff}
+        self._concurrency = {agent.name: PLAIN.concurrency_of(agent) for agent in self.staff}
 
     def blame(self, rule: str, story: str) -> None:
         if self.violation is None and rule in self.rules:

@@ -2,11 +2,13 @@
 
 export type Add = { "provider": string; "name": string; "agent"?: string; "kind"?: CredentialKind; "region"?: string; "key_env"?: string; "key_file"?: string; "key"?: string };
 
-export type AgentChanged = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "changed": Array<string>; "dry-run"?: boolean };
+export type AgentChanged = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternal; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "workspace": string; "context_files": Array<string>; "delivery": Delivery; "concurrency": number | null; "queue": AgentQueue; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "sandbox": AgentSandbox; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "changed": Array<string>; "dry-run"?: boolean };
 
-export type AgentDelegation = { "allow": Array<string>; "deny": Array<string>; "depth_max": number; "open_max": number; "exchanges_max": number; "histories": boolean };
+export type AgentDelegation = { "allow": Array<string>; "deny": Array<string>; "depth_max": number; "open_max": number; "exchanges_max": number; "circles": boolean; "histories": boolean };
 
 export type AgentDeleted = { "name": string; "deleted": boolean; "cancelled-runs": Array<string>; "home": string | null };
+
+export type AgentExternal = { "url": string; "secret": string; "timeout_s": number; "retries": number };
 
 export type AgentFieldChange = { "field": string; "old": unknown; "new": unknown };
 
@@ -20,19 +22,21 @@ export type AgentFiles = { "name": string; "files": Array<AgentFile>; "more": bo
 
 export type AgentHere = { "name": string; "model": string; "description": string; "icon": string; "colour": Colour | null; "visible": boolean };
 
-export type AgentListed = { "name": string; "description": string; "runner": string; "model": string; "version": number; "icon": string; "colour": Colour | null; "visible": boolean };
+export type AgentListed = { "name": string; "display_name": string; "description": string; "runner": string; "model": string; "version": number; "icon": string; "colour": Colour | null; "visible": boolean };
 
-export type AgentQueue = { "mode": QueueMode; "cap": number; "overflow": Overflow };
+export type AgentQueue = { "mode": QueueMode; "cap": number; "overflow": Overflow; "debounce_s": number };
 
-export type AgentRegistered = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
+export type AgentRegistered = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternal; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "workspace": string; "context_files": Array<string>; "delivery": Delivery; "concurrency": number | null; "queue": AgentQueue; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "sandbox": AgentSandbox; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
 
-export type AgentRestored = { "name": string; "description": string; "runner": string; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "instructions": string; "delivery": Delivery; "concurrency": number; "queue": AgentQueue; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "turns_max": number; "run_seconds_max": number; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "restored": number };
+export type AgentRestored = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternal; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "workspace": string; "context_files": Array<string>; "delivery": Delivery; "concurrency": number | null; "queue": AgentQueue; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "sandbox": AgentSandbox; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "restored": number };
 
-export type AgentShown = { "name": string; "description": string; "runner": string; "provider"?: string | null; "model": string; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string; "delivery"?: Delivery; "concurrency"?: number; "queue"?: AgentQueue; "tools"?: AgentTools; "delegation"?: AgentDelegation; "subagents"?: AgentSubagents; "turns_max"?: number; "run_seconds_max"?: number; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "state": AgentState };
+export type AgentSandbox = { "mode": SandboxMode | null; "scope": Scope | null; "workspace": WorkspaceAccess | null; "sessions": SessionsSeen | null; "browser": boolean | null; "image": string; "cpus": number | null; "idle_hours": number | null; "age_days": number | null };
+
+export type AgentShown = { "name": string; "display_name": string; "description": string; "runner": string; "external"?: AgentExternal; "provider"?: string | null; "model": string; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string; "workspace"?: string; "context_files"?: Array<string>; "delivery"?: Delivery; "concurrency"?: number | null; "queue"?: AgentQueue; "tools"?: AgentTools; "delegation"?: AgentDelegation; "subagents"?: AgentSubagents; "sandbox"?: AgentSandbox; "turns_max"?: number; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "state": AgentState };
 
 export type AgentState = "idle" | "running";
 
-export type AgentSubagents = { "allow": Array<string>; "model": string; "effort": string | null; "run_seconds_max": number | null; "archive_after_s": number };
+export type AgentSubagents = { "allow": Array<string>; "model": string; "effort": string | null; "run_seconds_max": number | null; "archive_after_s": number | null };
 
 export type AgentToolLists = { "profile": string | null; "allow": Array<string>; "also_allow": Array<string>; "ask": Array<string>; "deny": Array<string>; "capabilities_allow": Array<string>; "capabilities_deny": Array<string> };
 
@@ -146,6 +150,8 @@ export type Door = "invoke" | "mcp" | "model" | "skill";
 
 export type Effect = "apply" | "hot" | "message" | "restart";
 
+export type Elevation = "ask" | "full" | "off" | "on";
+
 export type Enable = { "name": string; "plugin"?: string };
 
 export type EnvelopeCancelled = { "envelope": string; "outcome": Outcome };
@@ -174,7 +180,7 @@ export type Failure = "auth" | "bad_request" | "connection" | "content_filter" |
 
 export type FailureShown = { "reason": Failure; "errors": number; "failed-at": string; "cooling-until": string | null };
 
-export type FaultShown = { "path": string; "sentence": string; "line": number | null; "because": string; "try": string };
+export type FaultShown = { "path": string; "sentence": string; "line": number | null; "because": string; "try": string; "code": string };
 
 export type FieldKind = "choice" | "number" | "several" | "text" | "yes-no";
 
@@ -238,7 +244,7 @@ export type Invoke = { "tool": string; "args"?: Record<string, unknown>; "agent"
 
 export type Invoked = { "tool": string; "output": string; "failed": boolean };
 
-export type Kind = "answer" | "approval" | "decision" | "message" | "notice" | "system";
+export type Kind = "answer" | "approval" | "decision" | "delegation" | "message" | "notice" | "system";
 
 export type LaneKind = "background" | "main" | "schedule" | "subagent";
 
@@ -356,9 +362,9 @@ export type Queue = { "session": string; "mode"?: QueueMode | null; "cap"?: numb
 
 export type QueueMode = "collect" | "followup" | "interrupt" | "steer" | "steer-backlog";
 
-export type QueueOverride = { "mode"?: QueueMode | null; "cap"?: number | null; "overflow"?: Overflow | null };
+export type QueueOverride = { "mode"?: QueueMode | null; "cap"?: number | null; "overflow"?: Overflow | null; "debounce_s"?: number | null };
 
-export type QueuePolicy = { "mode"?: QueueMode; "cap"?: number; "overflow"?: Overflow };
+export type QueuePolicy = { "mode"?: QueueMode; "cap"?: number; "overflow"?: Overflow; "debounce_s"?: number };
 
 export type QueueSet = { "session": string; "queue": QueueOverride };
 
@@ -376,7 +382,7 @@ export type RecordShown = { "seq": number; "kind": RecordKind; "body": unknown; 
 
 export type Refusal = { "error": ErrorForm };
 
-export type Register = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "dry_run"?: boolean; "token"?: boolean };
+export type Register = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_circles"?: boolean | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: Scope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_sessions"?: SessionsSeen | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "dry_run"?: boolean; "token"?: boolean };
 
 export type Rename = { "session": string; "name": string | null };
 
@@ -407,6 +413,10 @@ export type RunStatus = "cancelled" | "completed" | "failed" | "parked" | "runni
 export type RunTraced = { "run": RunListed; "acts": Array<EnvelopeRead | EnvelopeSent | ModelAsked | ToolCalled | PersonAsked | RunParked | RunResumed>; "left-out": number; "purged": boolean };
 
 export type RunsListed = { "runs": Array<RunListed>; "next": string | null };
+
+export type SandboxMode = "all" | "non-main" | "off";
+
+export type Scope = "agent" | "session" | "shared";
 
 export type SectionShown = { "path": Array<string>; "says": string; "settings": Array<SettingShown> };
 
@@ -445,6 +455,8 @@ export type SessionTrimmed = { "session": string; "revision": number; "records":
 export type SessionWaiting = { "session": string; "queue": QueuePolicy; "run": RunShown | null; "envelopes": Array<EnvelopeShown>; "more": boolean };
 
 export type SessionsListed = { "sessions": Array<SessionListed>; "next": string | null };
+
+export type SessionsSeen = "all" | "spawned";
 
 export type SetOrder = { "provider": string; "ids"?: Array<string>; "agent"?: string };
 
@@ -530,6 +542,8 @@ export type UsedShown = { "key": string; "calls": number; "failed-calls": number
 
 export type ValueChanged = { "from": unknown; "to": unknown };
 
+export type Verbosity = "full" | "off" | "on";
+
 export type Verdict = "allow" | "ask" | "deny";
 
 export type Verify = { "session"?: string; "anchor"?: Array<string>; "log"?: boolean };
@@ -546,6 +560,8 @@ export type WhenBusy = "collect" | "steer";
 
 export type Why = { "id": string };
 
+export type WorkspaceAccess = "none" | "ro" | "rw";
+
 export type WriteFile = { "name": string; "path": string; "content": string; "hash": string; "believe"?: boolean };
 
 export type RetinueAgentsSkillsChoosingState = "changed" | "new" | "off" | "ready" | "unfit";
@@ -554,7 +570,7 @@ export type RetinueConfigChangesChange = { "path": string; "effect": Effect };
 
 export type RetinueDomainRecordUsage = { "input_tokens"?: number; "output_tokens"?: number; "cost_microusd"?: number; "cache_read_tokens"?: number; "cache_write_tokens"?: number; "reasoning_tokens"?: number; "estimated"?: boolean };
 
-export type RetinueOperationsAgentsSet = { "name": string; "description"?: string | null; "runner"?: string | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "instructions"?: string | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "clear"?: Array<string>; "dry_run"?: boolean };
+export type RetinueOperationsAgentsSet = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_circles"?: boolean | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: Scope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_sessions"?: SessionsSeen | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "clear"?: Array<string>; "dry_run"?: boolean };
 
 export type RetinueOperationsApprovalsList = { "past"?: boolean; "limit"?: number; "cursor"?: string };
 

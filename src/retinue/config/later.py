@@ -1,0 +1,39 @@
+"""Keys of an agent whose part of the house is not there yet: refused by name, and never taken for a slip of the pen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from retinue.config.faults import Faults, KeyPath
+
+NOT_YET = "config.not-yet"
+SECTIONS = frozenset({"agents", "templates", "defaults"})
+
+LATER: Mapping[str, tuple[str, str]] = {
+    "memory_search": ("looking things up in memory", "an index of its memory"),
+    "human_delay": ("pausing between messages", "doors to chat services"),
+    "group_chat": ("manners in groups", "doors to chat services"),
+    "heartbeat": ("waking by itself", "schedules"),
+    "cli_backends": ("thinking by a program on this machine", "runners for such programs"),
+}
+"""What each would set, and the part of the house that brings it."""
+
+
+def refuse(key: str, path: KeyPath, faults: Faults) -> bool:
+    """Whether this is such a key, in whatever spelling. Then it is refused."""
+    known = {_form(name): what for name, what in LATER.items()}.get(_form(key))
+    if known is None:
+        return False
+    what, part = known
+    faults.add(
+        (*path, key),
+        "cannot be set yet",
+        because=f"it is about {what}, and comes with {part}, which this version of the house does not have",
+        try_this="take it out until then",
+        code=NOT_YET,
+    )
+    return True
+
+
+def _form(key: str) -> str:
+    return key.casefold().replace("_", "").replace("-", "")

@@ -1,0 +1,224 @@
+"""Keys by which conversations are told apart: who writes, where, to which agent. Lower case, and read back as written.
+
+    agent:ada:main                             everyone who writes to ada in person, by the scope `main`
+    agent:ada:direct:maria                     one person, wherever they write from
+    agent:ada:telegram:direct:42               one person in one service
+    agent:ada:telegram:work:direct:42          one person at one account of ours there
+    agent:ada:telegram:group:-100              a group; a `channel` likewise, with :topic:N or :thread:ID behind it
+    agent:ada:cron:JOB, agent:ada:cron:JOB:run:ID
+    agent:ada:subagent:ID
+    hook:ID, hook:NAME:ID
+
+A colon within a part is written as %3a, and a percent sign as %25.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from retinue.domain.errors import Invalid
+
+AGENT = "agent"
+MAIN = "main"
+
+
+class DmScope(StrEnum):
+    """What those who write in person share a session with."""
+
+    MAIN = "main"
+    PER_PEER = "per-peer"
+    PER_CHANNEL_PEER = "per-channel-peer"
+    PER_ACCOUNT_CHANNEL_PEER = "per-account-channel-peer"
+
+
+class KeyKind(StrEnum):
+    MAIN = "main"
+    DIRECT = "direct"
+    GROUP = "group"
+    CHANNEL = "channel"
+    CRON = "cron"
+    SUBAGENT = "subagent"
+    HOOK = "hook"
+
+
+ROOMS = (KeyKind.GROUP, KeyKind.CHANNEL)
+_OLDER = {"dm": KeyKind.DIRECT}  # how keys were once written
+_RESERVED = frozenset({*KeyKind, *_OLDER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionKey:
+    """A key in its parts. `id` is that of the peer, the room, the job, the subagent or the hook.
+
+    `channel` is the service, such as `telegram`, and `account` which of our accounts there. `run` is one run of a job.
+    """
+
+    kind: KeyKind
+    agent: str = ""
+    channel: str = ""
+    account: str = ""
+    id: str = ""
+    topic: str = ""
+    thread: str = ""
+    run: str = ""
+
+    def __str__(self) -> str:
+        if self.kind is KeyKind.HOOK:
+            parts = [KeyKind.HOOK, self.channel, self.id]  # a hook's name stands where others have their service
+        else:
+            parts = [AGENT, self.agent, self.channel, self.account, self.kind, self.id]
+        for name, value in (("topic", self.topic), ("thread", self.thread), ("run", self.run)):
+            parts += [name, value] if value else []
+        return ":".join(_written(part) for part in parts if part)
+
+
+def direct(
+    agent: str,
+    *,
+    scope: DmScope,
+    channel: str,
+    account: str,
+    peer: str,
+    links: Mapping[str, Sequence[str]] | None = None,
+) -> SessionKey:
+    """The session of someone who writes to an agent in person.
+
+    `links` says for a name who is that person in which service, as `CHANNEL:ID`: the name then stands for the id,
+    and by the scope `per-peer` they are one person wherever they write from.
+    """
+    agent = agent.casefold()
+    if scope is DmScope.MAIN:
+        return SessionKey(kind=KeyKind.MAIN, agent=agent)
+    return SessionKey(
+        kind=KeyKind.DIRECT,
+        agent=agent,
+        channel="" if scope is DmScope.PER_PEER else _channel(channel),
+        account=account.casefold() if scope is DmScope.PER_ACCOUNT_CHANNEL_PEER else "",
+        id=_linked(f"{channel}:{_filled(peer)}", links or {}) or peer.casefold(),
+    )
+
+
+def room(
+    agent: str, *, channel: str, id: str, kind: KeyKind = KeyKind.GROUP, topic: str = "", thread: str = ""
+) -> SessionKey:
+    """A place where several speak, and a topic or a thread within it."""
+    assert kind in ROOMS
+    return SessionKey(
+        kind=kind,
+        agent=agent.casefold(),
+        channel=_channel(channel),
+        id=_filled(id).casefold(),
+        topic=topic.casefold(),
+        thread=thread.casefold(),
+    )
+
+
+def cron(agent: str, job: str, *, run: str = "") -> SessionKey:
+    """A job's own session; with `run`, one that only this run has."""
+    return SessionKey(kind=KeyKind.CRON, agent=agent.casefold(), id=_filled(job).casefold(), run=run.casefold())
+
+
+def subagent(agent: str, id: str) -> SessionKey:
+    return SessionKey(kind=KeyKind.SUBAGENT, agent=agent.casefold(), id=_filled(id).casefold())
+
+
+def hook(id: str, *, name: str = "") -> SessionKey:
+    return SessionKey(kind=KeyKind.HOOK, channel=name.casefold(), id=_filled(id).casefold())
+
+
+def parse(text: str) -> SessionKey:
+    """The parts of a key, in whatever case it is written. What is no key of these forms is refused."""
+    parts = [_read(part) for part in text.casefold().split(":")]
+    if any(not part for part in parts):
+        raise _refused(text, "a part of it is empty")
+    match parts:
+        case ["hook", id_]:
+            return hook(id_)
+        case ["hook", name, *rest]:
+            return hook(":".join(rest), name=name)
+        case ["agent", agent, "main"]:
+            return SessionKey(kind=KeyKind.MAIN, agent=agent)
+        case ["agent", agent, "cron", job]:
+            return cron(agent, job)
+        case ["agent", agent, "cron", job, "run", run]:
+            return cron(agent, job, run=run)
+        case ["agent", agent, "subagent", id_]:
+            return subagent(agent, id_)
+        case ["agent", agent, *rest]:
+            return _conversation(text, agent, rest)
+        case _:
+            raise _refused(text, "it begins with neither agent: nor hook:")
+
+
+def _conversation(text: str, agent: str, parts: list[str]) -> SessionKey:
+    """[CHANNEL[:ACCOUNT]:]KIND:ID, and a topic or a thread."""
+    at = next((index for index, part in enumerate(parts[:3]) if _kind(part) is not None), None)
+    kind = _kind(parts[at]) if at is not None else None
+    if at is None or kind is None or len(parts) < at + 2:
+        raise _refused(text, "it names neither a person nor a room")
+    if kind in ROOMS and at != 1:
+        raise _refused(text, "a room is in one service")
+    below = parts[at + 2 :]
+    match below:
+        case []:
+            within = {}
+        case ["topic" | "thread" as where, value]:
+            within = {where: value}
+        case _:
+            raise _refused(text, "behind the id there is at most a topic or a thread")
+    channel, account = [*parts[:at], "", ""][:2]
+    return SessionKey(kind=kind, agent=agent, channel=channel, account=account, id=parts[at + 1], **within)
+
+
+def _kind(part: str) -> KeyKind | None:
+    if part in _OLDER:
+        return _OLDER[part]
+    return KeyKind(part) if part in (KeyKind.DIRECT, *ROOMS) else None
+
+
+def _linked(who: str, links: Mapping[str, Sequence[str]]) -> str:
+    folded = who.casefold()
+    known_as = (name.casefold() for name, known in links.items() if folded in (each.casefold() for each in known))
+    return next(known_as, "")
+
+
+def _channel(name: str) -> str:
+    folded = _filled(name).casefold()
+    if folded in _RESERVED:
+        raise Invalid(
+            f"no service can be called '{folded}' in a session key",
+            because="the word says there what kind of session it is",
+            try_this="give the connector another name",
+            code="session-key.reserved",
+        )
+    return folded
+
+
+def _filled(id: str) -> str:
+    if not id.strip():
+        raise Invalid(
+            "a session key needs the id of who or what it is for",
+            because="without one, strangers would share a session",
+            try_this="have the connector name whoever writes",
+            code="session-key.no-id",
+        )
+    return id
+
+
+def _written(part: str) -> str:
+    return part.replace("%", "%25").replace(":", "%3a")
+
+
+def _read(part: str) -> str:
+    return part.replace("%3a", ":").replace("%25", "%")
+
+
+def _refused(text: str, because: str) -> Invalid:
+    return Invalid(
+        f"'{text[:100]}' is not a session key",
+        because=because,
+        try_this="for example agent:ada:telegram:group:-100",
+        code="session-key.invalid",
+    )
