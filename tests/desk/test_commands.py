@@ -11,7 +11,7 @@ import pytest
 from desk.desk_house import DeskHouse, agent, desk_house, person
 
 from retinue.domain.agent import ToolRules
-from retinue.domain.command import CommandName, parse, unescaped
+from retinue.domain.command import CommandName
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import NotFound
 from retinue.domain.record import RecordKind
@@ -38,35 +38,6 @@ async def command(house: DeskHouse, text: str, **kw: Any) -> str:
     sent = await house.ask(MARIA, "envelope.send", to="agent:ada", text=text, **kw)
     assert sent["outcome"] == "answered", sent
     return await house.house.answer_to(sent["envelope"])
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "rest"),
-    [
-        ("/help", CommandName.HELP, ""),
-        ("/HELP", CommandName.HELP, ""),
-        ("/new: tell me", CommandName.NEW, "tell me"),
-        ("/new tell\nme more", CommandName.NEW, "tell\nme more"),
-        ("/reset\nkeep this", CommandName.RESET, "keep this"),
-        ("/stop ", CommandName.STOP, ""),
-    ],
-)
-def test_a_command_is_one_word_after_a_slash(text: str, name: CommandName, rest: str) -> None:
-    found = parse(text)
-    assert found is not None
-    assert (found.name, found.rest) == (name, rest)
-
-
-@pytest.mark.parametrize(
-    "text", ["hello", "//help", "/", "/ help", "/etc/hosts", "/2", "a /help", " /help", "/" + "x" * 40]
-)
-def test_what_is_no_command_is_plain_mail(text: str) -> None:
-    assert parse(text) is None
-
-
-def test_two_slashes_are_one() -> None:
-    assert unescaped("//help") == "/help"
-    assert unescaped("plain") == "plain"
 
 
 async def test_help_lists_every_command_and_no_model_is_asked(house: DeskHouse) -> None:

@@ -209,7 +209,9 @@ async def test_an_effort_that_is_none_or_that_the_model_cannot_take_is_said_and_
 ) -> None:
     async with household.open() as house:
         told = await say(house, "/think harder")
-        assert told == "There is no effort 'harder'. It is one of: none, low, medium, high, xhigh, or default."
+        assert told == (
+            "There is no effort 'harder'. It is one of: off, minimal, none, low, medium, high, xhigh, or default."
+        )
         await say(house, "/model big")
         told = await say(house, "/think medium")
         assert told.startswith("Mock/large does not take the effort 'medium'.\nBecause it is one of low, high.\nTry: ")

@@ -1,73 +1,252 @@
-"""Commands: mail to the house itself, written in a conversation with a slash before it. No model reads them."""
+"""Commands: mail to the house itself, written in a conversation with a slash before it. No model reads them.
+
+A command is a whole message. A directive may also stand in the middle of one: then it holds for that message alone, and
+whoever reads the message does not see it. So may a shortcut, which the house answers on the side.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from retinue.domain.manner import Elevation, Reasoning, UsageLine, Verbosity
+from retinue.domain.model import EFFORTS
+from retinue.domain.session import Overflow, QueueMode
+from retinue.domain.trust import Trust
+
 COMMAND_LENGTH_MAX = 32
+INLINE_MAX = 8  # in one message; what stands behind them is words
+ENTITLED = frozenset({Trust.OWNER, Trust.PERSON})  # whose commands are carried out
 
 
 class CommandName(StrEnum):
     HELP = "help"
     STATUS = "status"
+    WHOAMI = "whoami"
     NEW = "new"
     RESET = "reset"
     STOP = "stop"
     ABORT = "abort"
-    WHOAMI = "whoami"
-    CONTEXT = "context"
     COMPACT = "compact"
+    CONTEXT = "context"
+    USAGE = "usage"
     MODEL = "model"
     THINK = "think"
+    VERBOSE = "verbose"
+    REASONING = "reasoning"
+    ELEVATED = "elevated"
+    QUEUE = "queue"
     ALLOW = "allow"
+    APPROVE = "approve"
     DENY = "deny"
+    AGENTS = "agents"
+    SWITCH = "switch"
+    SKILL = "skill"
 
 
 SUMMARIES = {
     CommandName.HELP: ("/help", "this list"),
     CommandName.STATUS: ("/status", "how this conversation stands"),
+    CommandName.WHOAMI: ("/whoami", "who you are here"),
     CommandName.NEW: ("/new [WORDS]", "begin a fresh context, and work on WORDS in it"),
     CommandName.RESET: ("/reset [WORDS]", "begin a fresh context, and keep WORDS in it"),
     CommandName.STOP: ("/stop", "stop what runs here, and clear what waits"),
     CommandName.ABORT: ("/abort", "the same as /stop"),
-    CommandName.WHOAMI: ("/whoami", "who you are here"),
-    CommandName.CONTEXT: ("/context", "how much the agent has in mind"),
     CommandName.COMPACT: ("/compact [WORDS]", "tell the context in short, minding WORDS, and go on from there"),
+    CommandName.CONTEXT: ("/context [list|detail|json]", "how much the agent has in mind, and of what"),
+    CommandName.USAGE: ("/usage [off|tokens|full|cost]", "what was used here, or a line about it below each answer"),
     CommandName.MODEL: ("/model [NAME]", "which models there are, or think with another one"),
     CommandName.THINK: ("/think [LEVEL]", "how much effort goes into replies"),
-    CommandName.ALLOW: (
-        "/allow ID [session|always] [WORDS]",
-        "let the agent do what it asked for",
+    CommandName.VERBOSE: ("/verbose [off|on|full]", "tell of each call as it is made, or also what came of it"),
+    CommandName.REASONING: (
+        "/reasoning [off|on|stream]",
+        "send the thoughts before an answer, or show them as they come",
     ),
+    CommandName.ELEVATED: ("/elevated [off|on|ask|full]", "run commands outside of the sandbox"),
+    CommandName.QUEUE: (
+        "/queue [MODE] [debounce:2s] [cap:25] [drop:summarize]",
+        "what mail does that comes while the agent is busy",
+    ),
+    CommandName.ALLOW: ("/allow ID [session|always] [WORDS]", "let the agent do what it asked for"),
+    CommandName.APPROVE: ("/approve ID [allow-once|allow-always|deny]", "the same as /allow, or /deny"),
     CommandName.DENY: ("/deny ID [WORDS]", "do not let it"),
+    CommandName.AGENTS: ("/agents", "who is on the staff"),
+    CommandName.SWITCH: ("/switch AGENT [WORDS]", "go on with another agent; /switch back [WORDS] comes back"),
+    CommandName.SKILL: ("/skill NAME [WORDS]", "have a skill used on WORDS"),
 }
+OTHER_NAMES = {"commands": CommandName.HELP, "id": CommandName.WHOAMI}
+BY_WORD = {**{name.value: name for name in CommandName}, **OTHER_NAMES}
 
+SHORTCUTS = frozenset({CommandName.HELP, CommandName.STATUS, CommandName.WHOAMI})
+DEFAULT = "default"  # undoes what a conversation has chosen
+EFFORT_WORDS = {"off": "none", "minimal": "low", **{effort: effort for effort in EFFORTS}}
+"""What is written for an effort, and which it is."""
+QUEUE_MODES = {"queue": QueueMode.STEER, "steer+backlog": QueueMode.STEER_BACKLOG, **{m.value: m for m in QueueMode}}
+DROPS = {"old": Overflow.OLDEST, "new": Overflow.REFUSE, **{overflow.value: overflow for overflow in Overflow}}
+_LEVELS: dict[CommandName, frozenset[str]] = {
+    CommandName.THINK: frozenset({*EFFORT_WORDS, DEFAULT}),
+    CommandName.VERBOSE: frozenset({*Verbosity, DEFAULT}),
+    CommandName.REASONING: frozenset({*Reasoning, DEFAULT}),
+    CommandName.ELEVATED: frozenset({*Elevation, DEFAULT}),
+}
+DIRECTIVES = frozenset({*_LEVELS, CommandName.MODEL, CommandName.QUEUE})
+USAGE_WORDS = frozenset({*UsageLine, DEFAULT})
 
-_BY_WORD = {name.value: name for name in CommandName}
+ABORT_WORDS = frozenset({"stop", "esc", "abort", "wait", "exit", "interrupt"})
+_ABORT_LENGTH_MAX = 16  # with what may stand around such a word
+
+_WHOLE = re.compile(r"/([^\W\d_]\w*)(:?)(?=\s|\Z)")
+_LEVEL = re.compile(r"\s*([A-Za-z]+)(?=\s|\Z|[,.;!?])")
+_NOTHING_MORE = re.compile(r"\s*\Z")
+_REFERENCE = re.compile(r"\s*(\S+)")
+_QUEUE_WORD = re.compile(r"\s*((?:debounce|cap|drop):\S+|[A-Za-z+-]+)(?=\s|\Z)")
+_INLINE_WORDS = "|".join(sorted(word for word, name in BY_WORD.items() if name in SHORTCUTS | DIRECTIVES))
+# What stands in backticks is quoted, and no command.
+_INLINE = re.compile(rf"```.*?(?:```|\Z)|`[^`\n]*`|(?<!\S)/({_INLINE_WORDS}):?(?=\s|\Z)", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`name` is None for a word that is no command of ours; `word` is what was written."""
+    """`name` is None for a word that is no command of ours; `word` is what was written, without its slash.
+
+    `raw` is all of it, as it stood in the message. `bare`: a word without a slash, which means something only where
+    something runs.
+    """
 
     name: CommandName | None
     word: str
     rest: str = ""
+    raw: str = ""
+    bare: bool = False
 
 
-def parse(text: str) -> Command | None:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a message asks of the house, in the order of its words. `begins`: it begins with a slash."""
+
+    pieces: tuple[str | Command, ...]
+    begins: bool = True
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        return tuple(piece for piece in self.pieces if isinstance(piece, Command))
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left for the agent to read."""
+        return all(isinstance(piece, Command) or not piece.strip() for piece in self.pieces)
+
+    def without(self, taken: Iterable[Command]) -> str:
+        """The words that are left when these are taken out. The gap closes."""
+        out = list(taken)
+        text, gap = "", False
+        for piece in self.pieces:
+            if isinstance(piece, Command) and piece in out:
+                gap = True
+                continue
+            words = piece.raw if isinstance(piece, Command) else piece
+            if gap:
+                text, words, gap = _closed(text, words), words.lstrip(" \t"), False
+            text += words
+        return text.strip() if out else text
+
+
+def _closed(before: str, after: str) -> str:
+    before = before.rstrip(" \t")
+    apart = before and not before.endswith("\n") and not after.lstrip(" \t").startswith(("\n", ",", ".", ";", "!", "?"))
+    return f"{before} " if apart else before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkillCommand:
+    """A skill that people can call for by a command of its own. With a `tool`, its words go straight to that tool, as
+    its `argument`, and no model is asked."""
+
+    name: str
+    skill: str
+    description: str
+    tool: str = ""
+    argument: str = ""
+
+
+def read(text: str) -> Asked | None:
     """What a text asks of the house; None where it is plain mail. `//words` is plain mail that begins with a slash.
 
-    A path (`/etc/hosts`) is plain mail too: a command is one word of letters.
+    A path (`/etc/hosts`) is plain mail too: a command is one word.
     """
-    if not text.startswith("/") or text.startswith("//"):
+    if "/" not in text:
+        return _read_bare(text)
+    first = _WHOLE.match(text)
+    if first is None or len(first[1]) > COMMAND_LENGTH_MAX:
+        pieces = tuple(_inline(text))
+        return Asked(pieces, begins=False) if any(isinstance(piece, Command) for piece in pieces) else None
+    word, behind = first[1].casefold(), first.end()
+    name = BY_WORD.get(word)
+    if name in SHORTCUTS:
+        return Asked((Command(name, word, raw=first[0]), *_inline(text, behind, room=INLINE_MAX - 1)))
+    taken = _take(name, text, behind) if name in DIRECTIVES else None
+    if taken is None:
+        return Asked((Command(name, word, text[behind:].strip(), raw=text),))
+    rest, end = taken
+    return Asked((Command(name, word, rest, raw=text[:end]), *_inline(text, end, room=INLINE_MAX - 1)))
+
+
+def _read_bare(text: str) -> Asked | None:
+    if len(text) > _ABORT_LENGTH_MAX:
         return None
-    head, _, rest = text[1:].partition("\n") if "\n" in text.split(" ", 1)[0] else text[1:].partition(" ")
-    word = head.strip().removesuffix(":").casefold()
-    if not word.isalpha() or len(word) > COMMAND_LENGTH_MAX:
+    word = text.strip().strip(".,;:!?…").strip().casefold()
+    return Asked((Command(CommandName.STOP, word, raw=text, bare=True),), begins=False) if word in ABORT_WORDS else None
+
+
+def _inline(text: str, at: int = 0, *, room: int = INLINE_MAX) -> Iterator[str | Command]:
+    """Words, and what stands among them that is for the house. A directive without a word that fits it is words."""
+    for found in _INLINE.finditer(text, at):
+        if found[1] is None or found.start() < at:
+            continue
+        if not room:
+            break
+        word = found[1].casefold()
+        name = BY_WORD[word]
+        rest, end = "", found.end()
+        if name in DIRECTIVES:
+            taken = _take(name, text, end)
+            if taken is None or not taken[0]:
+                continue
+            rest, end = taken
+        yield text[at : found.start()]
+        yield Command(name, word, rest, raw=text[found.start() : end])
+        at, room = end, room - 1
+    yield text[at:]
+
+
+def _take(name: CommandName | None, text: str, at: int) -> tuple[str, int] | None:
+    """What belongs to a directive of the words behind it, and where that ends; None where they do not fit it."""
+    if _NOTHING_MORE.match(text, at):
+        return "", len(text)
+    if name is CommandName.QUEUE:
+        return _take_queue(text, at)
+    found = (_REFERENCE if name is CommandName.MODEL else _LEVEL).match(text, at)
+    if found is None or name is None or found[1].casefold() not in _LEVELS.get(name, {found[1].casefold()}):
         return None
-    return Command(_BY_WORD.get(word), word, rest.strip())
+    return found[1], found.end()
+
+
+def _take_queue(text: str, at: int) -> tuple[str, int] | None:
+    words: list[str] = []
+    while found := _QUEUE_WORD.match(text, at):
+        word = found[1].casefold()
+        if ":" not in word and (words or word not in {*QUEUE_MODES, DEFAULT, "reset"}):
+            break
+        words.append(word)
+        at = found.end()
+    return (" ".join(words), at) if words else None
+
+
+def directs(command: Command) -> bool:
+    """Whether it says something that can hold for one message."""
+    return command.name in DIRECTIVES and bool(command.rest) and _take(command.name, command.rest, 0) is not None
 
 
 def unescaped(text: str) -> str:
@@ -75,15 +254,16 @@ def unescaped(text: str) -> str:
     return text[1:] if text.startswith("//") else text
 
 
-def help_lines() -> list[str]:
-    width = max(len(form) for form, _ in SUMMARIES.values())
-    return [f"{form:<{width}}  {what}" for form, what in SUMMARIES.values()]
+def help_lines(skills: Sequence[SkillCommand] = ()) -> list[str]:
+    forms = [*SUMMARIES.values(), *((f"/{each.name} [WORDS]", f"skill: {each.description}") for each in skills)]
+    width = min(max(len(form) for form, _ in forms), COMMAND_LENGTH_MAX)
+    return [f"{form:<{width}}  {what}" for form, what in forms]
 
 
-def unknown(word: str) -> str:
+def unknown(word: str, skills: Sequence[SkillCommand] = ()) -> str:
     """An answer to a command that is none: never silence."""
     from difflib import get_close_matches  # only when something was mistyped
 
-    near = get_close_matches(word, [name.value for name in CommandName], n=1)
+    near = get_close_matches(word, [*BY_WORD, *(each.name for each in skills)], n=1)
     hint = f" Did you mean /{near[0]}?" if near else ""
     return f"There is no command /{word}.{hint} /help lists them; write //{word} to send it as words."

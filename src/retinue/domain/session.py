@@ -13,9 +13,12 @@ from msgspec import Struct, field
 
 from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.ids import SessionId
+from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.text import is_storable
 
 QUEUE_CAP = 20
+QUEUE_CAP_MAX = 1_000
+DEBOUNCE_S_MAX = 60.0
 BATCH_MAX = 10
 SNIPPET_LENGTH_MAX = 120
 NAME_LENGTH_MAX = 100
@@ -96,11 +99,15 @@ class Overflow(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """What happens to mail that arrives while a run is active, and when too much of it waits."""
+    """What happens to mail that arrives while a run is active, and when too much of it waits.
+
+    `debounce_s`: what waited is taken up once nothing more has come for so long.
+    """
 
     mode: QueueMode = QueueMode.COLLECT
     cap: int = QUEUE_CAP
     overflow: Overflow = Overflow.REFUSE
+    debounce_s: float = 0.0
 
 
 class QueueOverride(Struct, frozen=True, kw_only=True):
@@ -109,17 +116,19 @@ class QueueOverride(Struct, frozen=True, kw_only=True):
     mode: QueueMode | None = None
     cap: int | None = None
     overflow: Overflow | None = None
+    debounce_s: float | None = None
 
     def over(self, policy: QueuePolicy) -> QueuePolicy:
         return QueuePolicy(
             mode=self.mode or policy.mode,
             cap=policy.cap if self.cap is None else self.cap,
             overflow=self.overflow or policy.overflow,
+            debounce_s=policy.debounce_s if self.debounce_s is None else self.debounce_s,
         )
 
 
 class Mind(Struct, frozen=True, kw_only=True):
-    """A session's own word on what it thinks with; None leaves the agent's.
+    """A session's own word on what it thinks with, and in what manner it shows that; None leaves the agent's.
 
     `credential` is the one that last served, kept for its provider's cache, or the one that a person chose (`pinned`),
     which is never exchanged for another.
@@ -129,6 +138,7 @@ class Mind(Struct, frozen=True, kw_only=True):
     effort: str | None = None
     credential: str | None = None
     pinned: bool = False
+    manner: Manner = PLAIN
 
 
 class Wakefulness(StrEnum):

@@ -1,20 +1,39 @@
-"""What a conversation may say about its own mind: which model, how much effort, how much it has in mind."""
+"""What a conversation may say about itself: which model, how much effort, in what manner it shows its work, and what
+mail does that comes while it is busy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 from msgspec.structs import replace
 
 from retinue.domain.agent import Agent
+from retinue.domain.command import DEFAULT, DROPS, EFFORT_WORDS, QUEUE_MODES, CommandName
+from retinue.domain.context import Part
 from retinue.domain.errors import RetinueError
-from retinue.domain.model import EFFORTS
+from retinue.domain.event import NewsKind
+from retinue.domain.manner import PLAIN, Elevation, Manner, Reasoning, UsageLine, Verbosity
 from retinue.domain.record import Record
-from retinue.domain.session import Mind, Session
+from retinue.domain.session import (
+    DEBOUNCE_S_MAX,
+    QUEUE_CAP_MAX,
+    Mind,
+    QueueOverride,
+    QueuePolicy,
+    Session,
+)
+from retinue.domain.trust import Trust
 from retinue.store import sessions
 from retinue.store.house import Page
+
+WORD_SHOWN_MAX = 20
+
+_DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(ms|s|m)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
 class Choices(Protocol):
@@ -33,12 +52,28 @@ class Choices(Protocol):
         `@CREDENTIAL`. Raises where there is no such model, or it is not allowed."""
         ...
 
+    def effort(self, agent: Agent, mind: Mind) -> str | None:
+        """How much goes into a reply where a message does not say; None leaves it to the model."""
+        ...
+
     def check_effort(self, effort: str, agent: Agent, mind: Mind) -> None:
         """Raises where the model in use cannot take it."""
         ...
 
-    def report(self, agent: Agent, session: Session, records: Sequence[Record]) -> Sequence[str]:
+    def manner(self, agent: Agent) -> Manner:
+        """How this agent shows its work where a conversation does not say: by its own settings, and the house's."""
+        ...
+
+    def why_not_elevated(self, level: Elevation, agent: Agent, session: Session, *, owner: bool) -> str:
+        """Which gate is closed to this; empty where all are open."""
+        ...
+
+    def report(self, agent: Agent, session: Session, records: Sequence[Record]) -> Mapping[str, str | int]:
         """How much of the window is taken, and by what."""
+        ...
+
+    async def parts(self, agent: Agent, session: Session | None) -> Sequence[Part]:
+        """What a run of this agent is told before anything is said, piece by piece."""
         ...
 
 
@@ -54,11 +89,26 @@ class NoChoices:
     def choose(self, text: str, agent: Agent, mind: Mind) -> Mind:
         raise RetinueError("no other model can be chosen here", because="this house was furnished with its own")
 
+    def effort(self, agent: Agent, mind: Mind) -> str | None:
+        return mind.effort or agent.effort
+
     def check_effort(self, effort: str, agent: Agent, mind: Mind) -> None:
         return
 
-    def report(self, agent: Agent, session: Session, records: Sequence[Record]) -> Sequence[str]:
-        return []
+    def manner(self, agent: Agent) -> Manner:
+        return PLAIN
+
+    def why_not_elevated(self, level: Elevation, agent: Agent, session: Session, *, owner: bool) -> str:
+        return "this house has no sandbox to leave"
+
+    def report(self, agent: Agent, session: Session, records: Sequence[Record]) -> Mapping[str, str | int]:
+        return {}
+
+    async def parts(self, agent: Agent, session: Session | None) -> Sequence[Part]:
+        return ()
+
+
+# Which model, and how much of it
 
 
 def model(page: Page, rest: str, session: Session, agent: Agent, choices: Choices) -> str:
@@ -71,13 +121,13 @@ def model(page: Page, rest: str, session: Session, agent: Agent, choices: Choice
         )
     if word.casefold() == "status":
         return "\n".join(choices.status(page.conn, agent, mind))
-    if word.casefold() in ("default", "none"):
+    if word.casefold() in (DEFAULT, "none"):
         _keep(page, session, replace(mind, model=None, credential=None, pinned=False))
         return "From here on, this conversation thinks with what the agent has."
     try:
         chosen = choices.choose(word, agent, mind)
     except RetinueError as error:
-        return _refused(error)
+        return refused(error)
     _keep(page, session, chosen)
     pinned = f", with the credential {chosen.credential}" if chosen.pinned else ""
     return f"From the next turn on, this conversation thinks with {chosen.model}{pinned}."
@@ -86,21 +136,133 @@ def model(page: Page, rest: str, session: Session, agent: Agent, choices: Choice
 def think(page: Page, rest: str, session: Session, agent: Agent, choices: Choices) -> str:
     """/think LEVEL: how much effort goes into a reply."""
     level = rest.strip().casefold()
-    levels = f"{', '.join(EFFORTS)}, or default"
+    levels = f"{', '.join(dict.fromkeys(EFFORT_WORDS))}, or default"
     if not level:
-        own = session.mind.effort or agent.effort or "as the model would have it"
+        own = choices.effort(agent, session.mind) or "as the model would have it"
         return f"Effort: {own}. /think LEVEL changes it: {levels}."
-    if level == "default":
+    if level == DEFAULT:
         _keep(page, session, replace(session.mind, effort=None))
         return "Effort: as the agent has it."
-    if level not in EFFORTS:
-        return f"There is no effort '{level[:20]}'. It is one of: {levels}."
+    effort = EFFORT_WORDS.get(level)
+    if effort is None:
+        return f"There is no effort '{level[:WORD_SHOWN_MAX]}'. It is one of: {levels}."
     try:
-        choices.check_effort(level, agent, session.mind)
+        choices.check_effort(effort, agent, session.mind)
     except RetinueError as error:
-        return _refused(error)
-    _keep(page, session, replace(session.mind, effort=level))
-    return f"Effort: {level}, from the next turn on."
+        return refused(error)
+    _keep(page, session, replace(session.mind, effort=effort))
+    return f"Effort: {effort}, from the next turn on."
+
+
+# In what manner
+
+
+_LEVELS: dict[CommandName, type[StrEnum]] = {
+    CommandName.VERBOSE: Verbosity,
+    CommandName.REASONING: Reasoning,
+    CommandName.ELEVATED: Elevation,
+    CommandName.USAGE: UsageLine,
+}
+_SAID: dict[StrEnum, str] = {
+    Verbosity.OFF: "Calls are not told of.",
+    Verbosity.ON: "Each call is told of as it is made.",
+    Verbosity.FULL: "Each call is told of, with what came of it.",
+    Reasoning.OFF: "Thoughts are not shown.",
+    Reasoning.ON: "Thoughts are sent before each answer.",
+    Reasoning.STREAM: "Thoughts are shown as they come, where a door can do that.",
+    Elevation.OFF: "No command leaves the sandbox.",
+    Elevation.ON: "Commands run on the host, and you are asked as its rules have it.",
+    Elevation.ASK: "Commands run on the host, and you are asked as its rules have it.",
+    Elevation.FULL: "Commands run on the host, unasked.",
+    UsageLine.OFF: "Nothing stands below answers.",
+    UsageLine.TOKENS: "Below each answer stand the tokens it took.",
+    UsageLine.FULL: "Below each answer stands what it took and cost, and how full the context is.",
+    UsageLine.COST: "Below each answer stands what it cost.",
+}
+
+
+def manner(
+    page: Page, name: CommandName, rest: str, session: Session, agent: Agent, choices: Choices, *, trust: Trust
+) -> str:
+    """/verbose, /reasoning, /elevated and /usage: a level, `default` for the agent's, or nothing to be told."""
+    levels, key = _LEVELS[name], name.value
+    word = rest.strip().casefold()
+    named = f"{', '.join(levels)}, or default"
+    if not word:
+        now = getattr(session.mind.manner.over(choices.manner(agent)), key) or "not set"
+        return f"{key.capitalize()}: {now}. /{key} LEVEL changes it: {named}."
+    if word == DEFAULT:
+        _keep_manner(page, session, {key: None})
+        return f"{key.capitalize()}: as the agent has it."
+    if word not in tuple(levels):
+        return f"There is no level '{word[:WORD_SHOWN_MAX]}' of /{key}. It is one of: {named}."
+    level = levels(word)
+    if isinstance(level, Elevation) and level is not Elevation.OFF:
+        closed = choices.why_not_elevated(level, agent, session, owner=trust is Trust.OWNER)
+        if closed:
+            return f"Not elevated: {closed}."
+    _keep_manner(page, session, {key: level})
+    return f"{key.capitalize()}: {level}. {_SAID[level]}"
+
+
+def _keep_manner(page: Page, session: Session, change: dict[str, Any]) -> None:
+    _keep(page, session, replace(session.mind, manner=replace(session.mind.manner, **change)))
+
+
+# What mail does meanwhile
+
+
+def queue(page: Page, rest: str, session: Session, agent: Agent) -> str:
+    """/queue, /queue default, /queue [MODE] [debounce:TIME] [cap:NUMBER] [drop:WHAT]."""
+    words = rest.casefold().split()
+    if not words:
+        return f"{_queue_line(session.queue.over(agent.queue))} /queue default undoes."
+    if words in ([DEFAULT], ["reset"]):
+        override = QueueOverride()
+    else:
+        override = session.queue
+        for word in words:
+            change = _queue_change(word)
+            if isinstance(change, str):
+                return change
+            override = replace(override, **change)
+    if override != session.queue:
+        sessions.set_queue(page.conn, session.id, override, at_ms=page.at_ms)
+        page.tell(NewsKind.SESSION_CHANGED, session=session.id, queue=override)
+    return _queue_line(override.over(agent.queue))
+
+
+def _queue_change(word: str) -> dict[str, Any] | str:
+    """What one word of it sets; or, as a sentence, why it sets nothing."""
+    key, colon, value = word.partition(":")
+    shown = value[:WORD_SHOWN_MAX]
+    match key:
+        case "cap" if colon:
+            if not (value.isascii() and value.isdigit() and int(value[:9]) <= QUEUE_CAP_MAX):
+                return f"A cap is a number from 0 to {QUEUE_CAP_MAX:,}, and '{shown}' is none."
+            return {"cap": int(value)}
+        case "drop" if colon:
+            if value not in DROPS:
+                return f"What is dropped is one of: {', '.join(DROPS)}; '{shown}' is none of them."
+            return {"overflow": DROPS[value]}
+        case "debounce" if colon:
+            found = _DURATION.fullmatch(value)
+            seconds = float(found[1]) * _SECONDS[found[2]] if found else -1.0
+            if not 0 <= seconds <= DEBOUNCE_S_MAX:
+                return f"A debounce is a time such as 2s or 500ms, up to {DEBOUNCE_S_MAX:g}s, and '{shown}' is none."
+            return {"debounce_s": seconds}
+        case _ if word in QUEUE_MODES:
+            return {"mode": QUEUE_MODES[word]}
+        case _:
+            return f"There is no queue mode '{word[:WORD_SHOWN_MAX]}'. It is one of: {', '.join(QUEUE_MODES)}."
+
+
+def queue_words(policy: QueuePolicy) -> str:
+    return f"{policy.mode} debounce:{policy.debounce_s:g}s cap:{policy.cap} drop:{policy.overflow}"
+
+
+def _queue_line(policy: QueuePolicy) -> str:
+    return f"Queue: {queue_words(policy)}."
 
 
 def _keep(page: Page, session: Session, mind: Mind) -> None:
@@ -108,7 +270,7 @@ def _keep(page: Page, session: Session, mind: Mind) -> None:
         sessions.set_mind(page.conn, session.id, mind)
 
 
-def _refused(error: RetinueError) -> str:
+def refused(error: RetinueError) -> str:
     lines = [f"{error.sentence[:1].upper()}{error.sentence[1:]}."]
     if error.because:
         lines.append(f"Because {error.because}.")

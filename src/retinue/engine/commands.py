@@ -1,12 +1,15 @@
 """Commands of a conversation, carried out and answered by the house in the very commit that accepts them.
 
-They take the road of all mail: kept, counted, settled, answered by an envelope. Only nobody's model is asked.
+They take the road of all mail: kept, counted, settled, answered by an envelope. Only nobody's model is asked. What
+stands in the middle of other words is taken out of them here, and the rest goes on to the agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import assert_never
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
@@ -15,34 +18,62 @@ from msgspec.structs import replace
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.command import Command, CommandName, help_lines, unknown
+from retinue.domain.command import (
+    ENTITLED,
+    SHORTCUTS,
+    Asked,
+    Command,
+    CommandName,
+    SkillCommand,
+    directs,
+    help_lines,
+    unknown,
+)
+from retinue.domain.context import Part
 from retinue.domain.envelope import Draft, Kind, Outcome, Receipt
-from retinue.domain.errors import RetinueError
 from retinue.domain.event import NewsKind
-from retinue.domain.grant import GrantScope
-from retinue.domain.ids import EnvelopeId, RunId, derived, short
+from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
+from retinue.domain.ports import Clock
 from retinue.domain.principal import LEVEL_OF, Principal
-from retinue.domain.run import RunRequest
+from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import Session
-from retinue.domain.times import from_ms, show
+from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.engine import choosing
-from retinue.engine.approvals import decide_in
+from retinue.engine import choosing, deciding, reporting, switching
 from retinue.engine.choosing import Choices
-from retinue.engine.endings import NOTHING_CANCELLED, NOTHING_SAID, Cancelled, Said, cancel_in
-from retinue.mailroom.inbox import Wake, enter, keep_command, purged_before, seen_before
+from retinue.engine.directives import directed
+from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, Said, cancel_in
+from retinue.engine.skill_commands import Called, called, no_such_skill
+from retinue.mailroom.inbox import Wake, enter, keep_command, known_session, purged_before, seen_before
 from retinue.mailroom.routing import OWNER, answer_address
-from retinue.store import approvals, envelopes, people, purge, records, runs
+from retinue.store import agents, envelopes, people, purge, runs, sessions
+from retinue.store.connection import Store
 from retinue.store.house import Page
 
-ENTITLED = frozenset({Trust.OWNER, Trust.PERSON})
+CHILDREN_LOOKED_AT_MAX = 100
+
+Skills = Callable[[Agent, Session | None], Awaitable[Sequence[SkillCommand]]]
+"""Which skills of an agent people can call for, in this conversation."""
+
+
+async def no_skills(_agent: Agent, _session: Session | None) -> Sequence[SkillCommand]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """What a commit cannot look up itself: it lies on disk, or was asked for elsewhere."""
+
+    skills: Sequence[SkillCommand] = ()
+    parts: Sequence[Part] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Commanded:
-    """What became of a command: the receipt for it, the runs it ended, and whom it woke."""
+    """What became of a command: the receipt for it, the runs it ended, and whom it woke. Without a receipt, it was none
+    and is plain mail."""
 
-    receipt: Receipt
+    receipt: Receipt | None
     cancelled: Cancelled = NOTHING_CANCELLED
     wakes: tuple[Wake, ...] = ()
 
@@ -54,15 +85,109 @@ class _Done:
     wakes: list[Wake] = field(default_factory=list[Wake])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    """Who commands, where, and what there is to know."""
+
+    page: Page
+    draft: Draft
+    session: Session
+    agent: Agent
+    zone: ZoneInfo
+    choices: Choices
+    brought: Brought
+    said: Mapping[RunId, Said]
+
+
+class Commands:
+    """Where a conversation's commands are taken. `done` is told of each commit, as it is made."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        zone: ZoneInfo,
+        choices: Choices,
+        skills: Skills,
+        said: Callable[[], Mapping[RunId, Said]],
+        done: Callable[[Commanded | None], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._zone = zone
+        self._choices = choices
+        self._skills = skills
+        self._said = said
+        self._done = done
+
+    async def take(self, draft: Draft, asked: Asked) -> Receipt | Draft:
+        """A receipt where the house has done all that was asked; else what is left, for the agent to read."""
+        commands = asked.commands
+        if draft.trust not in ENTITLED:
+            return await self._carry_out(draft, commands, Brought()) or draft
+        agent, session = await self._store.read(partial(_where, draft=draft))
+        brought = await self._bring(commands, agent, session)
+        if (skill := called(commands, brought.skills)) is not None:
+            return _calling(draft, skill)
+        if asked.whole and not (draft.attachments and all(map(directs, commands))):  # files are words, too
+            return await self._carry_out(draft, commands, brought) or draft
+        for command in commands:
+            if command.name in SHORTCUTS:
+                await self._carry_out(_aside(draft, command), (command,), brought)
+        return directed(draft, asked, agent, self._choices)
+
+    async def _carry_out(self, draft: Draft, commands: Sequence[Command], brought: Brought) -> Receipt | None:
+        body = partial(
+            carry_out,
+            draft=draft,
+            commands=commands,
+            now_ms=to_ms(self._clock.now()),
+            zone=self._zone,
+            choices=self._choices,
+            brought=brought,
+            said=self._said(),
+        )
+        return (await self._store.write(body, point="command", then=self._done)).receipt
+
+    async def _bring(self, commands: Sequence[Command], agent: Agent | None, session: Session | None) -> Brought:
+        """Looked up only for those who need it: most commands do not."""
+        if agent is None:
+            return Brought()
+        names = {command.name for command in commands}
+        skills = await self._skills(agent, session) if names & {None, CommandName.SKILL, CommandName.HELP} else ()
+        detailed = any(command.name is CommandName.CONTEXT and command.rest for command in commands)
+        return Brought(skills=skills, parts=await self._choices.parts(agent, session) if detailed else ())
+
+
+def _where(conn: sa.Connection, *, draft: Draft) -> tuple[Agent | None, Session | None]:
+    agent = agents.find(conn, draft.recipient.name)
+    return agent, known_session(conn, draft, agent) if agent is not None else None
+
+
+def _calling(draft: Draft, skill: Called) -> Draft:
+    """Mail to the agent, whose run uses the skill, or makes its call and nothing else."""
+    request = draft.context.request or NO_REQUEST
+    asked = replace(request, skill=skill.skill) if skill.call is None else replace(request, call=skill.call)
+    return replace(draft, text=skill.text or draft.text, context=replace(draft.context, request=asked))
+
+
+def _aside(draft: Draft, command: Command) -> Draft:
+    """A shortcut in the middle of words, as a letter of its own. Sent again, it is the same one."""
+    id_ = derived(f"{draft.source}\n{draft.key}", command.word)
+    return replace(draft, id=EnvelopeId(id_), key=id_, text=command.raw, attachments=())
+
+
 def carry_out(
     conn: sa.Connection,
     *,
     draft: Draft,
-    command: Command,
+    commands: Sequence[Command],
     now_ms: int,
     zone: ZoneInfo,
     choices: Choices,
-    said: Mapping[RunId, Said] = NOTHING_SAID,
+    brought: Brought,
+    said: Mapping[RunId, Said],
 ) -> Commanded:
     seen = envelopes.by_key(conn, draft.source, draft.key)
     if seen is not None:
@@ -70,18 +195,35 @@ def carry_out(
     page = Page(conn, now_ms)
     if (gone := purge.by_key(conn, draft.source, draft.key)) is not None:
         return Commanded(purged_before(draft, gone).receipt)
+    if commands[0].bare and not _is_busy(page, draft):
+        page.close()
+        return Commanded(None)
     session, agent = keep_command(page, draft)
+    word = commands[0].word
     if draft.trust not in ENTITLED:
         # Kept and recorded, and not answered: whoever tries doors learns nothing from them.
-        because = f"command-not-allowed: /{command.word} from someone who may not command here"
+        because = f"command-not-allowed: /{word} from someone who may not command here"
         _settle(page, draft, session, Outcome.REFUSED, because, answer=None)
         page.close()
         return Commanded(_receipt(page, draft, session, Outcome.REFUSED, because))
     to = answer_address(draft.sender, origin=session.origin)
     answer = EnvelopeId(derived(draft.id, "answer")) if to is not None else None
-    because = f"the house answered /{command.word}"
+    because = f"the house answered /{word}"
     _settle(page, draft, session, Outcome.ANSWERED, because, answer=answer)  # first: it is none of what waits
-    done = _do(page, draft, command, session, agent, zone, choices, said)
+    done = _Done("")
+    for command in commands:
+        now = sessions.get(conn, session.id) or session  # as the command before this one has left it
+        scene = _Scene(
+            page=page,
+            draft=draft,
+            session=now,
+            agent=agent,
+            zone=zone,
+            choices=choices,
+            brought=brought,
+            said=said,
+        )
+        _add(done, _do(command, scene))
     wakes = list(done.wakes)
     if to is not None and answer is not None:
         wakes += enter(
@@ -100,6 +242,25 @@ def carry_out(
         ).wakes
     page.close()
     return Commanded(_receipt(page, draft, session, Outcome.ANSWERED, because), done.cancelled, tuple(wakes))
+
+
+def _add(done: _Done, more: _Done) -> None:
+    done.text = f"{done.text}\n{more.text}" if done.text else more.text
+    done.wakes += more.wakes
+    if more.cancelled is not NOTHING_CANCELLED:  # of commands that take a whole message: there is one
+        done.cancelled = more.cancelled
+
+
+def _is_busy(page: Page, draft: Draft) -> bool:
+    """Whether something runs or waits in this conversation, or below it: else a bare word is a word."""
+    agent = agents.find(page.conn, draft.recipient.name)
+    session = known_session(page.conn, draft, agent) if agent is not None else None
+    if session is None:
+        return False
+    if runs.open_in(page.conn, session.id) is not None or envelopes.any_due(page.conn, session.id, page.at_ms):
+        return True
+    below = sessions.children(page.conn, session.id, limit=CHILDREN_LOOKED_AT_MAX)
+    return any(runs.open_in(page.conn, child.id) is not None for child in below)
 
 
 def _settle(
@@ -121,54 +282,64 @@ def _receipt(page: Page, draft: Draft, session: Session, outcome: Outcome, becau
     return Receipt(envelope=draft.id, session=session.id, news_seq=page.news_seq, outcome=outcome, because=because)
 
 
-def _do(
-    page: Page,
-    draft: Draft,
-    command: Command,
-    session: Session,
-    agent: Agent,
-    zone: ZoneInfo,
-    choices: Choices,
-    said: Mapping[RunId, Said],
-) -> _Done:
-    by = str(draft.sender)
+def _do(command: Command, at: _Scene) -> _Done:
+    page, session, agent, choices, rest = at.page, at.session, at.agent, at.choices, command.rest
     match command.name:
         case None:
-            return _Done(unknown(command.word))
+            return _Done(unknown(command.word, at.brought.skills))
         case CommandName.HELP:
-            return _Done("\n".join(help_lines()))
+            return _Done("\n".join(help_lines(at.brought.skills)))
         case CommandName.STATUS:
-            return _Done(_status(page, session, agent, zone))
-        case CommandName.CONTEXT:
-            return _Done(_context(page, session, agent, choices))
-        case CommandName.COMPACT:
-            return _compact(page, draft, command, session, agent)
-        case CommandName.MODEL:
-            return _Done(choosing.model(page, command.rest, session, agent, choices))
-        case CommandName.THINK:
-            return _Done(choosing.think(page, command.rest, session, agent, choices))
+            return _Done(reporting.status(page, session, agent, at.zone, choices))
         case CommandName.WHOAMI:
-            return _Done(f"You are {draft.sender}, and {agent.name} hears you as {_standing(draft.trust)}.")
+            return _Done(reporting.whoami(at.draft, agent))
+        case CommandName.CONTEXT:
+            return _Done(reporting.context(page, rest, session, agent, choices, at.brought.parts))
+        case CommandName.USAGE if not rest:
+            return _Done(reporting.usage(page, session, agent, choices))
+        case CommandName.AGENTS:
+            return _Done(reporting.staff(page, agent))
+        case CommandName.MODEL:
+            return _Done(choosing.model(page, rest, session, agent, choices))
+        case CommandName.THINK:
+            return _Done(choosing.think(page, rest, session, agent, choices))
+        case CommandName.VERBOSE | CommandName.REASONING | CommandName.ELEVATED | CommandName.USAGE as name:
+            return _Done(choosing.manner(page, name, rest, session, agent, choices, trust=at.draft.trust))
+        case CommandName.QUEUE:
+            return _Done(choosing.queue(page, rest, session, agent))
+        case CommandName.COMPACT:
+            return _compact(command, at)
         case CommandName.STOP | CommandName.ABORT:
-            done = cancel_in(page, session.id, by=by, why=f"/{command.word}", clear_due=True, said=said)
-            return _Done(_stopped(done), done)
+            done = cancel_in(
+                page, session.id, by=str(at.draft.sender), why=f"/{command.word}", clear_due=True, said=at.said
+            )
+            return _Done(_stopped(done, session.id), done)
         case CommandName.RESET:
-            done = cancel_in(page, session.id, by=by, why="/reset", reset=command.rest)
-            kept = " Your words are kept in it." if command.rest else ""
+            done = cancel_in(page, session.id, by=str(at.draft.sender), why="/reset", reset=rest)
+            kept = " Your words are kept in it." if rest else ""
             return _Done(f"A fresh context.{kept}", done)
         case CommandName.NEW:
-            return _new(page, draft, command, session, agent)
-        case CommandName.ALLOW | CommandName.DENY:
-            return _decide(page, draft, command, session)
+            return _new(command, at)
+        case CommandName.ALLOW | CommandName.APPROVE | CommandName.DENY as name:
+            text, wakes = deciding.decide(page, at.draft, name, rest, session, who=_who(page, at.draft))
+            return _Done(text, wakes=list(wakes))
+        case CommandName.SWITCH:
+            went = switching.switch(page, at.draft, rest, session, agent, who=_who(page, at.draft))
+            return _Done(went.text, wakes=list(went.wakes))
+        case CommandName.SKILL:
+            return _Done(no_such_skill(rest, at.brought.skills))
+        case _:
+            assert_never(command.name)
 
 
-def _new(page: Page, draft: Draft, command: Command, session: Session, agent: Agent) -> _Done:
-    done = _Done("A fresh context.", cancel_in(page, session.id, by=str(draft.sender), why="/new", reset=""))
+def _new(command: Command, at: _Scene) -> _Done:
+    page, draft = at.page, at.draft
+    done = _Done("A fresh context.", cancel_in(page, at.session.id, by=str(draft.sender), why="/new", reset=""))
     if command.rest:
         mail = Draft(
             id=EnvelopeId(derived(draft.id, "new")),
             sender=draft.sender,
-            recipient=address.agent(agent.name, session.id),
+            recipient=address.agent(at.agent.name, at.session.id),
             text=command.rest,
             source="command",
             key=f"{draft.id}/new",
@@ -180,12 +351,13 @@ def _new(page: Page, draft: Draft, command: Command, session: Session, agent: Ag
     return done
 
 
-def _compact(page: Page, draft: Draft, command: Command, session: Session, agent: Agent) -> _Done:
+def _compact(command: Command, at: _Scene) -> _Done:
     """A summary needs a model, so a run makes it, in its turn; this answer only says that it will."""
+    draft = at.draft
     mail = Draft(
         id=EnvelopeId(derived(draft.id, "compact")),
         sender=draft.sender,
-        recipient=address.agent(agent.name, session.id),
+        recipient=address.agent(at.agent.name, at.session.id),
         text="Compact this conversation.",
         source="command",
         key=f"{draft.id}/compact",
@@ -194,35 +366,12 @@ def _compact(page: Page, draft: Draft, command: Command, session: Session, agent
         trust=draft.trust,
     )
     return _Done(
-        "I will tell this conversation in short, and say when it is done.", wakes=list(enter(page, mail).wakes)
+        "I will tell this conversation in short, and say when it is done.", wakes=list(enter(at.page, mail).wakes)
     )
 
 
-def _decide(page: Page, draft: Draft, command: Command, session: Session) -> _Done:
-    id_, _, more = command.rest.strip().partition(" ")
-    try:
-        who = _who(page, draft)
-        scope, words = _scope_and_words(more)
-        approval = approvals.resolve(page.conn, id_)
-        if approval.session != session.id and not (who.sees_all or who.address in approval.asked_of):
-            return _Done(f"There is no open question {id_[:40]} in this conversation.")
-        decided, wakes = decide_in(
-            page,
-            approval,
-            allow=command.name is CommandName.ALLOW,
-            by=who,
-            envelope_id=EnvelopeId(derived(draft.id, "decision")),
-            scope=scope,
-            words=words,
-        )
-    except RetinueError as error:
-        return _Done(f"That could not be done: {error.sentence}." + (f" ({error.because})" if error.because else ""))
-    return _Done(f"{short(decided.id)} is {decided.state}.", wakes=list(wakes))
-
-
 def _who(page: Page, draft: Draft) -> Principal:
-    """Whoever commands, as one who decides, with what they may do here now. An owner who writes from a channel is the
-    owner."""
+    """Whoever commands, with what they may do here now. An owner who writes from a channel is the owner."""
     if draft.trust is Trust.OWNER:
         who = draft.sender if draft.sender.kind is AddressKind.PERSON else OWNER
         return Principal(address=who, level=PermissionLevel.BOSS, trust=draft.trust)
@@ -231,47 +380,15 @@ def _who(page: Page, draft: Draft) -> Principal:
     return Principal(address=draft.sender, level=level, trust=draft.trust)
 
 
-def _scope_and_words(text: str) -> tuple[GrantScope, str]:
-    """`session because she asked` is for this conversation, with words; without a scope, a yes is for once."""
-    first, _, rest = text.strip().partition(" ")
-    if first.lower() in tuple(GrantScope):
-        return GrantScope(first.lower()), rest.strip()
-    return GrantScope.ONCE, text.strip()
-
-
-def _stopped(done: Cancelled) -> str:
+def _stopped(done: Cancelled, session: SessionId) -> str:
     if not done.runs and not done.cleared:
         return "Nothing was running here, and nothing waited."
-    runs_ended = f"{len(done.runs)} run{'s' if len(done.runs) != 1 else ''} stopped"
-    return f"{runs_ended}, {done.cleared} waiting cleared."
+    below = sum(lane != session for lane in done.lanes)
+    told = [f"{_counted(len(done.runs) - below, 'run')} stopped", f"{done.cleared} waiting cleared"]
+    if below:
+        told.append(f"{_counted(below, 'subagent')} stopped")
+    return f"{', '.join(told)}."
 
 
-def _standing(trust: Trust) -> str:
-    return "its owner" if trust is Trust.OWNER else "someone at home here"
-
-
-def _status(page: Page, session: Session, agent: Agent, zone: ZoneInfo) -> str:
-    run = runs.open_in(page.conn, session.id)
-    lines = {
-        "now": show(from_ms(page.at_ms), zone),
-        "agent": agent.name,
-        "model": session.mind.model or agent.model or "as the house has it",
-        "session": short(session.id),
-        "run": f"{short(run.id)} {run.status} since {show(run.started_at, zone)}" if run else "none",
-        "waiting-envelopes": envelopes.count_due(page.conn, session.id, page.at_ms),
-        "queue-mode": session.queue.over(agent.queue).mode,
-        "records": session.record_seq,
-        "compactions": session.compactions,
-    }
-    return "\n".join(f"{key}: {value}" for key, value in lines.items())
-
-
-def _context(page: Page, session: Session, agent: Agent, choices: Choices) -> str:
-    found, damaged = records.read(page.conn, session.id, first=session.context_from, last=session.record_seq)
-    lines = {
-        "session": short(session.id),
-        "records-kept": session.record_seq,
-        "damaged-records": len(damaged),
-        "contexts-begun": session.revision + 1,
-    }
-    return "\n".join([*choices.report(agent, session, found), *(f"{key}: {value}" for key, value in lines.items())])
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"

@@ -23,6 +23,7 @@ from retinue.domain.record import Body, Mark, Record, RecordKind, Reply
 from retinue.domain.run import RunStatus
 from retinue.domain.session import (
     NAME_LENGTH_MAX,
+    QUEUE_CAP_MAX,
     Origin,
     OriginKind,
     Overflow,
@@ -42,7 +43,6 @@ from retinue.store.house import Page
 from retinue.store.records import Damage
 
 RECORDS_SHOWN_MAX = 200
-QUEUE_CAP_MAX = 1_000
 LISTED_MAX = 50
 ATTRIBUTES_BYTES_MAX = 65_536
 SHARES_MAX = 100

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from retinue.config.hands import Asking, Elevated, Security, Where
 from retinue.domain.decision import Decision, Verdict
+from retinue.domain.manner import Elevation
 from retinue.policy.command_rules import Rule
 
 KEY = "tools.exec"
@@ -41,11 +42,15 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gates:
-    """What a command needs to leave the sandbox beside the owner's setting. Each one that is closed, closes all."""
+    """What a command needs to leave the sandbox beside the owner's setting. Each one that is closed, closes all.
+
+    `level` is what its conversation says: not set, each call asks for itself; at anything but `off`, all of them do.
+    """
 
     owner: bool = False  # the run works for the owner
     foreground: bool = False  # a person sits behind the session: no subagent, no schedule
     agent: bool = True  # the agent's own settings do not forbid it
+    level: Elevation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +68,11 @@ class Resolved:
 
 def resolve(policy: ExecPolicy, wish: Wish, gates: Gates, *, sandbox_works: bool) -> Resolved:
     """The stricter of what is configured and what is asked for. Only elevation loosens, and only through open gates."""
-    if wish.elevated and policy.host is Where.SANDBOX:
-        return _elevated(policy, wish, gates)
+    if policy.host is Where.SANDBOX:
+        # A call that did not ask to leave the sandbox stays in it where a gate is closed, and is not refused.
+        by_level = gates.level not in (None, Elevation.OFF) and wish.host is not Where.SANDBOX
+        if wish.elevated or (by_level and not closed_gate(policy.elevated, gates)):
+            return _elevated(policy, wish, gates)
     if wish.host is Where.HOST and policy.host is Where.SANDBOX:
         return Resolved(
             where=Where.SANDBOX,
@@ -112,17 +120,23 @@ def decide(resolved: Resolved, listed: Decision) -> Decision:
     return Decision(Verdict.ALLOW, resolved.because, key=resolved.key)
 
 
+def closed_gate(setting: Elevated, gates: Gates) -> str:
+    """Which gate keeps commands in the sandbox; empty where all are open."""
+    if setting is Elevated.OFF:
+        return f"`{KEY_ELEVATED}` is off"
+    if not gates.owner:
+        return "this run does not work for the owner"
+    if not gates.foreground:
+        return "nobody sits behind this session"
+    if not gates.agent:
+        return "this agent may not leave the sandbox"
+    if gates.level is Elevation.OFF:
+        return "this conversation has it turned off (/elevated)"
+    return ""
+
+
 def _elevated(policy: ExecPolicy, wish: Wish, gates: Gates) -> Resolved:
-    closed = ""
-    if policy.elevated is Elevated.OFF:
-        closed = f"`{KEY_ELEVATED}` is off"
-    elif not gates.owner:
-        closed = "this run does not work for the owner"
-    elif not gates.foreground:
-        closed = "nobody sits behind this session"
-    elif not gates.agent:
-        closed = "this agent may not leave the sandbox"
-    if closed:
+    if closed := closed_gate(policy.elevated, gates):
         return Resolved(
             where=Where.SANDBOX,
             security=Security.DENY,
@@ -131,7 +145,7 @@ def _elevated(policy: ExecPolicy, wish: Wish, gates: Gates) -> Resolved:
             key=KEY_ELEVATED,
             refused=True,
         )
-    full = policy.elevated is Elevated.FULL
+    full = policy.elevated is Elevated.FULL and gates.level in (None, Elevation.FULL)
     security = Security.FULL if full else _strictest(Security, policy.security, Security.ALLOWLIST)
     ask = Asking.OFF if full else _strictest(Asking, policy.ask, Asking.ON_MISS)
     return Resolved(

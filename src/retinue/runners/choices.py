@@ -1,35 +1,55 @@
-"""What a conversation can choose from, and how its context stands: the words behind /model, /think and /context."""
+"""What a conversation can choose from, and how its context stands: the words behind /model, /think, /elevated, /context
+and their like."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import sqlalchemy as sa
 from msgspec.structs import replace
 
+from retinue.config.hands import Elevated
 from retinue.domain.agent import Agent
+from retinue.domain.context import Part, PartKind
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
+from retinue.domain.manner import Elevation, Manner
 from retinue.domain.model import TOKENS_PRICED, ModelRef, Price
 from retinue.domain.ports import Clock
 from retinue.domain.record import Record
-from retinue.domain.session import Mind, Session
+from retinue.domain.session import Mind, OriginKind, Session
+from retinue.domain.tool import ToolSpec
 from retinue.models.fallback import why_now
 from retinue.models.minds import Minds
+from retinue.policy.placing import KEY_ELEVATED, Gates, closed_gate
 from retinue.policy.tools import Circumstances
 from retinue.runners.context import arranged
+from retinue.runners.estimate import weight_of_tools
 from retinue.runners.keeping import report
 from retinue.tools.toolbox import Toolbox
+
+Told = Callable[[Agent, Session | None], Awaitable[Sequence[Part]]]
+"""What instructions are made of for a run of this agent, in this conversation."""
+
+
+async def nothing_told(_agent: Agent, _session: Session | None) -> Sequence[Part]:
+    return ()
 
 
 class HouseChoices:
     def __init__(
-        self, minds: Minds, toolbox: Toolbox, clock: Clock, shortened: Callable[[SessionId], tuple[int, int]]
+        self,
+        minds: Minds,
+        toolbox: Toolbox,
+        clock: Clock,
+        shortened: Callable[[SessionId], tuple[int, int]],
+        told: Told = nothing_told,
     ) -> None:
         self._minds = minds
         self._toolbox = toolbox
         self._clock = clock
         self._shortened = shortened
+        self._told = told
 
     def listed(self, agent: Agent, mind: Mind) -> Sequence[str]:
         lines: list[str] = []
@@ -55,28 +75,66 @@ class HouseChoices:
         model = str(chosen.ref) if chosen.ref is not None else None
         return replace(mind, model=model, credential=chosen.credential, pinned=chosen.credential is not None)
 
+    def effort(self, agent: Agent, mind: Mind) -> str | None:
+        return mind.effort or self._minds.settings.defaults.effort_of(agent)
+
     def check_effort(self, effort: str, agent: Agent, mind: Mind) -> None:
         self._minds.catalog.check_effort(self._current(agent, mind), effort)
 
-    def report(self, agent: Agent, session: Session, records: Sequence[Record]) -> Sequence[str]:
+    def manner(self, agent: Agent) -> Manner:
+        defaults = self._minds.settings.defaults
+        return Manner(verbose=agent.verbose, elevated=agent.elevated).over(
+            Manner(verbose=defaults.verbose, elevated=defaults.elevated)
+        )
+
+    def why_not_elevated(self, level: Elevation, agent: Agent, session: Session, *, owner: bool) -> str:
+        setting = self._minds.settings.tools.exec.elevated
+        gates = Gates(
+            owner=owner,
+            foreground=session.origin.kind.foreground,
+            agent=agent.elevated is not Elevation.OFF,
+            level=level,
+        )
+        if closed := closed_gate(setting, gates):
+            return closed
+        if level is Elevation.FULL and setting is not Elevated.FULL:
+            return f"`{KEY_ELEVATED}` is {setting}, so that a person is asked: /elevated ask"
+        return ""
+
+    def report(self, agent: Agent, session: Session, records: Sequence[Record]) -> Mapping[str, str | int]:
         try:
             ref = self._current(agent, session.mind)
         except RetinueError as error:
-            return [f"model: {error.sentence}"]
+            return {"model": error.sentence}
         facts = self._minds.catalog.facts(ref)
         capped, pruned = self._shortened(session.id)
-        where = Circumstances(provider=ref.provider, model=ref.model, origin=session.origin.kind)
-        figures = report(
+        return report(
             arranged(records),
             model=str(ref),
             window_tokens=facts.window_tokens,
             instructions=agent.instructions,
-            tools=self._toolbox.offered(agent, where) if facts.tools else (),
+            tools=self._offered(agent, session, ref),
             compactions=session.compactions,
             capped=capped,
             pruned=pruned,
         )
-        return [f"{name}: {value}" for name, value in figures.items()]
+
+    async def parts(self, agent: Agent, session: Session | None) -> Sequence[Part]:
+        told = list(await self._told(agent, session))
+        try:
+            ref = self._current(agent, session.mind if session is not None else Mind())
+        except RetinueError:
+            return told
+        for spec in self._offered(agent, session, ref):
+            weight = weight_of_tools([spec])
+            told.append(Part(kind=PartKind.TOOL, name=spec.name, chars=weight.size_bytes, tokens=weight.tokens))
+        return told
+
+    def _offered(self, agent: Agent, session: Session | None, ref: ModelRef) -> Sequence[ToolSpec]:
+        if not self._minds.catalog.facts(ref).tools:
+            return ()
+        origin = session.origin.kind if session is not None else OriginKind.TERMINAL
+        return self._toolbox.offered(agent, Circumstances(provider=ref.provider, model=ref.model, origin=origin))
 
     def _current(self, agent: Agent, mind: Mind) -> ModelRef:
         return self._minds.catalog.chain(agent=agent, mind=mind)[0]

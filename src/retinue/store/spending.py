@@ -130,7 +130,16 @@ _in_days = {
     )
     for by in (By.AGENT, By.MODEL, By.PROVIDER, By.PERSON)
 }
+# By its runs, which an index finds: money is looked up by run and by day.
+_of_session = sa.select(*_COLUMNS).where(
+    _m.c.run.in_(sa.select(t.runs.c.id).where(t.runs.c.session == _b("session"))), _m.c.session == _b("session")
+)
 _total = PerScope(lambda scope: sa.select(*_COLUMNS).where(_where(scope)))
+
+
+def of_session(conn: sa.Connection, session: str) -> Used:
+    """All that one conversation has used."""
+    return _used(conn.execute(_of_session, {"session": session}).one(), session)
 
 
 def usage(conn: sa.Connection, *, wanted: Wanted, seen_by: Principal) -> Usages:

@@ -1,0 +1,143 @@
+"""What the house says of a conversation to those in it: how it stands, what it has in mind and used, who is here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from retinue.domain.agent import Agent
+from retinue.domain.context import Part, PartKind
+from retinue.domain.envelope import Draft
+from retinue.domain.ids import short
+from retinue.domain.session import Session
+from retinue.domain.times import from_ms, show
+from retinue.domain.trust import Trust
+from retinue.engine.choosing import Choices, queue_words
+from retinue.store import agents, envelopes, records, runs, spending
+from retinue.store.house import Page
+from retinue.store.spending import Used
+
+PARTS_LISTED_MAX = 10  # of each kind, by `/context list`
+PARTS_SHOWN_MAX = 300  # by `/context detail`
+
+
+def whoami(draft: Draft, agent: Agent) -> str:
+    return f"You are {draft.sender}, and {agent.name} hears you as {_standing(draft.trust)}."
+
+
+def _standing(trust: Trust) -> str:
+    return "its owner" if trust is Trust.OWNER else "someone at home here"
+
+
+def status(page: Page, session: Session, agent: Agent, zone: ZoneInfo, choices: Choices) -> str:
+    run = runs.open_in(page.conn, session.id)
+    mind, manner = session.mind, session.mind.manner.over(choices.manner(agent))
+    context = _figures(page, session, agent, choices)
+    used = spending.of_session(page.conn, session.id)
+    asked = choices.status(page.conn, agent, mind)
+    lines = {
+        "now": show(from_ms(page.at_ms), zone),
+        "agent": agent.name,
+        "model": mind.model or agent.model or "as the house has it",
+        "asks-now": asked[0] if asked else "nobody",
+        "effort": choices.effort(agent, mind) or "as the model would have it",
+        "session": short(session.id),
+        "run": f"{short(run.id)} {run.status} since {show(run.started_at, zone)}" if run else "none",
+        "waiting-envelopes": envelopes.count_due(page.conn, session.id, page.at_ms),
+        "queue-mode": session.queue.over(agent.queue).mode,
+        "queue": queue_words(session.queue.over(agent.queue)),
+        "verbose": manner.verbose or "off",
+        "reasoning": manner.reasoning or "not set",
+        "elevated": manner.elevated or "not set",
+        "usage-line": manner.usage or "off",
+        "context": context.get("in-mind-now", "unknown"),
+        "used": _used_words(used),
+        "records": session.record_seq,
+        "compactions": session.compactions,
+    }
+    return _lines(lines)
+
+
+def context(page: Page, rest: str, session: Session, agent: Agent, choices: Choices, parts: Sequence[Part]) -> str:
+    """/context, /context list, /context detail, /context json."""
+    figures = _figures(page, session, agent, choices) | {
+        "session": short(session.id),
+        "records-kept": session.record_seq,
+        "contexts-begun": session.revision + 1,
+    }
+    match rest.strip().casefold():
+        case "":
+            return _lines(figures)
+        case "list":
+            return "\n".join([_lines(figures), *_listed(parts, limit=PARTS_LISTED_MAX)])
+        case "detail":
+            return "\n".join([_lines(figures), *_listed(parts, limit=PARTS_SHOWN_MAX)])
+        case "json":
+            return msgspec.json.encode({**figures, "parts": parts}).decode()
+        case other:
+            return f"There is no '/context {other[:20]}'. It is one of: list, detail, json, or nothing."
+
+
+def _figures(page: Page, session: Session, agent: Agent, choices: Choices) -> dict[str, str | int]:
+    found, damaged = records.read(page.conn, session.id, first=session.context_from, last=session.record_seq)
+    return {**choices.report(agent, session, found), "damaged-records": len(damaged)}
+
+
+def _listed(parts: Sequence[Part], *, limit: int) -> list[str]:
+    """The largest of each kind first. What is left out is counted."""
+    lines: list[str] = []
+    for kind in PartKind:
+        of_kind = sorted((part for part in parts if part.kind is kind), key=lambda part: -part.tokens)
+        if not of_kind:
+            continue
+        total = sum(part.tokens for part in of_kind)
+        lines += ["", f"{kind}s: {len(of_kind)}, about {total:,} tokens"]
+        for part in of_kind[:limit]:
+            within = f" (in {part.within})" if part.within else ""
+            lines.append(f"  {part.tokens:>7,}  {part.name}{within}: {part.chars:,} characters")
+        if left := len(of_kind) - limit:
+            lines += [f"  and {left} more: /context detail"] if left > 0 else []
+    return lines
+
+
+def usage(page: Page, session: Session, agent: Agent, choices: Choices) -> str:
+    """What this conversation has used since it began, whatever was forgotten in between."""
+    used = spending.of_session(page.conn, session.id)
+    lines: dict[str, str | int] = {
+        "session": short(session.id),
+        "calls": used.calls,
+        "failed-calls": used.failed_calls,
+        "input-tokens": f"{used.input_tokens:,}",
+        "output-tokens": f"{used.output_tokens:,}",
+        "cache-read-tokens": f"{used.cache_read_tokens:,}",
+        "reasoning-tokens": f"{used.reasoning_tokens:,}",
+        "cost": _cost_words(used),
+        "usage-line": session.mind.manner.over(choices.manner(agent)).usage or "off",
+    }
+    return _lines(lines)
+
+
+def _used_words(used: Used) -> str:
+    return f"{used.input_tokens:,} tokens in, {used.output_tokens:,} out, {_cost_words(used)}"
+
+
+def _cost_words(used: Used) -> str:
+    unknown = f" ({used.unknown_calls} calls of which nobody knows)" if used.unknown_calls else ""
+    return f"${used.cost_microusd / 1e6:.4f}{unknown}"
+
+
+def staff(page: Page, agent: Agent) -> str:
+    """/agents: whom one can write to. The one who is written to just now is marked."""
+    lines: list[str] = []
+    for each in agents.everyone(page.conn):
+        here = each.name == agent.name
+        if each.visible or here:
+            said = f": {' '.join(each.description.split())}" if each.description else ""
+            lines.append(f"{'*' if here else ' '} {each.name}{said}")
+    return "\n".join([*lines, "Go on with another one: /switch AGENT [WORDS]."])
+
+
+def _lines(figures: Mapping[str, object]) -> str:
+    return "\n".join(f"{key}: {value}" for key, value in figures.items())

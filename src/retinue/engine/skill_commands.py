@@ -1,0 +1,59 @@
+"""Skills that people call for by a command: `/skill NAME WORDS`, or `/NAME WORDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from msgspec import Struct
+
+from retinue.domain.command import Command, CommandName, SkillCommand
+from retinue.domain.tool import Call
+
+NAME_SHOWN_MAX = 40
+
+
+class Called(Struct, frozen=True, kw_only=True):
+    """What a run is asked for: to use a skill, in these words; or to make one call, and nothing else."""
+
+    skill: str
+    text: str = ""
+    call: Call | None = None
+
+
+def called(commands: Sequence[Command], skills: Sequence[SkillCommand]) -> Called | None:
+    """Which skill a message calls for; None where it calls for none that is there."""
+    first = commands[0]
+    if first.name is CommandName.SKILL:
+        name, _, words = first.rest.partition(" ")
+        found = find(name.removeprefix("/"), skills)
+    elif first.name is None:
+        words = first.rest
+        found = next((each for each in skills if each.name == first.word), None)
+    else:
+        return None
+    if found is None:
+        return None
+    words = words.strip()
+    if found.tool:
+        return Called(skill=found.skill, call=Call(id="", tool=found.tool, arguments={found.argument: words}))
+    told = f"\n\n{words}" if words else ""
+    return Called(skill=found.skill, text=f"Use the skill `{found.skill}` for this.{told}")
+
+
+def find(name: str, skills: Sequence[SkillCommand]) -> SkillCommand | None:
+    """By the name of its command, or by its own."""
+    name = name.casefold()
+    return next((each for each in skills if name in (each.name, each.skill)), None)
+
+
+def no_such_skill(rest: str, skills: Sequence[SkillCommand]) -> str:
+    name = rest.split(" ", 1)[0][:NAME_SHOWN_MAX]
+    if not skills:
+        return "No skill can be called for here."
+    listed = [f"/skill {each.skill}: {each.description}" for each in skills]
+    if not name:
+        return "\n".join(["Which one? /skill NAME [WORDS]", *listed])
+    near = get_close_matches(name.casefold(), [each.skill for each in skills], n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return "\n".join([f"There is no skill '{name}' to call for here.{hint}", *listed])

@@ -1,0 +1,148 @@
+"""What a slash means in a message: a command, a directive for this message alone, or a slash."""
+
+from __future__ import annotations
+
+import pytest
+
+from retinue.domain.command import (
+    ABORT_WORDS,
+    INLINE_MAX,
+    Asked,
+    Command,
+    CommandName,
+    SkillCommand,
+    help_lines,
+    read,
+    unescaped,
+    unknown,
+)
+
+
+def only(text: str) -> Command:
+    asked = read(text)
+    assert asked is not None and asked.whole and asked.begins
+    (command,) = asked.commands
+    return command
+
+
+def inline(text: str) -> tuple[list[tuple[str, str]], str]:
+    """What is asked for among words, and the words without it."""
+    asked = read(text)
+    assert asked is not None and not asked.whole
+    return [(str(command.name), command.rest) for command in asked.commands], asked.without(asked.commands)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "rest"),
+    [
+        ("/help", CommandName.HELP, ""),
+        ("/HELP", CommandName.HELP, ""),
+        ("/commands", CommandName.HELP, ""),
+        ("/id", CommandName.WHOAMI, ""),
+        ("/new: tell me", CommandName.NEW, "tell me"),
+        ("/new tell\nme more", CommandName.NEW, "tell\nme more"),
+        ("/reset\nkeep this", CommandName.RESET, "keep this"),
+        ("/stop ", CommandName.STOP, ""),
+        ("/compact Mind the CAT", CommandName.COMPACT, "Mind the CAT"),
+        ("/think", CommandName.THINK, ""),
+        ("/Think: HIGH", CommandName.THINK, "HIGH"),
+        ("/think harder", CommandName.THINK, "harder"),
+        ("/verbose full", CommandName.VERBOSE, "full"),
+        ("/model Big@Spare", CommandName.MODEL, "Big@Spare"),
+        (
+            "/queue steer debounce:2s cap:25 drop:summarize",
+            CommandName.QUEUE,
+            "steer debounce:2s cap:25 drop:summarize",
+        ),
+        ("/approve 1234abcd allow-once", CommandName.APPROVE, "1234abcd allow-once"),
+        ("/dance_2 all night", None, "all night"),
+    ],
+)
+def test_a_command_is_one_word_after_a_slash_and_only_that_word_is_folded(
+    text: str, name: CommandName | None, rest: str
+) -> None:
+    command = only(text)
+    assert (command.name, command.rest) == (name, rest)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hello",
+        "//help",
+        "/",
+        "/ help",
+        "/etc/hosts",
+        "/2",
+        "/" + "x" * 40,
+        "see /etc/status",
+        "a/status",
+        "what does /think mean?",
+        "what is /thinking high",
+        "`/think high` is how",
+        "```\n/think high\n```",
+        "to write //think high",
+        "stop the music",
+    ],
+)
+def test_what_is_no_command_is_plain_mail(text: str) -> None:
+    assert read(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "left"),
+    [
+        ("please /think high now", [("think", "high")], "please now"),
+        ("/think high what is it?", [("think", "high")], "what is it?"),
+        ("a /verbose: on, and /reasoning stream b", [("verbose", "on"), ("reasoning", "stream")], "a, and b"),
+        ("one\n/elevated ask\ntwo", [("elevated", "ask")], "one\n\ntwo"),
+        ("draw it /model big", [("model", "big")], "draw it"),
+        ("/queue steer cap:3 and go", [("queue", "steer cap:3")], "and go"),
+        ("hey /status what now?", [("status", "")], "hey what now?"),
+        ("/whoami and /help me", [("whoami", ""), ("help", "")], "and me"),
+        ("`/think low` means /think low", [("think", "low")], "`/think low` means"),
+    ],
+)
+def test_directives_and_shortcuts_stand_among_words_and_the_gap_closes(
+    text: str, asked: list[tuple[str, str]], left: str
+) -> None:
+    assert inline(text) == (asked, left)
+
+
+def test_directives_alone_are_commands_however_many() -> None:
+    asked = read("/verbose on\n/think high /queue followup")
+    assert asked is not None and asked.whole
+    assert [command.name for command in asked.commands] == ["verbose", "think", "queue"]
+
+
+def test_what_was_not_taken_stays_where_it_was() -> None:
+    asked = read("draw /model nobody and /think high it")
+    assert asked is not None
+    model, think = asked.commands
+    assert asked.without([think]) == "draw /model nobody and it"
+    assert asked.without([model, think]) == "draw and it"
+
+
+def test_only_so_many_are_looked_for_in_one_message() -> None:
+    commands, left = inline("a " + "/think low " * (INLINE_MAX + 1) + "b")
+    assert len(commands) == INLINE_MAX and left == "a /think low b"
+
+
+@pytest.mark.parametrize("word", sorted(ABORT_WORDS))
+def test_words_that_stop_are_known_bare_in_any_case_and_with_punctuation(word: str) -> None:
+    for text in (word, word.upper(), f" {word}! ", f"{word}..."):
+        asked = read(text)
+        assert asked == Asked((Command(CommandName.STOP, word, raw=text, bare=True),), begins=False)
+    assert read(f"please {word}") is None
+
+
+def test_two_slashes_are_one() -> None:
+    assert unescaped("//help") == "/help"
+    assert unescaped("plain") == "plain"
+
+
+def test_help_and_what_is_near_know_skills_too() -> None:
+    skills = [SkillCommand(name="weather", skill="weather", description="what it is like outside")]
+    assert any(line.startswith("/weather [WORDS]") and "outside" in line for line in help_lines(skills))
+    assert "Did you mean /weather?" in unknown("wether", skills)
+    assert "Did you mean" not in unknown("zzzzz", skills)
