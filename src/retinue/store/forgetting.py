@@ -15,7 +15,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.record import Body, Mark, Note, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.store import chapters, people, sight, spending, tokens
+from retinue.store import chapters, instructions, people, sight, spending, tokens
 from retinue.store import tables as t
 from retinue.store.bodies import read_body
 from retinue.store.house import Page
@@ -97,6 +97,7 @@ def forget(conn: sa.Connection, *, person: str, now_ms: int) -> Forgotten:
 
 def _blank(conn: sa.Connection, session: SessionId, at_ms: int) -> int:
     chapters.forget(conn, session)
+    instructions.forget(conn, session)
     rows = conn.execute(_records, {"session": session}).all()
     for row in rows:
         body = _encode(_without_words(row)).decode()
