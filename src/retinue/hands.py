@@ -27,6 +27,7 @@ from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.errors import Invalid
 from retinue.domain.handing import Handed, Handing, HandOver
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.manner import Elevation
 from retinue.domain.permission import Permission, Withheld
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.session import OriginKind, Session
@@ -223,10 +224,19 @@ def _is_owner(scene: Scene) -> bool:
     return scene.sender == OWNER
 
 
+def _gates(scene: Scene) -> Gates:
+    return Gates(
+        owner=_is_owner(scene),
+        foreground=scene.origin.foreground,
+        agent=scene.agent.elevated is not Elevation.OFF,
+        level=scene.elevated,
+    )
+
+
 def _rules(confining: Confining, settings: Callable[[], Settings]) -> Rules:
     return Rules(
         policy=lambda scene: confining.policy(scene, _exec_policy(settings().tools.exec)),
-        gates=lambda scene: Gates(owner=_is_owner(scene), foreground=scene.origin.foreground),
+        gates=_gates,
         sandbox_works=confining.works,
         ready=confining.ready,
         under=lambda other: _rules(replace(confining, settings=lambda: other.sandbox), lambda: other),

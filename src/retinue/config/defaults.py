@@ -9,7 +9,7 @@ from pathlib import Path
 from retinue.config import checks
 from retinue.config.rules import Effect, setting
 from retinue.domain.agent import ARCHIVE_AFTER_S, CONCURRENCY, RUN_SECONDS_MAX, Agent, SubagentRules
-from retinue.domain.manner import Elevation, Verbosity
+from retinue.domain.manner import Elevation, Manner, Verbosity
 
 
 class TimeFormat(StrEnum):
@@ -89,6 +89,10 @@ class Defaults:
 
     def effort_of(self, agent: Agent) -> str | None:
         return self.effort if agent.effort is None else agent.effort
+
+    def manner_of(self, agent: Agent) -> Manner:
+        own = Manner(verbose=agent.verbose, elevated=agent.elevated)
+        return own.over(Manner(verbose=self.verbose, elevated=self.elevated))
 
     def workspace_of(self, agent: Agent, home: Path) -> Path:
         """Where the agent works. `home` is its own, and where it works if nothing else is said."""

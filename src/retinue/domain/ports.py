@@ -139,8 +139,9 @@ class Journal(Protocol):
         """
         ...
 
-    async def keep(self, results: Sequence[ToolResult]) -> None:
-        """Keep results that took no act: refused, unknown or still waiting."""
+    async def keep(self, bodies: Sequence[ToolResult | Reply]) -> None:
+        """Keep what took no act: results that were refused, are unknown or still wait; calls that no model asked for.
+        """
         ...
 
     async def keep_note(self, result: ToolResult) -> None:

@@ -32,6 +32,7 @@ from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, call_hash
 from retinue.domain.trust import Trust
 from retinue.engine.custody import Append, Work
+from retinue.engine.showing import show_work
 from retinue.engine.writing import Unwritten, write_closings
 from retinue.mailroom.inbox import ClockWake, Wake, enter
 from retinue.mailroom.routing import OWNER, who_listens
@@ -80,6 +81,7 @@ def park(
     if append.records:
         records.add(conn, append.records)
     envelopes.park(conn, work.run.id)
+    shown = show_work(page, work, closings)
     approval, wakes = _ask_about(page, work, parked, asking) if parked.calls else (None, ())
     moments = [parked.until] if parked.until is not None else []
     if approval is not None:
@@ -93,7 +95,7 @@ def park(
         waits=list(parked.waits),
     )
     page.close()
-    return waits, (*wakes, ClockWake())
+    return waits, (*shown, *wakes, ClockWake())
 
 
 def _ask_about(page: Page, work: Work, parked: Parked, asking: ApprovalSettings) -> tuple[Approval, tuple[Wake, ...]]:

@@ -25,7 +25,7 @@ from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.engine.custody import Append, Nothing, Work, trust_of_mail
 from retinue.engine.endings import cancel_for_newer, close_run, interrupts
-from retinue.engine.lanes import next_batch
+from retinue.engine.lanes import held_back_s, next_batch
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.runners import turn_input
 from retinue.store import agents, approvals, delegations, envelopes, money, records, runs, sessions
@@ -95,7 +95,10 @@ def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, ter
     conn = page.conn
     found = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
     wakes, due = _leave_out_expired(page, session, agent, found, terms)
-    batch = next_batch(due, session.queue.over(agent.queue))
+    queue = session.queue.over(agent.queue)
+    if wait_s := held_back_s(due, queue, now=from_ms(page.at_ms)):
+        return Nothing(wakes, after_s=wait_s)
+    batch = next_batch(due, queue)
     append = Append(session, page)
     if batch.silent:
         for envelope in batch.silent:

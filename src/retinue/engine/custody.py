@@ -10,6 +10,7 @@ from msgspec import Struct
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Envelope, Kind
+from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.record import Body, Record, RecordKind, kind_of, trust_of
 from retinue.domain.run import Run, Step
 from retinue.domain.session import QueuePolicy, Session
@@ -31,6 +32,7 @@ class Work(Struct, frozen=True, kw_only=True):
     stored: tuple[Call, ...] = ()
     fresh: tuple[Record, ...] = ()  # what the claim itself appended
     wakes: tuple[Wake, ...] = ()
+    manner: Manner = PLAIN  # in which it shows what it does
 
     @property
     def queue(self) -> QueuePolicy:
@@ -38,10 +40,12 @@ class Work(Struct, frozen=True, kw_only=True):
 
 
 class Nothing(Struct, frozen=True):
-    """Nothing to work on. `again` means: something was closed, and there may be more behind it."""
+    """Nothing to work on. `again` means: something was closed, and there may be more behind it. `after_s`: what waits
+    is to be looked at then, unless more has come."""
 
     wakes: tuple[Wake, ...] = ()
     again: bool = False
+    after_s: float = 0.0
 
 
 @dataclass(slots=True)

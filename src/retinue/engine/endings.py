@@ -19,6 +19,7 @@ from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness, lan
 from retinue.domain.text import clipped_bytes, storable
 from retinue.domain.tool import ToolResult
 from retinue.engine.custody import Append, Work
+from retinue.engine.showing import show_work
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
 from retinue.mailroom.delegations import end, is_silent, is_told
 from retinue.mailroom.inbox import LaneWake, Wake, enter, notify, settle_and_tell
@@ -79,7 +80,9 @@ def finish(
             record_seq=append.seq,
             revision=work.session.revision + 1,
         )
-    wakes = enter(page, answer).wakes if answer is not None else ()
+    wakes: tuple[Wake, ...] = ()
+    if answer is not None:
+        wakes = (*show_work(page, work, closings), *enter(page, answer).wakes)
     if owed:
         if owed[0].kind is Kind.DELEGATION:
             _end_delegation(page, owed[0], answer)

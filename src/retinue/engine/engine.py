@@ -430,6 +430,8 @@ class EmbeddedEngine:
             self._wake_all(claimed.wakes)
             if isinstance(claimed, Nothing):
                 more, following = claimed.again, None
+                if claimed.after_s:
+                    self._aside(self._wake_later(lane.wake, claimed.after_s))
             elif claimed.run.id in lane.ended:
                 self._in_hand.discard(claimed.run.id)
                 return True
@@ -544,8 +546,8 @@ class EmbeddedEngine:
             return None
         return max(0.0, (look.next_ms - self._now_ms()) / 1000)  # as it is now: looking may have taken a while
 
-    async def _wake_later(self, wake: LaneWake) -> None:
-        await self._clock.sleep(STORE_RETRY_S)
+    async def _wake_later(self, wake: LaneWake, seconds: float = STORE_RETRY_S) -> None:
+        await self._clock.sleep(seconds)
         self.wake(wake)
 
     def _aside(self, work: Coroutine[Any, Any, None]) -> None:

@@ -17,6 +17,7 @@ from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import short
+from retinue.domain.manner import PLAIN
 from retinue.domain.model import ModelFailed
 from retinue.domain.money import CallTerms, Granted
 from retinue.domain.permission import Permission
@@ -30,6 +31,7 @@ from retinue.domain.trust import Trust
 from retinue.engine.custody import Append, Work, trust_of_mail
 from retinue.engine.endings import interrupted
 from retinue.engine.lanes import voice
+from retinue.engine.showing import show_work
 from retinue.engine.writing import Closing, Failing, Leaving, Paid, Summed, Unwritten, write_closings
 from retinue.mailroom.inbox import Wake, notify
 from retinue.mailroom.routing import answer_address
@@ -216,9 +218,9 @@ class RunJournal:
         self._close(step, _kept(result, stored=stored))
         return result
 
-    async def keep(self, results: Sequence[ToolResult]) -> None:
-        for result in results:
-            self._remember(Closing(result, None))
+    async def keep(self, bodies: Sequence[ToolResult | Reply]) -> None:
+        for body in bodies:
+            self._remember(Closing(body, None))
 
     async def keep_note(self, result: ToolResult) -> None:
         self._remember(Closing(_kept(result, stored=True), None))
@@ -386,6 +388,8 @@ def write_step(
         if paid is not None:
             granted = _reserve(page, work.run, again, paid)
     wakes = _notify(page, work, notice) if notice and opening is not None else ()
+    if work.manner != PLAIN:
+        wakes += show_work(page, work, closings, opening)
     page.close()
     return Written(append.seq, held, joined, granted, wakes)
 

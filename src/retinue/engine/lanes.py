@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from msgspec import Struct
 
@@ -15,6 +16,7 @@ from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
 from retinue.mailroom.inbox import LaneWake
 
 READY_MAX = 10_000
+HELD_BACK_TIMES = 10  # so often, at most, the first of several messages waits for one more
 ALONE = frozenset({Kind.DECISION, Kind.DELEGATION})  # each has a run of its own
 
 
@@ -75,6 +77,20 @@ def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
             break
         work.append(envelope)
     return Batch(silent, tuple(work))
+
+
+def held_back_s(due: Sequence[Envelope], queue: QueuePolicy, *, now: datetime) -> float:
+    """How much longer messages wait for more of them: until none has come for so long as the queue says, and not for
+    ever."""
+    if not queue.debounce_s:
+        return 0.0
+    loud = [envelope for envelope in due if not envelope.silent]
+    if not loud or any(envelope.kind is not Kind.MESSAGE for envelope in loud):
+        return 0.0
+    times = [envelope.accepted_at for envelope in loud]
+    pause = timedelta(seconds=queue.debounce_s)
+    until = min(max(times) + pause, min(times) + HELD_BACK_TIMES * pause)
+    return max(0.0, (until - now).total_seconds())
 
 
 class Ready:

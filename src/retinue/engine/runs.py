@@ -17,7 +17,7 @@ from retinue.domain.errors import RetinueError, Stale, StoreError
 from retinue.domain.ids import RunId
 from retinue.domain.ports import Clock, Faults
 from retinue.domain.record import Record
-from retinue.domain.run import NO_REQUEST
+from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import Wakefulness
 from retinue.domain.times import to_ms
 from retinue.engine.approvals import park
@@ -73,6 +73,9 @@ class Watch:
         self, work: Work, *, next_run: RunId, has_mail: Callable[[], bool], contended: Callable[[], bool]
     ) -> Ended:
         """Work a run. Raises only `Stale`, `StoreError` and cancellation, which leave it as it is in the store."""
+        request = _request_of(work)
+        house = self._terms.defaults().manner_of(work.agent)
+        work = replace(work, manner=request.manner.over(work.session.mind.manner).over(house))
         transcript = await self.transcripts.take(work.session, work.fresh)
         journal = RunJournal(
             work,
@@ -156,7 +159,8 @@ class Watch:
             home=home,
             place=ensure_workspace(defaults.workspace_of(work.agent, home), home=home),
             stored=work.stored,
-            request=next((e.context.request for e in work.envelopes if e.context.request), NO_REQUEST),
+            request=_request_of(work),
+            manner=work.manner,
         )
         limit_s = defaults.run_seconds_of(work.agent)
         limit = asyncio.timeout(None)
@@ -209,6 +213,10 @@ class Watch:
         return to_ms(self._clock.now())
 
 
+def _request_of(work: Work) -> RunRequest:
+    return next((e.context.request for e in work.envelopes if e.context.request), NO_REQUEST)
+
+
 def _without_wakes(ended: Ended) -> Ended:
     """They were woken already."""
     return replace(ended, wakes=())
@@ -248,5 +256,5 @@ def _finish_and_claim(
     following = claim_next(page, session, agent, run_id=next_run, terms=terms)
     page.close()
     if isinstance(following, Nothing):
-        return Ended((*wakes, *following.wakes), more=following.again)
+        return Ended((*wakes, *following.wakes), more=following.again or following.after_s > 0)
     return Ended((*wakes, *following.wakes), next=replace(following, wakes=()))

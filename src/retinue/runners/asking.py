@@ -86,7 +86,8 @@ class Asker:
 
     def _effort(self, case: Case, facts: ModelFacts, *, first: bool) -> str | None:
         """As much as was asked for. A fallback that cannot take it is asked without, and the person reads so."""
-        effort = case.assignment.session.mind.effort or case.assignment.agent.effort
+        assignment, defaults = case.assignment, self._minds.settings.defaults
+        effort = assignment.request.effort or assignment.session.mind.effort or defaults.effort_of(assignment.agent)
         try:
             self._minds.catalog.check_effort(facts.ref, effort)
         except RetinueError:

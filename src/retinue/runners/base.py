@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from retinue.domain.agent import Agent
+from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.permission import Permission
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Body, Reply
@@ -31,6 +32,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     place: Path | None = None  # where it works, if that is not its home
     stored: tuple[Call, ...] = ()
     request: RunRequest = NO_REQUEST
+    manner: Manner = PLAIN
 
     @property
     def workspace(self) -> Path:

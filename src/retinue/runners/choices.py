@@ -82,10 +82,7 @@ class HouseChoices:
         self._minds.catalog.check_effort(self._current(agent, mind), effort)
 
     def manner(self, agent: Agent) -> Manner:
-        defaults = self._minds.settings.defaults
-        return Manner(verbose=agent.verbose, elevated=agent.elevated).over(
-            Manner(verbose=defaults.verbose, elevated=defaults.elevated)
-        )
+        return self._minds.settings.defaults.manner_of(agent)
 
     def why_not_elevated(self, level: Elevation, agent: Agent, session: Session, *, owner: bool) -> str:
         setting = self._minds.settings.tools.exec.elevated

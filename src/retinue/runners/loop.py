@@ -13,6 +13,7 @@ from functools import partial
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent
+from retinue.domain.ids import short
 from retinue.domain.model import ModelRef
 from retinue.domain.money import BudgetSpent
 from retinue.domain.permission import default_rights
@@ -24,6 +25,7 @@ from retinue.models.calls import unreadable
 from retinue.policy.tools import Circumstances
 from retinue.runners.asking import Asker, Case
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equip, Equipment, Finished, Parked, is_silent
+from retinue.runners.manners import heard, usage_line
 from retinue.tools.base import Pending
 from retinue.tools.toolbox import Occasion, Plan, Toolbox, refusal
 
@@ -154,7 +156,7 @@ class Loop:
         equipment = await self._equip(assignment) if self._equip is not None else NO_EQUIPMENT
         where = _circumstances(assignment, journal, equipment)
         offered = Offers(self._toolbox, assignment.agent, where).to
-        case = Case(assignment, journal, tell, offered=offered, equipment=equipment)
+        case = Case(assignment, journal, heard(tell, assignment.manner), offered=offered, equipment=equipment)
         if assignment.request.compact is not None:
             return await self._asker.compact_only(case, assignment.request.compact)
         try:
@@ -173,9 +175,14 @@ class Loop:
                     return Finished(
                         text=_whole(journal.own, reply),
                         context_length=_context_length(reply),
-                        remarks=(*case.remarks, *_remarks(reply)),
+                        remarks=(*case.remarks, *_remarks(reply), *usage_line(assignment.manner, journal.own)),
                         trust=_trust_of_answer(journal),
                     )
+                case AskModel(turn) if (call := assignment.request.call) is not None:
+                    if turn:
+                        return _as_called(journal)
+                    id_ = f"{short(journal.run.id)}-0-1"
+                    await journal.keep([Reply(text="", calls=(replace(call, id=id_),), stop=Stop.CALLS)])
                 case AskModel(turn):
                     if bound := spent(assignment.agent, journal.own):
                         return _cut_off(journal, bound, remarks=case.remarks)
@@ -305,6 +312,7 @@ def _occasion(case: Case) -> Occasion:
         where=replace(where, provider=asked_by.provider, model=bare_model(asked_by)) if asked_by else where,
         context=journal.records,
         environment=equipment.environment,
+        elevated=assignment.manner.elevated,
     )
 
 
@@ -328,6 +336,13 @@ def _whole(own: Sequence[Record], reply: Reply) -> str:
             break
         parts.append(body.text)
     return "".join(reversed(parts))
+
+
+def _as_called(journal: Journal) -> Finished:
+    """A run that was to make one call, and no more: what came of it is the answer."""
+    results = [record.body for record in journal.own if isinstance(record.body, ToolResult)]
+    text = "\n\n".join(result.output for result in results)
+    return Finished(text=text, trust=_trust_of_answer(journal))
 
 
 def _cut_off(journal: Journal, bound: str, *, remarks: Sequence[str] = ()) -> Finished:

@@ -307,6 +307,7 @@ class Household:
             deliver=outbox.wake,
             choices=thinking.choices,
             asking=lambda: self.asking,
+            defaults=lambda: thinking.settings.defaults,
             faults=self.faults,
         )
         asks.of = engine

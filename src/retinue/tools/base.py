@@ -17,6 +17,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.decision import Decision
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.manner import Elevation
 from retinue.domain.permission import Permission, Rights
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec
@@ -61,6 +62,7 @@ class Scene:
     sender: Address | None = None
     trust: Trust = Trust.PRIVATE
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # for this run's commands
+    elevated: Elevation | None = None  # what the conversation says of commands that leave the sandbox
     can_use: Callable[[str], bool] = field(default=lambda _tool: True, repr=False, compare=False)
 
 

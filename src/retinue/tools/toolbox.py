@@ -22,6 +22,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.manner import Elevation
 from retinue.domain.permission import Permission, Rights, with_granted
 from retinue.domain.ports import Ask, Clock, Ids
 from retinue.domain.record import Record, least_believed
@@ -57,6 +58,7 @@ class Occasion:
     where: Circumstances = Circumstances()
     context: Sequence[Record] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    elevated: Elevation | None = None
     trust: Trust = field(init=False)  # of the least trusted words in the context
 
     def __post_init__(self) -> None:
@@ -76,6 +78,7 @@ class Occasion:
             sender=self.where.sender,
             trust=self.trust,
             environment=self.environment,
+            elevated=self.elevated,
             can_use=can_use,
         )
 

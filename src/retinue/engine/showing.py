@@ -1,0 +1,75 @@
+"""What a person is told of a run while it goes on, where they asked for it: its calls, what came of them, its thoughts.
+
+Each is a letter of its own, in the commit that it tells of: told once, also when the run is taken up again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retinue.domain.address import AddressKind
+from retinue.domain.manner import PLAIN, Reasoning, Verbosity
+from retinue.domain.record import Reply
+from retinue.domain.run import Step, StepKind
+from retinue.domain.text import clipped_bytes
+from retinue.domain.tool import ToolResult
+from retinue.engine.custody import Work
+from retinue.engine.writing import Closing, Unwritten
+from retinue.mailroom.inbox import Wake, notify
+from retinue.mailroom.routing import answer_address
+from retinue.store.house import Page
+
+ARGUMENT_CHARS_MAX = 60
+CALL_CHARS_MAX = 200
+OUTPUT_BYTES_MAX = 1_500
+THOUGHTS_BYTES_MAX = 32_768
+THOUGHTS = "Reasoning:"
+
+
+def show_work(page: Page, work: Work, closings: Sequence[Unwritten], opening: Step | None = None) -> tuple[Wake, ...]:
+    """For a person who waits; nobody else is helped by it. Before the answer, where this is the run's last commit."""
+    if work.manner == PLAIN or not work.envelopes:
+        return ()
+    to = answer_address(work.run.sender, origin=work.session.origin)
+    people = to is not None and to.kind in (AddressKind.PERSON, AddressKind.CHANNEL)
+    if to is None or not people or not work.session.origin.kind.foreground:
+        return ()
+    about = work.envelopes[0]  # which stays the first of them, whoever joins in
+    wakes: list[Wake] = []
+    for purpose, text in _told(work, closings, opening):
+        wakes += notify(page, to, about.id, about.kind, f"{work.run.id}/{purpose}", text, session=work.session)
+    return tuple(wakes)
+
+
+def _told(work: Work, closings: Sequence[Unwritten], opening: Step | None) -> list[tuple[str, str]]:
+    verbose, reasoning = work.manner.verbose, work.manner.reasoning
+    told: list[tuple[str, str]] = []
+    for closing in closings:
+        match closing:
+            case Closing(Reply(thinking=thoughts), Step(turn=turn)) if thoughts and reasoning is Reasoning.ON:
+                told.append((f"thoughts {turn}", f"{THOUGHTS}\n{clipped_bytes(thoughts, THOUGHTS_BYTES_MAX)}"))
+            case Closing(ToolResult() as result) if verbose is Verbosity.FULL:
+                told.append((f"output {result.call}", _output(result)))
+            case _:
+                pass
+    if opening is not None and opening.kind is StepKind.TOOL and verbose in (Verbosity.ON, Verbosity.FULL):
+        told.append((f"call {opening.turn}.{opening.index}", _call(opening)))
+    return told
+
+
+def _call(step: Step) -> str:
+    """On one line: the tool, and what it was handed, in short."""
+    assert step.call is not None  # a step of this kind is a call
+    given = " ".join(f"{name}={_short(value)}" for name, value in step.call.arguments.items())
+    line = f"→ {step.call.tool} {given}".strip()
+    return line if len(line) <= CALL_CHARS_MAX else f"{line[: CALL_CHARS_MAX - 1]}…"
+
+
+def _short(value: object) -> str:
+    words = " ".join(str(value).split())
+    return words if len(words) <= ARGUMENT_CHARS_MAX else f"{words[: ARGUMENT_CHARS_MAX - 1]}…"
+
+
+def _output(result: ToolResult) -> str:
+    failed = " failed" if result.failed else ""
+    return f"← {result.tool}{failed}: {clipped_bytes(result.output, OUTPUT_BYTES_MAX)}"
