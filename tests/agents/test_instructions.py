@@ -270,10 +270,10 @@ def test_panels_are_told_by_id_and_where_none_is_open_that_is_said() -> None:
 @pytest.mark.spec("C48")
 def test_a_file_that_is_not_told_leaves_a_marker() -> None:
     states = {
-        FileState.MISSING: "[missing: /home/ada/TOOLS.md]",
-        FileState.EMPTY: "[empty: /home/ada/TOOLS.md]",
-        FileState.UNREADABLE: "[unreadable: /home/ada/TOOLS.md",
-        FileState.UNTRUSTED: "[untrusted: /home/ada/TOOLS.md has words from outside and is left out",
+        FileState.MISSING: "[missing: TOOLS.md]",
+        FileState.EMPTY: "[empty: TOOLS.md]",
+        FileState.UNREADABLE: "[unreadable: TOOLS.md",
+        FileState.UNTRUSTED: "[untrusted: TOOLS.md has words from outside and is left out",
     }
     for state, marker in states.items():
         said = text(replace(EVERYTHING, files=(file("TOOLS.md", state=state),)), "files")

@@ -270,13 +270,13 @@ def _files(title: str, remark: str, wanted: Sequence[FileTold]) -> str:
 def _marker(file: FileTold) -> str:
     match file.state:
         case FileState.UNTRUSTED:
-            return f"[untrusted: {file.path} has words from outside and is left out; `read` shows them, as such]"
+            return f"[untrusted: {file.name} has words from outside and is left out; `read` shows them, as such]"
         case FileState.UNREADABLE:
-            return f"[unreadable: {file.path} is too large, or no text]"
+            return f"[unreadable: {file.name} is too large, or no text]"
         case FileState.EMPTY:
-            return f"[empty: {file.path}]"
+            return f"[empty: {file.name}]"
         case _:
-            return f"[missing: {file.path}]"
+            return f"[missing: {file.name}]"
 
 
 def memory(at: Situation) -> str:

@@ -13,7 +13,9 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
+from retinue.domain.agent import Agent
 from retinue.domain.instruction import InstructionMode as Mode
+from retinue.domain.session import OriginKind
 
 DESCRIPTION_CHARS_MAX = 200  # of a tool or a colleague, where it is one line of many
 
@@ -135,6 +137,13 @@ class Situation(Struct, frozen=True, kw_only=True):
     def may_call(self, *names: str) -> bool:
         """Whether one of these is among its tools."""
         return any(tool.name in names for tool in self.tools)
+
+
+def mode_of(agent: Agent, origin: OriginKind) -> Mode:
+    """How much is told. A subagent is never told all: it is sent out for one thing, and is nobody's persona."""
+    if origin is OriginKind.SUBAGENT and agent.instructions_mode is Mode.FULL:
+        return Mode.MINIMAL
+    return agent.instructions_mode
 
 
 Tell = Callable[[Situation], str]

@@ -165,6 +165,14 @@ def folder(text: str) -> str | None:
     return "must be a folder, and not all there is" if str(path) in ("/", "~", ".") else None
 
 
+def context_file(text: str) -> str | None:
+    """A path or a pattern below some folder, and no way out of that."""
+    path = PurePosixPath(text)
+    if len(text) > PATH_LENGTH_MAX or not text.isprintable() or not text.strip() or ".." in path.parts:
+        return f"must be a path of at most {PATH_LENGTH_MAX} characters, without .."
+    return "must be below its workspace, as in docs/*.md" if path.is_absolute() or text.startswith("~") else None
+
+
 def image(text: str) -> str | None:
     return None if _IMAGE.fullmatch(text) else "must name an image, as in debian:stable-slim"
 

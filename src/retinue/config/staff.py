@@ -63,7 +63,11 @@ AGENT_RULES: Mapping[str, Rule] = {
     ),
     "context_files": Rule(
         says="Files of its workspace that it is told with its instructions: paths, or patterns with `*`.",
+        check=checks.context_file,
         example="docs/*.md",
+    ),
+    "instructions_mode": Rule(
+        says="How much it is told: `full`, `minimal` (no persona, no skills), or `none` (who it is, and nothing else)."
     ),
     "sandbox.mode": Rule(says="Whose commands are confined, where that is stricter than the house."),
     "sandbox.image": Rule(says="The image of its containers.", check=checks.image, example="debian:stable-slim"),

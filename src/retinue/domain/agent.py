@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from retinue.domain.instruction import InstructionMode
 from retinue.domain.manner import Elevation, Verbosity
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.session import QueuePolicy
@@ -156,6 +157,7 @@ class Agent:
     verbose: Verbosity | None = None  # None: as the house has it
     elevated: Elevation | None = None  # None: as the house has it; `off`: its commands never leave the sandbox
     instructions: str = ""
+    instructions_mode: InstructionMode = InstructionMode.FULL  # how much is told with them
     workspace: str = ""  # where it works: a path, or one below its home; empty: as the house has it
     context_files: tuple[str, ...] = ()  # of its workspace, by path or glob: told with its instructions
     delivery: Delivery = Delivery.RESUME

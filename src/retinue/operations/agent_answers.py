@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from retinue.domain.agent import Agent, Colour, Delivery, PermissionLevel
+from retinue.domain.instruction import InstructionMode
 from retinue.domain.manner import Elevation, Verbosity
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.session import Overflow, QueueMode
@@ -113,6 +114,7 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     verbose: Verbosity | UnsetType | None = UNSET
     elevated: Elevation | UnsetType | None = UNSET
     instructions: str | UnsetType = UNSET
+    instructions_mode: InstructionMode | UnsetType = UNSET
     workspace: str | UnsetType = UNSET
     context_files: list[str] | UnsetType = UNSET
     delivery: Delivery | UnsetType = UNSET
@@ -153,6 +155,7 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     verbose: Verbosity | None
     elevated: Elevation | None
     instructions: str
+    instructions_mode: InstructionMode
     workspace: str
     context_files: list[str]
     delivery: Delivery

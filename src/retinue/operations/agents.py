@@ -22,6 +22,7 @@ from retinue.domain.agent import Agent, AgentVersion, Colour, Delivery, External
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge, Unfit
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId, short
+from retinue.domain.instruction import InstructionMode
 from retinue.domain.manner import Elevation, Verbosity
 from retinue.domain.principal import Principal
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
@@ -88,6 +89,7 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True):
     verbose: Verbosity | None = None
     elevated: Elevation | None = None
     instructions: str | None = None
+    instructions_mode: InstructionMode | None = None
     workspace: str | None = None
     context_files: list[str] | None = None
     delivery: Delivery | None = None

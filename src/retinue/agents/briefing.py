@@ -1,0 +1,366 @@
+"""Where instructions are put together: files, templates and the store on one side, the pure part on the other.
+
+Asked for every run. Files are taken once for each conversation and kept in the store with it, so that what an agent was
+told does not change under it; all else is as it is now. Where nothing has changed since the last run, nothing is
+rendered, and where it has, the new text is stored before anybody reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.agents import templates
+from retinue.agents.instruction_files import Look, Snapshot, take
+from retinue.agents.instruction_sections import BUILT_IN
+from retinue.agents.instructions import Part, Section, Situation, joined, told
+from retinue.agents.templates import Marks, Template, TemplateBroken
+from retinue.domain.agent import Agent
+from retinue.domain.ids import NotificationId, derived
+from retinue.domain.notification import TEXT_LENGTH_MAX, Notification
+from retinue.domain.ports import Clock
+from retinue.domain.session import Session
+from retinue.domain.times import from_ms, to_ms
+from retinue.domain.trust import Trust
+from retinue.store import instructions, notifications, people, pins
+from retinue.store.connection import Store
+from retinue.store.house import Page
+from retinue.store.instructions import Kept
+
+log = logging.getLogger(__name__)
+
+SESSIONS_MAX = 1_000  # whose text is at hand
+SCOPES_MAX = 1_000
+KIND = "instructions"  # among the pins
+
+_encode = msgspec.json.Encoder().encode
+_snapshot = msgspec.json.Decoder(Snapshot)
+
+
+class Counted(NamedTuple):
+    """A section of a text. What a template says beside its sections is counted under its own name."""
+
+    name: str
+    chars: int
+    tokens: int
+
+
+_counted = msgspec.json.Decoder(tuple[Counted, ...])
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    text: str
+    parts: tuple[Counted, ...]
+    template: str = ""  # the hash of the owner's; empty where it is the house's own
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose instructions they are. Without a session, those of a conversation that is to begin."""
+
+    agent: Agent
+    home: Path
+    workspace: Path
+    session: Session | None = None
+
+    @property
+    def began(self) -> str:
+        """Tells one conversation from the next: a reset or a summary begins another."""
+        return f"{self.session.context_from}/{self.session.compactions}" if self.session is not None else ""
+
+    @property
+    def first(self) -> bool:
+        return self.session is None or (self.session.context_from <= 1 and not self.session.compactions)
+
+    def fits(self, snapshot: Snapshot) -> bool:
+        return snapshot.workspace == str(self.workspace) and snapshot.wanted == self.agent.context_files
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a session was told last."""
+
+    began: str
+    snapshot: Snapshot
+    situation: Situation | None = None
+    template: Template | None = None
+    told: Told | None = None
+
+
+class Briefing:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        home: Path,
+        look: Look,
+        weigh: Callable[[str], int],
+        owner: str,
+        mask: Callable[[str], str] = str,
+        sections: Sequence[Section] = BUILT_IN,
+    ) -> None:
+        """`weigh` says how many tokens a text comes to; `mask` takes secrets out of what files say."""
+        self._store = store
+        self._clock = clock
+        self._look = look
+        self._weigh = weigh
+        self._mask = mask
+        self._sections = tuple(sections)
+        self._templates = Templates(home / templates.FOLDER, store, clock, self._sections, owner)
+        self._sessions: OrderedDict[str, _Known] = OrderedDict()
+        self._lately: dict[str, _Known] = {}  # by agent: its conversations are told much the same
+
+    async def brief(self, whose: Whose, at: Situation) -> Told:
+        """What this run of a session is told. `at` comes without files: these are the session's."""
+        assert whose.session is not None
+        known = await self._known(whose)
+        template = await self._templates.of(whose.agent.name)
+        situation = _with_files(at, known.snapshot)
+        if known.told is None or known.situation != situation or known.template != template:
+            known.situation, known.template = situation, template
+            before, known.told = known.told, await self._told(whose, known, situation, template)
+            if before is None or before.text != known.told.text:
+                await self._keep(whose.session, known, known.told)
+        return known.told
+
+    async def preview(self, whose: Whose, at: Situation, *, template: Template | None = None) -> Told:
+        """What it would be told now. Changes nothing; a template that is given is tried in place of its own."""
+        known = await self._known(whose, remember=False)
+        situation = _with_files(at, known.snapshot)
+        if template is not None:
+            await asyncio.to_thread(template.check, self._sections)
+        return self._render(situation, template or await self._templates.of(whose.agent.name))
+
+    def at_hand(self, session: str) -> str | None:
+        """What a session was told last, where somebody remembers without looking."""
+        known = self._sessions.get(session)
+        return known.told.text if known is not None and known.told is not None else None
+
+    # --- what a conversation began with ---
+
+    async def _known(self, whose: Whose, *, remember: bool = True) -> _Known:
+        session = whose.session
+        known_id = session.id if session is not None else ""
+        known = self._sessions.get(known_id)
+        if known is not None and known.began == whose.began and whose.fits(known.snapshot):
+            self._sessions.move_to_end(known_id)
+            return known
+        known = await self._stored(whose) or _Known(whose.began, await self._taken(whose))
+        if session is not None and remember:
+            self._sessions[known_id] = known
+            self._sessions.move_to_end(known_id)
+            if len(self._sessions) > SESSIONS_MAX:
+                self._sessions.popitem(last=False)
+        return known
+
+    async def _stored(self, whose: Whose) -> _Known | None:
+        if whose.session is None:
+            return None
+        kept = await self._store.read(partial(instructions.get, session=whose.session.id))
+        if kept is None or kept.began != whose.began:
+            return None
+        snapshot = _snapshot.decode(kept.snapshot)
+        if not whose.fits(snapshot):
+            return None
+        # Rendered once more all the same: what is stored is only good for telling whether it has changed.
+        return _Known(kept.began, self._shared(whose, snapshot), told=Told(kept.text, _counted.decode(kept.parts)))
+
+    async def _taken(self, whose: Whose) -> Snapshot:
+        snapshot = await take(
+            self._look,
+            home=whose.home,
+            workspace=whose.workspace,
+            wanted=whose.agent.context_files,
+            first=whose.first,
+            mask=self._mask,
+        )
+        return self._shared(whose, snapshot)
+
+    def _shared(self, whose: Whose, snapshot: Snapshot) -> Snapshot:
+        """The same words are kept once, however many conversations have them."""
+        lately = self._lately.get(whose.agent.name)
+        return lately.snapshot if lately is not None and lately.snapshot == snapshot else snapshot
+
+    # --- the text ---
+
+    async def _told(self, whose: Whose, known: _Known, situation: Situation, template: Template | None) -> Told:
+        lately = self._lately.get(whose.agent.name)
+        if lately is not None and lately.told is not None and lately.template == template:
+            if lately.situation == situation:
+                return lately.told
+        try:
+            made = self._render(situation, template)
+        except TemplateBroken as broken:
+            # It was tried when it was taken, and yet: what the session was told last stays, or else the house's own.
+            await self._templates.complain(whose.agent.name, broken)
+            made = known.told or self._render(situation, None)
+        if len(self._lately) >= SCOPES_MAX:
+            self._lately.clear()
+        self._lately[whose.agent.name] = _Known("", known.snapshot, situation, template, made)
+        return made
+
+    def _render(self, situation: Situation, template: Template | None) -> Told:
+        parts = told(situation, self._sections)
+        if template is None:
+            return Told(joined(parts), tuple(self._count(part) for part in parts))
+        text, used = template.rendered(situation, parts)
+        counted = [self._count(part) for part in used]
+        beside = max(self._weigh(text) - sum(each.tokens for each in counted), 0)
+        chars = max(len(text) - sum(each.chars for each in counted), 0)
+        return Told(text, (*counted, Counted("template", chars, beside)), template.hash)
+
+    def _count(self, part: Part) -> Counted:
+        return Counted(part.name, len(part.text), self._weigh(part.text))
+
+    async def _keep(self, session: Session, known: _Known, made: Told) -> None:
+        kept = Kept(
+            began=known.began,
+            snapshot=_encode(known.snapshot).decode(),
+            text=made.text,
+            parts=_encode(made.parts).decode(),
+            at_ms=to_ms(self._clock.now()),
+        )
+        await self._store.write(partial(instructions.put, session=session.id, kept=kept), point="instructions")
+
+
+def _with_files(at: Situation, snapshot: Snapshot) -> Situation:
+    return msgspec.structs.replace(
+        at, files=snapshot.files, context_files=snapshot.context_files, memory=snapshot.memory
+    )
+
+
+# --- templates, as they are and as they last were good ---
+
+
+class _Taken(NamedTuple):
+    marks: Marks
+    template: Template | None
+
+
+class Templates:
+    """The template of each agent. One that cannot be used is told of once, and the last good one stays."""
+
+    def __init__(self, folder: Path, store: Store, clock: Clock, sections: Sequence[Section], owner: str) -> None:
+        self._folder = folder
+        self._name = str(folder)
+        self._store = store
+        self._clock = clock
+        self._sections = sections
+        self._owner = owner
+        self._taken: dict[str, _Taken] = {}
+
+    async def of(self, agent: str) -> Template | None:
+        """None: the house's own."""
+        found = templates.marks(self._name, agent)
+        taken = self._taken.get(agent)
+        if taken is not None and taken.marks == found:
+            return taken.template
+        if not found and taken is None:
+            return None
+        template = await self._load(agent, found, before=taken.template if taken is not None else None)
+        if len(self._taken) >= SCOPES_MAX:
+            self._taken.clear()
+        self._taken[agent] = _Taken(found, template)
+        return template
+
+    async def _load(self, agent: str, found: Marks, *, before: Template | None) -> Template | None:
+        scope = templates.scope_of(found, self._name, agent)
+        try:
+            template = await asyncio.to_thread(self._read, agent)
+        except TemplateBroken as broken:
+            await self.complain(agent, broken)
+            return before or await self._last_good(scope)
+        if template is not None:
+            await self._store.write(
+                partial(_pin, scope=scope, template=template, at_ms=self._now()), point="instructions"
+            )
+        log.info("template taken", extra={"agent": agent, "hash": template.hash[:16] if template else "none"})
+        return template
+
+    def _read(self, agent: str) -> Template | None:
+        try:
+            template = templates.load(self._folder, agent)
+        except OSError as error:
+            raise TemplateBroken(
+                "this template cannot be read", because=str(error), try_this="look at its folder"
+            ) from error
+        if template is not None:
+            template.check(self._sections)
+        return template
+
+    async def _last_good(self, scope: str) -> Template | None:
+        pin = await self._store.read(partial(pins.find, kind=KIND, name=scope or "house"))
+        if pin is None:
+            return None
+        template = Template(msgspec.json.decode(pin.content, type=dict[str, str]))
+        try:
+            await asyncio.to_thread(template.check, self._sections)
+        except TemplateBroken as broken:  # good for an older house
+            log.error("kept template not usable", extra={"scope": scope, "because": broken.because})
+            return None
+        return template
+
+    async def complain(self, agent: str, broken: TemplateBroken) -> None:
+        """To the log, and to the owner; once for each thing that is wrong."""
+        log.error("template not taken", extra={"agent": agent, "error": broken.sentence, "because": broken.because})
+        what = hashlib.sha256(f"{broken.sentence}\0{broken.because}".encode()).hexdigest()[:32]
+        at_ms = self._now()
+        notice = Notification(
+            id=NotificationId(derived(what, "template")),
+            person=self._owner,
+            sender="house",
+            session=None,
+            title="A template for instructions cannot be used",
+            text=f"{broken.sentence}: {broken.because}. The last good one stays."[:TEXT_LENGTH_MAX],
+            trust=Trust.PRIVATE,
+            at=from_ms(at_ms),
+            read_at=None,
+        )
+        await self._store.write(partial(_notify, notice=notice, at_ms=at_ms), point="instructions")
+
+    def _now(self) -> int:
+        return to_ms(self._clock.now())
+
+
+def _pin(conn: sa.Connection, *, scope: str, template: Template, at_ms: int) -> None:
+    name = scope or "house"
+    if pins.find(conn, KIND, name) is None or pins.hashes(conn, KIND).get(name) != template.hash:
+        content = _encode(dict(template.files)).decode()
+        pins.put(conn, KIND, name, hash_=template.hash, content=content, decided_by="house", at_ms=at_ms)
+
+
+def _notify(conn: sa.Connection, *, notice: Notification, at_ms: int) -> None:
+    if people.find(conn, notice.person) is None:
+        return
+    page = Page(conn, at_ms)
+    notifications.add(page, notice)
+    page.close()
+
+
+def findings(house: Path, agents: Sequence[str], sections: Sequence[Section] = BUILT_IN) -> dict[str, TemplateBroken]:
+    """Templates on disk that cannot be used, by whose they are: for the doctor, who looks for himself."""
+    folder = house / templates.FOLDER
+    found: dict[str, TemplateBroken] = {}
+    if not folder.is_dir():
+        return found
+    for agent in ("", *(name for name in agents if os.path.isdir(folder / name))):
+        try:
+            template = templates.load(folder, agent)
+            if template is not None:
+                template.check(sections)
+        except TemplateBroken as broken:
+            found[agent or "house"] = broken
+    return found
