@@ -167,6 +167,7 @@ class Session(Struct, frozen=True, kw_only=True):
     mind: Mind = Mind()
     compactions: int = 0  # in this context, and forgotten with it
     deleted_at: datetime | None = None
+    archived_at: datetime | None = None  # put away: in no list that does not ask for it, and back with its next mail
 
 
 def valid_session_name(name: str) -> str:

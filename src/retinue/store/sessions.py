@@ -120,6 +120,7 @@ _delete = (
     .where(t.sessions.c.id == _b("the_id"), _here)
     .values(deleted_ms=_b("now"), folded=None, pinned_ms=None)
 )
+_archive = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(archived_ms=_b("archived"))
 _restore = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
@@ -145,6 +146,12 @@ _latest_foreground = (
     .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
     .limit(_b("limit"))
 )
+_latest_of_kind = (
+    sa.select(t.sessions)
+    .where(_here, t.sessions.c.origin_kind == _b("kind"))
+    .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+    .limit(_b("limit"))
+)
 _latest_of = (
     sa.select(t.sessions)
     .where(
@@ -159,11 +166,21 @@ _latest_of = (
     .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
     .limit(1)
 )
-_children = sa.select(t.sessions).where(t.sessions.c.parent == _b("parent")).limit(_b("limit"))
+# Whoever may be at work comes first: who sleeps has nothing to do, unless its run waits for something.
+_at_work = sa.or_(
+    t.sessions.c.wakefulness == t.word("'active'"),
+    sa.exists().where(t.runs.c.session == t.sessions.c.id, t.runs.c.status == t.word("'parked'")),
+)
+_children = (
+    sa.select(t.sessions)
+    .where(t.sessions.c.parent == _b("parent"), _here, t.sessions.c.archived_ms.is_(None))
+    .order_by(sa.case((_at_work, 0), else_=1), t.sessions.c.id)
+    .limit(_b("limit"))
+)
 _recent = PerScope(
     lambda scope: (
         sa.select(t.sessions)
-        .where(t.sessions.c.deleted_ms.is_(None), sight.sessions(scope))
+        .where(t.sessions.c.deleted_ms.is_(None), t.sessions.c.archived_ms.is_(None), sight.sessions(scope))
         .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
         .limit(_b("limit"))
     )
@@ -185,6 +202,7 @@ _latest = (
 )
 _pinned = sa.func.coalesce(t.sessions.c.pinned_ms, -1)
 _any_agent = sa.bindparam("agent", type_=sa.String)
+_archived = sa.bindparam("archived", type_=sa.Boolean)
 
 
 def _listed(scope: sight.Scope) -> sa.Select[Any]:
@@ -197,6 +215,7 @@ def _listed(scope: sight.Scope) -> sa.Select[Any]:
     return (
         sa.select(t.sessions)
         .where(_here, sight.sessions(scope), sa.or_(_any_agent == t.word("''"), t.sessions.c.agent == _any_agent))
+        .where(sa.or_(_archived == sa.true(), t.sessions.c.archived_ms.is_(None)))
         .where(beyond)
         .order_by(_pinned.desc(), t.sessions.c.updated_ms.desc(), t.sessions.c.id)
         .limit(_b("limit"))
@@ -249,6 +268,7 @@ def session_of(row: sa.Row[Any]) -> Session:
         mind=_mind.decode(row.mind) if row.mind != NO_MIND else Mind(),
         compactions=row.compactions,
         deleted_at=from_ms(row.deleted_ms) if row.deleted_ms is not None else None,
+        archived_at=from_ms(row.archived_ms) if row.archived_ms is not None else None,
     )
 
 
@@ -325,6 +345,7 @@ def add(
             "pinned_ms": None,
             "folded": name.casefold() or None,
             "deleted_ms": None,
+            "archived_ms": None,
         },
     )
 
@@ -426,6 +447,11 @@ def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
     conn.execute(_delete, {"the_id": id_, "now": at_ms})
 
 
+def archive(conn: sa.Connection, id_: str, *, at_ms: int | None) -> None:
+    """Put away, or with None brought back. Whatever asks for it by its id finds it as before."""
+    conn.execute(_archive, {"the_id": id_, "archived": at_ms})
+
+
 def restore(conn: sa.Connection, id_: str, *, name: str, origin: Origin, at_ms: int) -> None:
     """Back where it was. Its name and its origin may have gone to another meanwhile: the caller has looked."""
     values = {"new_name": name, "new_folded": name.casefold() or None, "kind": origin.kind.value, "key": origin.key}
@@ -449,11 +475,19 @@ def latest(conn: sa.Connection, agent: str, *, whose: Principal) -> Origin | Non
 
 
 def listed(
-    conn: sa.Connection, *, after: Place, limit: int, agent: str = "", seen_by: Principal = HOUSE
+    conn: sa.Connection,
+    *,
+    after: Place,
+    limit: int,
+    agent: str = "",
+    archived: bool = False,
+    seen_by: Principal = HOUSE,
 ) -> list[Session]:
-    """Pinned ones first, the newest pin first; then by what was updated last."""
+    """Pinned ones first, the newest pin first; then by what was updated last. With `archived`, also what was put
+    away."""
     bounds = {"pinned": after.pinned_ms, "updated": after.updated_ms, "id": after.id, "agent": agent, "limit": limit}
-    return [session_of(row) for row in conn.execute(_listing[scope_of(seen_by)], {**bounds, **me(seen_by)})]
+    values = {**bounds, "archived": archived, **me(seen_by)}
+    return [session_of(row) for row in conn.execute(_listing[scope_of(seen_by)], values)]
 
 
 def every(conn: sa.Connection, *, after: str, limit: int) -> list[SessionId]:
@@ -471,7 +505,13 @@ def latest_foreground(conn: sa.Connection, *, limit: int) -> list[Session]:
     return [session_of(row) for row in conn.execute(_latest_foreground, {"limit": limit})]
 
 
+def latest_of_kind(conn: sa.Connection, kind: OriginKind, *, limit: int) -> list[Session]:
+    """Those of one sort, whichever agent's, the last one first."""
+    return [session_of(row) for row in conn.execute(_latest_of_kind, {"kind": kind.value, "limit": limit})]
+
+
 def children(conn: sa.Connection, parent: str, *, limit: int) -> list[Session]:
+    """Those below it that were not put away, and first whoever may be at work."""
     return [session_of(row) for row in conn.execute(_children, {"parent": parent, "limit": limit})]
 
 

@@ -156,6 +156,7 @@ sessions = sa.Table(
     _ms("deleted_ms", nullable=True),
     sa.Column("mind", sa.Text, nullable=False),
     sa.Column("compactions", sa.Integer, nullable=False),
+    _ms("archived_ms", nullable=True),
     sqlite_with_rowid=False,
 )
 _partial(
@@ -371,6 +372,7 @@ delegations = sa.Table(
     _ms("ended_ms", nullable=True),
     _ms("archive_ms", nullable=True),
     _ms("archived_ms", nullable=True),
+    _ms("archive_after_ms", nullable=True),
     sqlite_with_rowid=False,
 )
 sa.Index("ix_delegations_session", delegations.c.session, delegations.c.created_ms)

@@ -8,10 +8,22 @@ from alembic import op
 revision = "0007"
 down_revision = "0006"
 
+# PostgreSQL has written down which columns `*` was: it is to be all of them.
+AGENT_RUNS_VIEW = """
+CREATE VIEW agent_runs AS
+WITH kept AS (SELECT * FROM runs)
+SELECT id, agent AS agent_name, started_ms AS started_at, ended_ms AS completed_at, envelopes AS envelope_ids,
+       final_text AS final_response, context_length,
+       CASE WHEN status = 'parked' THEN 'running' ELSE status END AS status, error
+FROM kept
+"""
+
 
 def upgrade() -> None:
+    op.execute("DROP VIEW agent_runs")
     with op.batch_alter_table("runs") as runs:
         runs.add_column(sa.Column("lineage", sa.Text()))
+    op.execute(AGENT_RUNS_VIEW)
     op.create_table(
         "delegations",
         sa.Column("id", sa.String(length=32), nullable=False),

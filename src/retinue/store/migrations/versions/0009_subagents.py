@@ -1,0 +1,16 @@
+"""Subagents: sessions that were put away, and after how long that is done."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0008"
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("sessions") as sessions:
+        sessions.add_column(sa.Column("archived_ms", sa.BigInteger()))
+    with op.batch_alter_table("delegations") as delegations:
+        delegations.add_column(sa.Column("archive_after_ms", sa.BigInteger()))
