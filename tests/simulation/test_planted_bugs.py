@@ -52,6 +52,9 @@ def test_a_planted_bug_is_caught_in_the_act(bug: Bug, rule: str) -> None:
         (Bug.ACKNOWLEDGE_BEFORE_COMMIT, {"lost"}),
         (Bug.EFFECT_BEFORE_INTENT, {"doubled"}),
         (Bug.EPOCH_NOT_CHECKED, set(RULES) - {"fenced"}),
+        (Bug.ANSWER_READ_TWICE, {"handed"}),
+        (Bug.ANSWER_TO_ANOTHER_CALL, {"handed"}),
+        (Bug.FAILURE_NOT_TOLD, {"ledger"}),
     ],
 )
 def test_a_planted_bug_is_caught_by_its_consequences_alone(bug: Bug, rules: set[str]) -> None:

@@ -393,6 +393,17 @@ def test_the_ledger_of_what_a_day_leaves_behind_holds(books: Books) -> None:
 
 NOBODY = "f" * 32
 
+
+def _handed(id_: str, state: str, *, result: str = "NULL", run: str = ":claimed_run", wait_ms: str = "NULL") -> str:
+    """Work that was handed on, as nobody would have written it."""
+    return (
+        "INSERT INTO delegations (id, kind, run, call, agent, session, target, child, task, above, lineage, notify,"
+        " wait_ms, label, cleanup, state, because, result, created_ms)"
+        f" VALUES ({id_}, 'message', {run}, 'c', 'ada', 's', 'bo', 'b', 't', '{{}}', '{{}}', 'wake',"
+        f" {wait_ms}, '', 'keep', '{state}', '', {result}, 0)"
+    )
+
+
 BREAKS = [
     ("counted", "one was counted that is not here", ["UPDATE tally SET accepted = accepted + 1 WHERE source = 'run'"]),
     ("counted", "one is gone", ["DELETE FROM envelopes WHERE id = :future"]),
@@ -473,6 +484,15 @@ BREAKS = [
     ("money", "a call is in no sum", ["DELETE FROM spending"]),
     ("money", "a sum is of someone else's calls", ["UPDATE spending SET agent = 'nobody' WHERE agent = 'ada'"]),
     ("money", "a call is gone", ["DELETE FROM money WHERE run = :answered_run"]),
+    ("handed", "it is open, and its letter is done", [_handed(":answered", "open")]),
+    ("handed", "it has ended, and its letter is not done", [_handed(":future", "done")]),
+    (
+        "handed",
+        "a letter hands on what nobody knows of",
+        ["UPDATE envelopes SET kind = 'delegation' WHERE id = :answered"],
+    ),
+    ("handed", "what came of it replies to something else", [_handed(":answered", "done", result=":expired")]),
+    ("handed", "a call of an ended run waits for it", [_handed(":answered", "done", run=":answered_run", wait_ms="1")]),
     ("done", "it was settled at no time", ["UPDATE envelopes SET settled_ms = NULL WHERE id = :answered"]),
     ("done", "it was settled, but is open", ["UPDATE envelopes SET settled_ms = 1 WHERE id = :future"]),
     ("done", "it is in an open run", ["UPDATE envelopes SET run = :claimed_run WHERE id = :expired"]),

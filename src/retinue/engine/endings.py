@@ -21,7 +21,8 @@ from retinue.domain.tool import ToolResult
 from retinue.engine.custody import Append, Work
 from retinue.engine.showing import show_work
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
-from retinue.mailroom.delegations import end, is_silent, is_told
+from retinue.mailroom.delegations import end, is_silent, is_told, withdraw
+from retinue.mailroom.external import is_from_there, said_to
 from retinue.mailroom.inbox import LaneWake, Wake, enter, notify, settle_and_tell
 from retinue.mailroom.routing import answer_address, who_listens
 from retinue.runners.base import Finished
@@ -97,6 +98,8 @@ def finish(
         )
     if unowed:
         envelopes.settle(conn, unowed, Outcome.NOTED, because="read; it asks for no answer", at_ms=page.at_ms)
+    if not work.fresh:  # it was taken up: a call that waited may have been closed otherwise
+        delegations.release(conn, work.run.id)
     runs.end(
         conn,
         work.run.id,
@@ -121,7 +124,9 @@ def finish(
 def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft | None:
     """What the run has to say, and to whom: whoever wrote, whoever handed it the work, or whoever sits behind it."""
     silent = False
-    if not owed:
+    if work.envelopes and is_from_there(work.envelopes[0]):
+        (to, silent), reply_to = said_to(work.session.origin), None
+    elif not owed:
         to, reply_to = _announced(page, work)
     elif owed[0].kind is Kind.DELEGATION:
         # Somebody may wait for it: what they get says so where it has nothing to say.
@@ -129,7 +134,7 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
         to, reply_to = (owed[0].sender, owed[0].id) if delegation is None or is_told(delegation) else (None, None)
         silent = delegation is not None and is_silent(delegation)
     else:
-        to = answer_address(work.run.sender, origin=work.session.origin)
+        to = answer_address(work.run.sender, origin=work.session.origin, kind=owed[0].kind)
         # The newest of the one who is answered: someone else may have joined in since.
         reply_to = next((e.id for e in reversed(owed) if e.sender == work.run.sender), owed[-1].id)
     delegated = bool(owed) and owed[0].kind is Kind.DELEGATION
@@ -142,7 +147,8 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
         text=SAID_NOTHING if finished.silent else clipped_bytes(finished.answer, TEXT_BYTES_MAX) or NO_WORDS,
         source="run",
         key=f"{work.run.id}/answer",
-        kind=Kind.ANSWER,
+        # What is said of work that was handed out answers nothing: whoever began it has had their answer.
+        kind=Kind.ANSWER if owed else Kind.MESSAGE,
         reply_to=reply_to,
         silent=silent,
         trust=finished.trust,
@@ -245,7 +251,9 @@ def close_run(
     records.add(conn, append.records)
     runs.abandon_steps(conn, run.id, at_ms=page.at_ms)
     money.count_as_spent(conn, run.id)
+    withdraw(page, run.id)
     approvals.close(conn, run.id, at_ms=page.at_ms)
+    delegations.release(conn, run.id)
     delegations.hush(conn, run.id)
     runs.end(conn, run.id, status, at_ms=page.at_ms, error=because)
     wakes: tuple[Wake, ...] = ()
@@ -272,7 +280,7 @@ def _tell_senders(
     newest: dict[address.Address, Envelope] = {}
     for envelope in held:
         sender = run.sender if envelope.kind is Kind.DECISION else envelope.sender
-        to = answer_address(sender, origin=session.origin)
+        to = answer_address(sender, origin=session.origin, kind=envelope.kind)
         if to is not None and (answerable(envelope.kind) or to not in newest):
             newest[to] = envelope
     wakes: list[Wake] = []

@@ -26,7 +26,7 @@ _release = _d.update().where(_d.c.run == _b("the_run"), _d.c.wait_ms.is_not(None
 _hush = (
     _d.update()
     .where(_d.c.run == _b("the_run"), _is_open)
-    .values(wait_ms=None, notify=sa.case((_d.c.notify == t.word("'wake'"), t.word("'note'")), else_=_d.c.notify))
+    .values(notify=sa.case((_d.c.notify == t.word("'wake'"), t.word("'note'")), else_=_d.c.notify))
 )
 _release_one = _d.update().where(_d.c.id == _b("the_id")).values(wait_ms=None)
 _begin = (
@@ -86,6 +86,7 @@ def delegation_of(row: sa.Row[Any]) -> Delegation:
         created_at=from_ms(row.created_ms),
         started_at=from_ms(row.started_ms) if row.started_ms is not None else None,
         ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
+        archive_after_s=row.archive_after_ms / 1000 if row.archive_after_ms is not None else None,
         archive_at=from_ms(row.archive_ms) if row.archive_ms is not None else None,
         archived_at=from_ms(row.archived_ms) if row.archived_ms is not None else None,
     )
@@ -117,6 +118,7 @@ def add(conn: sa.Connection, made: Delegation) -> None:
             "created_ms": to_ms(made.created_at),
             "started_ms": None,
             "ended_ms": to_ms(made.ended_at) if made.ended_at else None,
+            "archive_after_ms": round(made.archive_after_s * 1000) if made.archive_after_s is not None else None,
             "archive_ms": None,
             "archived_ms": None,
         },

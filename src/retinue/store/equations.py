@@ -285,8 +285,14 @@ _asleep_with_mail = (
         _s.c.wakefulness == _SLEEPING,
         # Mail that waited for its time is the alarm's, which finds it without asking who is awake.
         sa.or_(_e.c.deliver_ms.is_(None), _e.c.deliver_ms <= _e.c.accepted_ms),
-        # A parked run keeps its place, and silent mail waits behind it.
-        sa.or_(_parked.c.id.is_(None), _e.c.silent == sa.false()),
+        # A parked run keeps its place, and silent mail waits behind it. So do answers that it takes up with the others.
+        sa.or_(
+            _parked.c.id.is_(None),
+            sa.and_(
+                _e.c.silent == sa.false(),
+                ~sa.exists().where(t.delegations.c.result == _e.c.id, t.delegations.c.wait_ms.is_not(None)),
+            ),
+        ),
     )
     .distinct()
 )
@@ -354,6 +360,40 @@ def _unreadable(conn: sa.Connection) -> Iterator[Finding]:
         yield Finding(damage.session, f"record {damage.seq} is damaged: {damage.because}")
 
 
+# handed: work that was handed on is open as long as its letter is, and what came of it is one letter back. Where that
+# was purged, or the work went out of the house, only the delegation itself is left to say so.
+
+_h, _letter, _back_letter = t.delegations, _e.alias("letter"), _e.alias("back_letter")
+_OPEN = t.word("'open'")
+_open_without_letter = (
+    sa.select(*_wrong(_h.c.id, "open, but its letter is done"))
+    .join_from(_h, _letter, _letter.c.id == _h.c.id)
+    .where(_h.c.state == _OPEN, _letter.c.status == t.DONE, _h.c.child.is_not(None))
+)
+_ended_with_letter = (
+    sa.select(*_wrong(_h.c.id, "ended, but its letter is not done"))
+    .join_from(_h, _letter, _letter.c.id == _h.c.id)
+    .where(_h.c.state != _OPEN, _letter.c.status != t.DONE)
+)
+_letter_of_nothing = sa.select(*_wrong(_e.c.id, "it hands work on, but nothing is known of it")).where(
+    _e.c.kind == t.word("'delegation'"), ~sa.exists().where(_h.c.id == _e.c.id)
+)
+_told_elsewhere = (
+    sa.select(*_wrong(_h.c.id, "what came of it does not reply to it, or went elsewhere"))
+    .join_from(_h, _back_letter, _back_letter.c.id == _h.c.result)
+    .where(
+        sa.or_(
+            _back_letter.c.reply_to != _h.c.id,
+            _back_letter.c.recipient != sa.literal("agent:") + _h.c.agent + sa.literal("/") + _h.c.session,
+        )
+    )
+)
+_waits_for_nobody = (
+    sa.select(*_wrong(_h.c.id, "a call waits for it, but its run has ended"))
+    .outerjoin_from(_h, _r, _r.c.id == _h.c.run)
+    .where(_h.c.wait_ms.is_not(None), _r.c.status.not_in(t.OPEN_RUN))
+)
+
 RULES: tuple[Rule, ...] = (
     Rule("counted", "all accepted envelopes of each day and source are here, or were purged", (_miscounted,)),
     Rule(
@@ -375,6 +415,11 @@ RULES: tuple[Rule, ...] = (
         "held",
         "what is claimed or parked is held by one open run or delivery, and those hold nothing else",
         (_not_held, _sent_unclaimed),
+    ),
+    Rule(
+        "handed",
+        "work that was handed on is open while its letter is, and one letter tells whoever asked what came of it",
+        (_open_without_letter, _ended_with_letter, _letter_of_nothing, _told_elsewhere, _waits_for_nobody),
     ),
     Rule(
         "money",

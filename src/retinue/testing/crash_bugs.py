@@ -11,12 +11,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from retinue import daemon
+from retinue.domain.delegation import Delegation, DelegationState
 from retinue.domain.envelope import Draft, Receipt
+from retinue.domain.handing import Handed
+from retinue.domain.ids import EnvelopeId, derived
 from retinue.domain.tool import Call, ToolResult
+from retinue.engine import delegations as handing
 from retinue.engine.custody import Append
 from retinue.engine.journal import RunJournal
 from retinue.mailroom.inbox import Inbox
-from retinue.store import sessions
+from retinue.store import delegations, envelopes, sessions
+from retinue.store.house import Page
 
 COMMITS_AFTER_S = 0.1
 
@@ -26,6 +31,8 @@ _journal: Any = RunJournal
 _append: Any = Append
 _sessions: Any = sessions
 _daemon: Any = daemon
+_handing: Any = handing
+_delegations: Any = delegations
 
 
 def acknowledge_before_commit() -> None:
@@ -90,6 +97,36 @@ def epoch_not_checked() -> None:
     _append.seq = property(where_it_stands)
 
 
+def answer_read_twice() -> None:
+    """Give a call the answer that it waited for, and leave that in the mail as well."""
+
+    def collect(page: Page, delegation: Delegation) -> Handed:
+        delegations.release_one(page.conn, delegation.id)
+        return Handed(delegation=delegation, answer=envelopes.get(page.conn, delegation.result or ""))
+
+    _handing._collect = collect
+
+
+def answer_to_another_call() -> None:
+    """Take all that one run hands on for one and the same."""
+
+    def same_for_all(run: str, call: str) -> EnvelopeId:
+        del call
+        return EnvelopeId(derived(run, "delegation"))
+
+    _handing.delegation_id = same_for_all
+
+
+def failure_not_told() -> None:
+    """Forget about work that came to nothing: whoever asked waits on."""
+    end = delegations.end
+
+    def only_good_ends(conn: sa.Connection, id_: str, state: DelegationState, **kw: Any) -> bool:
+        return state is DelegationState.DONE and end(conn, id_, state, **kw)
+
+    _delegations.end = only_good_ends
+
+
 def lock_not_held() -> None:
     """Serve a home that another process serves: not a bug of ours, but what a bad network disk makes of a lock."""
 
@@ -103,5 +140,13 @@ def lock_not_held() -> None:
 
 BUGS: dict[str, Callable[[], None]] = {
     plant.__name__.replace("_", "-"): plant
-    for plant in (acknowledge_before_commit, effect_before_intent, epoch_not_checked, lock_not_held)
+    for plant in (
+        acknowledge_before_commit,
+        effect_before_intent,
+        epoch_not_checked,
+        answer_read_twice,
+        answer_to_another_call,
+        failure_not_told,
+        lock_not_held,
+    )
 }

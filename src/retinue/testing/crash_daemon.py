@@ -51,11 +51,13 @@ def _agent(name: str, **kw: Any) -> Agent:
     )
 
 
-# One for each way of queueing and of dealing with a crash. Bob gives up as soon as any agent would.
+# One for each way of queueing and of dealing with a crash, and Dee, who runs errands for the others. Bob gives up as
+# soon as any agent would.
 STAFF = (
     _agent("ada", attempts_max=ATTEMPTS_MAX),
     _agent("bob", queue=QueuePolicy(mode=QueueMode.FOLLOWUP)),
     _agent("cat", delivery=Delivery.AT_MOST_ONCE),
+    _agent("dee", attempts_max=ATTEMPTS_MAX),
     _agent("eve", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.STEER)),
     _agent("ivy", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.INTERRUPT)),
 )

@@ -3,10 +3,14 @@ agree on it, so that every question can be matched to its answer by the words al
 
 A question is a line `s12-m7 two-tools 0.05`: its token, what to do, and how long to think before. The answer holds
 `<s12-m7 appended interrupted>`: the token, and what the model read of each call it made for it.
+
+An errand is a line `s12-m7/1 errand` that one agent hands to another, who says `did s12-m7/1`. Where that comes as mail
+of its own, the one who asked says `later: did s12-m7/1`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from retinue.domain.record import Note, Record, Reply, UserTurn
-from retinue.domain.tool import ToolResult
+from retinue.domain.tool import Call, ToolResult
 from retinue.models.base import Prompt
 from retinue.testing.scripted_model import Line
 
@@ -29,6 +33,8 @@ class Do(StrEnum):
     TWO_TOOLS = "two-tools"
     ASK = "ask"  # a call that a person must allow
     WHIM = "whim"  # a call with other arguments each time the model is asked: real models are like that
+    HAND = "hand"  # an errand for another agent
+    HAND_TWO = "hand-two"  # two at once
     FAIL = "fail"  # the model breaks
 
 
@@ -40,11 +46,18 @@ class Said(StrEnum):
     WAITING = "waiting"
     DENIED = "denied"
     SHOWN = "shown"
+    HANDED = "handed"  # another agent did it
+    LATER = "later"  # what comes of it will come as mail
+    FAILED = "failed"  # another agent could not
+    MIXED = "mixed"  # another agent did something else
     OTHER = "other"
 
 
 _QUESTION = re.compile(r"^(s\d+-m\d+) ([a-z-]+)(?: ([0-9.]+))?$", re.MULTILINE)
 _ANSWER = re.compile(r"<(s\d+-m\d+)((?: [a-z]+)*)>")
+_ERRAND = re.compile(r"^(s\d+-m\d+/\d) errand$", re.MULTILINE)
+_DONE = re.compile(r"^did (s\d+-m\d+/\d)$", re.MULTILINE)
+_LATER = re.compile(r"^later: did (s\d+-m\d+/\d)$", re.MULTILINE)
 _TOKEN = re.compile(r"s(\d+)-m(\d+)")
 
 
@@ -87,6 +100,21 @@ def answers(text: str) -> list[Answer]:
     return [Answer(m[1], tuple(Said(word) for word in m[2].split())) for m in _ANSWER.finditer(text)]
 
 
+def told_later(text: str) -> list[str]:
+    """The errands of which a text tells that they were done after all."""
+    return [m[1] for m in _LATER.finditer(text)]
+
+
+def errands(token: str, do: Do) -> list[str]:
+    match do:
+        case Do.HAND:
+            return [f"{token}/1"]
+        case Do.HAND_TWO:
+            return [f"{token}/1", f"{token}/2"]
+        case _:
+            return []
+
+
 def rule(prompt: Prompt, whim: str) -> Line:
     """What the model says next: a turn of calls for each question that wants some, then one answer to all of them.
 
@@ -105,12 +133,15 @@ def rule(prompt: Prompt, whim: str) -> Line:
         return Line(calls=_calls(question, whim), after_s=question.after_s)
     results = {record.body.call: record.body for record in own if isinstance(record.body, ToolResult)}
     by_token = {
-        question.token: tuple(_read(results.get(call.id)) for call in reply.calls)
+        question.token: tuple(_read(results.get(call.id), call) for call in reply.calls)
         for question, reply in zip(wanting, replies, strict=False)
     }
     said = [str(Answer(question.token, by_token.get(question.token, ()))) for question in asked]
     thinking_s = sum(question.after_s for question in asked if question not in wanting)
-    return Line(text="\n".join(_late(own) + said) or "Noted.", after_s=thinking_s)
+    mail = [record.body.text for record in own if isinstance(record.body, UserTurn)]
+    did = [f"did {m[1]}" for text in mail for m in _ERRAND.finditer(text)]
+    later = [f"later: did {m[1]}" for text in mail for m in _DONE.finditer(text)]
+    return Line(text="\n".join([*_late(own), *later, *did, *said]) or "Noted.", after_s=thinking_s)
 
 
 def _calls(question: Question, whim: str) -> tuple[tuple[str, dict[str, Any]], ...]:
@@ -126,12 +157,19 @@ def _calls(question: Question, whim: str) -> tuple[tuple[str, dict[str, Any]], .
             return (("ask_line", {"text": text}),)
         case Do.WHIM:
             return (("append_line", {"text": f"{text} {whim}"}),)
+        case Do.HAND | Do.HAND_TWO:
+            return tuple(
+                ("agents_message", {"agentId": "dee", "content": f"{errand} errand", "session": "create"})
+                for errand in errands(text, question.do)
+            )
         case Do.PLAIN | Do.FAIL:
             return ()
 
 
-def _read(result: ToolResult | None) -> Said:
+def _read(result: ToolResult | None, call: Call) -> Said:
     output = result.output if result else ""
+    if call.tool == "agents_message" and output.startswith("{"):
+        return _came_of(json.loads(output), call)
     for beginning, said in (
         ("appended", Said.APPENDED),
         ("Interrupted", Said.INTERRUPTED),
@@ -142,6 +180,13 @@ def _read(result: ToolResult | None) -> Said:
         if output.startswith(beginning):
             return said
     return Said.OTHER
+
+
+def _came_of(told: dict[str, Any], call: Call) -> Said:
+    if told["status"] == "complete":
+        errand = str(call.arguments["content"]).split(" ", 1)[0]
+        return Said.HANDED if told.get("response") == f"did {errand}" else Said.MIXED
+    return Said.FAILED if told["status"] == "failed" else Said.LATER
 
 
 def _late(own: Sequence[Record]) -> list[str]:

@@ -25,6 +25,7 @@ class Wrong(StrEnum):
     DOUBLED = "doubled"
     REORDERED = "reordered"
     RUN_TWICE = "run twice"
+    MISDELIVERED = "misdelivered"
     UNEXPLAINED = "unexplained"
     UNASKED = "unasked"
     CONTRADICTED = "contradicted"
@@ -68,6 +69,7 @@ def judge(evidence: Evidence) -> Verdict:
         *_in_order(case),
         *_told(case),
         *_performed(case),
+        *_handed(case),
         *_decided(case),
         *_delivered(case),
         *_unasked(case),
@@ -96,7 +98,7 @@ class _Case:
         self.acknowledged = [entry for entry in log if isinstance(entry, Acknowledged)]
         self.by_id = {letter.id: letter for letter in letters}
         self.questions = [letter for letter in letters if letter.source == SENDER and letter.kind == "message"]
-        self.answers = [letter for letter in letters if letter.kind == "answer"]
+        self.answers = [letter for letter in letters if letter.kind == "answer" and letter.recipient == SENDER]
         self.by_token = defaultdict(list)
         for letter in self.answers:
             for answer in script.answers(letter.text):
@@ -246,10 +248,42 @@ def _words(token: str, do: Do) -> list[str]:
             return [token]
         case Do.TWO_TOOLS:
             return [f"{token}/1", f"{token}/2"]
-        case Do.STATUS:
+        case Do.STATUS | Do.HAND:
             return [""]
+        case Do.HAND_TWO:
+            return ["", ""]
         case Do.PLAIN | Do.FAIL:
             return []
+
+
+def _handed(case: _Case) -> Iterator[Finding]:
+    """What one agent did for another was told once, to the one who asked: with its call, or later."""
+    do = {q.token: q.do for letter in case.questions for q in script.questions(letter.text)}
+    told: Counter[str] = Counter()
+    for letter in case.answers:
+        for answer in script.answers(letter.text):
+            for errand, said in zip(
+                script.errands(answer.token, do.get(answer.token, Do.PLAIN)), answer.said, strict=False
+            ):
+                told[errand] += said is Said.HANDED
+                if said is Said.MIXED:
+                    yield Finding(Wrong.MISDELIVERED, f"{answer.token} was told of another errand than {errand}")
+    for letter in case.evidence.letters:
+        if letter.recipient == SENDER and letter.kind in ("message", "answer"):
+            told.update(script.told_later(letter.text))
+    came = {letter.reply_to: letter for letter in case.evidence.letters if letter.kind == "answer"}
+    answered = {letter.token for letter in case.questions if letter.outcome == "answered"}
+    for letter in case.evidence.letters:
+        if letter.kind != "delegation":
+            continue
+        back = came.get(letter.id)
+        if told[letter.token] > 1:
+            yield Finding(Wrong.DOUBLED, f"what came of {letter.token} was told {told[letter.token]} times")
+        if back is None or told[letter.token]:
+            continue
+        taken = (back.because or "").startswith("the run ") and letter.token.split("/")[0] in answered
+        if taken or (back.because or "").startswith("read;"):
+            yield Finding(Wrong.LOST, f"what came of {letter.token} was told to nobody ({back.because})")
 
 
 def _not_so(said: Said, *, times: int, cut: bool) -> str:
@@ -356,6 +390,7 @@ def _figures(case: _Case) -> dict[str, int]:
         "approvals asked": len(case.evidence.approvals),
         "sessions that need not ask": len(case.evidence.granted),
         "approvals decided": sum(isinstance(entry, Decided) for entry in case.evidence.log),
+        "errands handed on": sum(letter.kind == "delegation" for letter in case.evidence.letters),
         "deliveries": sum(len(marks) for marks in case.evidence.rooms.values()),
         "dead letters retried": sum(isinstance(entry, Retried) for entry in case.evidence.log),
         "news read": max((entry.seq for entry in case.evidence.log if isinstance(entry, Answered)), default=0),

@@ -16,7 +16,7 @@ from retinue.config.defaults import PLAIN
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.ids import SessionId, short
-from retinue.domain.record import Mark, Record, Reply, Summary, UserTurn
+from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.session import LaneKind, OriginKind, lane_kind
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
@@ -42,6 +42,7 @@ RULES = {
     "news": "news is numbered without a gap and tells every outcome, and accepted time never goes back",
     "context": "a model reads what the store says, no more and no less",
     "silence": "whatever is due is worked on within a bound, and whoever wrote hears how it ended",
+    "handed": "what comes of work that was handed on is read once, by whoever asked, and is what was said to it",
     "ledger": "the ledger's equations hold",
     "foreseen": "no error surprises the house: what it did not foresee is a bug, even where it survives it",
 }
@@ -163,6 +164,11 @@ SELECT e.id, e.session, e.source, e.dedupe_key FROM envelopes e LEFT JOIN runs r
 WHERE e.status = 'pending' AND e.session IS NOT NULL AND e.due_ms <= (SELECT latest_ms FROM house)
   -- A running run takes what waits when it ends. A parked one keeps its place before silent mail and other decisions.
   AND (r.id IS NULL OR (r.status = 'parked' AND e.silent = 0 AND e.kind <> 'decision'))
+  -- It also keeps its place while it waits for more than this one answer: for other work, or for a person.
+  AND NOT (r.id IS NOT NULL AND EXISTS (
+    SELECT 1 FROM delegations d WHERE d.result = e.id AND d.run = r.id AND d.wait_ms IS NOT NULL AND (
+      EXISTS (SELECT 1 FROM delegations o WHERE o.run = r.id AND o.wait_ms IS NOT NULL AND o.state = 'open')
+      OR EXISTS (SELECT 1 FROM approvals a WHERE a.run = r.id AND a.state = 'open' AND NOT a.released))))
   AND (e.deliver_ms IS NULL OR NOT ?)
 ORDER BY e.seq
 """
@@ -515,6 +521,7 @@ class Judge:
         for (session,) in self._all("SELECT id FROM sessions ORDER BY id"):
             self._check_history(session)
         self._check_answers()
+        self._check_handed()
 
     def _check_outcome(self, ack: Acknowledged) -> None:
         row = self._one(
@@ -640,6 +647,49 @@ class Judge:
                 self.blame("order", f"the answer to {short(question)} left after that of a later run")
             began[sender] = seq
 
+    def _check_handed(self) -> None:
+        """What came of work that was handed on was read once: by the call that waited for it, or as mail."""
+        told: Counter[str] = Counter()
+        for delegation, session, result, text, status in self._all(
+            "SELECT d.id, d.session, d.result, e.text, r.status FROM delegations d JOIN runs r ON r.id = d.run"
+            " LEFT JOIN envelopes e ON e.id = d.result"
+        ):
+            if result is None:
+                continue
+            if text is None:
+                self.blame("handed", f"what came of {short(delegation)} is gone")
+                continue
+            told[result] += sum(self._collected(session, delegation, text))
+            told[result] += self._read_as_mail(session, result)
+            (outcome, because) = self._one("SELECT outcome, because FROM outcomes WHERE envelope = ?", result) or (
+                "",
+                "",
+            )
+            # A run that was stopped with the answer in its hands has told whoever asked it that it was.
+            least = 0 if because.startswith("the run ") and status != "completed" else 1
+            if not least <= told[result] <= 1 and outcome in ("noted", "answered"):
+                story = f"what came of {short(delegation)} is {outcome} ({because}) and was read {told[result]} times"
+                self.blame("handed", story)
+
+    def _collected(self, session: str, delegation: str, text: str) -> Iterable[int]:
+        """Results of calls that say what came of a delegation; each must say what was really said."""
+        found, _ = records.read(self.disk.conn, session, first=0, last=2**60)
+        for record in found:
+            body = record.body
+            if not isinstance(body, ToolResult | Note) or delegation not in _output(body):
+                continue
+            told = _json_in(_output(body))
+            said = told.get("response") or (told.get("message") if told.get("status") == "failed" else None)
+            if said is None:
+                continue
+            if said != text and not told.get("truncated"):
+                self.blame("handed", f"the call that asked {short(delegation)} was told something else: {said[:80]!r}")
+            yield 1
+
+    def _read_as_mail(self, session: str, envelope: str) -> int:
+        found, _ = records.read(self.disk.conn, session, first=0, last=2**60)
+        return sum(envelope in r.body.envelopes for r in found if isinstance(r.body, UserTurn))
+
     # Looking things up
 
     def _place(self, session: str) -> tuple[str, LaneKind]:
@@ -659,3 +709,15 @@ class Judge:
 
 def _gist(record: Record) -> tuple[Any, ...]:
     return record.seq, record.kind, record.body
+
+
+def _output(body: ToolResult | Note) -> str:
+    return body.output if isinstance(body, ToolResult) else body.text
+
+
+def _json_in(text: str) -> dict[str, Any]:
+    """The object that a result holds, with whatever stands before it."""
+    try:
+        return json.loads(text[text.index("{") :])
+    except ValueError:
+        return {}

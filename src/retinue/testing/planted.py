@@ -1,4 +1,4 @@
-"""Three ways to break the house on purpose, to see that those who watch over it would notice.
+"""Ways to break the house on purpose, to see that those who watch over it would notice.
 
 The bugs themselves are in `retinue.testing.crash_bugs`; nothing in a real house knows of them or can turn them on.
 `plant` breaks a process for good, as a daemon under test; `planted` mends it again, as a test among others must.
@@ -13,10 +13,11 @@ from enum import StrEnum
 from typing import Any
 
 from retinue.domain.errors import Invalid
+from retinue.engine import delegations as handing
 from retinue.engine.custody import Append
 from retinue.engine.journal import RunJournal
 from retinue.mailroom.inbox import Inbox
-from retinue.store import sessions
+from retinue.store import delegations, sessions
 from retinue.testing.crash_bugs import BUGS
 
 
@@ -24,6 +25,9 @@ class Bug(StrEnum):
     ACKNOWLEDGE_BEFORE_COMMIT = "acknowledge-before-commit"
     EFFECT_BEFORE_INTENT = "effect-before-intent"
     EPOCH_NOT_CHECKED = "epoch-not-checked"
+    ANSWER_READ_TWICE = "answer-read-twice"
+    ANSWER_TO_ANOTHER_CALL = "answer-to-another-call"
+    FAILURE_NOT_TOLD = "failure-not-told"
 
 
 _TOUCHED: tuple[tuple[Any, str], ...] = (
@@ -32,6 +36,9 @@ _TOUCHED: tuple[tuple[Any, str], ...] = (
     (Append, "seq"),
     (sessions, "guard"),
     (sessions, "guard_step"),
+    (handing, "_collect"),
+    (handing, "delegation_id"),
+    (delegations, "end"),
 )
 """What the bugs replace, and `planted` puts back."""
 

@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retinue.domain.agent import Agent, Delivery, ToolRules
+from retinue.domain.agent import Agent, DelegationRules, Delivery, ToolRules
+from retinue.domain.delegation import CREATE, LATEST, LATEST_OR_CREATE, Notify
 from retinue.domain.ids import short
 from retinue.domain.model import Failure
 from retinue.domain.record import Record, Reply, Usage, UserTurn
@@ -56,6 +57,11 @@ class Casting:
             concurrency=chance.randint(1, 4),
             queue=QueuePolicy(mode=mode, cap=chance.choice((3, 8, 20)), overflow=chance.choice(list(Overflow))),
             tools=tool_rules(chance),
+            delegation=DelegationRules(
+                depth_max=chance.choice((1, 2, 3)),
+                open_max=chance.choice((1, 3, 16)),
+                circles=chance.random() < 0.3,
+            ),
             turns_max=chance.choice((3, 8, 100)),
             tokens_max=chance.choice((None, None, 20_000)),
             run_seconds_max=chance.choice((50.0, 600.0)),
@@ -145,7 +151,15 @@ def _length(record: Record) -> int:
     return len(body.output) if isinstance(body, ToolResult) else len(body.text)
 
 
-_TOOLS = {"append_line": 40, "sign_line": 25, WRITE_TOOL: 5, "session_status": 15, "pass_on": 10, "no_such_tool": 3}
+_TOOLS = {
+    "append_line": 40,
+    "sign_line": 25,
+    WRITE_TOOL: 5,
+    "session_status": 15,
+    "pass_on": 10,
+    "agents_message": 20,
+    "no_such_tool": 3,
+}
 
 
 def _calls(prompt: Prompt, chance: random.Random) -> list[tuple[str, dict[str, Any]]]:
@@ -153,5 +167,23 @@ def _calls(prompt: Prompt, chance: random.Random) -> list[tuple[str, dict[str, A
     for number in range(chance.choice((1, 1, 1, 2, 3))):
         tool = chance.choices(list(_TOOLS), list(_TOOLS.values()))[0]
         words = f"{short(prompt.session)}-{prompt.records[-1].seq}-{number}-{chance.randrange(10**6)}"
-        made.append((tool, {} if tool == "session_status" else {"text": words}))
+        match tool:
+            case "session_status":
+                made.append((tool, {}))
+            case "agents_message":
+                made.append((tool, _asking(words, chance)))
+            case _:
+                made.append((tool, {"text": words}))
     return made
+
+
+def _asking(words: str, chance: random.Random) -> dict[str, Any]:
+    """Work for another agent: waited for a while, for long or not at all."""
+    return {
+        "agentId": chance.choice(NAMES),
+        "content": words,
+        "session": chance.choices((LATEST_OR_CREATE, CREATE, LATEST), (6, 3, 1))[0],
+        "mode": chance.choices(("sync", "async"), (2, 1))[0],
+        "timeout": chance.choice((0.5, 5.0, 60.0, 600.0)),
+        "notify": chance.choices(list(Notify), (4, 1, 1))[0].value,
+    }

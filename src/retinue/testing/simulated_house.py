@@ -24,6 +24,7 @@ import sqlalchemy as sa
 
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Draft, Receipt
+from retinue.domain.handing import Handed, Handing
 from retinue.domain.ids import SessionId
 from retinue.domain.model import WINDOW_TOKENS, ModelFacts, ModelRef, Price
 from retinue.domain.person import Person, Role
@@ -44,6 +45,7 @@ from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLineArguments
 from retinue.testing.virtual_time import VirtualClock
 from retinue.tools.base import Scene, Tool, schema_of
+from retinue.tools.delegate.agents import AgentsMessage
 from retinue.tools.grants import Grants
 from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
@@ -418,7 +420,8 @@ class SimulatedHouse:
         chance = random.Random(f"tools {seed} {number}")
         tools: list[Tool] = [WitnessTool(self, name, chance) for name in WITNESSED]
         grants = Grants(self.store, self.clock)
-        toolbox = Toolbox([SessionStatus(self.store, self.clock), PassOn(self), *tools], grants=grants)
+        asking = AgentsMessage(self._hand_over, self.store, self.clock)
+        toolbox = Toolbox([SessionStatus(self.store, self.clock), PassOn(self), asking, *tools], grants=grants)
         models = [SimulatedModel(self, name, furniture.price_microusd) for name in WINDOWS]
         thinking = Thinking(self.store, self.clock, models, toolbox, furniture.zone, seed=number)
         self.engine = WatchedEngine(
@@ -435,6 +438,9 @@ class SimulatedHouse:
             faults=self.faults,
         )
         self.inbox = Inbox(self.store, self.clock, self.engine.wake, self.engine.seat, self.engine.command)
+
+    async def _hand_over(self, handing: Handing) -> Handed:
+        return await self.engine.hand_over(handing)
 
     def __repr__(self) -> str:
         return f"house {self.number}"

@@ -47,7 +47,7 @@ LOOK_EVERY_QUIET_S = 2.0
 PROVOKED = 0.05
 """How many of the commits in a session provoke someone to strike it at once."""
 
-COMMITS = ("accept", "claim", "step", "finish", "park", "fail", "cancel", "decide", "sweep")
+COMMITS = ("accept", "claim", "step", "finish", "park", "fail", "cancel", "decide", "sweep", "delegate")
 CRASH_POINTS = (
     *(f"{commit}.{side}-commit" for commit in COMMITS for side in ("before", "after")),
     *("model.before", "model.after", "tool.before", "tool.after"),
