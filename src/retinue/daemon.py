@@ -48,7 +48,7 @@ from retinue.domain.trust import Trust
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
-from retinue.hands import Hands, equip
+from retinue.hands import Hands, called_by_people, equip
 from retinue.logs import set_level, set_masks, set_up_logs
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
@@ -238,6 +238,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             asking=lambda: current().approvals,
             defaults=lambda: current().defaults,
             choices=HouseChoices(minds, toolbox, clock, asker.shortened),
+            skills=partial(called_by_people, skills, current),
             faults=parts.faults,
         )
         outbox.on_wake(engine.wake)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import structs
 
+from retinue.agents.home import ensure_home
+from retinue.agents.skill_commands import skill_commands
 from retinue.agents.skills_choosing import parse_subset
 from retinue.agents.skills_finding import FOLDER as SKILLS
 from retinue.agents.skills_shelf import Kit
@@ -22,7 +24,9 @@ from retinue.config.hands import ExecSettings
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings, WorkspaceAccess
 from retinue.config.skills import SkillSettings
 from retinue.config.web import WebSettings
+from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
+from retinue.domain.command import SkillCommand
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.errors import Invalid
 from retinue.domain.handing import Handed, Handing, HandOver
@@ -290,6 +294,7 @@ async def equip(
         workspace=assignment.workspace,
         subset=_subset(assignment.session),
         tools=_bundles(),
+        called=assignment.request.skill,
     )
     origin = assignment.session.origin.kind
     scene = PluginScene(agent=agent, session=assignment.session.id, home=home, origin=origin)
@@ -313,6 +318,18 @@ def is_read_only(sandbox: SandboxSettings, assignment: Assignment) -> bool:
     origin = assignment.session.origin
     main = origin.kind in (OriginKind.TERMINAL, OriginKind.WEB) and origin.belongs_to(str(OWNER))
     return sandbox.mode is SandboxMode.ALL or (sandbox.mode is SandboxMode.NON_MAIN and not main)
+
+
+async def called_by_people(
+    skills: Skills, settings: Callable[[], Settings], agent: Agent, session: Session | None
+) -> Sequence[SkillCommand]:
+    """Which of an agent's skills people can call for by a command."""
+    now = settings()
+    home = ensure_home(now.home, agent.name)
+    _, stood = await skills.look(
+        agent=agent.name, agent_home=home, workspace=now.defaults.workspace_of(agent, home)
+    )
+    return skill_commands(stood, subset=_subset(session) if session is not None else None)
 
 
 def _subset(session: Session) -> tuple[str, ...] | None:

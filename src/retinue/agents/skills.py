@@ -18,9 +18,11 @@ NAME_LENGTH_MAX = 64
 DESCRIPTION_LENGTH_MAX = 1024
 GATE_NAMES_MAX = 32  # in each list of what a skill requires
 GATE_NAME_LENGTH_MAX = 128
+DISPATCH_ARGUMENT = "command"
 
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _OTHER_HOUSES = ("retinue", "openclaw", "clawdbot", "crocbot")  # who keeps gates under `metadata`
+_TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_:.-]{0,127}")
 _SYSTEMS = {"macos": "darwin", "osx": "darwin", "windows": "win32"}
 
 
@@ -71,6 +73,9 @@ class Front:
     body: str
     gates: Gates = NO_GATES
     for_models: bool = True  # False: a person calls for it, and no model is told of it
+    for_people: bool = True  # False: it is no command of its own
+    tool: str = ""  # what a person writes behind its command goes straight to this tool, and no model is asked
+    argument: str = DISPATCH_ARGUMENT  # as this argument of it
     bundle: str = ""  # the operations whose command line lies beside it
 
 
@@ -125,6 +130,9 @@ def parse(text: str, *, folder: str) -> Front:
         body=body,
         gates=_gates(own),
         for_models=not _flag(said, "disable-model-invocation"),
+        for_people=_flag(said, "user-invocable", default=True),
+        tool=_dispatched(said),
+        argument=_word(said, "command-argument") or DISPATCH_ARGUMENT,
         bundle=_bundle(own),
     )
 
@@ -196,8 +204,27 @@ def _is_gate_name(name: object) -> bool:
     )
 
 
-def _flag(said: Mapping[str, Any], key: str) -> bool:
-    value = said.get(key, False)
+def _dispatched(said: Mapping[str, Any]) -> str:
+    """The tool that its command is handed to, where it is handed to one."""
+    how, tool = _word(said, "command-dispatch"), _word(said, "command-tool")
+    if how not in ("", "tool"):
+        raise _invalid("`command-dispatch` does not fit", "it is `tool`, or left out")
+    if bool(how) != bool(tool):
+        raise _invalid("its command goes nowhere", "`command-dispatch: tool` and `command-tool: NAME` stand together")
+    if _word(said, "command-arg-mode") not in ("", "raw"):
+        raise _invalid("`command-arg-mode` does not fit", "words are handed on as they are: it is `raw`")
+    return tool
+
+
+def _word(said: Mapping[str, Any], key: str) -> str:
+    value = said.get(key, "")
+    if not isinstance(value, str) or (value and not _TOOL.fullmatch(value)):
+        raise _invalid(f"`{key}` does not fit", "it is one word")
+    return value
+
+
+def _flag(said: Mapping[str, Any], key: str, *, default: bool = False) -> bool:
+    value = said.get(key, default)
     if not isinstance(value, bool):
         raise _invalid(f"`{key}` does not fit", "it is true or false")
     return value

@@ -141,18 +141,26 @@ def choose(
     lists: Lists,
     subset: Sequence[str] | None = None,
     bundles: Sequence[str] | None = None,
+    called: str = "",
 ) -> Choice:
     """What a run is told. `subset` is the session's own pick: None is all, empty is none.
 
     `bundles` are the names of those command lines that are told of (see `skills_exposure`); None leaves out none.
+    `called` is the one that a person has called for: told in full, also where models are not told of it by themselves.
     """
-    ready = [each.skill for each in stood if each.state is State.READY and each.skill.front.for_models]
+    ready = [
+        each.skill
+        for each in stood
+        if each.state is State.READY and (each.skill.front.for_models or each.skill.name == called)
+    ]
     if bundles is not None:
         ready = [skill for skill in ready if not skill.front.bundle or skill.front.bundle in bundles]
     if subset is not None:
         ready = [skill for skill in ready if skill.name in subset]
     telling = lists.telling
-    inline = [skill for skill in ready if any(fits(glob, skill.name) for glob in telling.inline)]
+    inline = [
+        skill for skill in ready if skill.name == called or any(fits(glob, skill.name) for glob in telling.inline)
+    ]
     listed = [
         skill for skill in ready if skill not in inline and any(fits(glob, skill.name) for glob in telling.available)
     ]

@@ -99,14 +99,16 @@ class Shelf:
         workspace: Path | None = None,
         subset: Sequence[str] | None = None,
         tools: Mapping[str, str] | None = None,
+        called: str = "",
     ) -> Kit:
-        """What a run of this agent gets. `tools` has the bundle of every tool that is made from an operation."""
+        """What a run of this agent gets. `tools` has the bundle of every tool that is made from an operation, `called`
+        is the skill that a person has called for."""
         settings = self._settings().skills
         _, stood = await self.look(agent=agent, agent_home=agent_home, workspace=workspace)
         lists = lists_for(settings, agent)
         told = choose(stood, lists=lists, subset=subset).skills  # who is not told of a bundle keeps the tools
         exposed = expose(lists.telling.exposure, tools or {}, told, lists)
-        choice = choose(stood, lists=lists, subset=subset, bundles=exposed.bundles)
+        choice = choose(stood, lists=lists, subset=subset, bundles=exposed.bundles, called=called)
         scoped = Scoped()
         if choice.skills:
             scoped = await asyncio.to_thread(environment_of, choice, settings, self._environment)

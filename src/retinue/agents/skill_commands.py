@@ -1,0 +1,51 @@
+"""Which skills people can call for by a command, and what each is called there. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from retinue.agents.skills import Skill
+from retinue.agents.skills_choosing import Standing, State
+from retinue.domain.command import BY_WORD, COMMAND_LENGTH_MAX, SkillCommand
+
+COMMANDS_MAX = 100  # of skills, in one conversation
+
+_OTHER = re.compile(r"[^a-z0-9_]+")
+
+
+def skill_commands(stood: Sequence[Standing], *, subset: Sequence[str] | None = None) -> tuple[SkillCommand, ...]:
+    """Those that are found good, of use here and meant for people, by name. `subset` is the session's own pick."""
+    ready = [
+        each.skill
+        for each in stood
+        if each.state is State.READY and each.skill.front.for_people and (subset is None or each.skill.name in subset)
+    ]
+    taken = set(BY_WORD)
+    commands: list[SkillCommand] = []
+    for skill in sorted(ready, key=lambda each: each.name)[:COMMANDS_MAX]:
+        name = _free(skill.name, taken)
+        taken.add(name)
+        commands.append(_command(skill, name))
+    return tuple(commands)
+
+
+def _command(skill: Skill, name: str) -> SkillCommand:
+    front = skill.front
+    return SkillCommand(
+        name=name, skill=skill.name, description=front.description, tool=front.tool, argument=front.argument
+    )
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """A name of a-z, 0-9 and _ that begins with a letter; where it is taken, with a number behind it."""
+    plain = _OTHER.sub("_", name.casefold()).strip("_")
+    if not plain[:1].isalpha():
+        plain = f"skill_{plain}"
+    first = plain[:COMMAND_LENGTH_MAX]
+    if first not in taken:
+        return first
+    number = 2
+    while (numbered := f"{plain[: COMMAND_LENGTH_MAX - len(f'_{number}')]}_{number}") in taken:
+        number += 1
+    return numbered
