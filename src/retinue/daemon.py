@@ -312,6 +312,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             why_now=minds.why_now,
             credentials_changed=credentials_changed,
             config=keeper,
+            settings=current,
             runners=frozenset({"loop"}),
         )
         hands.ways.inbox, hands.ways.asks, hands.ways.hands = desk.post, engine.request, engine.hand_over

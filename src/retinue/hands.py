@@ -20,8 +20,9 @@ from retinue.agents.skills_finding import FOLDER as SKILLS
 from retinue.agents.skills_shelf import Kit
 from retinue.agents.skills_shelf import Shelf as Skills
 from retinue.config import Settings
+from retinue.config.defaults import TimeFormat
 from retinue.config.hands import ExecSettings
-from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings, WorkspaceAccess
+from retinue.config.sandbox import DockerSettings, WorkspaceAccess
 from retinue.config.skills import SkillSettings
 from retinue.config.web import WebSettings
 from retinue.domain.agent import Agent
@@ -44,6 +45,7 @@ from retinue.policy import command_rules
 from retinue.policy.command_rules import Rule
 from retinue.policy.origin_rules import OriginPolicy, house_policy
 from retinue.policy.placing import ExecPolicy, Gates
+from retinue.policy.sandboxing import is_confined, is_main, sandbox_of
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
 from retinue.sandbox.base import Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
@@ -136,14 +138,14 @@ class Hands:
         homes = (home / "agents", home / "mcp")
         self._containers: Containers | None = None
 
-        def container(key: str) -> Sandbox:
+        def container(key: str, docker: DockerSettings | None) -> Sandbox:
             from retinue.sandbox.container import Containers  # where an engine is set, and nowhere else
 
             if self._containers is None:
                 self._containers = Containers(
                     now.sandbox.docker, folder=folder, clock=clock, state=hidden, homes=homes, user_home=person
                 )
-            return self._containers.for_scope(key)
+            return self._containers.for_scope(key, docker)
 
         self.confining = Confining(
             settings=lambda: settings().sandbox,
@@ -171,7 +173,7 @@ class Hands:
             return settings().web
 
         self.tools: tuple[Tool, ...] = (
-            SessionStatus(store, clock, str(now.zone)),
+            SessionStatus(store, clock, str(now.zone), lambda: settings().defaults.time_format is TimeFormat.TWELVE),
             *file_tools(ground),
             Exec(jobs=self._jobs, store=store, clock=clock, confine=self.confining, rules=rules, withheld=withheld),
             Process(jobs=self._jobs),
@@ -280,12 +282,14 @@ async def equip(
     """What a run has of skills and plug-ins: most often nothing, and then little is looked up for it."""
     agent, home = assignment.agent, assignment.home
     now = settings()
+    sandbox = sandbox_of(now.sandbox, agent)
     if (
         now.skills == NO_SKILLS
-        and not (plugins.registry.sections() or plugins.skill_folders() or assignment.request.workspace)
+        and not (plugins.registry.sections() or plugins.skill_folders() or assignment.workspace != home)
         and not os.path.exists(f"{home}/{SKILLS}")
         and not os.path.exists(f"{now.home}/{SKILLS}")
-        and now.sandbox.workspace is WorkspaceAccess.WRITE
+        and sandbox.workspace is WorkspaceAccess.WRITE
+        and sandbox.browser
     ):
         return NO_EQUIPMENT
     kit = await skills.kit(
@@ -299,8 +303,11 @@ async def equip(
     origin = assignment.session.origin.kind
     scene = PluginScene(agent=agent, session=assignment.session.id, home=home, origin=origin)
     sections = await plugins.sections(scene, minimal=origin is OriginKind.SUBAGENT)
-    read_only = is_read_only(now.sandbox, assignment)
-    if kit == Kit() and not sections and not read_only:
+    confined = is_confined(sandbox, main=is_main(assignment.session.origin, str(OWNER)))
+    # What is not to be written by a command is not to be written by our own tools either.
+    read_only = confined and sandbox.workspace is not WorkspaceAccess.WRITE
+    browser = sandbox.browser or not confined
+    if kit == Kit() and not sections and not read_only and browser:
         return NO_EQUIPMENT
     return Equipment(
         sections=tuple(part for part in (kit.section, *sections) if part),
@@ -308,16 +315,8 @@ async def equip(
         environment=kit.scoped.variables,
         hidden=tuple(sorted(kit.exposed.hidden)),
         read_only=read_only,
+        browser=browser,
     )
-
-
-def is_read_only(sandbox: SandboxSettings, assignment: Assignment) -> bool:
-    """Whether the workspace of a sandboxed session is not to be written: then not by our own tools either."""
-    if sandbox.workspace is WorkspaceAccess.WRITE or sandbox.kind == SandboxKind.OFF:
-        return False
-    origin = assignment.session.origin
-    main = origin.kind in (OriginKind.TERMINAL, OriginKind.WEB) and origin.belongs_to(str(OWNER))
-    return sandbox.mode is SandboxMode.ALL or (sandbox.mode is SandboxMode.NON_MAIN and not main)
 
 
 async def called_by_people(

@@ -190,6 +190,20 @@ async def test_containers_are_removed_that_rest_too_long_or_are_too_old(harbour:
     assert harbour.names() == []
 
 
+async def test_a_container_is_made_and_removed_as_its_agent_has_it(harbour: Harbour) -> None:
+    containers = harbour.containers(idle_hours=24, age_days=7, cpus=2)
+    confinement = harbour.grounds.confinement()
+    own = replace(containers.settings, image="other:1", cpus=0.5, idle_hours=1.0)
+    await run(containers.for_scope("agent:ada", own), ["/bin/true"], confinement)
+    await run(containers.for_scope("agent:ben"), ["/bin/true"], confinement)
+    assert [words[-3] for words in harbour.calls("create")] == ["other:1", "debian:stable-slim"]
+    assert [_pairs(words, "--cpus") for words in harbour.calls("create")] == [["0.5"], ["2"]]
+    ada, ben = harbour.names()
+    await harbour.clock.advance(timedelta(hours=2).total_seconds())
+    assert await containers.prune() == [ada]
+    assert harbour.names() == [ben]
+
+
 async def test_a_stopped_container_is_started_and_a_new_one_is_set_up_once(harbour: Harbour) -> None:
     containers = harbour.containers(setup="echo set up")
     await run(containers.for_scope("shared"), ["/bin/true"], harbour.grounds.confinement())

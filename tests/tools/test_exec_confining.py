@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from tools.shell_desk import Desk, desk_in, walls
 
-from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings, SecretRule, WorkspaceAccess
+from retinue.config.sandbox import (
+    DockerSettings,
+    SandboxKind,
+    SandboxMode,
+    SandboxSettings,
+    SecretRule,
+    WorkspaceAccess,
+)
 from retinue.config.secret import Secret
 from retinue.domain.decision import Verdict
 from retinue.domain.permission import WEB, with_granted
@@ -53,7 +60,7 @@ class House:
             withheld=self.desk.withheld,
         )
 
-    def container(self, key: str) -> Sandbox:
+    def container(self, key: str, docker: DockerSettings | None) -> Sandbox:
         self.scopes.append(key)
         return walls()
 

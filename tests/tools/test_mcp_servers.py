@@ -128,7 +128,7 @@ async def test_where_the_sandbox_does_not_work_nothing_is_begun_unless_the_owner
         settings=lambda: now[0],
         host=Host(),
         bubblewrap=Bubblewrap(folder=tmp_path / "walls", program="/bin/false"),
-        container=lambda key: Host(),
+        container=lambda _key, _docker: Host(),
         homes=tmp_path,
         is_owner=lambda scene: True,
     )

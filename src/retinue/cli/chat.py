@@ -44,6 +44,7 @@ HOUSE_COMMANDS = {
 def chat(options: Namespace) -> int:
     status = call("house.status")
     names = [agent["name"] for agent in status["agents"]]
+    options.agent = options.agent or status["default_agent"] or ""
     if options.agent not in names:
         raise _no_such_agent(options.agent, names)
     text = None if options.once is None else verbs.text_from(options.once)

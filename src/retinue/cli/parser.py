@@ -173,7 +173,7 @@ def build(short: str) -> Parser:
         return parser
     match short:
         case "chat":
-            add("--agent", default="guide", metavar="NAME", help="who to talk with (guide)")
+            add("--agent", default="", metavar="NAME", help="who to talk with; left out, who answers for the house")
             add("--session", default="", metavar="NAME", help="a conversation of its own, by any name you like")
             add("--once", metavar="TEXT", help="send this, print the answer and leave; - reads it from stdin")
             _add_wait(parser, "how long to wait for a closed house", CHAT_WAIT_S)

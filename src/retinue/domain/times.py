@@ -69,6 +69,14 @@ def show(moment: datetime, zone: ZoneInfo) -> str:
     return local.isoformat(timespec="seconds")
 
 
+def show_by_12(moment: datetime, zone: ZoneInfo) -> str:
+    """The same for those who read a clock with twelve hours: `2026-01-28 8:30:05 pm +01:00`."""
+    whole = datetime.fromisoformat(show(moment, zone))
+    hour = whole.hour % 12 or 12
+    half = "am" if whole.hour < 12 else "pm"
+    return f"{whole:%Y-%m-%d} {hour}:{whole:%M:%S} {half} {whole.isoformat()[19:]}"
+
+
 def to_ms(moment: datetime) -> int:
     """Whole unix milliseconds, rounded down; integers throughout, so nothing drifts."""
     return (moment - _EPOCH) // _MS

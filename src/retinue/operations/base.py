@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import msgspec
+import sqlalchemy as sa
 
+from retinue.config import Settings, default_agent
+from retinue.config.defaults import PLAIN, Defaults
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.envelope import KEY_LENGTH_MAX
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
@@ -30,7 +33,7 @@ from retinue.operations.keeper import Keeper
 from retinue.operations.uploads import Uploads
 from retinue.policy import permissions
 from retinue.policy.masking import masked_error
-from retinue.store import answers
+from retinue.store import agents, answers
 from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.tools.files.ground import Ground
@@ -65,6 +68,7 @@ class Desk:
     version: str
     policy: Mapping[str, PermissionLevel]
     config: Keeper | None = None  # None in a house that was furnished by hand
+    settings: Callable[[], Settings] | None = None  # as they are now; None likewise
     runners: frozenset[str] | None = None
     catalog: Callable[[], Catalog] | None = None  # as it is now; None in a house whose models were put there by hand
     credentials_changed: Callable[[], Awaitable[None]] | None = None  # told when keys came, went or were forgiven
@@ -78,6 +82,24 @@ class Desk:
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
     uploads: Uploads = field(default_factory=Uploads)  # files that were sent ahead of their envelopes
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
+
+    @property
+    def defaults(self) -> Defaults:
+        """What the house has for every agent that does not say it itself."""
+        return self.settings().defaults if self.settings is not None else PLAIN
+
+    def default_agent(self, conn: sa.Connection) -> str:
+        """Who answers where nobody is named."""
+        named = self.settings().default_agent if self.settings is not None else None
+        found = default_agent(named, [agent.name for agent in agents.everyone(conn)])
+        if found is None:
+            raise NotFound(
+                "nobody is named, and nobody works here",
+                because="the staff is empty",
+                try_this="take someone on: retinue agent register NAME",
+                code="agent.none-here",
+            )
+        return found
 
     def keeper(self) -> Keeper:
         if self.config is None:

@@ -65,7 +65,7 @@ _HELP: Mapping[str, str] = {
     "envelope.list.to": "whose mail",
     "envelope.send.key": "of two envelopes with the same key one is accepted",
     "envelope.send.session": "the id of a session, or latest for the one last used",
-    "envelope.send.to": "agent:NAME, agent:NAME/SESSION, person:NAME or channel:INSTANCE:ROOM",
+    "envelope.send.to": "agent:NAME, agent:NAME/SESSION, person:NAME or channel:INSTANCE:ROOM; or nobody",
     "house.backup.to": "the folder to make; left out, one in the home",
     "house.backup.verify": "open the copy once more and look at every part of it",
     "house.doctor.quick": "leave out what reads the whole store",
@@ -200,7 +200,7 @@ _HELP: Mapping[str, str] = {
 }
 _OPTIONS = {"attachments": "attach"}
 _WORDS = frozenset({"text", "message"})
-_FIRST = frozenset({"id", "session", "name", "agent"})
+_FIRST = frozenset({"id", "session", "name", "agent", "envelope.send.to"})
 _PLACES_MAX = 2
 
 
@@ -233,7 +233,8 @@ def parameters(operation: Operation) -> tuple[Parameter, ...]:
         if kind is Kind.TEXT and field.encode_name in _WORDS and not repeated:
             kind = Kind.WORDS
         is_text = kind in (Kind.TEXT, Kind.WORDS) and not repeated
-        obvious = field.required or (number == 0 and field.encode_name in _FIRST)
+        first = field.encode_name in _FIRST or f"{operation.name}.{field.encode_name}" in _FIRST
+        obvious = field.required or (number == 0 and first)
         place = is_text and obvious and not nullable and places < _PLACES_MAX
         places += place
         default = None if field.required else _default(field)

@@ -61,10 +61,10 @@ class Upload(msgspec.Struct, forbid_unknown_fields=True):
     media_type: str = "application/octet-stream"
 
 
-class Send(msgspec.Struct, forbid_unknown_fields=True):
+class Send(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Sender, boss mark and sender's name are no parameters: they follow from the caller's token."""
 
-    to: str
+    to: str = ""
     text: str
     key: str = ""
     conversation: str = ""  # by its name: a session of its own
@@ -253,7 +253,7 @@ async def _conversation(
 
     A latest one is named by its origin, so that it is found as any other is, and begun anew should it be gone by then.
     """
-    to = address.parse(asked.to)
+    to = address.parse(asked.to) if asked.to else address.agent(await desk.store.read(desk.default_agent))
     name = asked.conversation.casefold()[:CONVERSATION_LENGTH_MAX]
     own = Origin(OriginKind.TERMINAL, f"{caller.address}/{name}" if name else str(caller.address))
     wanted = to.rest or asked.session

@@ -31,6 +31,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
 
 class AgentHere(msgspec.Struct, frozen=True):
     name: str
+    display_name: str  # empty: its name
     model: str
     description: str
     icon: str
@@ -42,6 +43,7 @@ class HouseStatus(msgspec.Struct, frozen=True):
     version: str
     cursor: int
     agents: list[AgentHere]
+    default_agent: str | None  # who answers where nobody is named
     approvals: list[ApprovalShown]
     you: str
     now: str
@@ -73,7 +75,8 @@ async def status(desk: Desk, caller: Principal, asked: Nothing) -> HouseStatus:
         return HouseStatus(
             version=desk.version,
             cursor=news.newest(conn),
-            agents=[_here(agent) for agent in agents.everyone(conn)],
+            agents=(here := [_here(agent) for agent in agents.everyone(conn)]),
+            default_agent=desk.default_agent(conn) if here else None,
             approvals=waiting(desk, conn, caller),
             you=str(caller.address),
             now=show(desk.clock.now(), desk.zone),
@@ -84,7 +87,13 @@ async def status(desk: Desk, caller: Principal, asked: Nothing) -> HouseStatus:
 
 def _here(agent: Agent) -> AgentHere:
     return AgentHere(
-        agent.name, agent.model, agent.description, icon=agent.icon, colour=agent.colour, visible=agent.visible
+        agent.name,
+        agent.display_name,
+        agent.model,
+        agent.description,
+        icon=agent.icon,
+        colour=agent.colour,
+        visible=agent.visible,
     )
 
 

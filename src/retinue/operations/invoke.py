@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from retinue.agents.home import ensure_home
+from retinue.agents.home import ensure_home, ensure_workspace
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.decision import Verdict
 from retinue.domain.errors import NotAllowed, NotFound
@@ -21,7 +21,7 @@ from retinue.tools.toolbox import Occasion, Toolbox
 class Invoke(msgspec.Struct, forbid_unknown_fields=True):
     tool: str
     args: Annotated[dict[str, Any], msgspec.Meta(description="the arguments of the call")] = {}
-    agent: Annotated[str, msgspec.Meta(description="as which agent; left out, main")] = "main"
+    agent: Annotated[str, msgspec.Meta(description="as which agent; left out, who answers where nobody is named")] = ""
     session: Annotated[str, msgspec.Meta(description="in which of its sessions")] = ""
 
 
@@ -40,8 +40,10 @@ async def call_directly(desk: Desk, caller: Principal, asked: Invoke, *, door: D
     toolbox = desk.toolbox
     if toolbox is None:
         raise _no_tool(asked.tool, "this house was opened without any")
-    occasion = await occasion_for(desk, caller, agent=asked.agent, session=asked.session, door=door)
-    ensure_home(desk.home, occasion.agent.name)
+    agent = asked.agent or await desk.store.read(desk.default_agent)
+    occasion = await occasion_for(desk, caller, agent=agent, session=asked.session, door=door)
+    home = ensure_home(desk.home, occasion.agent.name)
+    ensure_workspace(occasion.rights.workspace, home=home)
     return await _perform(toolbox, Call(id=occasion.run[:8], tool=asked.tool, arguments=asked.args), occasion)
 
 

@@ -79,7 +79,7 @@ async def occasion_for(
         session=inside.id if inside is not None else SessionId(id_),
         run=RunId(id_),
         home=home,
-        rights=default_rights(home, home),
+        rights=default_rights(home, desk.defaults.workspace_of(who, home)),
         where=Circumstances(
             provider=provider if name else "",
             model=name or provider,

@@ -302,7 +302,7 @@ def _recorded(desk: Desk, history: _History, record: Record, reply: Reply, conte
         session=session.id,
         run=record.run or RunId(""),
         home=home,
-        rights=default_rights(home, home),
+        rights=default_rights(home, desk.defaults.workspace_of(history.agent, home)),
         where=Circumstances(
             provider=reply.provider,
             model=bare_model(reply),

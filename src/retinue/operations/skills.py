@@ -173,6 +173,8 @@ async def _look(desk: Desk, asked: List | Show | Approve, *, contents: bool = Fa
             code="agent.not-found",
         )
     home = home_of(desk.home, agent.name)
+    own = desk.defaults.workspace_of(agent, home)
+    workspace = workspace or (own if own != home else None)
     return await shelf(desk).look(agent=agent.name, agent_home=home, workspace=workspace, contents=contents)
 
 

@@ -28,6 +28,7 @@ from retinue.policy.groups import (
 
 SYSTEM = "system_"
 WRITING = ("write", "edit")
+BROWSING = ("browser", "browser_act")
 AGENTS = "agents_"
 ALLOWED = Decision(Verdict.ALLOW, "no rule is against it")
 
@@ -53,6 +54,7 @@ class Circumstances:
     door: Door = Door.MODEL
     hidden: tuple[str, ...] = ()  # tools that are told of as skills instead
     read_only: bool = False  # the workspace is not to be written, by commands or by anything else
+    browser: bool = True  # whether its sandbox lets it have one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +252,8 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
         layers.append(Layer(name="skills", key="skills.exposure", lists=ToolLists(deny=where.hidden)))
     if where.read_only:
         layers.append(Layer(name="the sandbox", key="sandbox.workspace", lists=ToolLists(deny=WRITING)))
+    if not where.browser:
+        layers.append(Layer(name="the sandbox", key="sandbox.browser", lists=ToolLists(deny=BROWSING)))
     if where.door is not Door.MODEL:
         denied = tuple(name for name in INVOKE_DENIED if not any(fits(glob, name) for glob in settings.invoke_allow))
         layers.append(

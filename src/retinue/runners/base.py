@@ -104,6 +104,7 @@ class Equipment:
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     hidden: tuple[str, ...] = ()
     read_only: bool = False  # its workspace is not to be written
+    browser: bool = True  # whether the rules of its sandbox let it have one
 
 
 NO_EQUIPMENT = Equipment()

@@ -108,7 +108,7 @@ class HouseChoices:
         return report(
             arranged(records),
             model=str(ref),
-            window_tokens=facts.window_tokens,
+            window_tokens=self._minds.settings.defaults.context_tokens or facts.window_tokens,
             instructions=agent.instructions,
             tools=self._offered(agent, session, ref),
             compactions=session.compactions,

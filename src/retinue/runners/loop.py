@@ -293,6 +293,7 @@ def _circumstances(assignment: Assignment, journal: Journal, equipment: Equipmen
         channel=origin.channel,
         hidden=equipment.hidden,
         read_only=equipment.read_only,
+        browser=equipment.browser,
     )
 
 

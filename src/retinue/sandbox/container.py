@@ -108,9 +108,9 @@ class Containers:
         self._probed: Probe | None = None
         self._ending: set[asyncio.Task[Reply]] = set()
 
-    def for_scope(self, key: str) -> Container:
-        """The sandbox of whoever has this key: see `choosing.scope_key`."""
-        return Container(self, key)
+    def for_scope(self, key: str, settings: DockerSettings | None = None) -> Container:
+        """The sandbox of whoever has this key: see `choosing.scope_key`. `settings`: as they have it."""
+        return Container(self, key, settings or self.settings)
 
     async def probe(self) -> Probe:
         async with self._probing:
@@ -118,13 +118,13 @@ class Containers:
                 self._probed = await self._try()
             return self._probed
 
-    async def ready(self, key: str, confinement: Confinement) -> str:
+    async def ready(self, key: str, confinement: Confinement, settings: DockerSettings) -> str:
         """The name of a running container that shows just what this confinement names."""
         async with self._making:
             walls_of = self._walls(confinement)
             name = f"{self.settings.prefix}-{_slug(key)}-{_short_hash([key, *walls_of])}"
-            options = self._options(confinement.limits)
-            wanted = _short_hash([*options, self.settings.image, self.settings.setup])
+            options = self._options(confinement.limits, settings)
+            wanted = _short_hash([*options, settings.image, settings.setup])
             found = await self._inspect(name)
             if found is not None and found.config != wanted:
                 if found.running and self._is_in_use(name):
@@ -133,7 +133,7 @@ class Containers:
                     await self.engine.must("rm", "--force", name)
                     found = None
             if found is None:
-                await self._create(name, key, wanted, [*options, *walls_of])
+                await self._create(name, key, wanted, [*options, *walls_of], settings)
             elif not found.running:
                 await self.engine.must("start", name)
             self._note(name)
@@ -142,22 +142,29 @@ class Containers:
     async def prune(self) -> list[str]:
         """Remove what has rested too long or is too old, and give the names. What runs a command was used just now."""
         now, used = self.clock.now(), self._uses()
-        idle, age = timedelta(hours=self.settings.idle_hours), timedelta(days=self.settings.age_days)
         removed: list[str] = []
         listing = await self.engine.must(
             "ps", "--all", "--filter", f"label={LABEL}=1", "--format", f'{{{{.Names}}}}\t{{{{.Label "{CREATED}"}}}}'
         )
         present: set[str] = set()
         for line in listing.splitlines():
-            name, _, created_ms = line.partition("\t")
+            name, _, made = line.partition("\t")
             present.add(name)
-            created = datetime.fromtimestamp(int(created_ms or 0) / 1000, now.tzinfo)
+            created_ms, idle, age = self._made(made)
+            created = datetime.fromtimestamp(created_ms / 1000, now.tzinfo)
             last = max(created, used.get(name, created))
             if now - last > idle or (now - created > age and now - last > IN_USE):
                 await self.engine.must("rm", "--force", name)
                 removed.append(name)
         self._keep({name: at for name, at in used.items() if name in present and name not in removed})
         return removed
+
+    def _made(self, label: str) -> tuple[int, timedelta, timedelta]:
+        """When a container was made, and after what rest and at what age whoever has it lets it go."""
+        created_ms, idle_hours, age_days, *_ = (*label.split("/"), "", "")
+        idle = min(self.settings.idle_hours, float(idle_hours or self.settings.idle_hours))
+        age = min(self.settings.age_days, float(age_days or self.settings.age_days))
+        return int(created_ms or 0), timedelta(hours=idle), timedelta(days=age)
 
     def end_in(self, name: str, mark: str) -> None:
         """End everything that bears this mark, in a container that goes on."""
@@ -216,7 +223,7 @@ class Containers:
         self._refuse_around(path, self.state)
         return _mount(path, Path(target), writable=mode != "ro")
 
-    def _options(self, limits: Limits) -> list[str]:
+    def _options(self, limits: Limits, settings: DockerSettings) -> list[str]:
         """Everything that makes a container a small, closed room. None of it is a setting that can be left out."""
         user = f"{os.getuid()}:{os.getgid()}"  # whose the workspace is; without capabilities, even 0 is nobody much
         scratch = f"rw,nosuid,nodev,size={limits.disk_bytes}"
@@ -226,24 +233,25 @@ class Containers:
             *("--tmpfs", "/run:rw,nosuid,nodev,noexec,size=1048576"),
             *("--network", "none", "--ipc", "private", "--hostname", "sandbox", "--init"),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", user),
-            *("--pids-limit", str(limits.processes), "--cpus", f"{self.settings.cpus:g}"),
+            *("--pids-limit", str(limits.processes), "--cpus", f"{settings.cpus:g}"),
             *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
             *("--ulimit", f"fsize={limits.file_bytes}", "--ulimit", "core=0", "--ulimit", "nofile=4096:4096"),
             *("--shm-size", str(min(limits.disk_bytes, walls.SHM_BYTES_MAX)), "--log-driver", "none"),
             *("--restart", "no", "--pull", "never", "--stop-timeout", "1"),
         ]
 
-    async def _create(self, name: str, key: str, config: str, options: Sequence[str]) -> None:
+    async def _create(self, name: str, key: str, config: str, options: Sequence[str], settings: DockerSettings) -> None:
         if len(self._uses()) >= CONTAINERS_MAX:
             await self.prune()
         created = int(self.clock.now().timestamp() * 1000)
-        labels = {LABEL: "1", SCOPE: key, CREATED: str(created), CONFIG: config}
+        made = f"{created}/{settings.idle_hours:g}/{settings.age_days:g}"
+        labels = {LABEL: "1", SCOPE: key, CREATED: made, CONFIG: config}
         told = [word for label, value in labels.items() for word in ("--label", f"{label}={value}")]
-        await self.engine.must("create", "--name", name, *told, *options, self.settings.image, "sleep", "infinity")
+        await self.engine.must("create", "--name", name, *told, *options, settings.image, "sleep", "infinity")
         try:
             await self.engine.must("start", name)
-            if self.settings.setup:
-                await self.engine.must("exec", name, "/bin/sh", "-lc", self.settings.setup, wait_s=SETUP_WAIT_S)
+            if settings.setup:
+                await self.engine.must("exec", name, "/bin/sh", "-lc", settings.setup, wait_s=SETUP_WAIT_S)
         except SandboxFailed:
             await self.engine.ask("rm", "--force", name)
             raise
@@ -278,7 +286,7 @@ class Containers:
             with tempfile.NamedTemporaryFile(prefix="retinue-probe-") as canary:
                 script = _CANARY.format(canary=canary.name)
                 tried = await self.engine.ask(
-                    "run", "--rm", *self._options(Limits()), self.settings.image, "/bin/sh", "-c", script
+                    "run", "--rm", *self._options(Limits(), self.settings), self.settings.image, "/bin/sh", "-c", script
                 )
         except (SandboxFailed, OSError) as error:
             return Probe(False, str(error), _DOCTOR)
@@ -321,9 +329,10 @@ class Container:
 
     name = "docker"
 
-    def __init__(self, containers: Containers, key: str) -> None:
+    def __init__(self, containers: Containers, key: str, settings: DockerSettings) -> None:
         self._containers = containers
         self._key = key
+        self._settings = settings
 
     async def probe(self) -> Probe:
         return await self._containers.probe()
@@ -338,7 +347,7 @@ class Container:
             raise SandboxFailed("the command was not begun", because="there is none", try_this="name a program")
         mark = f"{MARK}={os.getpid()}-{next(_NUMBERS)}"
         variables = _variables(confinement, mark)
-        name = await self._containers.ready(self._key, confinement)
+        name = await self._containers.ready(self._key, confinement, self._settings)
         engine = self._containers.engine
         try:
             words = ["exec", "--interactive", *(["--tty"] if pty else []), "--workdir", str(confinement.folder)]

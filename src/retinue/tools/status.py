@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from retinue.domain.ids import short
 from retinue.domain.ports import Clock
-from retinue.domain.times import show, to_ms, zone
+from retinue.domain.times import show, show_by_12, to_ms, zone
 from retinue.domain.tool import ToolSpec
 from retinue.store import envelopes, sessions
 from retinue.store.connection import Store
@@ -26,6 +27,7 @@ class SessionStatus:
     store: Store
     clock: Clock
     zone_name: str = "UTC"
+    by_12: Callable[[], bool] = bool  # whether the owner reads a clock with twelve hours
     arguments: type[msgspec.Struct] = StatusArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
@@ -43,7 +45,7 @@ class SessionStatus:
             raise ToolFailed("this session is not in the store", because="it was removed meanwhile")
         waiting = await self.store.read(lambda conn: envelopes.count_due(conn, scene.session, to_ms(now)))
         lines = {
-            "now": show(now, zone(self.zone_name)),
+            "now": (show_by_12 if self.by_12() else show)(now, zone(self.zone_name)),
             "agent": scene.agent.name,
             "model": scene.agent.model,
             "session": short(session.id),

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from retinue.config.sandbox import SandboxKind, SandboxSettings, WorkspaceAccess
+from retinue.config.sandbox import DockerSettings, SandboxKind, SandboxSettings, WorkspaceAccess
 from retinue.domain.permission import Rights
 from retinue.policy.placing import ExecPolicy, Where
+from retinue.policy.sandboxing import sandbox_of
 from retinue.sandbox.base import Confinement, Network, Probe, Sandbox, SandboxFailed
 from retinue.sandbox.choosing import Asked, Choice, Facts, choose
 from retinue.sandbox.secrets import applicable, with_secrets
@@ -28,12 +29,13 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confining:
-    """`container` gives the sandbox of a scope. `environment` is the house's own, for secrets that are in it."""
+    """`container` gives the sandbox of a scope, as its settings have it; without any, as the house has it.
+    `environment` is the house's own, for secrets that are in it."""
 
     settings: Callable[[], SandboxSettings]
     host: Sandbox
     bubblewrap: Sandbox
-    container: Callable[[str], Sandbox]
+    container: Callable[[str, DockerSettings | None], Sandbox]
     homes: Path
     is_owner: Callable[[Scene], bool]
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -53,7 +55,7 @@ class Confining:
             case SandboxKind.BUBBLEWRAP:
                 return await self.bubblewrap.probe()
             case SandboxKind.DOCKER:
-                return await self.container("").probe()
+                return await self.container("", None).probe()
             case SandboxKind.OFF:
                 return await self.host.probe()
 
@@ -78,21 +80,27 @@ class Confining:
         if where is Where.HOST:
             chosen, sandbox = replace(choice.confinement, network=None), self.host
         else:
-            chosen, sandbox = choice.confinement, self._sandbox(choice)
+            chosen, sandbox = choice.confinement, self._sandbox(choice, self._settings_of(scene))
         given = applicable(self.settings(), scene.agent.name, Path(program), chosen)
+        for sender in scene.senders:  # what one of them is not told, it is not told for them
+            theirs = applicable(self.settings(), sender.name, Path(program), chosen)
+            given = tuple(each for each in given if each in theirs)
         return Placed(sandbox, with_secrets(chosen, given, self.environment), where is Where.SANDBOX)
 
-    def _sandbox(self, choice: Choice) -> Sandbox:
+    def _settings_of(self, scene: Scene) -> SandboxSettings:
+        return sandbox_of(self.settings(), scene.agent, *scene.senders)
+
+    def _sandbox(self, choice: Choice, settings: SandboxSettings) -> Sandbox:
         match choice.kind:
             case SandboxKind.BUBBLEWRAP:
                 return self.bubblewrap
             case SandboxKind.DOCKER:
-                return self.container(choice.key)
+                return self.container(choice.key, settings.docker)
             case SandboxKind.OFF:
                 raise SandboxFailed("the command was not begun", because=choice.decision.because)
 
     def _choose(self, scene: Scene, confinement: Confinement) -> Choice:
-        settings = self.settings()
+        settings = self._settings_of(scene)
         workspace = Path(os.path.realpath(scene.rights.workspace))
         rights = Rights(
             workspace=workspace,
@@ -101,7 +109,7 @@ class Confining:
             web=scene.rights.web,
         )
         facts = Facts(
-            agent=scene.agent.name,
+            agent=scene.acts_as.name,
             session=scene.session,
             origin=scene.origin,
             owner=self.is_owner(scene),

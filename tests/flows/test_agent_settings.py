@@ -1,0 +1,170 @@
+"""What is set of an agent, and what the house has for all, each seen where it has its effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from flows.hands_house import ADA, BO, HandsHouse, hands_house
+
+from retinue.config.sandbox import WorkspaceAccess
+from retinue.domain.agent import SandboxRules, ToolRules
+from retinue.domain.envelope import Outcome
+from retinue.domain.errors import NotFound
+from retinue.store import envelopes
+from retinue.testing.scripted_model import calls, says
+
+
+async def outputs(house: HandsHouse, session: str) -> list[str]:
+    return [result.output for result in await house.results(session)]
+
+
+# --- who answers where nobody is named ---
+
+
+async def test_mail_to_nobody_goes_to_the_default_agent(tmp_path: Path) -> None:
+    async with hands_house(tmp_path / "home", config='[house]\ndefault_agent = "BO"') as house:
+        assert (await house.ask("house.status"))["default_agent"] == "bo"
+        house.model.will_reply("Here.")
+
+        sent = await house.ask("envelope.send", text="Who is there?")
+        await house.rest()
+
+        found = await house.house.store.read(lambda conn: envelopes.get(conn, sent["envelope"]))
+        assert found is not None and str(found.recipient).startswith("agent:bo")
+        invoked = await house.ask("tool.invoke", tool="session_status", args={}, session=sent["session"])
+        assert "agent: bo" in invoked["output"]
+
+
+async def test_without_a_word_on_it_the_default_is_main_else_the_first(tmp_path: Path) -> None:
+    async with hands_house(tmp_path / "home", staff=[BO, ADA]) as house:
+        assert (await house.ask("house.status"))["default_agent"] == "ada"
+        await house.ask("agent.register", name="Main", model="scripted")
+        assert (await house.ask("house.status"))["default_agent"] == "Main"
+    async with hands_house(tmp_path / "empty", staff=[]) as house:
+        assert (await house.ask("house.status"))["default_agent"] is None
+        with pytest.raises(NotFound) as nobody:
+            await house.ask("envelope.send", text="Anyone?")
+        assert nobody.value.code == "agent.none-here"
+
+
+# --- where it works ---
+
+
+async def test_an_agent_works_in_the_workspace_it_was_given(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    async with hands_house(tmp_path / "home") as house:
+        await house.ask("agent.set", name="ada", workspace=str(elsewhere))
+        await house.ask("agent.set", name="bo", workspace="desk/drawer")
+        for name in ("ada", "bo"):
+            lines = (calls("write", path="a.txt", content=name), calls("exec", command="pwd"), "Done.")
+            session = await house.turn("Note it.", *lines, to=f"agent:{name}")
+            place = elsewhere if name == "ada" else house.home("bo") / "desk/drawer"
+            assert (place / "a.txt").read_text() == name
+            assert str(place) in (await outputs(house, session))[-1]
+        assert not (house.home("ada") / "a.txt").exists()
+
+        # A direct call finds the same place, and so does one who reads the home by its own name.
+        await house.ask("agent.set", name="ada", tools_also_allow=["write"])
+        house.rule(invoke_allow=("write",))
+        await house.ask("tool.invoke", tool="write", args={"path": "b.txt", "content": "b"}, agent="ada")
+        assert (elsewhere / "b.txt").read_text() == "b"
+
+
+async def test_the_house_can_have_a_folder_in_which_each_agent_has_its_own(tmp_path: Path) -> None:
+    config = f'[defaults]\nworkspace = "{tmp_path / "work"}"'
+    async with hands_house(tmp_path / "home", config=config) as house:
+        for name in ("ada", "bo"):
+            await house.turn("Note it.", calls("write", path="a.txt", content=name), "Done.", to=f"agent:{name}")
+        assert [(tmp_path / "work" / name / "a.txt").read_text() for name in ("ada", "bo")] == ["ada", "bo"]
+        session = await house.turn("Look.", calls("read", path=str(tmp_path / "work/bo/a.txt")), "No.")
+        assert "bo" not in (await outputs(house, session))[-1].partition("\n")[0].split()
+        assert (await house.results(session))[-1].failed or await house.asked()
+
+
+async def test_a_workspace_that_cannot_be_made_fails_the_run_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    async with hands_house(tmp_path / "home") as house:
+        await house.ask("agent.set", name="ada", workspace=str(tmp_path / "file/below"))
+        receipt = await house.post("Hello.")
+        await house.rest()
+        notices = [mail.text for mail in await house.mail("person:owner")]
+        assert receipt.session is not None and any("[agent.workspace-unusable]" in text for text in notices)
+
+
+# --- how far its sandbox lets it ---
+
+
+async def test_an_agents_own_sandbox_is_stricter_than_the_houses(tmp_path: Path) -> None:
+    strict = SandboxRules(workspace=WorkspaceAccess.READ, browser=False)
+    staff = [ADA, BO.__class__(name="bo", model="scripted", sandbox=strict, tools=ToolRules(also_allow=("browser",)))]
+    async with hands_house(tmp_path / "home", staff=staff) as house:
+        for name, failed in (("ada", False), ("bo", True)):
+            lines = (calls("write", path="a.txt", content="x"), "Done.")
+            session = await house.turn("Note it.", *lines, to=f"agent:{name}", sender="person:maria")
+            assert [result.failed for result in await house.results(session)] == [failed]
+        session = await house.turn(
+            "Look.", calls("browser", action="tabs"), "Done.", to="agent:bo", origin="person:maria"
+        )
+        assert "sandbox.browser" in (await outputs(house, session))[-1]
+        touched = await house.turn("Touch.", calls("exec", command="touch b.txt"), "Done.", to="agent:bo")
+        assert not (house.home("bo") / "b.txt").exists(), await outputs(house, touched)
+        await house.turn("Touch.", calls("exec", command="touch b.txt"), "Done.", to="agent:ada")
+        assert (house.home("ada") / "b.txt").exists()
+
+
+# --- what the house has for all ---
+
+
+async def test_how_hard_models_think_is_the_agents_word_and_else_the_houses(tmp_path: Path) -> None:
+    async with hands_house(tmp_path / "home", config='[defaults]\neffort = "low"') as house:
+        await house.ask("agent.set", name="bo", effort="high")
+        await house.turn("One.", "1")
+        await house.turn("Two.", "2", to="agent:bo")
+        assert [prompt.effort for prompt in house.model.prompts] == ["low", "high"]
+
+
+async def test_how_long_a_run_may_take_is_the_agents_word_and_else_the_houses(tmp_path: Path) -> None:
+    async with hands_house(tmp_path / "home", config="[defaults]\nrun_seconds_max = 1") as house:
+        await house.ask("agent.set", name="bo", run_seconds_max=60)
+        house.model.rule = lambda prompt: says("late", after_s=1.3)
+        ada, bo = await house.post("One."), await house.post("Two.", to="agent:bo")
+        await house.rest()
+        settled = [
+            await house.house.store.read(lambda conn, e=e.envelope: envelopes.settled(conn, e)) for e in (ada, bo)
+        ]
+        assert [each.outcome if each else None for each in settled] == [Outcome.DEAD, Outcome.ANSWERED]
+
+
+async def test_how_many_runs_an_agent_has_at_once_is_its_own_word_and_else_the_houses(tmp_path: Path) -> None:
+    async with hands_house(tmp_path / "home", config="[defaults]\nconcurrency = 1") as house:
+        await house.ask("agent.set", name="bo", concurrency=2)
+        most = {"ada": 0, "bo": 0}
+        house.model.rule = lambda prompt: says("done", after_s=0.2)
+        for name in most:
+            for number in range(2):
+                await house.post("Go.", to=f"agent:{name}", origin=f"person:owner/{number}")
+        while house.house.engine.active:
+            lanes = (await house.ask("house.lanes"))["lanes"]
+            for name in most:
+                most[name] = max(most[name], sum(lane["agent"] == name and lane["run"] is not None for lane in lanes))
+        assert most == {"ada": 1, "bo": 2}
+
+
+@pytest.mark.parametrize(("format", "half"), [("auto", False), ("24", False), ("12", True)])
+async def test_agents_are_told_the_time_by_the_clock_that_the_owner_reads(
+    tmp_path: Path, format: str, half: bool
+) -> None:
+    async with hands_house(tmp_path / "home", config=f'[defaults]\ntime_format = "{format}"') as house:
+        session = await house.turn("What time is it?", calls("session_status"), "Late.")
+        now = (await outputs(house, session))[-1].partition("\n")[0]
+        assert (" am " in now or " pm " in now) is half
+
+
+async def test_the_window_that_is_shown_is_only_shown(tmp_path: Path) -> None:
+    async with hands_house(tmp_path / "home", config="[defaults]\ncontext_tokens = 20000") as house:
+        session = await house.turn("Hello.", "Hi.")
+        told = await house.post("/context")
+        await house.rest()
+        assert told.session == session
+        assert any("of 20,000 tokens" in mail.text for mail in await house.mail("person:owner"))
