@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from retinue.domain.address import Address
 from retinue.domain.attachment import Attachment
+from retinue.domain.delegation import Exchange, Lineage
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.run import RunRequest
 from retinue.domain.session import Origin, WhenBusy
@@ -61,6 +62,8 @@ class Context(Struct, frozen=True, kw_only=True):
     verdict: str = ""  # "allow" or "deny", on a decision
     request: RunRequest | None = None
     when_busy: WhenBusy | None = None  # None: as the queue has it
+    lineage: Lineage | None = None  # of a run over it, where the letter itself says so
+    exchange: Exchange | None = None  # where two sessions answer each other: which of these answers it is
 
 
 NO_CONTEXT = Context()

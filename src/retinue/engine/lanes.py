@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
+from retinue.domain.delegation import Lineage
 from retinue.domain.envelope import Envelope, Kind, answerable
 from retinue.domain.ids import SessionId
 from retinue.domain.run import RunRequest
@@ -56,10 +57,12 @@ class Batch(Struct, frozen=True):
     work: tuple[Envelope, ...]
 
 
-def voice(envelope: Envelope) -> tuple[str, str, str, bool, RunRequest | None]:
-    """Who speaks, whether an answer is owed, and what is asked of the run: a change of any ends a batch."""
+def voice(envelope: Envelope) -> tuple[str, str, str, Kind | bool, RunRequest | None, Lineage | None]:
+    """Who speaks, whether an answer is owed and to whom, what is asked of the run and whose work it is: a change of any
+    ends a batch."""
     context = envelope.context
-    return str(envelope.sender), context.sender_name, context.username, answerable(envelope.kind), context.request
+    owed = Kind.SYSTEM if envelope.kind is Kind.SYSTEM else answerable(envelope.kind)
+    return str(envelope.sender), context.sender_name, context.username, owed, context.request, context.lineage
 
 
 def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:

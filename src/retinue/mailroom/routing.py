@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
+from retinue.domain.envelope import Kind
 from retinue.domain.errors import Invalid
 from retinue.domain.session import Origin, OriginKind
 
@@ -25,16 +26,19 @@ def origin_of(sender: Address) -> Origin:
             return Origin(OriginKind.EXTERNAL, str(sender))
 
 
-def answer_address(sender: Address, *, origin: Origin) -> Address | None:
+def answer_address(sender: Address, *, origin: Origin, kind: Kind = Kind.MESSAGE) -> Address | None:
     """Where the answer to `sender` goes. None where nobody waits for one.
 
-    A schedule has no ears of its own: what it set going is told to whoever the session belongs to.
+    A schedule has no ears of its own: what it set going is told to whoever the session belongs to. An agent that told
+    something (`kind` system) did not ask: what comes of it is for the person who sits there, or for nobody.
     """
     match sender.kind:
         case AddressKind.SCHEDULE:
             return who_listens(origin)
         case AddressKind.HOUSE:
             return None
+        case AddressKind.AGENT if kind is Kind.SYSTEM:
+            return who_listens(origin) if origin.kind.foreground else None
         case _:
             return sender
 

@@ -22,7 +22,7 @@ def may_hand_over(asker: Agent, target: Agent, kind: DelegationKind, *, descent:
     if descent.depth >= rules.depth_max:
         key = f"agents.{asker.name}.delegation.depth_max"
         return _no(f"this work was handed on {descent.depth} times already, and `{key}` is {rules.depth_max}", key)
-    circle = [name for name in descent.agents if name.casefold() == target.name.casefold()]
+    circle = [name for name in descent.agents[:-1] if name.casefold() == target.name.casefold()]
     if circle and kind not in SENT_OUT and not rules.circles:
         key = f"agents.{asker.name}.delegation.circles"
         way = " -> ".join((*descent.agents, target.name))

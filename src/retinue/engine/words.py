@@ -1,0 +1,233 @@
+"""Words from one session to another: to whom they go, and whose work a run over them is.
+
+A word is mail of kind `system`. It may start a run, and then whoever sits before that session hears what comes of it;
+whoever said it hears nothing back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.agent import Agent
+from retinue.domain.delegation import Delegation, DelegationKind, Lineage
+from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Kind, Outcome
+from retinue.domain.errors import Invalid, NotAllowed, NotFound
+from retinue.domain.ids import EnvelopeId, SessionId, derived
+from retinue.domain.run import Run
+from retinue.domain.session import Origin, OriginKind, Session
+from retinue.domain.trust import Trust, least
+from retinue.domain.word import Heard, Strategy, Word
+from retinue.mailroom.inbox import Wake, enter
+from retinue.policy.delegations import descends, may_hand_over
+from retinue.policy.reaching import may_reach
+from retinue.policy.visibility import may_message
+from retinue.store import agents, delegations, envelopes, runs, sessions
+from retinue.store.behalf import came_of, sees, whose
+from retinue.store.house import Page
+from retinue.store.session_names import named
+
+CONVERSATIONS_LOOKED_AT_MAX = 100
+
+
+def pass_on(conn: sa.Connection, *, word: Word, now_ms: int) -> tuple[Heard, tuple[Wake, ...]]:
+    """The commit of a call that says something to another session. Made again, it finds what it has said."""
+    id_ = EnvelopeId(derived(word.run, f"word/{word.call}"))
+    said = envelopes.get(conn, id_)
+    if said is not None and said.session is not None:
+        ended = envelopes.settled(conn, id_)
+        refused = ended.because if ended is not None and ended.outcome is Outcome.REFUSED else ""
+        return Heard(envelope=id_, agent=said.recipient.name, session=said.session, refused=refused), ()
+    page = Page(conn, now_ms)
+    heard = _say(page, word, id_)
+    page.close()
+    return heard
+
+
+def _say(page: Page, word: Word, id_: EnvelopeId) -> tuple[Heard, tuple[Wake, ...]]:
+    run = runs.get(page.conn, word.run)
+    here = sessions.get(page.conn, run.session) if run is not None else None
+    speaker = agents.find(page.conn, run.agent) if run is not None else None
+    if run is None or here is None or speaker is None:
+        raise NotAllowed(
+            "a word is said by a run, and this is none",
+            because="nobody would know where it came from",
+            try_this="send an envelope instead",
+            code="word.no-run",
+        )
+    to, target = _to(page, word, id_, run, here, speaker)
+    lineage = _lineage(page, word, run, speaker, to, target)
+    draft = Draft(
+        id=id_,
+        sender=address.agent(speaker.name, here.id),
+        recipient=address.agent(to.agent, to.id),
+        text=word.text,
+        source="run",
+        key=f"{run.id}/{word.call}/word",
+        kind=Kind.SYSTEM,
+        context=Context(lineage=lineage) if lineage is not None else NO_CONTEXT,
+        trust=least((Trust.AGENT, word.trust)),
+        silent=word.silent,
+    )
+    entered = enter(page, draft)
+    refused = entered.receipt.because if entered.receipt.outcome is Outcome.REFUSED else ""
+    return Heard(envelope=id_, agent=to.agent, session=to.id, refused=refused), entered.wakes
+
+
+# --- to whom ---
+
+
+def _to(page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, speaker: Agent) -> tuple[Session, Agent]:
+    if word.to and word.strategy:
+        raise Invalid(
+            "this names two who are to hear it",
+            because="an agent or a session is one, and a strategy finds another",
+            try_this="give one of them",
+            code="word.named-twice",
+        )
+    if word.strategy:
+        found = _by_strategy(page, word.strategy, run, here, speaker)
+    elif word.to:
+        found = _named(page, word, id_, run, here, speaker)
+    else:
+        found = _above(page, here) or _latest(page, run, here, speaker, _foreground(page))
+    target = agents.find(page.conn, found.agent) if found is not None else None
+    if found is None or target is None:
+        raise NotFound(
+            "there is nobody to hear this",
+            because="no session sent this one out, and the person it works for has no other conversation",
+            try_this="name an agent, as agents_list has them",
+            code="word.nobody",
+        )
+    return found, target
+
+
+def _above(page: Page, here: Session) -> Session | None:
+    """The session from which this one was sent out."""
+    parent = sessions.get(page.conn, here.origin.parent) if here.origin.parent is not None else None
+    return parent if parent is not None and parent.deleted_at is None else None
+
+
+def _by_strategy(page: Page, strategy: str, run: Run, here: Session, speaker: Agent) -> Session | None:
+    match strategy.strip().casefold():
+        case Strategy.MOST_RECENT_FOREGROUND:
+            return _latest(page, run, here, speaker, _foreground(page))
+        case Strategy.HEARTBEAT:
+            latest = sessions.latest_of_kind(page.conn, OriginKind.HEARTBEAT, limit=CONVERSATIONS_LOOKED_AT_MAX)
+            return _latest(page, run, here, speaker, latest)
+        case _:
+            raise Invalid(
+                f"'{strategy[:40]}' is no strategy",
+                because=f"there are: {', '.join(Strategy)}",
+                try_this="choose one of them, or name an agent",
+                code="word.strategy-unknown",
+            )
+
+
+def _foreground(page: Page) -> Sequence[Session]:
+    return sessions.latest_foreground(page.conn, limit=CONVERSATIONS_LOOKED_AT_MAX)
+
+
+def _latest(page: Page, run: Run, here: Session, speaker: Agent, newest_first: Sequence[Session]) -> Session | None:
+    """The last one that is not this one: of the person whom the run works for, or else of those that they see."""
+    behalf = str(run.descent.behalf)
+    who = whose(page.conn, run)
+    seen = [each for each in newest_first if each.id != here.id and sees(page.conn, who, each)]
+    theirs = [each for each in seen if each.origin.belongs_to(behalf) or each.origin.key == behalf]
+    return next((each for each in (*theirs, *seen) if _may_hear(page, speaker, each)), None)
+
+
+def _may_hear(page: Page, speaker: Agent, session: Session) -> bool:
+    target = agents.find(page.conn, session.agent)
+    return target is not None and (target.name == speaker.name or may_message(speaker, target).allowed)
+
+
+def _named(page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, speaker: Agent) -> Session | None:
+    """An agent stands for the session that this one has with it."""
+    name = word.to.removeprefix("agent:")
+    target = agents.find(page.conn, name)
+    if target is not None:
+        return session_with(page, id_, here, target)
+    who = whose(page.conn, run)
+    found = named(page.conn, word.to, agent=speaker.name, whose=who)
+    owner = agents.find(page.conn, found.agent) if found is not None else None
+    if found is None or owner is None:
+        raise _nowhere(word.to)
+    reach = may_reach(
+        speaker,
+        owner,
+        confined=word.confined,
+        came_of_it=found.id == here.origin.parent
+        or came_of(page.conn, found, here)
+        or _asked_by(page, run) == found.id,
+        behalf_sees=sees(page.conn, who, found),
+    )
+    if reach.denied:
+        if not reach.key:
+            raise _nowhere(word.to)
+        raise NotAllowed(
+            f"{speaker.name} cannot write into that session",
+            because=reach.because,
+            try_this=f"ask the owner to change `{reach.key}`",
+            code="word.refused",
+        )
+    return found
+
+
+def session_with(page: Page, id_: EnvelopeId, here: Session, target: Agent) -> Session:
+    """The last session that an agent has had with this one, or a new one: what others have said to it is not there."""
+    origin = Origin(OriginKind.AGENT, str(address.agent(here.agent, here.id)))
+    found = sessions.latest_of(page.conn, target.name, origin)
+    if found is not None:
+        return found
+    made = SessionId(derived(id_, "session"))
+    sessions.start(page, made, agent=target.name, origin=origin)
+    session = sessions.get(page.conn, made)
+    assert session is not None  # it was started a line above
+    return session
+
+
+def _nowhere(text: str) -> NotFound:
+    return NotFound(
+        f"there is no agent and no session '{text[:80]}'",
+        because="none of that name is here for you",
+        try_this="agents_list and sessions_list say who is",
+        code="word.not-found",
+    )
+
+
+# --- whose work it is ---
+
+
+def _asked_by(page: Page, run: Run) -> SessionId | None:
+    handed = _handed(page, run)
+    return handed.session if handed is not None else None
+
+
+def _handed(page: Page, run: Run) -> Delegation | None:
+    """The work that was handed to this run's session, if it works on some."""
+    asked = delegations.get(page.conn, run.envelopes[0]) if run.envelopes else None
+    return asked or next(iter(delegations.into(page.conn, run.session, limit=1)), None)
+
+
+def _lineage(page: Page, word: Word, run: Run, speaker: Agent, to: Session, target: Agent) -> Lineage | None:
+    """A word back to whoever handed out the work is read as its answer will be; any other is work handed on."""
+    handed = _handed(page, run)
+    if handed is not None and handed.session == to.id:
+        return handed.above
+    own = target.name == speaker.name
+    if word.silent:  # nobody works on it
+        decision = None if own else may_message(speaker, target)
+    else:
+        kind = DelegationKind.SEND if own else DelegationKind.MESSAGE
+        decision = may_hand_over(speaker, target, kind, descent=run.descent, open_count=0)
+    if decision is not None and decision.denied:
+        raise NotAllowed(
+            f"{speaker.name} cannot say this to {target.name}",
+            because=decision.because,
+            try_this=f"ask the owner to change `{decision.key}`" if decision.key else "",
+            code="word.refused",
+        )
+    return None if word.silent else descends(run.descent, speaker, target, DelegationKind.MESSAGE)

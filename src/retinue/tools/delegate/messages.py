@@ -1,0 +1,72 @@
+"""`send_agent_message`: a word to another session, which nobody waits for an answer to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+
+from retinue.domain.errors import RetinueError
+from retinue.domain.ids import short
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.word import PassOn, Word
+from retinue.tools.base import Output, Scene, as_tool_failed, schema_of
+
+
+class SendArguments(msgspec.Struct, forbid_unknown_fields=True):
+    text: Annotated[str, msgspec.Meta(min_length=1, description="What to say, with all they need to know")]
+    agentId: Annotated[
+        str,
+        msgspec.Meta(
+            description="An agent as agents_list names it, or a session by its id. Left out: whoever sent you out, "
+            "and else the last conversation of the person you work for"
+        ),
+    ] = ""
+    strategy: Annotated[str, msgspec.Meta(description="Instead of agentId: most-recent-foreground, or heartbeat")] = ""
+    silent: Annotated[bool, msgspec.Meta(description="Noted there for the next turn, and nothing is started")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class SendAgentMessage:
+    """Its id is the call's, so that one which is made again after a crash is said once."""
+
+    pass_on: PassOn
+    confined: Callable[[Scene], bool]
+    arguments: type[msgspec.Struct] = SendArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="send_agent_message",
+            description=(
+                "Tell another agent something, or report on what you were sent out for, without waiting. They read it "
+                "as a system message with you as its origin. What they make of it is for whoever they talk to: no "
+                "answer comes back to you."
+            ),
+            parameters=schema_of(SendArguments),
+            effects=frozenset({Effect.SPENDS}),
+            capabilities=frozenset({"agents.write"}),
+            repeatable=True,
+        )
+    )
+
+    async def perform(self, arguments: SendArguments, scene: Scene) -> Output:
+        word = Word(
+            run=scene.run,
+            call=scene.call,
+            text=arguments.text,
+            trust=scene.trust,
+            to=arguments.agentId.strip(),
+            strategy=arguments.strategy.strip(),
+            silent=arguments.silent,
+            confined=self.confined(scene),
+        )
+        try:
+            heard = await self.pass_on(word)
+        except RetinueError as error:
+            raise as_tool_failed(error) from error
+        where = f"agent:{heard.agent}/{short(heard.session)}"
+        if heard.refused:
+            return Output(text=f"Not taken by {where}: {heard.refused}.", failed=True)
+        said = "Noted for" if arguments.silent else "Told"
+        return Output(text=f"{said} {where} (envelope {short(heard.envelope)}).")
