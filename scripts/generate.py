@@ -13,7 +13,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-GENERATORS = ("retinue.operations.generate", "retinue.api.generate", "retinue.config.reference")
+GENERATORS = (
+    "retinue.operations.generate",
+    "retinue.api.generate",
+    "retinue.config.reference",
+    "retinue.agents.reference",
+)
 
 
 def main(arguments: list[str]) -> int:

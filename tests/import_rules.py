@@ -18,7 +18,7 @@ ROOT = "retinue"
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "daemon hands plugins testing real premises logs offline restore service",
+        "daemon hands instructing plugins testing real premises logs offline restore service",
         "api",
         "operations",
         "engine",
@@ -36,6 +36,7 @@ ACQUAINTED = frozenset(
     {
         ("config", "domain"),
         ("daemon", "hands"),
+        ("daemon", "instructing"),
         ("daemon", "plugins"),
         ("hands", "plugins"),
         ("daemon", "real"),

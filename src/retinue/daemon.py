@@ -24,6 +24,7 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue import __version__
+from retinue.agents.briefing import Briefing
 from retinue.agents.home import ensure_home
 from retinue.agents.skills_shelf import Shelf as Skills
 from retinue.api.app import build as build_api
@@ -42,6 +43,7 @@ from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.principal import Principal
+from retinue.domain.session import Mind
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.domain.trust import Trust
@@ -49,6 +51,7 @@ from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
 from retinue.hands import Hands, called_by_people, equip
+from retinue.instructing import Instructing, look_for
 from retinue.logs import set_level, set_masks, set_up_logs
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
@@ -77,6 +80,7 @@ from retinue.real import RandomIds, RealClock, faults_from, new_chance, new_toke
 from retinue.runners.asking import Asker
 from retinue.runners.base import Runner
 from retinue.runners.choices import HouseChoices
+from retinue.runners.estimate import tokens_of_text
 from retinue.runners.loop import Loop
 from retinue.runners.media import FileMedia
 from retinue.runners.mirrored import Mirrored
@@ -220,9 +224,30 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         outbox = Outbox(
             store, clock, {c.instance: Masked(c, masks.mask) for c in parts.connectors}, faults=parts.faults
         )
-        asker = Asker(minds, clock, settings.zone, media=FileMedia(files))
+        briefing = Briefing(
+            store,
+            clock,
+            home=settings.home,
+            look=partial(look_for, hands.ground),
+            weigh=tokens_of_text,
+            owner=OWNER.name,
+            mask=masks.mask,
+        )
         skills = Skills(settings.home, store, settings=current, environment=os.environ, plugins=plugins.skill_folders)
-        loop: Runner = Loop(asker, toolbox, partial(equip, skills, plugins, current))
+        equipping = partial(equip, skills, plugins, current)
+        instructing = Instructing(
+            briefing,
+            store,
+            house=settings.home,
+            settings=current,
+            windows=hands.windows,
+            zone=str(settings.zone),
+            equip=equipping,
+            offered=toolbox.offered,
+            facts=lambda agent, mind: _first_asked(minds, agent, mind),
+        )
+        asker = Asker(minds, clock, settings.zone, media=FileMedia(files), brief=instructing.tell)
+        loop: Runner = Loop(asker, toolbox, equipping)
         mirror = _mirror(store, settings) if settings.mirror.enabled else None
         runners: dict[str, Runner] = {"loop": Mirrored(loop, mirror) if mirror else loop}
         engine = EmbeddedEngine(
@@ -237,7 +262,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             deliver=outbox.wake,
             asking=lambda: current().approvals,
             defaults=lambda: current().defaults,
-            choices=HouseChoices(minds, toolbox, clock, asker.shortened),
+            choices=HouseChoices(minds, toolbox, clock, asker.shortened, instructing.parts, briefing.at_hand),
             skills=partial(called_by_people, skills, current),
             faults=parts.faults,
         )
@@ -306,6 +331,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             plugins=plugins,
             mcp=hands.servers,
             windows=hands.windows,
+            previews=instructing,
             mask=masks.mask,
             session_ended=hands.session_ended,
             catalog=lambda: minds.catalog,
@@ -352,6 +378,14 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await minds.close()
     finally:
         await store.close()
+
+
+def _first_asked(minds: Minds, agent: Agent, mind: Mind) -> ModelFacts:
+    """The model that would be asked first, or what is known of one where none can be."""
+    try:
+        return minds.catalog.facts(minds.catalog.chain(agent=agent, mind=mind)[0])
+    except RetinueError:
+        return ModelFacts(ref=ModelRef("", agent.model or "none"))
 
 
 def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> Maker:

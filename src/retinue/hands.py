@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec import structs
 
 from retinue.agents.home import ensure_home
+from retinue.agents.instructions import Mode, mode_of
 from retinue.agents.skill_commands import skill_commands
 from retinue.agents.skills_choosing import parse_subset
 from retinue.agents.skills_finding import FOLDER as SKILLS
@@ -302,7 +303,7 @@ async def equip(
     )
     origin = assignment.session.origin.kind
     scene = PluginScene(agent=agent, session=assignment.session.id, home=home, origin=origin)
-    sections = await plugins.sections(scene, minimal=origin is OriginKind.SUBAGENT)
+    sections = await plugins.sections(scene, minimal=mode_of(agent, origin) is not Mode.FULL)
     confined = is_confined(sandbox, main=is_main(assignment.session.origin, str(OWNER)))
     # What is not to be written by a command is not to be written by our own tools either.
     read_only = confined and sandbox.workspace is not WorkspaceAccess.WRITE
@@ -310,7 +311,8 @@ async def equip(
     if kit == Kit() and not sections and not read_only and browser:
         return NO_EQUIPMENT
     return Equipment(
-        sections=tuple(part for part in (kit.section, *sections) if part),
+        skills=kit.section,
+        plugins=tuple(sections),
         readable=tuple(kit.choice.folders),
         environment=kit.scoped.variables,
         hidden=tuple(sorted(kit.exposed.hidden)),

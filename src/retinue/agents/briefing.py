@@ -12,11 +12,11 @@ import hashlib
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import sqlalchemy as sa
@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from retinue.agents import templates
 from retinue.agents.instruction_files import Look, Snapshot, take
 from retinue.agents.instruction_sections import BUILT_IN
-from retinue.agents.instructions import Part, Section, Situation, joined, told
+from retinue.agents.instructions import Mode, Part, Section, Situation, joined, told
 from retinue.agents.templates import Marks, Template, TemplateBroken
 from retinue.domain.agent import Agent
 from retinue.domain.ids import NotificationId, derived
@@ -64,6 +64,7 @@ class Told:
     text: str
     parts: tuple[Counted, ...]
     template: str = ""  # the hash of the owner's; empty where it is the house's own
+    files: tuple[tuple[str, Counted], ...] = ()  # in a preview: what is told of each, and in which section
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,19 @@ class _Known:
     situation: Situation | None = None
     template: Template | None = None
     told: Told | None = None
+
+
+class Previews(Protocol):
+    """Says what an agent would be told, without telling it."""
+
+    async def shown(
+        self,
+        agent: Agent,
+        session: Session | None,
+        *,
+        mode: Mode | None = None,
+        files: Mapping[str, str] | None = None,
+    ) -> Told: ...
 
 
 class Briefing:
@@ -142,7 +156,20 @@ class Briefing:
         situation = _with_files(at, known.snapshot)
         if template is not None:
             await asyncio.to_thread(template.check, self._sections)
-        return self._render(situation, template or await self._templates.of(whose.agent.name))
+        made = self._render(situation, template or await self._templates.of(whose.agent.name))
+        within = {
+            "files": situation.files,
+            "context-files": situation.context_files,
+            "memory": (situation.memory.longterm, *situation.memory.days),
+        }
+        used = {part.name for part in made.parts}
+        files = [
+            (section, self._count(Part(file.name, file.text)))
+            for section, some in within.items()
+            for file in some
+            if section in used and file.text
+        ]
+        return replace(made, files=tuple(files))
 
     def at_hand(self, session: str) -> str | None:
         """What a session was told last, where somebody remembers without looking."""

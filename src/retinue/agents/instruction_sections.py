@@ -292,7 +292,7 @@ def memory(at: Situation) -> str:
     if days:
         blocks.append(f"Recent days, the newest first:\n{fenced(chr(10).join(days))}")
     keeping = ""
-    if at.may_call("write", "edit") and at.where.home:
+    if at.may_call("write", "edit") and at.where.home and at.errand is None:
         keeping = (
             f"Keep what will matter in {at.where.home}/internal_space: MEMORY.md for what stays, "
             "memories/YYYY-MM-DD.md for a day, one short line for each thing. Be dense; no transcripts, no secrets. "

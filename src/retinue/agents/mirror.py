@@ -1,7 +1,8 @@
 """Sessions as files in a folder, kept up with the store. The rows are the truth: delete the files and nothing is lost.
 
-Each session has a folder named by its id, with its three files. The mirror follows the news: what it has seen of them
-is in `.cursor`, so that after a stop it goes on from there, and without it looks at every session once.
+Each session has a folder named by its id, with its three files, and `SYSTEM.md` with what it was last told. The mirror
+follows the news: what it has seen of them is in `.cursor`, so that after a stop it goes on from there, and without it
+looks at every session once.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from retinue.agents import three_files
 from retinue.agents.three_files import DESCRIPTOR, HISTORY, NAMES, STATE, ThreeFiles
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
-from retinue.store import news, sessions
+from retinue.store import instructions, news, sessions
 from retinue.store.connection import Store
 
 log = logging.getLogger(__name__)
 
 CURSOR = ".cursor"
+SYSTEM = "SYSTEM.md"  # what the session was last told
 AT_ONCE_MAX = 500
 SESSIONS_REMEMBERED_MAX = 10_000
 AGAIN_AFTER_S = 5.0
@@ -134,12 +136,12 @@ class Mirror:
 
     async def _write(self, session: SessionId, known: _Written | None) -> bool:
         first = known.record_seq + 1 if known else 1
-        files = await self._store.scan(partial(three_files.read, id_=session, first=first))
+        files, told = await self._store.scan(partial(_read, session=session, first=first))
         if files is None or files.session.deleted_at is not None:
             self._written.pop(session, None)
             await asyncio.to_thread(self._remove, session)
             return True
-        size = await asyncio.to_thread(self._put, session, files, known)
+        size = await asyncio.to_thread(self._put, session, files, told, known)
         if size is None:
             return False
         self._written[session] = _Written(files.session.record_seq, size)
@@ -150,7 +152,7 @@ class Mirror:
 
     # On disk, in a thread. Everything is opened below a folder that was itself opened, and no link is followed.
 
-    def _put(self, session: SessionId, files: ThreeFiles, known: _Written | None) -> int | None:
+    def _put(self, session: SessionId, files: ThreeFiles, told: str | None, known: _Written | None) -> int | None:
         """The size of the history now; None where it is not what we left, and must be written as a whole."""
         with self._opened() as root, _folder_in(root, _checked(session)) as folder:
             history = files.history.encode()
@@ -164,6 +166,8 @@ class Mirror:
             if known is None or not _is_file(folder, DESCRIPTOR):
                 _replace(folder, DESCRIPTOR, files.descriptor.encode())
             _replace(folder, STATE, files.state.encode())
+            if told is not None and not _says(folder, SYSTEM, told.encode()):
+                _replace(folder, SYSTEM, told.encode())
             return size
 
     def _remove(self, session: SessionId) -> None:
@@ -173,7 +177,7 @@ class Mirror:
             except OSError:
                 return  # never there, or not ours
             try:
-                for name in NAMES:
+                for name in (*NAMES, SYSTEM):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=folder)
             finally:
@@ -204,6 +208,10 @@ class Mirror:
     def _keep_cursor(self, cursor: int) -> None:
         with self._opened() as root:
             _replace(root, CURSOR, str(cursor).encode())
+
+
+def _read(conn: sa.Connection, *, session: SessionId, first: int) -> tuple[ThreeFiles | None, str | None]:
+    return three_files.read(conn, id_=session, first=first), instructions.text_of(conn, session)
 
 
 def _bounds(conn: sa.Connection) -> tuple[int, int]:
@@ -243,6 +251,18 @@ def _is_file(folder: int, name: str) -> bool:
     except FileNotFoundError:
         return False
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+
+
+def _says(folder: int, name: str, content: bytes) -> bool:
+    """Whether it is there with these bytes: what seldom changes is seldom written."""
+    if not _is_file(folder, name):
+        return False
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        found = os.fstat(file)
+        return found.st_size == len(content) and os.read(file, found.st_size) == content
+    finally:
+        os.close(file)
 
 
 def _replace(folder: int, name: str, content: bytes) -> None:

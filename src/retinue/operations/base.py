@@ -40,6 +40,7 @@ from retinue.tools.files.ground import Ground
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
+    from retinue.agents.briefing import Previews
     from retinue.operations.plugins import Guests
     from retinue.tools.mcp.servers import Servers
     from retinue.tools.windows import Windows
@@ -77,6 +78,7 @@ class Desk:
     plugins: Guests | None = None
     mcp: Servers | None = None
     windows: Windows | None = None  # None in a house that nobody looks into by a page
+    previews: Previews | None = None  # what agents would be told
     mask: Callable[[str], str] = str  # takes secrets out of what is told
     session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # what still runs for it is ended
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key

@@ -5,6 +5,7 @@ from __future__ import annotations
 from retinue.domain.agent import PermissionLevel
 from retinue.operations import (
     agent_files,
+    agent_prompt,
     agents,
     approvals,
     audit,
@@ -61,6 +62,7 @@ OPERATIONS: dict[str, Operation] = {
         waiting,
         agents,
         agent_files,
+        agent_prompt,
         models,
         credentials,
         people,

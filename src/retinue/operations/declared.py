@@ -138,6 +138,7 @@ _HELP: Mapping[str, str] = {
     "icon": "an emoji or a few letters, by which pages show it",
     "id": "8 or more digits of an id",
     "instructions": "what it is told",
+    "instructions_mode": "how much it is told: full, minimal, or none but who it is",
     "keep_home": "leave its home on disk",
     "key": "asked again with the same key, nothing is done twice",
     "label": "what it is for, in your words",

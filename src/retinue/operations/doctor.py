@@ -12,6 +12,7 @@ import msgspec
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import NotAllowed
 from retinue.domain.principal import Principal
+from retinue.operations.agent_prompt import TEMPLATES_GOOD
 from retinue.operations.base import Desk, Operation
 from retinue.operations.checks import EVERY_HOUSE
 from retinue.operations.health import Checked, Health, Scene, examine, register, worst
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # brought in when it is asked for: it knows sandboxes, settin
 for _check in EVERY_HOUSE:
     register(_check)
 register(SKILLS_READ)
+register(TEMPLATES_GOOD)
 register(PLUGINS_LOADED)
 register(MCP_SERVERS)
 

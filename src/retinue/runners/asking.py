@@ -22,7 +22,7 @@ from retinue.models.minds import Minds
 from retinue.models.verdicts import Candidate, Compact, GiveUp, NextModel
 from retinue.policy.budgets import OUTPUT_TOKENS_LEAST
 from retinue.runners import keeping
-from retinue.runners.base import Finished
+from retinue.runners.base import Brief, Finished
 from retinue.runners.case import Case, Sizes, next_of, plan_for, settle_before_wait, terms_of
 from retinue.runners.compacting import ContextKeeper
 from retinue.runners.context import summary_of
@@ -37,11 +37,15 @@ WINDOW_MARGIN = 1.1  # estimates may be so far off before a reply no longer fits
 
 
 class Asker:
-    def __init__(self, minds: Minds, clock: Clock, zone: ZoneInfo, *, media: Media | None = None) -> None:
+    def __init__(
+        self, minds: Minds, clock: Clock, zone: ZoneInfo, *, media: Media | None = None, brief: Brief | None = None
+    ) -> None:
+        """Without `brief`, an agent is told what its definition says, and no more."""
         self._minds = minds
         self._clock = clock
         self._zone = zone
         self._media = media
+        self._brief = brief
         self._guard = WindowGuard()
         self._sizes = Sizes()
         self._shortened = Shortened()
@@ -60,6 +64,7 @@ class Asker:
             asked_at = self._clock.now()
             try:
                 self._admit(model.facts)
+                await self._be_told(case, model.facts)
                 size = await self._keeper.make_room(case, turn, model.facts)
                 if isinstance(size, Finished):
                     return size
@@ -77,6 +82,10 @@ class Asker:
                 if candidate.ref != plan.chain[0]:
                     case.remark(_instead(candidate, plan, failed))
                 return None
+
+    async def _be_told(self, case: Case, facts: ModelFacts) -> None:
+        if self._brief is not None:
+            await case.be_told(self._brief, facts)
 
     def _admit(self, facts: ModelFacts) -> None:
         try:
@@ -181,6 +190,7 @@ class Asker:
     async def _compact_only(self, case: Case, focus: str) -> str:
         candidate = await next_of(await plan_for(self._minds, case, Role.REASONING), self._clock)
         facts = self._minds.model(candidate.ref).facts
+        await self._be_told(case, facts)
         before = self._sizes.measure(case, facts)
         session = case.assignment.session
         summary = summary_of(case.journal.records)

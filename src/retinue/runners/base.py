@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -12,12 +12,13 @@ from msgspec import Struct
 
 from retinue.domain.agent import Agent
 from retinue.domain.manner import PLAIN, Manner
+from retinue.domain.model import ModelFacts
 from retinue.domain.permission import Permission
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Body, Reply
 from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import Session
-from retinue.domain.tool import Call
+from retinue.domain.tool import Call, ToolSpec
 from retinue.domain.trust import Trust
 
 SILENT_TOKENS = frozenset({"NO_REPLY", "[[SILENT_REPLY]]"})
@@ -96,10 +97,11 @@ class Parked(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equipment:
-    """What a run has beside its tools, taken when it begins: words for its instructions, folders it may read, variables
-    for its commands and no others', and tools that are told of as skills instead."""
+    """What a run has beside its tools, taken when it begins: what is told of its skills and what plug-ins want said,
+    folders it may read, variables for its commands and no others', and tools that are told of as skills instead."""
 
-    sections: tuple[str, ...] = ()
+    skills: str = ""
+    plugins: tuple[str, ...] = ()
     readable: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     hidden: tuple[str, ...] = ()
@@ -109,6 +111,8 @@ class Equipment:
 
 NO_EQUIPMENT = Equipment()
 Equip = Callable[[Assignment], Awaitable[Equipment]]
+Brief = Callable[[Assignment, Equipment, ModelFacts, Sequence[ToolSpec]], Awaitable[str]]
+"""What a run is told before this model is asked with these tools."""
 
 
 class Runner(Protocol):

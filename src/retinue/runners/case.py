@@ -21,7 +21,7 @@ from retinue.models.verdicts import Candidate
 from retinue.policy.budgets import input_bound
 from retinue.policy.delegations import within
 from retinue.runners import keeping
-from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
+from retinue.runners.base import NO_EQUIPMENT, Assignment, Brief, Equipment
 from retinue.runners.estimate import Measure, Meter
 from retinue.runners.pruning import result_chars_max
 
@@ -41,17 +41,21 @@ class Case:
     tries: keeping.Tries = keeping.Tries()
     failed_at: int | None = None  # tokens, when a compaction last came to nothing
     mind: Mind = field(init=False)  # as the session has it, and then with whoever served this run
+    instructions: str = field(init=False)  # what whoever is asked next is told
+    told: ModelRef | None = None  # who that is; None: nobody in particular yet
 
     def __post_init__(self) -> None:
         mind = self.assignment.session.mind
         begun = any(isinstance(record.body, Reply) for record in self.journal.records)
         self.mind = mind if begun else let_go(mind)  # nobody has anything of a fresh context in a cache
+        said = (self.assignment.agent.instructions, self.assignment.request.extra_system_prompt)
+        self.instructions = "\n\n".join(part for part in said if part)
 
-    @property
-    def instructions(self) -> str:
-        assignment = self.assignment
-        parts = (assignment.agent.instructions, *self.equipment.sections, assignment.request.extra_system_prompt)
-        return "\n\n".join(part for part in parts if part)
+    async def be_told(self, brief: Brief, facts: ModelFacts) -> None:
+        """Once for each run, and again only where somebody else is asked."""
+        if self.told != facts.ref:
+            self.instructions = await brief(self.assignment, self.equipment, facts, self.tools(facts))
+            self.told = facts.ref
 
     @property
     def session(self) -> SessionId:

@@ -44,12 +44,15 @@ class HouseChoices:
         clock: Clock,
         shortened: Callable[[SessionId], tuple[int, int]],
         told: Told = nothing_told,
+        at_hand: Callable[[SessionId], str | None] = lambda _session: None,
     ) -> None:
+        """`at_hand` is what a conversation was told last, where it was told anything since the house opened."""
         self._minds = minds
         self._toolbox = toolbox
         self._clock = clock
         self._shortened = shortened
         self._told = told
+        self._at_hand = at_hand
 
     def listed(self, agent: Agent, mind: Mind) -> Sequence[str]:
         lines: list[str] = []
@@ -109,7 +112,7 @@ class HouseChoices:
             arranged(records),
             model=str(ref),
             window_tokens=self._minds.settings.defaults.context_tokens or facts.window_tokens,
-            instructions=agent.instructions,
+            instructions=self._at_hand(session.id) or agent.instructions,
             tools=self._offered(agent, session, ref),
             compactions=session.compactions,
             capped=capped,

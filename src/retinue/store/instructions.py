@@ -40,7 +40,8 @@ def get(conn: sa.Connection, session: SessionId) -> Kept | None:
 
 
 def text_of(conn: sa.Connection, session: SessionId) -> str | None:
-    return conn.execute(_text, {"session": session}).scalar_one_or_none()
+    row = conn.execute(_text, {"session": session}).one_or_none()
+    return row.text if row is not None else None
 
 
 def put(conn: sa.Connection, session: SessionId, kept: Kept) -> None:

@@ -1,0 +1,336 @@
+"""What a run is told, as the whole house knows it: gathered here when a run begins, put into words by `agents`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from retinue import __version__
+from retinue.agents.briefing import Briefing, Told, Whose
+from retinue.agents.home import ensure_home, ensure_workspace
+from retinue.agents.instruction_files import FILE_BYTES_MAX, Looked
+from retinue.agents.instructions import (
+    Alias,
+    Colleague,
+    Errand,
+    Mode,
+    PanelTold,
+    Runtime,
+    Situation,
+    TheAgent,
+    TheHouse,
+    ToolTold,
+    Where,
+    mode_of,
+    one_line,
+)
+from retinue.agents.templates import Template
+from retinue.config import Settings
+from retinue.domain import address
+from retinue.domain.agent import Agent
+from retinue.domain.context import Part, PartKind
+from retinue.domain.delegation import DelegationKind
+from retinue.domain.ids import SessionId
+from retinue.domain.model import ModelFacts
+from retinue.domain.session import Mind, Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.times import from_ms
+from retinue.domain.tool import ToolSpec
+from retinue.mailroom.routing import OWNER
+from retinue.policy.sandboxing import is_confined, is_main, sandbox_of
+from retinue.policy.tools import Circumstances
+from retinue.policy.visibility import visible_to
+from retinue.runners.base import Assignment, Equip, Equipment
+from retinue.store import agents, delegations, sessions
+from retinue.store import tables as t
+from retinue.store.connection import Store
+from retinue.tools.files.ground import Ground
+from retinue.tools.files.looking import look_if_there
+from retinue.tools.windows import Windows
+
+LISTS_MAX = 64  # of tools that are remembered as they are told
+PANELS_MAX = 20
+DELEGATIONS_LOOKED_AT_MAX = 50
+OUR_OWN = "system_"  # tools of the house's, which nobody is told of
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
+_SENTENCE = re.compile(r"(?<=[.!?])\s")
+
+
+class Instructing:
+    def __init__(
+        self,
+        briefing: Briefing,
+        store: Store,
+        *,
+        house: Path,
+        settings: Callable[[], Settings],
+        windows: Windows,
+        zone: str,
+        equip: Equip,
+        offered: Callable[[Agent, Circumstances], Sequence[ToolSpec]],
+        facts: Callable[[Agent, Mind], ModelFacts],
+    ) -> None:
+        """`facts` are those of the model that would be asked first."""
+        self._house = house
+        self._equip = equip
+        self._offered = offered
+        self._facts = facts
+        self._briefing = briefing
+        self._store = store
+        self._settings = settings
+        self._windows = windows
+        self._zone = zone
+        self._staff: Sequence[Agent] | None = None
+        self._colleagues: dict[str, tuple[Agent, Sequence[Agent], tuple[Colleague, ...]]] = {}
+        self._tools: dict[int, tuple[Sequence[ToolSpec], tuple[ToolTold, ...]]] = {}
+        self._aliases: tuple[object, tuple[Alias, ...]] = (None, ())
+        store.on_commit(self._staff_changed, t.agents)
+
+    async def tell(
+        self, assignment: Assignment, equipment: Equipment, facts: ModelFacts, tools: Sequence[ToolSpec]
+    ) -> str:
+        """What a run is told before it asks this model."""
+        at = await self._situation(assignment, equipment, facts, tools)
+        whose = Whose(assignment.agent, assignment.home, assignment.workspace, session=assignment.session)
+        return (await self._briefing.brief(whose, at)).text
+
+    async def shown(
+        self,
+        agent: Agent,
+        session: Session | None,
+        *,
+        mode: Mode | None = None,
+        files: Mapping[str, str] | None = None,
+    ) -> Told:
+        """What a run of this agent would be told now, in this session or in one that is to begin. Nothing is changed by
+        asking. `files` are those of a template, to be tried in place of its own."""
+        home = await asyncio.to_thread(ensure_home, self._house, agent.name)
+        place = self._settings().defaults.workspace_of(agent, home)
+        assignment = Assignment(
+            agent=agent,
+            session=session or _to_begin(agent),
+            home=home,
+            place=await asyncio.to_thread(ensure_workspace, place, home=home),
+        )
+        equipment = await self._equip(assignment)
+        facts = self._facts(agent, assignment.session.mind)
+        origin = assignment.session.origin
+        where = Circumstances(
+            provider=facts.ref.provider,
+            model=facts.ref.model,
+            origin=origin.kind,
+            sender=address.person(_person(origin)) if _person(origin) else None,
+            channel=origin.channel,
+            hidden=equipment.hidden,
+            read_only=equipment.read_only,
+            browser=equipment.browser,
+        )
+        tools = self._offered(agent, where) if facts.tools else ()
+        at = await self._situation(assignment, equipment, facts, tools, mode=mode)
+        whose = Whose(agent, home, assignment.workspace, session=session)
+        return await self._briefing.preview(whose, at, template=Template(files) if files is not None else None)
+
+    async def parts(self, agent: Agent, session: Session | None) -> Sequence[Part]:
+        """What its instructions are made of, piece by piece: for whoever asks what takes up the room."""
+        made = await self.shown(agent, session)
+        sections = [Part(kind=PartKind.SECTION, name=n, chars=chars, tokens=t) for n, chars, t in made.parts]
+        files = [
+            Part(kind=PartKind.FILE, name=each.name, chars=each.chars, tokens=each.tokens, within=section)
+            for section, each in made.files
+        ]
+        return [*sections, *files]
+
+    async def _situation(
+        self,
+        assignment: Assignment,
+        equipment: Equipment,
+        facts: ModelFacts,
+        tools: Sequence[ToolSpec],
+        *,
+        mode: Mode | None = None,
+    ) -> Situation:
+        agent, session, settings = assignment.agent, assignment.session, self._settings()
+        offered = self._told_tools(tools)
+        sent = session.origin.kind is OriginKind.SUBAGENT
+        return Situation(
+            mode=mode or mode_of(agent, session.origin.kind),
+            agent=TheAgent(
+                name=agent.name,
+                description=agent.description,
+                instructions=agent.instructions,
+                level=agent.permission_level.value,
+            ),
+            house=_house(OWNER.name, self._zone),
+            errand=await self._store.read(partial(_errand, session=session)) if sent else None,
+            where=Where(
+                workspace=str(assignment.workspace),
+                home=str(assignment.home),
+                read_only=equipment.read_only,
+                sandbox=_sandbox(settings, agent, session.origin),
+            ),
+            runtime=_runtime(settings, assignment, facts),
+            tools=offered,
+            skills=equipment.skills,
+            aliases=self._told_aliases(settings),
+            agents=await self._told_agents(agent),
+            panels=self._told_panels(session.origin, offered),
+            plugins=equipment.plugins,
+            extra=assignment.request.extra_system_prompt,
+        )
+
+    # --- what is the same for most runs is made once ---
+
+    def _told_tools(self, tools: Sequence[ToolSpec]) -> tuple[ToolTold, ...]:
+        known = self._tools.get(id(tools))
+        if known is None or known[0] is not tools:
+            if len(self._tools) >= LISTS_MAX:
+                self._tools.clear()
+            told = tuple(
+                ToolTold(spec.name, one_line(_SENTENCE.split(spec.description, 1)[0]))
+                for spec in tools
+                if not spec.name.startswith(OUR_OWN)
+            )
+            known = self._tools[id(tools)] = (tools, told)
+        return known[1]
+
+    def _told_aliases(self, settings: Settings) -> tuple[Alias, ...]:
+        entries = settings.models.entries
+        if self._aliases[0] is not entries:
+            told = (Alias(entry.alias, name) for name, entry in entries.items() if entry.alias)
+            self._aliases = (entries, tuple(sorted(told, key=lambda alias: alias.name)))
+        return self._aliases[1]
+
+    async def _told_agents(self, agent: Agent) -> tuple[Colleague, ...]:
+        staff = self._staff
+        if staff is None:
+            staff = self._staff = await self._store.read(agents.everyone)
+        known = self._colleagues.get(agent.name)
+        if known is None or known[0] is not agent or known[1] is not staff:
+            seen = tuple(
+                Colleague(other.name, other.called, one_line(other.description)) for other in visible_to(agent, staff)
+            )
+            known = self._colleagues[agent.name] = (agent, staff, seen)
+        return known[2]
+
+    def _staff_changed(self) -> None:
+        self._staff = None
+        self._colleagues.clear()
+
+    def _told_panels(self, origin: Origin, tools: Sequence[ToolTold]) -> tuple[PanelTold, ...]:
+        """Of the window last used, where it can do something about them."""
+        person = _person(origin)
+        windows = self._windows.of(person) if person else ()
+        if not windows or not any(tool.name == "panels_list" for tool in tools):
+            return ()
+        shown = windows[0].inventory.panels[:PANELS_MAX]
+        return tuple(
+            PanelTold(
+                id=panel.id,
+                type=panel.type,
+                item_type=_name(panel.context.get("type")),
+                item_id=_name(panel.context.get("id")),
+            )
+            for panel in shown
+        )
+
+
+def _to_begin(agent: Agent) -> Session:
+    """A conversation that the owner is about to begin."""
+    return Session(
+        id=SessionId(""),
+        agent=agent.name,
+        origin=Origin(OriginKind.TERMINAL, str(OWNER)),
+        name="",
+        wakefulness=Wakefulness.SLEEPING,
+        queue=QueueOverride(),
+        epoch=0,
+        record_seq=0,
+        context_from=1,
+        revision=0,
+        created_at=from_ms(0),
+        updated_at=from_ms(0),
+        snippet="",
+    )
+
+
+def _errand(conn: sa.Connection, session: Session) -> Errand:
+    """What it was sent out with, and from where."""
+    parent = session.origin.parent
+    asked = sessions.get(conn, parent) if parent is not None else None
+    made = delegations.into(conn, session.id, limit=DELEGATIONS_LOOKED_AT_MAX)
+    sent = next((each for each in reversed(made) if each.kind is DelegationKind.SPAWN), None)
+    return Errand(
+        task=sent.task if sent is not None else "",
+        label=sent.label if sent is not None else session.name,
+        requester=sent.agent if sent is not None else asked.agent if asked is not None else "",
+        requester_session=parent or "",
+        requester_channel=_channel(asked.origin) if asked is not None else "",
+        session=session.id,
+    )
+
+
+@cache
+def _house(owner: str, zone: str) -> TheHouse:
+    source = Path(__file__).parents[2]
+    docs = source / "docs" if (source / "pyproject.toml").is_file() else None
+    return TheHouse(version=__version__, owner=owner, zone=zone, documentation=str(docs) if docs else "")
+
+
+@cache
+def _machine() -> tuple[str, str, str, str]:
+    return platform.node(), platform.system(), platform.machine(), f"python {platform.python_version()}"
+
+
+def _runtime(settings: Settings, assignment: Assignment, facts: ModelFacts) -> Runtime:
+    agent, session = assignment.agent, assignment.session
+    reasoning = assignment.manner.over(session.mind.manner).reasoning
+    host, system, arch, interpreter = _machine()
+    return Runtime(
+        host=host,
+        os=system,
+        arch=arch,
+        interpreter=interpreter,
+        model=str(facts.ref),
+        channel=_channel(session.origin),
+        capabilities=("images",) if facts.vision else (),
+        thinking=session.mind.effort or settings.defaults.effort_of(agent) or "",
+        reasoning=reasoning or "off",
+        tags=facts.efforts == (),
+    )
+
+
+def _channel(origin: Origin) -> str:
+    return origin.channel.partition(":")[0] or origin.kind.value
+
+
+def _sandbox(settings: Settings, agent: Agent, origin: Origin) -> str:
+    sandbox = sandbox_of(settings.sandbox, agent)
+    return sandbox.kind.value if is_confined(sandbox, main=is_main(origin, str(OWNER))) else ""
+
+
+def _person(origin: Origin) -> str:
+    """Whoever sits before a session, where it is a person's own."""
+    whose = origin.key.partition("/")[0]
+    return whose.partition(":")[2] if whose.startswith("person:") and origin.belongs_to(whose) else ""
+
+
+def _name(value: Any) -> str:
+    """What a panel says of its item: ids alone. Anything else could be words of a stranger's."""
+    return value if isinstance(value, str) and _NAME.fullmatch(value) else ""
+
+
+async def look_for(ground: Ground, real: str) -> Looked | None:
+    """A file with its label, as the file tools would have it."""
+    async with ground.alone_with(real):
+        found = await asyncio.to_thread(
+            partial(look_if_there, real, text=os.path.basename(real), bytes_max=FILE_BYTES_MAX)
+        )
+        return Looked(found.data, await ground.trust_of(real, found)) if found is not None else None
