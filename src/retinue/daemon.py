@@ -36,6 +36,7 @@ from retinue.config.checks import PORT_MAX
 from retinue.connectors.base import Connector
 from retinue.connectors.masked import Masked
 from retinue.domain import address
+from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.ids import TokenId
@@ -53,6 +54,8 @@ from retinue.engine.live import Live
 from retinue.hands import Hands, called_by_people, equip
 from retinue.instructing import Instructing, look_for
 from retinue.logs import set_level, set_masks, set_up_logs
+from retinue.mailroom.callbacks import Callbacks
+from retinue.mailroom.external import Elsewhere, own_address, way_out
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
 from retinue.models import prices
@@ -81,6 +84,7 @@ from retinue.runners.asking import Asker
 from retinue.runners.base import Runner
 from retinue.runners.choices import HouseChoices
 from retinue.runners.estimate import tokens_of_text
+from retinue.runners.external import External
 from retinue.runners.loop import Loop
 from retinue.runners.media import FileMedia
 from retinue.runners.mirrored import Mirrored
@@ -221,8 +225,14 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             mask=masks.mask,
             more=lambda agent: mcp_layers(current().mcp, agent),
         )
+        elsewhere = Elsewhere(
+            store, clock, lambda: way_out(current()), lambda: own_address(current()), environment=os.environ
+        )
         outbox = Outbox(
-            store, clock, {c.instance: Masked(c, masks.mask) for c in parts.connectors}, faults=parts.faults
+            store,
+            clock,
+            {c.instance: Masked(c, masks.mask) for c in (elsewhere, *parts.connectors)},
+            faults=parts.faults,
         )
         briefing = Briefing(
             store,
@@ -249,7 +259,11 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         asker = Asker(minds, clock, settings.zone, media=FileMedia(files), brief=instructing.tell)
         loop: Runner = Loop(asker, toolbox, equipping)
         mirror = _mirror(store, settings) if settings.mirror.enabled else None
-        runners: dict[str, Runner] = {"loop": Mirrored(loop, mirror) if mirror else loop}
+        external: Runner = External(store, hands.ways.hand_over)
+        runners: dict[str, Runner] = {
+            "loop": Mirrored(loop, mirror) if mirror else loop,
+            EXTERNAL: Mirrored(external, mirror) if mirror else external,
+        }
         engine = EmbeddedEngine(
             store,
             clock,
@@ -339,7 +353,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             credentials_changed=credentials_changed,
             config=keeper,
             settings=current,
-            runners=frozenset({"loop"}),
+            runners=frozenset(own_runners),
+            callbacks=Callbacks(store, clock, engine.wake, os.environ),
         )
         hands.ways.inbox, hands.ways.asks, hands.ways.hands = desk.post, engine.request, engine.hand_over
         await hands.open()

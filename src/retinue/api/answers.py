@@ -22,6 +22,7 @@ from retinue.domain.errors import (
     TooLarge,
     Unfit,
 )
+from retinue.mailroom.callbacks import Unsigned
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -51,6 +52,7 @@ class WrongMethod(RetinueError):
 STATUS: Mapping[type[RetinueError], int] = {
     Invalid: 400,
     NotSignedIn: 401,
+    Unsigned: 401,
     NotAllowed: 403,
     NotFound: 404,
     WrongMethod: 405,

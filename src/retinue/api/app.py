@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from retinue.api import blobs, docs, mcp, metrics
+from retinue.api import blobs, callbacks, docs, mcp, metrics
 from retinue.api.answers import API_HEADERS, Headers, WrongMethod, broke, refusal
 from retinue.api.auth import Caller, SignIn
 from retinue.api.bounds import Rate, TooMany
@@ -24,9 +24,11 @@ from retinue.api.metrics import Counts
 from retinue.api.pages import Pages
 from retinue.api.sockets import LiveSocket
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError, TooLarge
 from retinue.domain.ids import SessionId
 from retinue.domain.text import is_storable
+from retinue.mailroom.callbacks import Callbacks
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.mcp_door import Visitor
@@ -43,7 +45,7 @@ UPLOADS_AT_ONCE_MAX = 8
 LENGTH_DIGITS_MAX = 15
 JSON = (b"content-type", b"application/json")
 GZIP = (b"content-encoding", b"gzip")
-NOT_PAGES = ("/api/", "/mcp")
+NOT_PAGES = ("/api/", "/mcp", callbacks.PREFIX)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -210,6 +212,8 @@ class App:
         method, path = request.scope["method"], request.scope["path"]
         if method == "GET" and path.startswith(blobs.PREFIX):
             return await self._blob(request, path.removeprefix(blobs.PREFIX))
+        if method == "POST" and path.startswith(callbacks.PREFIX) and self.desk.callbacks is not None:
+            return await self._hear(request, callbacks.session_of(path), self.desk.callbacks)
         if method == "GET" and not path.startswith(NOT_PAGES) and (page := self._page(request, path)) is not None:
             return page
         allowed = [known for known in ("GET", "POST") if (known, path) in self._routes]
@@ -314,6 +318,14 @@ class App:
                     await request.send({"type": "http.response.body", "body": chunk, "more_body": True})
             await request.send({"type": "http.response.body", "body": b""})
         return None
+
+    # --- agents that run elsewhere ---
+
+    async def _hear(self, request: Request, session: str, heard_by: Callbacks) -> Answer:
+        if not request.visit.local:
+            self._requests.take(f"callbacks from {request.visit.remote}")
+        body = await self._body(request.headers, request.receive, bytes_max=TEXT_BYTES_MAX)
+        return Answer(200, await callbacks.take(heard_by, session, request.headers, body), [JSON])
 
     # --- signing in and out ---
 

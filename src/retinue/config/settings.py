@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 from retinue.config import checks
 from retinue.config.defaults import Defaults
+from retinue.config.external import ExternalSettings
 from retinue.config.hands import ApprovalSettings, ToolSettings
 from retinue.config.mcp import McpServer
 from retinue.config.minds import Budgets, Context, Models, ProviderSettings
@@ -217,6 +218,7 @@ class Settings:
     )
     sandbox: SandboxSettings = SandboxSettings()
     web: WebSettings = WebSettings()
+    external: ExternalSettings = ExternalSettings()
     mcp: Mapping[str, McpServer] = field(default_factory=dict[str, McpServer])
     skills: SkillSettings = SkillSettings()
     plugins: Mapping[str, PluginSettings] = field(default_factory=dict[str, PluginSettings])
@@ -234,6 +236,7 @@ OWN_SECTIONS = (
     "origin",
     "sandbox",
     "web",
+    "external",
     "mcp",
     "skills",
     "plugins",

@@ -76,6 +76,12 @@ why in its log; confirm it too, or it comes for ever. It raises where the house 
 offer it again."""
 
 
+def attempts_of(connector: object) -> int | None:
+    """How often a connector has an envelope tried, where it has a word on that (`attempts_max`); None: as the house."""
+    own: int | None = getattr(connector, "attempts_max", None)
+    return own
+
+
 class Connector(Protocol):
     """Speaks with one outside place: knows its API and our envelopes, nothing of agents."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from retinue.connectors.base import Accept, Connector, Delivery
+from retinue.connectors.base import Accept, Connector, Delivery, attempts_of
 from retinue.domain.envelope import Envelope
 
 
@@ -25,6 +25,10 @@ class Masked:
     @property
     def repeats_safely(self) -> bool:
         return self.inside.repeats_safely
+
+    @property
+    def attempts_max(self) -> int | None:
+        return attempts_of(self.inside)
 
     async def listen(self, accept: Accept) -> None:
         await self.inside.listen(accept)

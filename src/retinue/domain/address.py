@@ -13,6 +13,7 @@ from retinue.domain.ids import SessionId, prefix
 NAME_LENGTH_MAX = 64
 CHANNEL_REST_LENGTH_MAX = 512
 BACKGROUND = "background"
+EXTERNAL = "external"  # the connector to agents that run elsewhere, their runner, and the provider of what they say
 
 _NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*")
 _INSTANCE = re.compile(r"[a-z][a-z0-9-]*")
@@ -50,12 +51,21 @@ class Address(Struct, frozen=True):
         """The session an agent's address names, if it names one."""
         return SessionId(self.rest) if self.kind is AddressKind.AGENT and self.rest else None
 
+    @property
+    def is_external(self) -> bool:
+        """Whether it is where an agent that runs elsewhere speaks for one of its sessions."""
+        return self.kind is AddressKind.CHANNEL and self.name == EXTERNAL
+
 
 HOUSE = Address(AddressKind.HOUSE, "house")
 
 
 def agent(name: str, session: str = "") -> Address:
     return Address(AddressKind.AGENT, name, session)
+
+
+def external(session: str) -> Address:
+    return Address(AddressKind.CHANNEL, EXTERNAL, session)
 
 
 def person(name: str) -> Address:

@@ -11,6 +11,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeGuard, cast
 
+from retinue.domain.address import EXTERNAL
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.times import from_ms
@@ -236,6 +237,8 @@ def trust_of(body: Body) -> Trust:
     match body:
         case ToolResult(trust=trust) | Note(trust=trust) | Summary(trust=trust):
             return trust
+        case Reply(provider=provider) if provider == EXTERNAL:
+            return Trust.UNTRUSTED
         case _:
             return Trust.PRIVATE
 

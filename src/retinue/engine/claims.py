@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from retinue.config.defaults import Defaults, plain
 from retinue.config.hands import ApprovalSettings
+from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.context_line import words_of
-from retinue.domain.delegation import Delegation, Lineage
+from retinue.domain.delegation import Delegation, DelegationKind, Lineage
 from retinue.domain.envelope import Envelope, Kind, Outcome
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import RunId
@@ -191,7 +192,7 @@ def _start_run(
     runs.add(conn, run)
     records.add(conn, append.records)
     steps: tuple[Step, ...] = ()
-    if not stored:
+    if not stored and agent.runner != EXTERNAL:  # who works elsewhere asks no model of ours
         steps = (first_step(run, agent),)
         runs.open_step(conn, steps[0], at_ms=page.at_ms)
     page.tell(
@@ -310,11 +311,14 @@ def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Wor
         there = sum(1 for envelope in due if envelope.id in expected and not envelope.silent)
         mail = len(first) > len(decided) or envelopes.count_due(conn, session.id, page.at_ms) > there
         waited_enough = run.wake_at is not None and to_ms(run.wake_at) <= page.at_ms
+        interrupting = session.queue.over(agent.queue).mode is QueueMode.INTERRUPT and any(map(interrupts, due))
+        # What was sent out of the house cannot be called back, and nobody else here could read what comes of it.
+        waits_behind = mail and not interrupting and any(d.kind is DelegationKind.EXTERNAL for d in outstanding)
+        mail = mail and not waits_behind
         if not mail and not waited_enough and not decided:
-            _sleep(page, session)
+            _sleep(page, session, Wakefulness.ACTIVE if waits_behind else Wakefulness.SLEEPING)
             return Nothing()
-        interrupting = session.queue.over(agent.queue).mode is QueueMode.INTERRUPT
-        if interrupting and any(map(interrupts, due)):
+        if interrupting:
             return Nothing(cancel_for_newer(page, session, run), again=True)
         if not decided:
             approvals.release(conn, run.id)
@@ -343,13 +347,13 @@ def _why_taken_up(handed: Sequence[Delegation], *, undecided: bool) -> str:
     return "an answer" if handed else "a decision"
 
 
-def _sleep(page: Page, session: Session) -> None:
+def _sleep(page: Page, session: Session, wakefulness: Wakefulness) -> None:
     sessions.guard(
         page.conn,
         session.id,
         epoch=session.epoch,
         record_seq=session.record_seq,
-        wakefulness=Wakefulness.SLEEPING,
+        wakefulness=wakefulness,
         at_ms=to_ms(session.updated_at),
     )
 

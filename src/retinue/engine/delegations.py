@@ -18,6 +18,7 @@ from retinue.domain.delegation import (
     LATEST_OR_CREATE,
     Delegation,
     DelegationKind,
+    DelegationState,
     session_made_for,
 )
 from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Kind, Outcome, Status
@@ -29,6 +30,7 @@ from retinue.domain.run import Run
 from retinue.domain.session import Origin, OriginKind, Session, Wakefulness
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust, least
+from retinue.mailroom.delegations import end
 from retinue.mailroom.inbox import ClockWake, Wake, enter
 from retinue.policy.delegations import descends, may_hand_over
 from retinue.store import agents, delegations, envelopes, runs, sessions
@@ -59,10 +61,14 @@ def _make(page: Page, handing: Handing) -> tuple[Handed, tuple[Wake, ...]]:
             try_this="let the agent do it in a conversation",
             code="delegation.no-run",
         )
-    target = _target(page, asker, handing)
-    _allow(page, run, asker, target, handing.kind)
     id_ = delegation_id(run.id, handing.call)
-    to = _session(page, handing, id_, session, asker, target)
+    if handing.kind is DelegationKind.EXTERNAL:  # the agent's own work, done elsewhere: nobody else is asked
+        target, to, lineage = asker, None, run.descent
+    else:
+        target = _target(page, asker, handing)
+        _allow(page, run, asker, target, handing.kind)
+        to = _session(page, handing, id_, session, asker, target)
+        lineage = descends(run.descent, asker, target, handing.kind)
     made = Delegation(
         id=id_,
         kind=handing.kind,
@@ -71,10 +77,10 @@ def _make(page: Page, handing: Handing) -> tuple[Handed, tuple[Wake, ...]]:
         agent=asker.name,
         session=session.id,
         target=target.name,
-        to=to.id,
+        to=to.id if to is not None else None,
         task=handing.text,
         above=run.descent,
-        lineage=descends(run.descent, asker, target, handing.kind),
+        lineage=lineage,
         notify=handing.notify,
         wait_until=from_ms(page.at_ms) + timedelta(seconds=handing.wait_s) if handing.wait_s else None,
         label=handing.label,
@@ -89,7 +95,7 @@ def _make(page: Page, handing: Handing) -> tuple[Handed, tuple[Wake, ...]]:
         delegation=id_,
         kind_of=handing.kind.value,
         target=target.name,
-        to=to.id,
+        to=made.to,
         label=handing.label,
         call=handing.call,
     )
@@ -97,7 +103,7 @@ def _make(page: Page, handing: Handing) -> tuple[Handed, tuple[Wake, ...]]:
     wakes = (*entered.wakes, ClockWake()) if made.wait_until else entered.wakes
     if entered.receipt.outcome is not None:  # there was no room for it: what came of it is there already
         return _look(page, delegations.get(page.conn, id_) or made), wakes
-    return Handed(delegation=made, queued=to.wakefulness is Wakefulness.ACTIVE), wakes
+    return Handed(delegation=made, queued=to is not None and to.wakefulness is Wakefulness.ACTIVE), wakes
 
 
 def _target(page: Page, asker: Agent, handing: Handing) -> Agent:
@@ -172,11 +178,11 @@ def _no_session(sentence: str, target: Agent) -> NotFound:
     )
 
 
-def _letter(handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, to: Session) -> Draft:
+def _letter(handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, to: Session | None) -> Draft:
     return Draft(
         id=id_,
         sender=address.agent(asker.name, session.id),
-        recipient=address.agent(to.agent, to.id),
+        recipient=address.agent(to.agent, to.id) if to is not None else address.external(session.id),
         text=handing.text,
         source="run",
         key=f"{handing.run}/{handing.call}/delegation",
@@ -194,6 +200,12 @@ def _look(page: Page, delegation: Delegation) -> Handed:
     if delegation.wait_until is None or from_ms(page.at_ms) < delegation.wait_until:
         return Handed(delegation=delegation)
     delegations.release_one(page.conn, delegation.id)
+    if delegation.kind is DelegationKind.EXTERNAL:
+        # Nobody but this run could make anything of it: whatever they say later, they say of their own accord.
+        waited_s = (delegation.wait_until - delegation.created_at).total_seconds()
+        because = f"no answer came within {waited_s:g} seconds"
+        end(page, delegation, DelegationState.FAILED, because=because, result=None)
+        return Handed(delegation=replace(delegation, state=DelegationState.FAILED, because=because), late=True)
     return Handed(delegation=replace(delegation, wait_until=None), late=True)
 
 

@@ -22,7 +22,7 @@ from retinue.engine.custody import Append, Work
 from retinue.engine.showing import show_work
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
 from retinue.mailroom.delegations import end, is_silent, is_told, withdraw
-from retinue.mailroom.external import is_from_there, said_to
+from retinue.mailroom.external import said_to
 from retinue.mailroom.inbox import LaneWake, Wake, enter, notify, settle_and_tell
 from retinue.mailroom.routing import answer_address, who_listens
 from retinue.runners.base import Finished
@@ -124,7 +124,7 @@ def finish(
 def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft | None:
     """What the run has to say, and to whom: whoever wrote, whoever handed it the work, or whoever sits behind it."""
     silent = False
-    if work.envelopes and is_from_there(work.envelopes[0]):
+    if work.envelopes and work.envelopes[0].sender.is_external:
         (to, silent), reply_to = said_to(work.session.origin), None
     elif not owed:
         to, reply_to = _announced(page, work)

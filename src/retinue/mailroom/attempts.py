@@ -20,7 +20,7 @@ from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.mailroom.inbox import Wake, enter, notify
-from retinue.store import deliveries, envelopes
+from retinue.store import delegations, deliveries, envelopes
 from retinue.store.deliveries import DeliveryState
 from retinue.store.house import Page
 
@@ -111,6 +111,10 @@ def claim(
         envelope = envelope or envelopes.outbox_next(conn, channel, page.at_ms)
         if envelope is None:
             return _leave(page, Nothing(tuple(wakes)), changed=changed)
+        if envelope.kind is Kind.DELEGATION and not _is_wanted(page, envelope):
+            _settle(page, envelope, Outcome.CANCELLED, because="nobody waits for what would come of it")
+            changed = True
+            continue
         if envelope.expires_at is not None and to_ms(envelope.expires_at) <= page.at_ms:
             wakes += _end(page, envelope, Outcome.EXPIRED, because="it expired before it could be sent")
             changed = True
@@ -184,7 +188,14 @@ def _wait_s(failed: Failed, attempt: int) -> float:
     return min(BACKOFF_FIRST_S * 2 ** (attempt - 1), BACKOFF_MAX_S) + polite_s
 
 
-def _end(page: Page, envelope: Envelope, outcome: Outcome, *, because: str, kind: str = "") -> tuple[Wake, ...]:
+def _is_wanted(page: Page, envelope: Envelope) -> bool:
+    """Whether work on its way out of the house is still waited for: it may be answered before it is known to be there,
+    and whoever asked may have been stopped."""
+    delegation = delegations.get(page.conn, envelope.id)
+    return delegation is not None and delegation.state.open
+
+
+def _settle(page: Page, envelope: Envelope, outcome: Outcome, *, because: str) -> None:
     envelopes.settle(page.conn, [envelope.id], outcome, because=because, at_ms=page.at_ms)
     page.tell(
         NewsKind.ENVELOPE_SETTLED,
@@ -193,9 +204,18 @@ def _end(page: Page, envelope: Envelope, outcome: Outcome, *, because: str, kind
         outcome=outcome.value,
         because=because,
     )
+
+
+def _end(page: Page, envelope: Envelope, outcome: Outcome, *, because: str, kind: str = "") -> tuple[Wake, ...]:
+    _settle(page, envelope, outcome, because=because)
     if outcome is Outcome.DELIVERED:
         return ()
     text = f"Envelope {short(envelope.id)} to {envelope.recipient} "
+    if envelope.kind is Kind.DELEGATION:  # whoever handed it out waits for what comes of it, and this is it
+        if not _is_wanted(page, envelope):
+            return ()
+        text = f"It {_in_our_words(outcome, kind)}"
+        return notify(page, envelope.sender, envelope.id, envelope.kind, outcome.value, text)
     if envelope.sender.kind is AddressKind.AGENT:
         return _note_for_agent(page, envelope, outcome, text=text + _in_our_words(outcome, kind))
     return notify(page, envelope.sender, envelope.id, envelope.kind, outcome.value, f"{text}ended {outcome}: {because}")

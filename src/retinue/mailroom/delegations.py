@@ -45,6 +45,14 @@ def end(page: Page, delegation: Delegation, state: DelegationState, *, because: 
         )
 
 
+def withdraw(page: Page, run: RunId) -> None:
+    """A run that waits for an agent elsewhere comes to its end: what they still say of it is said to nobody in
+    particular."""
+    for delegation in delegations.waiting(page.conn, run):
+        if delegation.kind is DelegationKind.EXTERNAL and delegation.state.open:
+            end(page, delegation, DelegationState.CANCELLED, because="its run has ended", result=None)
+
+
 def _archive_ms(page: Page, delegation: Delegation) -> int | None:
     """When a subagent's session is put away: at once where it is not to be kept."""
     if delegation.kind not in (DelegationKind.SPAWN, DelegationKind.BACKGROUND):

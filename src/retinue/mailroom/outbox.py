@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from retinue.connectors.base import Connector, DeliveryFailed, FailureKind
+from retinue.connectors.base import Connector, DeliveryFailed, FailureKind, attempts_of
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
@@ -379,7 +379,7 @@ class Outbox:
     def _terms(self, room: _Room) -> Terms:
         connector = self._connectors.get(room.instance)
         safe = connector is not None and connector.repeats_safely
-        return Terms(attempts_max=self._bounds.attempts_max, repeats_safely=safe)
+        return Terms(attempts_max=attempts_of(connector) or self._bounds.attempts_max, repeats_safely=safe)
 
     def _now_ms(self) -> int:
         return to_ms(self._clock.now())

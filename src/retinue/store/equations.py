@@ -373,7 +373,7 @@ _open_without_letter = (
 _ended_with_letter = (
     sa.select(*_wrong(_h.c.id, "ended, but its letter is not done"))
     .join_from(_h, _letter, _letter.c.id == _h.c.id)
-    .where(_h.c.state != _OPEN, _letter.c.status != t.DONE)
+    .where(_h.c.state != _OPEN, _letter.c.status != t.DONE, _h.c.child.is_not(None))
 )
 _letter_of_nothing = sa.select(*_wrong(_e.c.id, "it hands work on, but nothing is known of it")).where(
     _e.c.kind == t.word("'delegation'"), ~sa.exists().where(_h.c.id == _e.c.id)

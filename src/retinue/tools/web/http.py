@@ -88,7 +88,28 @@ class Http:
             code="web.redirects",
         )
 
-    async def _hop(self, target: Target, headers: Mapping[str, str], bytes_max: int) -> Answer:
+    async def post(
+        self, url: str, content: bytes, *, headers: Mapping[str, str], timeout_s: float, bytes_max: int
+    ) -> Answer:
+        """Bring something to one place and nowhere else: where it redirects to is for the caller to read, not to go.
+
+        Raises `WebRefused` where it surely did not arrive, `WebFailed` where nobody knows.
+        """
+        target = self._guard.target(url)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._hop(target, headers, bytes_max, content=content)
+        except TimeoutError:
+            raise WebFailed(
+                f"'{target.host}' took too long",
+                because=f"it did not answer in full within {timeout_s:g} seconds",
+                try_this="try again later",
+                code="web.timeout",
+            ) from None
+
+    async def _hop(
+        self, target: Target, headers: Mapping[str, str], bytes_max: int, *, content: bytes | None = None
+    ) -> Answer:
         import aiohttp
         from yarl import URL
 
@@ -111,7 +132,13 @@ class Http:
                     max_line_size=HEADER_BYTES_MAX,
                     max_field_size=HEADER_BYTES_MAX,
                 ) as session,
-                session.get(URL(target.url), headers=_sent(headers), allow_redirects=False) as response,
+                session.request(
+                    "GET" if content is None else "POST",
+                    URL(target.url),
+                    data=content,
+                    headers=_sent(headers),
+                    allow_redirects=False,
+                ) as response,
             ):
                 received: dict[str, str] = {}
                 for name, value in response.headers.items():

@@ -1,0 +1,58 @@
+"""One signed letter to one address outside: guarded, bounded, and its end told as every delivery's is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from retinue.connectors.base import Delivery, DeliveryFailed, FailureKind
+from retinue.tools.web.guard import WebFailed, WebRefused
+from retinue.tools.web.http import Answer, Http
+
+ANSWER_BYTES_MAX = 2_000  # of what a place says to a letter: enough to see what is wrong
+RETRY_AFTER_DIGITS_MAX = 6
+QUOTED_CHARS_MAX = 200
+
+LATER = frozenset({408, 425, 429})  # not now, but perhaps in a moment
+
+MakeHttp = Callable[[], Http]
+"""The way out as the settings have it at this moment."""
+
+
+async def bring(
+    http: Http, url: str, content: bytes, *, headers: Mapping[str, str], timeout_s: float, last: bool
+) -> Delivery:
+    """Raises `DeliveryFailed`, and `ConnectionError` where nobody knows whether it arrived. `last`: it is not tried
+    again, whatever comes of it."""
+    try:
+        answer = await http.post(url, content, headers=headers, timeout_s=timeout_s, bytes_max=ANSWER_BYTES_MAX)
+    except WebRefused as error:
+        sentence = f"{error.sentence}: {error.because}"
+        raise DeliveryFailed(sentence, kind=FailureKind.INVALID_ADDRESS, permanent=True) from None
+    except WebFailed as error:
+        sentence = f"{error.sentence}: {error.because}"
+        if last:
+            raise DeliveryFailed(sentence, permanent=True) from None
+        raise ConnectionError(sentence) from None
+    if 200 <= answer.status < 300:
+        return Delivery(f"HTTP {answer.status}")
+    raise _failure(answer, last=last)
+
+
+def _failure(answer: Answer, *, last: bool) -> DeliveryFailed:
+    sentence = f"it answered with HTTP {answer.status}"
+    if 300 <= answer.status < 400:
+        sentence += ", which leads elsewhere; letters go where the settings say and no further"
+    if said := " ".join(answer.body.decode(errors="replace").split())[:QUOTED_CHARS_MAX]:
+        sentence += f": {said!r}"
+    throttled = answer.status == 429
+    return DeliveryFailed(
+        sentence,
+        kind=FailureKind.THROTTLED if throttled else FailureKind.SEND_FAILED,
+        permanent=last or (answer.status < 500 and answer.status not in LATER),
+        retry_after_s=_retry_after(answer),
+    )
+
+
+def _retry_after(answer: Answer) -> float | None:
+    asked = answer.headers.get("retry-after", "").strip()
+    return float(asked) if asked.isascii() and asked.isdigit() and len(asked) <= RETRY_AFTER_DIGITS_MAX else None
