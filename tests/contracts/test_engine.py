@@ -16,6 +16,7 @@ from psycopg import sql
 SUITE = (
     "engine_cancel",
     "engine_clock",
+    "engine_delegation",
     "engine_failures",
     "engine_house",
     "engine_order",
@@ -28,6 +29,7 @@ pytest.register_assert_rewrite(*(f"contracts.{part}" for part in SUITE))
 
 from contracts.engine_cancel import *  # noqa: E402, F403
 from contracts.engine_clock import *  # noqa: E402, F403
+from contracts.engine_delegation import *  # noqa: E402, F403
 from contracts.engine_failures import *  # noqa: E402, F403
 from contracts.engine_house import Hands  # noqa: E402
 from contracts.engine_order import *  # noqa: E402, F403

@@ -22,6 +22,7 @@ from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Draft, Envelope, Kind, Receipt, Settled
+from retinue.domain.handing import Handed, Handing
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.permission import Permission
 from retinue.domain.person import Person, Role
@@ -50,7 +51,6 @@ from retinue.testing.tools import AppendLine
 from retinue.tools.base import Tool
 from retinue.tools.files import Read
 from retinue.tools.grants import Grants
-from retinue.tools.permissions import Asks
 from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
@@ -199,7 +199,7 @@ class House:
 
 
 @dataclass(slots=True)
-class _Asks:
+class Ways:
     """A way to people, for tools that are made before there is an engine."""
 
     of: EmbeddedEngine | None = None
@@ -207,6 +207,10 @@ class _Asks:
     async def __call__(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval:
         assert self.of is not None
         return await self.of.request(run, call=call, agent=agent, permission=permission, reason=reason)
+
+    async def hand_over(self, handing: Handing) -> Handed:
+        assert self.of is not None
+        return await self.of.hand_over(handing)
 
 
 @dataclass(slots=True)
@@ -223,7 +227,7 @@ class Household:
     zone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
     faults: Faults = NO_FAULTS
     tools: Sequence[Tool] = ()
-    furnishing: Callable[[Store, Asks], Sequence[Tool]] | None = None  # tools that need a store, or somebody to ask
+    furnishing: Callable[[Store, Ways], Sequence[Tool]] | None = None  # tools that need a store, or somebody to ask
     rules: ToolSettings = field(default_factory=ToolSettings)
     asking: ApprovalSettings = field(default_factory=ApprovalSettings)
     models: Sequence[Model] = ()  # beside the scripted one
@@ -272,7 +276,7 @@ class Household:
         live = Live()
         store.on_commit(live.committed)
         clock: Clock = self.clock
-        asks = _Asks()
+        asks = Ways()
         toolbox = self.toolbox = Toolbox(
             [
                 SessionStatus(store, clock),

@@ -1,0 +1,256 @@
+"""The engine's contract: work that is handed on is done once, and what comes of it reaches whoever asked, once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from contracts.engine_house import (
+    Hands,
+    a_moment,
+    ada,
+    answers_to,
+    as_time_goes_by,
+    lane_tasks,
+    notices_to,
+    opened,
+    outcomes,
+    power_cuts,
+    results,
+    rows,
+    user_turns,
+    witness,
+)
+
+from retinue.domain.agent import Agent, DelegationRules, Delivery
+from retinue.domain.envelope import Outcome
+from retinue.domain.record import UserTurn
+from retinue.domain.tool import ToolResult
+from retinue.engine.lanes import Slots
+from retinue.models.base import Prompt
+from retinue.testing.household import House, Household
+from retinue.testing.scripted_model import Line, calls, says
+from retinue.tools.delegate.agents import AgentsMessage
+
+
+def staffed(household: Household, **delegation: Any) -> Household:
+    rules = DelegationRules(**delegation)
+    household.agents = tuple(ada(name=name, delegation=rules) for name in ("ada", "bo", "cy"))
+    household.furnishing = lambda store, ways: (AgentsMessage(ways.hand_over, store, household.clock),)
+    return household
+
+
+@pytest.fixture
+def staff(household: Household) -> Household:
+    return staffed(household)
+
+
+def ask(agent: str, content: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    return "agents_message", {"agentId": agent, "content": content, **more}
+
+
+def last_words(prompt: Prompt) -> str:
+    turn = next(r.body for r in reversed(prompt.records) if isinstance(r.body, UserTurn))
+    return turn.text.strip().removesuffix("---").strip().splitlines()[-1]
+
+
+def told(body: ToolResult) -> dict[str, Any]:
+    return json.loads(body.output)
+
+
+async def waiting(house: House) -> None:
+    """Until a run is parked, whoever else works."""
+    parked = "SELECT 1 FROM runs WHERE status = 'parked'"
+    await house.eventually(lambda conn: conn.exec_driver_sql(parked).first() is not None, what="a run that waits")
+
+
+async def test_a_run_that_waits_for_another_agent_holds_no_slot_and_no_task(any_household: Household) -> None:
+    household = staffed(any_household)
+    household.slots = Slots(main=1)
+    household.agents = tuple(replace(agent, concurrency=1) for agent in household.agents)
+    household.model.will_reply(Line(calls=(ask("bo", "count"),)), "three", "bo says three")
+    async with opened(household) as house:
+        first = await house.post("how many?")
+        assert await house.answer_to(first.envelope) == "bo says three"
+        assert lane_tasks() == []
+
+
+async def test_other_mail_ends_the_wait_and_the_answer_comes_later(staff: Household) -> None:
+    staff.model.rule = lambda prompt: (
+        Line(calls=(ask("bo", "count"),))
+        if "how many" in last_words(prompt) and not isinstance(prompt.records[-1].body, ToolResult)
+        else says("three", after_s=60)
+        if last_words(prompt) == "count"
+        else says(f"about {last_words(prompt)}")
+    )
+    async with opened(staff) as house:
+        first = await house.post("how many")
+        await waiting(house)
+        second = await house.post("and the weather?")
+        assert await house.answer_to(second.envelope) == "about and the weather?"
+        assert await house.answer_to(first.envelope) == "about how many"
+        (mine,) = results(await house.records(first.session))
+        assert told(mine)["status"] == "started"
+        await as_time_goes_by(house, house.eventually(_said("about three"), what="what came of it"))
+        said = [mail.text for mail in await house.mail_for("maria") if mail.text == "about three"]
+        assert said == ["about three"]
+
+
+def _said(words: str) -> Any:
+    return lambda conn: conn.exec_driver_sql(f"SELECT 1 FROM envelopes WHERE text = '{words}'").first() is not None
+
+
+async def test_silent_mail_does_not_end_the_wait(staff: Household) -> None:
+    staff.model.will_reply(Line(calls=(ask("bo", "count"),)), says("three", after_s=5), "bo says three")
+    async with opened(staff) as house:
+        first = await house.post("how many?")
+        await waiting(house)
+        await house.post("by the way", silent=True)
+        await a_moment(house)
+        answer = await as_time_goes_by(house, house.answer_to(first.envelope))
+        assert answer == "bo says three"
+        (mine,) = results(await house.records(first.session))
+        assert told(mine)["response"] == "three"
+
+
+async def test_a_wait_is_over_in_its_time_and_the_others_go_on(staff: Household) -> None:
+    both = Line(calls=(ask("bo", "slow", timeout=10), ask("cy", "slower", timeout=100)))
+    staff.model.rule = lambda prompt: (
+        both
+        if last_words(prompt) == "go" and not isinstance(prompt.records[-1].body, ToolResult)
+        else says(last_words(prompt), after_s={"slow": 200.0, "slower": 50.0}.get(last_words(prompt), 0.0))
+    )
+    async with opened(staff) as house:
+        first = await house.post("go")
+        await as_time_goes_by(house, house.answer_to(first.envelope))
+        found = {told(each)["agentId"]: told(each)["status"] for each in results(await house.records(first.session))}
+        assert found == {"bo": "timeout", "cy": "complete"}
+
+
+@pytest.mark.parametrize("stop", ["cancel", "reset"])
+async def test_after_a_stop_what_still_comes_wakes_nobody_and_is_written_down(staff: Household, stop: str) -> None:
+    staff.model.will_reply(Line(calls=(ask("bo", "count"),)), says("three", after_s=30), "anything new?")
+    async with opened(staff) as house:
+        first = await house.post("how many?")
+        await waiting(house)
+        assert first.session is not None
+        if stop == "cancel":
+            await house.engine.cancel(first.session, by="person:maria", why="enough")
+        else:
+            await house.engine.reset(first.session, by="person:maria")
+        assert await outcomes(house, [first.envelope]) == [Outcome.CANCELLED]
+        await as_time_goes_by(house, house.eventually(_said("three"), what="the answer"))
+        await a_moment(house)
+        assert await answers_to(house, "maria") == []
+        second = await house.post("well?")
+        assert await house.answer_to(second.envelope) == "anything new?"
+        assert any("three" in text for text in user_turns(await house.records(first.session)))
+
+
+async def test_whoever_is_busy_has_it_queued(staff: Household) -> None:
+    line = Line(calls=(ask("bo", "two", mode="async"),))
+    staff.model.rule = lambda prompt: (
+        line
+        if last_words(prompt) == "go" and not isinstance(prompt.records[-1].body, ToolResult)
+        else says(f"did {last_words(prompt)}", after_s=20.0 if last_words(prompt) == "two" else 0.0)
+    )
+    async with opened(staff) as house:
+        first = await house.post("go")
+        await house.answer_to(first.envelope)
+        second = await house.post("go", key="again")
+        await house.answer_to(second.envelope)
+        statuses = [told(each)["status"] for each in results(await house.records(first.session))]
+        assert statuses == ["started", "queued"]
+        await as_time_goes_by(house, house.quiet(), step_s=10)
+        mail = [mail.text for mail in await house.mail_for("maria")]
+        assert sum("did did two" in text for text in mail) == 2
+
+
+async def test_a_queue_that_is_full_is_a_failure_told_at_once(staff: Household) -> None:
+    full = replace(staff.agents[1], queue=replace(staff.agents[1].queue, cap=0))
+    staff.agents = (staff.agents[0], full)
+    staff.model.will_reply(Line(calls=(ask("bo", "count"),)), "bo is busy")
+    async with opened(staff) as house:
+        first = await house.post("how many?")
+        assert await house.answer_to(first.envelope) == "bo is busy"
+        (mine,) = results(await house.records(first.session))
+        assert told(mine)["status"] == "failed"
+        assert "queue full" in told(mine)["message"]
+
+
+async def test_a_circle_and_too_much_at_once_are_refused_by_name(household: Household) -> None:
+    staff = staffed(household, depth_max=5, open_max=1)
+    two = Line(calls=(ask("bo", "one"), ask("cy", "two")))
+    staff.model.rule = lambda prompt: (
+        two
+        if last_words(prompt) == "go" and not isinstance(prompt.records[-1].body, ToolResult)
+        else Line(calls=(ask("ada", "back to you"),))
+        if last_words(prompt) == "one" and not isinstance(prompt.records[-1].body, ToolResult)
+        else says("done")
+    )
+    async with opened(staff) as house:
+        first = await house.post("go")
+        await house.answer_to(first.envelope)
+        mine = results(await house.records(first.session))
+        assert sorted(each.failed for each in mine) == [False, True]
+        refused = [each.output for each in mine if each.failed]
+        assert len(refused) == 1 and "agents.ada.delegation.open_max" in refused[0]
+        ((other,),) = await rows(house, "SELECT id FROM sessions WHERE agent = 'bo'")
+        (turned_down,) = results(await house.records(other))
+        assert "agents.bo.delegation.circles" in turned_down.output
+
+
+def errands(prompt: Prompt) -> Line:
+    """Ada sends bo for an errand, who writes it down; both say so."""
+    last, words = prompt.records[-1].body, last_words(prompt)
+    if isinstance(last, ToolResult):
+        if last.tool == "append_line":
+            return says(f"did {words.removeprefix('errand ')}")
+        return says("all done")
+    if wanted := re.fullmatch(r"please (\d)", words):
+        return Line(calls=(ask("bo", f"errand {wanted[1]}"), ask("cy", f"errand 1{wanted[1]}")))
+    if words.startswith("errand "):
+        return calls("append_line", text=words)
+    return says(f"so {words}")
+
+
+async def sent_for_errands(house: House) -> None:
+    first = await house.post("please 1", key="first")
+    await house.outcome(first.envelope)
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+async def test_work_is_done_once_and_told_once_wherever_the_power_goes(
+    new_household: Callable[[], Household], hands: Hands, delivery: Delivery
+) -> None:
+    def sending() -> Household:
+        household = staffed(new_household())
+        household.agents = tuple(_with(agent, delivery) for agent in household.agents)
+        household.model.rule = errands
+        return household
+
+    lived = 0
+    async for house in power_cuts(sending, hands, sent_for_errands):
+        lived += 1
+        written = witness(house.household)
+        assert len(set(written)) == len(written), "an errand was run twice"
+        open_ = await rows(house, "SELECT id FROM delegations WHERE state = 'open' OR wait_ms IS NOT NULL")
+        assert open_ == []
+        answered = await answers_to(house, "maria")
+        assert len(answered) + len(await notices_to(house, "maria")) == 1
+        if delivery is Delivery.RESUME:
+            assert answered == ["all done"]
+            done = [row.state for row in await rows(house, "SELECT state FROM delegations")]
+            assert done == ["done", "done"]
+            ((session,),) = await rows(house, "SELECT id FROM sessions WHERE agent = 'ada'")
+            said = [told(each).get("response") for each in results(await house.records(session))]
+            assert sorted(map(str, said)) == ["did 1", "did 11"]
+    assert lived > 20
+
+
+def _with(agent: Agent, delivery: Delivery) -> Agent:
+    return replace(agent, delivery=delivery)
