@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from outages import StoreFails, time_passing, until
 
+from retinue.config.sessions import SessionSettings
 from retinue.connectors.base import Accept, Incoming
 from retinue.domain import address
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import ATTACHMENTS_MAX, KEY_LENGTH_MAX, TEXT_BYTES_MAX, Context, Envelope, Kind, Receipt
 from retinue.domain.session import OriginKind
+from retinue.domain.session_keys import DmScope
 from retinue.domain.trust import Trust
 from retinue.mailroom.doorway import Doorway, message_key
 from retinue.testing.household import House, Household
@@ -41,6 +43,63 @@ async def kept(house: House, receipt: Receipt | None) -> Envelope:
 async def count(house: House) -> int:
     """How many envelopes came in by a connector."""
     return (await house.sql("SELECT count(*) AS n FROM envelopes WHERE source LIKE 'connector:%'"))[0].n
+
+
+@pytest.mark.spec("C8")
+@pytest.mark.parametrize(
+    ("scope", "links", "keys"),
+    [
+        (DmScope.MAIN, {}, ["agent:ada:main"] * 4),
+        (
+            DmScope.PER_PEER,
+            {},
+            ["agent:ada:direct:7", "agent:ada:direct:8", "agent:ada:direct:7", "agent:ada:direct:7"],
+        ),
+        (
+            DmScope.PER_PEER,
+            {"Maria": ("telegram:7", "signal:8")},
+            ["agent:ada:direct:maria", "agent:ada:direct:8", "agent:ada:direct:maria", "agent:ada:direct:7"],
+        ),
+        (
+            DmScope.PER_CHANNEL_PEER,
+            {},
+            [
+                *("agent:ada:telegram:direct:7", "agent:ada:telegram:direct:8"),
+                *("agent:ada:telegram:direct:7", "agent:ada:signal:direct:7"),
+            ],
+        ),
+        (DmScope.PER_ACCOUNT_CHANNEL_PEER, {}, ["channel:a:r7", "channel:a:r8", "channel:b:r7", "channel:c:r7"]),
+        (
+            DmScope.PER_ACCOUNT_CHANNEL_PEER,
+            {"Maria": ("telegram:7",)},
+            ["agent:ada:telegram:a:direct:maria", "channel:a:r8", "agent:ada:telegram:b:direct:maria", "channel:c:r7"],
+        ),
+    ],
+)
+async def test_those_who_write_in_person_share_a_session_as_the_scope_has_it(
+    household: Household, scope: DmScope, links: dict[str, tuple[str, ...]], keys: list[str]
+) -> None:
+    settings = SessionSettings(dm_scope=scope, identity_links=links)
+    async with household.open() as house:
+        bound = address.agent("ada")
+        doorway = Doorway(
+            house.store, house.inbox, household.clock, household.ids, lambda _channel: bound, lambda: settings
+        )
+        heard = [("a", "telegram", "7"), ("a", "telegram", "8"), ("b", "telegram", "7"), ("c", "signal", "7")]
+        found: list[str] = []
+        for number, (instance, service, peer) in enumerate(heard):
+            said = Incoming(room=f"r{peer}", message_id=f"{number}", text="hi", peer=peer, service=service)
+            receipt = await doorway.accept(instance, said)
+            assert receipt is not None
+            found.append((await house.session(receipt.session)).origin.key)
+            answer = await house.outcome(receipt.envelope)
+            assert answer.answer is not None and str((await house.envelope(answer.answer)).recipient) == (
+                f"channel:{instance}:r{peer}"
+            ), "the answer goes to the room, whoever shares the session"
+        assert found == keys
+        group = await doorway.accept("a", Incoming(room="g1", message_id="9", text="hi", service="telegram"))
+        assert group is not None
+        assert (await house.session(group.session)).origin.key == "channel:a:g1", "a group has a session of its own"
 
 
 async def test_a_message_becomes_an_envelope_from_its_channel(household: Household) -> None:

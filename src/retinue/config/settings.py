@@ -17,10 +17,10 @@ from retinue.config.mcp import McpServer
 from retinue.config.minds import Budgets, Context, Models, ProviderSettings
 from retinue.config.rules import Effect, Rule, setting
 from retinue.config.sandbox import SandboxSettings
+from retinue.config.sessions import SessionSettings
 from retinue.config.skills import PluginSettings, SkillSettings
 from retinue.config.web import WebSettings
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.session_keys import DmScope
 
 DRAIN_S = 10.0
 PORT = 7717
@@ -113,26 +113,6 @@ class SlotCounts:
     subagent: int = setting(8, "Runs of subagents.", least=1, most=1000)
     background: int = setting(4, "Runs in the background.", least=1, most=1000)
     schedule: int = setting(2, "Runs that the clock began.", least=1, most=1000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionSettings:
-    """Which conversations are one session."""
-
-    dm_scope: DmScope = setting(
-        DmScope.PER_ACCOUNT_CHANNEL_PEER,
-        "Which letters from people in channels go to one session of an agent: all (`main`), those of one person "
-        "(`per-peer`), of one person in one service (`per-channel-peer`), or of one person at one account there "
-        "(`per-account-channel-peer`).",
-        effect=Effect.MESSAGE,
-    )
-    identity_links: Mapping[str, tuple[str, ...]] = setting(
-        cast("Mapping[str, tuple[str, ...]]", {}),
-        "For a name, who is that person in which service, as `SERVICE:ID`: the name then stands for the id in keys.",
-        effect=Effect.MESSAGE,
-        check=checks.name,
-        example="maria",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,11 +60,16 @@ class Incoming:
 
     `message_id` is the platform's own and names this message within its room. `revision` names an edit of it, where the
     platform marks edits; where it does not, the same id with other content is one.
+
+    `peer` is whoever the room is shared with, by an id that stays, where it is one person alone; empty where several
+    speak. `service` is what the place is called, such as `telegram`; empty: as its connector is.
     """
 
     room: str
     message_id: str
     text: str
+    peer: str = ""
+    service: str = ""
     attachments: tuple[Attachment, ...] = ()
     context: Context = NO_CONTEXT
     revision: str = ""

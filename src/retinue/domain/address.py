@@ -52,6 +52,11 @@ class Address(Struct, frozen=True):
         return SessionId(self.rest) if self.kind is AddressKind.AGENT and self.rest else None
 
     @property
+    def room(self) -> str:
+        """CONNECTOR:ROOM of a channel; empty elsewhere."""
+        return f"{self.name}:{self.rest}" if self.kind is AddressKind.CHANNEL else ""
+
+    @property
     def is_external(self) -> bool:
         """Whether it is where an agent that runs elsewhere speaks for one of its sessions."""
         return self.kind is AddressKind.CHANNEL and self.name == EXTERNAL

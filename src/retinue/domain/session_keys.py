@@ -15,7 +15,7 @@ A colon within a part is written as %3a, and a percent sign as %25.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from retinue.domain.errors import Invalid
@@ -153,23 +153,23 @@ def parse(text: str) -> SessionKey:
 
 
 def _conversation(text: str, agent: str, parts: list[str]) -> SessionKey:
-    """[CHANNEL[:ACCOUNT]:]KIND:ID, and a topic or a thread."""
-    at = next((index for index, part in enumerate(parts[:3]) if _kind(part) is not None), None)
-    kind = _kind(parts[at]) if at is not None else None
-    if at is None or kind is None or len(parts) < at + 2:
-        raise _refused(text, "it names neither a person nor a room")
-    if kind in ROOMS and at != 1:
-        raise _refused(text, "a room is in one service")
-    below = parts[at + 2 :]
-    match below:
-        case []:
-            within = {}
-        case ["topic" | "thread" as where, value]:
-            within = {where: value}
-        case _:
-            raise _refused(text, "behind the id there is at most a topic or a thread")
-    channel, account = [*parts[:at], "", ""][:2]
-    return SessionKey(kind=kind, agent=agent, channel=channel, account=account, id=parts[at + 1], **within)
+    """[CHANNEL[:ACCOUNT]:]KIND:ID, and a topic or a thread. An account may be called like a kind."""
+    for at, part in enumerate(parts[:3]):
+        kind, below = _kind(part), parts[at + 2 :]
+        if kind is None or len(parts) < at + 2 or (kind in ROOMS and at != 1):
+            continue
+        channel, account = [*parts[:at], "", ""][:2]
+        key = SessionKey(kind=kind, agent=agent, channel=channel, account=account, id=parts[at + 1])
+        match below:
+            case []:
+                return key
+            case ["topic", topic]:
+                return replace(key, topic=topic)
+            case ["thread", thread]:
+                return replace(key, thread=thread)
+            case _:
+                continue
+    raise _refused(text, "it names neither a person nor a room")
 
 
 def _kind(part: str) -> KeyKind | None:

@@ -11,13 +11,16 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
+from retinue.config.sessions import SessionSettings, plain
 from retinue.connectors.base import Connector, Incoming
-from retinue.domain import address
+from retinue.domain import address, session_keys
 from retinue.domain.address import Address
 from retinue.domain.envelope import ATTACHMENTS_MAX, KEY_LENGTH_MAX, TEXT_BYTES_MAX, Context, Draft, Envelope, Receipt
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, StoreError
 from retinue.domain.ids import EnvelopeId, short
 from retinue.domain.ports import Clock, Ids, Post
+from retinue.domain.session import Origin, OriginKind
+from retinue.domain.session_keys import DmScope
 from retinue.domain.text import clipped_bytes, storable
 from retinue.domain.trust import Trust
 from retinue.store import envelopes
@@ -44,12 +47,21 @@ class Doorway:
     envelope of its own, which names the first and says so.
     """
 
-    def __init__(self, store: Store, post: Post, clock: Clock, ids: Ids, bound: Bound) -> None:
+    def __init__(
+        self,
+        store: Store,
+        post: Post,
+        clock: Clock,
+        ids: Ids,
+        bound: Bound,
+        sessions: Callable[[], SessionSettings] = plain,
+    ) -> None:
         self._store = store
         self._post = post
         self._clock = clock
         self._ids = ids
         self._bound = bound
+        self._sessions = sessions
         self._listening: dict[str, asyncio.Task[None]] = {}
 
     def open(self, connector: Connector) -> None:
@@ -142,10 +154,29 @@ class Doorway:
             text=_text(incoming),
             source=f"connector:{instance}",
             key=message_key(incoming.room, incoming.message_id),
+            origin=self._origin(instance, incoming, recipient.name),
             attachments=incoming.attachments[:ATTACHMENTS_MAX],
             context=_context(incoming),
             trust=Trust.OWNER if incoming.context.from_boss else Trust.UNTRUSTED,
         )
+
+    def _origin(self, instance: str, incoming: Incoming, agent: str) -> Origin | None:
+        """The session of whoever writes in person; None where it is that of the room: where several speak, and by the
+        narrowest scope, which is one person at one account of ours."""
+        settings = self._sessions()
+        narrow = settings.dm_scope is DmScope.PER_ACCOUNT_CHANNEL_PEER and not settings.identity_links
+        if not incoming.peer or narrow:
+            return None
+        key = session_keys.direct(
+            agent,
+            scope=settings.dm_scope,
+            channel=incoming.service or instance,
+            account=instance,
+            peer=incoming.peer,
+            links=settings.identity_links,
+        )
+        same_as_room = key.account and key.id == incoming.peer.casefold()
+        return None if same_as_room else Origin(OriginKind.CHAT, str(key))
 
 
 def message_key(room: str, message_id: str) -> str:

@@ -290,7 +290,7 @@ def _circumstances(assignment: Assignment, journal: Journal, equipment: Equipmen
     return Circumstances(
         origin=origin.kind,
         sender=journal.run.sender,
-        channel=origin.channel,
+        channel=journal.run.sender.room or origin.channel,
         hidden=equipment.hidden,
         read_only=equipment.read_only,
         browser=equipment.browser,
