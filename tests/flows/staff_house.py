@@ -55,7 +55,7 @@ class SendOut:
 
 def plays(script: Mapping[str, Sequence[str | Line]]) -> Callable[[Prompt], Line]:
     """A rule by which whoever reads these words last says these lines, one after the other, whoever else speaks."""
-    left = {key: deque(says(line) if isinstance(line, str) else line for line in lines) for key, lines in script.items()}
+    left = {key: deque(says(x) if isinstance(x, str) else x for x in lines) for key, lines in script.items()}
 
     def rule(prompt: Prompt) -> Line:
         read = next(r.body.text for r in reversed(prompt.records) if isinstance(r.body, UserTurn))

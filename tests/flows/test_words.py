@@ -233,7 +233,7 @@ async def test_a_turn_that_fails_on_a_word_is_told_to_the_person_there_and_else_
         (notice,) = await letters(house, Kind.NOTICE)
         assert (notice.session, notice.silent) == (session, True)
         await house.turn("Hello, bo.", "Hello.", to="agent:bo")
-        aside = {"origin": "person:owner/a"}
-        await house.turn("Tell.", tell(strategy="most-recent-foreground"), "Told.", Line(fails="no such model"), **aside)
+        found = tell(strategy="most-recent-foreground")
+        await house.turn("Tell.", found, "Told.", Line(fails="no such model"), origin="person:owner/a")
         assert "no such model" in (await said_to(house))[-1]
         await sums_hold(house)

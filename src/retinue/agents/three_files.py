@@ -111,7 +111,7 @@ def descriptor_of(session: Session) -> Descriptor:
             return _Cron(id=origin.key.removeprefix("schedule:"))
         case OriginKind.HEARTBEAT:
             return _Heartbeat()
-        case OriginKind.SUBAGENT:
+        case OriginKind.SUBAGENT | OriginKind.BACKGROUND:
             return _Subagent(id=session.id, parentAgentId=origin.parent or "", name=origin.key)
         case _:
             return _user(origin)

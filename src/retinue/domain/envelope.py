@@ -25,6 +25,7 @@ class Kind(StrEnum):
 
     MESSAGE = "message"  # asks for an answer
     DELEGATION = "delegation"  # work from another session: asks for one answer of its own
+    JOB = "job"  # work in the background: its words are all that is read, and what comes of it replies to its request
     SYSTEM = "system"  # from another part of the house, read by the model with its origin
     ANSWER = "answer"  # answers another envelope, and is itself not answered
     NOTICE = "notice"  # plain words from the house about an envelope: no model was needed for them

@@ -34,6 +34,7 @@ class OriginKind(StrEnum):
     SCHEDULE = "schedule"
     HEARTBEAT = "heartbeat"
     SUBAGENT = "subagent"
+    BACKGROUND = "background"  # one job, for nobody in particular
 
     @property
     def foreground(self) -> bool:
@@ -54,6 +55,8 @@ def lane_kind(origin: OriginKind) -> LaneKind:
             return LaneKind.SCHEDULE
         case OriginKind.SUBAGENT:
             return LaneKind.SUBAGENT
+        case OriginKind.BACKGROUND:
+            return LaneKind.BACKGROUND
         case _:
             return LaneKind.MAIN
 

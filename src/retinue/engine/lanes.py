@@ -18,7 +18,7 @@ from retinue.mailroom.inbox import LaneWake
 
 READY_MAX = 10_000
 HELD_BACK_TIMES = 10  # so often, at most, the first of several messages waits for one more
-ALONE = frozenset({Kind.DECISION, Kind.DELEGATION})  # each has a run of its own
+ALONE = frozenset({Kind.DECISION, Kind.DELEGATION, Kind.JOB})  # each has a run of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,15 @@ def shown(envelopes: Sequence[Envelope]) -> tuple[Attachment, ...]:
     return tuple({each.hash: each for envelope in envelopes for each in envelope.attachments}.values())
 
 
+def render_job(envelope: Envelope) -> str:
+    """A job as the model reads it: its words as they are, and the list of what came with them. Nothing else is there
+    that they could be taken for."""
+    lines = [envelope.text]
+    if envelope.attachments:
+        lines += ["", "attachments:", *map(_attachment_line, envelope.attachments)]
+    return "\n".join(lines)
+
+
 def render_note(envelope: Envelope) -> str:
     """Silent mail, as it is written down for the next turn: with its origin, and no turn of its own."""
     return _with_origin(envelope, _guarded(envelope.text, sender=envelope.sender))

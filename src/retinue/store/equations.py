@@ -368,7 +368,12 @@ _OPEN = t.word("'open'")
 _open_without_letter = (
     sa.select(*_wrong(_h.c.id, "open, but its letter is done"))
     .join_from(_h, _letter, _letter.c.id == _h.c.id)
-    .where(_h.c.state == _OPEN, _letter.c.status == t.DONE, _h.c.child.is_not(None))
+    .where(
+        _h.c.state == _OPEN,
+        _letter.c.status == t.DONE,
+        _h.c.child.is_not(None),
+        _h.c.kind != t.word("'background'"),  # whose letter is settled as it is accepted
+    )
 )
 _ended_with_letter = (
     sa.select(*_wrong(_h.c.id, "ended, but its letter is not done"))

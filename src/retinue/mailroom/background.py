@@ -1,0 +1,138 @@
+"""`agent:background`: work for nobody in particular. One shot, in a session of its own, and told of once.
+
+A request is settled as it is accepted. What is left of it is a job: a letter whose words are all that is read, worked
+on as the agent who sent the request would, and never begun a second time. What came of it replies to the request.
+"""
+
+from __future__ import annotations
+
+from retinue.domain import address
+from retinue.domain.address import BACKGROUND, EXTERNAL, Address, AddressKind
+from retinue.domain.agent import ARCHIVE_AFTER_S, Agent
+from retinue.domain.delegation import Delegation, DelegationKind, Lineage, label_of, session_made_for
+from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Envelope, Kind
+from retinue.domain.event import NewsKind
+from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
+from retinue.domain.session import Origin, OriginKind, Session
+from retinue.domain.text import clipped_bytes
+from retinue.domain.times import from_ms
+from retinue.domain.trust import Trust
+from retinue.policy.delegations import descends, may_hand_over
+from retinue.store import agents, delegations, sessions
+from retinue.store.house import Page
+
+HERE = address.agent(BACKGROUND)
+TAKEN = "taken: a job in the background, whose result comes as a reply to this"
+NOT_AN_AGENT = "only agents have jobs done in the background, and the sender is none that is known here"
+FAILED = "Background job failed: "
+SAID_NOTHING = "(no response)"
+LOOP = "loop"
+
+
+def is_for(recipient: Address) -> bool:
+    return recipient.kind is AddressKind.AGENT and recipient.name.casefold() == BACKGROUND
+
+
+def runner_of(agent: Agent, origin: OriginKind) -> str:
+    """Jobs are done here, also for one who works elsewhere."""
+    return LOOP if origin is OriginKind.BACKGROUND and agent.runner == EXTERNAL else agent.runner
+
+
+def take_up(page: Page, request: Draft) -> Delegation | str:
+    """The work that a request from outside of any run asks for, and its sessions; or why there is none."""
+    asker = agents.find(page.conn, request.sender.name) if request.sender.kind is AddressKind.AGENT else None
+    if asker is None or request.recipient.rest:
+        return NOT_AN_AGENT
+    home = _home(page, request, asker)
+    # No run began it, so its own letter stands for one.
+    above = Lineage(root=RunId(request.id), behalf=address.agent(asker.name), agents=(asker.name,))
+    open_count = delegations.count_open(page.conn, home.id)
+    decision = may_hand_over(asker, asker, DelegationKind.BACKGROUND, descent=above, open_count=open_count)
+    if decision.denied:
+        return decision.because
+    own = asker.subagents.archive_after_s
+    made = Delegation(
+        id=request.id,
+        kind=DelegationKind.BACKGROUND,
+        run=above.root,
+        call="",
+        agent=asker.name,
+        session=home.id,
+        target=asker.name,
+        to=session_for(page, request.id, asker, home.id, task=request.text),
+        task=request.text,
+        above=above,
+        lineage=descends(above, asker, asker, DelegationKind.BACKGROUND),
+        label=label_of("", request.text),
+        archive_after_s=(ARCHIVE_AFTER_S if own is None else own) or None,
+        created_at=from_ms(page.at_ms),
+    )
+    delegations.add(page.conn, made)
+    page.tell(
+        NewsKind.DELEGATION_OPENED,
+        session=home.id,
+        delegation=made.id,
+        kind_of=made.kind.value,
+        target=made.target,
+        to=made.to,
+        label=made.label,
+    )
+    return made
+
+
+def session_for(page: Page, request: EnvelopeId, asker: Agent, home: SessionId, *, task: str) -> SessionId:
+    """Where a job is done: as its sender would, and with nothing that was said before."""
+    made = session_made_for(request)
+    origin = Origin(OriginKind.BACKGROUND, request, parent=home)
+    sessions.start(page, made, agent=asker.name, origin=origin, name=label_of("", task), unique=False)
+    return made
+
+
+def _home(page: Page, request: Draft, asker: Agent) -> Session:
+    """Where the result is read: where the request came from, and else where this agent reads all such results."""
+    named = sessions.get(page.conn, request.sender.session) if request.sender.session is not None else None
+    if named is not None and named.agent == asker.name:
+        return named
+    origin = Origin(OriginKind.AGENT, str(HERE))
+    found = sessions.by_origin(page.conn, asker.name, origin)
+    if found is not None and found.deleted_at is None:
+        return found
+    made = SessionId(derived(request.id, "home"))
+    sessions.start(page, made, agent=asker.name, origin=origin)
+    session = sessions.get(page.conn, made)
+    assert session is not None  # it was started a line above
+    return session
+
+
+def job_of(request: Draft, work: Delegation) -> Draft:
+    assert work.to is not None
+    return Draft(
+        id=EnvelopeId(derived(request.id, "job")),
+        sender=address.agent(work.agent, work.session),
+        recipient=address.agent(work.target, work.to),
+        text=request.text,
+        source="house",
+        key=f"{request.id}/job",
+        kind=Kind.JOB,
+        attachments=request.attachments,
+        context=request.context,
+        reply_to=request.id,
+        trust=request.trust,
+        deliver_at=request.deliver_at,
+        expires_at=request.expires_at,
+    )
+
+
+def result_of(job: Envelope, text: str, *, trust: Trust) -> Draft:
+    assert job.reply_to is not None
+    return Draft(
+        id=EnvelopeId(derived(job.reply_to, "result")),
+        sender=HERE,
+        recipient=job.sender,
+        text=clipped_bytes(text, TEXT_BYTES_MAX) or SAID_NOTHING,
+        source=BACKGROUND,  # a reply to what was settled long ago, and so no answer as others are
+        key=f"{job.reply_to}/result",
+        kind=Kind.ANSWER,
+        reply_to=job.reply_to,
+        trust=trust,
+    )
