@@ -357,6 +357,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             callbacks=Callbacks(store, clock, engine.wake, os.environ),
         )
         hands.ways.inbox, hands.ways.asks, hands.ways.hands = desk.post, engine.request, engine.hand_over
+        hands.ways.models = lambda: minds.catalog
+        hands.ways.words = engine.pass_on
         await hands.open()
         await plugins.fit(current().plugins)
         await credentials_changed()

@@ -37,7 +37,9 @@ from retinue.domain.manner import Elevation
 from retinue.domain.permission import Permission, Withheld
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.session import OriginKind, Session
+from retinue.domain.word import Heard, PassOn, Word
 from retinue.mailroom.routing import OWNER
+from retinue.models.catalog import Catalog
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.skills import bundles_by_tool
 from retinue.plugins.base import Scene as PluginScene
@@ -47,6 +49,7 @@ from retinue.policy.command_rules import Rule
 from retinue.policy.origin_rules import OriginPolicy, house_policy
 from retinue.policy.placing import ExecPolicy, Gates
 from retinue.policy.sandboxing import is_confined, is_main, sandbox_of
+from retinue.policy.visibility import Sight, sessions_seen
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
 from retinue.sandbox.base import Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
@@ -55,6 +58,8 @@ from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.tools.base import Scene, Tool
 from retinue.tools.delegate.agents import AgentsList, AgentsMessage
+from retinue.tools.delegate.messages import SendAgentMessage
+from retinue.tools.delegate.spawn import Sending, SessionsSpawn, StartBackgroundAgent
 from retinue.tools.files import Ground, file_tools
 from retinue.tools.grants import Grants
 from retinue.tools.mcp.placing import placed_by
@@ -92,6 +97,8 @@ class Ways:
     inbox: Post | None = None
     asks: Asks | None = None
     hands: HandOver | None = None
+    models: Callable[[], Catalog] | None = None
+    words: PassOn | None = None
 
     async def post(self, draft: Draft) -> Receipt:
         """What tools say by mail is masked like what they say as a result."""
@@ -102,9 +109,17 @@ class Ways:
         assert self.asks is not None
         return await self.asks(run, call=call, agent=agent, permission=permission, reason=reason)
 
+    def catalog(self) -> Catalog:
+        assert self.models is not None
+        return self.models()
+
     async def hand_over(self, handing: Handing) -> Handed:
         assert self.hands is not None
         return await self.hands(structs.replace(handing, text=self.mask(handing.text)))
+
+    async def pass_on(self, word: Word) -> Heard:
+        assert self.words is not None
+        return await self.words(structs.replace(word, text=self.mask(word.text)))
 
 
 class Hands:
@@ -173,6 +188,7 @@ class Hands:
         def web() -> WebSettings:
             return settings().web
 
+        sending = Sending(self.ways.hand_over, store, self.ways.catalog, lambda: settings().defaults)
         self.tools: tuple[Tool, ...] = (
             SessionStatus(store, clock, str(now.zone), lambda: settings().defaults.time_format is TimeFormat.TWELVE),
             *file_tools(ground),
@@ -182,7 +198,7 @@ class Hands:
             WebSearch(web, clock, ids, environment),
             Browser(self._browsers, ids, files),
             BrowserAct(self._browsers, ids),
-            Message(self.ways, ground),
+            Message(self.ways, ground, self.ways.hand_over),
             RequestPermission(self.ways.ask, self.grants, store),
             RequestPermission(self.ways.ask, self.grants, store, name="request_permission_via_parent"),
             GrantPermission(store, clock),
@@ -190,6 +206,9 @@ class Hands:
             AskQuestions(store, clock, mask),
             AgentsList(store),
             AgentsMessage(self.ways.hand_over, store, clock),
+            SessionsSpawn(sending),
+            StartBackgroundAgent(sending),
+            SendAgentMessage(self.ways.pass_on, _only_spawned(settings)),
             *screen_tools(self.windows),
         )
 
@@ -231,11 +250,22 @@ def _is_owner(scene: Scene) -> bool:
     return scene.sender == OWNER
 
 
+def _only_spawned(settings: Callable[[], Settings]) -> Callable[[Scene], bool]:
+    """Whether a call is told of no other sessions than those that came of its own."""
+
+    def confined(scene: Scene) -> bool:
+        main = scene.origin in (OriginKind.TERMINAL, OriginKind.WEB) and _is_owner(scene)
+        sandbox = sandbox_of(settings().sandbox, scene.agent, *scene.senders)
+        return sessions_seen(scene.agent, sandbox, main=main) is Sight.SPAWNED
+
+    return confined
+
+
 def _gates(scene: Scene) -> Gates:
     return Gates(
         owner=_is_owner(scene),
         foreground=scene.origin.foreground,
-        agent=scene.agent.elevated is not Elevation.OFF,
+        agent=all(each.elevated is not Elevation.OFF for each in (scene.agent, *scene.senders)),
         level=scene.elevated,
     )
 
@@ -281,9 +311,9 @@ async def equip(
     skills: Skills, plugins: Plugins, settings: Callable[[], Settings], assignment: Assignment
 ) -> Equipment:
     """What a run has of skills and plug-ins: most often nothing, and then little is looked up for it."""
-    agent, home = assignment.agent, assignment.home
+    agent, home = assignment.agent, assignment.reach  # a subagent has the skills of who sent it, and no others
     now = settings()
-    sandbox = sandbox_of(now.sandbox, agent)
+    sandbox = sandbox_of(now.sandbox, agent, *assignment.senders)
     if (
         now.skills == NO_SKILLS
         and not (plugins.registry.sections() or plugins.skill_folders() or assignment.workspace != home)
@@ -294,7 +324,7 @@ async def equip(
     ):
         return NO_EQUIPMENT
     kit = await skills.kit(
-        agent.name,
+        (assignment.acting or agent).name,
         agent_home=home,
         workspace=assignment.workspace,
         subset=_subset(assignment.session),
@@ -327,9 +357,7 @@ async def called_by_people(
     """Which of an agent's skills people can call for by a command."""
     now = settings()
     home = ensure_home(now.home, agent.name)
-    _, stood = await skills.look(
-        agent=agent.name, agent_home=home, workspace=now.defaults.workspace_of(agent, home)
-    )
+    _, stood = await skills.look(agent=agent.name, agent_home=home, workspace=now.defaults.workspace_of(agent, home))
     return skill_commands(stood, subset=_subset(session) if session is not None else None)
 
 

@@ -266,7 +266,7 @@ def test_subagents_are_denied_what_reaches_beyond_their_task_and_no_list_gives_i
     parent = chain(generous)
     for name in listed:
         assert child.decide(spec(name)).denied and parent.decide(spec(name)).allowed, name
-    for name in ("read", "exec", "web_fetch", "message"):
+    for name in ("read", "exec", "web_fetch", "send_agent_message"):
         assert child.decide(spec(name)).allowed
     narrow = ToolSettings(by_session={"subagent": Lists(allow=("read",))})
     assert offered(chain(narrow, origin=OriginKind.SUBAGENT)) == {"read"}

@@ -11,11 +11,13 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from retinue.domain import session_keys
 from retinue.domain.address import Address
 from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
 
 TASK_SHOWN_MAX = 200  # characters of a task, where lists show it
 LABEL_LENGTH_MAX = 100
+LABEL_FROM_TASK_MAX = 60
 
 # Which session of whoever is asked: the last that the two have had, that one or a new one, a new one.
 LATEST = "latest"
@@ -79,6 +81,15 @@ class Lineage(Struct, frozen=True, kw_only=True):
         return len(self.agents) - 1
 
 
+class Exchange(Struct, frozen=True, kw_only=True):
+    """Where two sessions stand that answer each other. `about` is the letter with which one of them began."""
+
+    about: EnvelopeId
+    turn: int  # whoever reads this has the turn of this number, from 1
+    turns_max: int
+    announces: bool = False  # all is said: whoever reads this tells the person who sits before their session
+
+
 class Delegation(Struct, frozen=True, kw_only=True):
     """`id` is that of its letter. `call` is the call of `run` by which it was made: made again, it finds this one."""
 
@@ -104,8 +115,32 @@ class Delegation(Struct, frozen=True, kw_only=True):
     created_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    archive_after_s: float | None = None  # so long after its end the session is put away; none: never
     archive_at: datetime | None = None
     archived_at: datetime | None = None
+
+    @property
+    def run_id(self) -> RunId:
+        """The run that works on it, also before it has begun."""
+        return self.worked_by or run_made_for(self.id)
+
+    @property
+    def child_key(self) -> str:
+        """The key of the session in which it is worked on, as keys are written everywhere."""
+        return str(session_keys.subagent(self.target, self.to or self.id))
+
+
+def label_of(label: str, task: str) -> str:
+    """What it is called: as whoever made it says, or by the first words of the task. One line that stands in quotes."""
+    words = label.strip() or task[: 2 * LABEL_FROM_TASK_MAX]
+    most = LABEL_LENGTH_MAX if label.strip() else LABEL_FROM_TASK_MAX
+    line = " ".join("".join(each if each.isprintable() else " " for each in words).replace('"', "'").split())
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+
+
+def run_made_for(id_: EnvelopeId) -> RunId:
+    """The run that a delegation begins: known to whoever made it before it is begun."""
+    return RunId(derived(id_, "run"))
 
 
 def session_made_for(id_: EnvelopeId) -> SessionId:

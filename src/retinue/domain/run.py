@@ -14,6 +14,8 @@ from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.session import LaneKind
 from retinue.domain.tool import Call
 
+TIMED_OUT = "run.timed-out"  # the code with which a run fails that took too long
+
 
 class RunStatus(StrEnum):
     RUNNING = "running"
@@ -66,6 +68,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     extra_system_prompt: str = ""
     compact: str | None = None  # nothing but to compact the context, minding these words
     effort: str | None = None
+    seconds_max: float | None = None  # of the run; it can only be less than its agent has
     manner: Manner = PLAIN
     skill: str = ""  # one that its words call for, told in full
     call: Call | None = None  # nothing but to make this call: what comes of it is the answer

@@ -12,21 +12,31 @@ from msgspec.structs import replace
 from retinue.config.defaults import Defaults, plain
 from retinue.config.hands import ApprovalSettings
 from retinue.domain.address import EXTERNAL
-from retinue.domain.agent import Agent, Delivery
+from retinue.domain.agent import Agent, Delivery, PermissionLevel, ToolRules
 from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.context_line import words_of
-from retinue.domain.delegation import Delegation, DelegationKind, Lineage
+from retinue.domain.delegation import Delegation, DelegationKind, Lineage, run_made_for
 from retinue.domain.envelope import Envelope, Kind, Outcome
 from retinue.domain.event import NewsKind
-from retinue.domain.ids import RunId
+from retinue.domain.ids import EnvelopeId, RunId
 from retinue.domain.record import UserTurn
 from retinue.domain.run import Run, RunStatus, Step, StepKind, StepState
-from retinue.domain.session import BATCH_MAX, SNIPPET_LENGTH_MAX, LaneKind, QueueMode, Session, Wakefulness, lane_kind
+from retinue.domain.session import (
+    BATCH_MAX,
+    SNIPPET_LENGTH_MAX,
+    LaneKind,
+    OriginKind,
+    QueueMode,
+    Session,
+    Wakefulness,
+    lane_kind,
+)
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.engine.custody import Append, Nothing, Work, trust_of_mail
 from retinue.engine.endings import cancel_for_newer, close_run, interrupts
 from retinue.engine.lanes import held_back_s, next_batch
+from retinue.mailroom.background import runner_of
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.runners import turn_input
 from retinue.store import agents, approvals, delegations, envelopes, money, records, runs, sessions
@@ -34,6 +44,7 @@ from retinue.store.house import Page
 
 CLOSED_AT_ONCE_MAX = 100
 LOOKED_AT_MAX = BATCH_MAX + 40
+SENT_OUT = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +143,8 @@ def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, ter
             at_ms=to_ms(session.updated_at),
         )
         return Nothing(wakes, again=more)
+    if (handed := _handed(batch.work[0])) is not None:  # whoever handed it on was told which run it would be
+        run_id = run_made_for(handed)
     envelopes.claim(conn, [envelope.id for envelope in batch.work], run=run_id, now_ms=page.at_ms)
     return _start_run(page, session, agent, append, batch.work, run_id=run_id, terms=terms, wakes=wakes)
 
@@ -151,12 +164,13 @@ def _start_run(
     conn = page.conn
     now = from_ms(page.at_ms)
     sender, stored, answered = batch[0].sender, (), ()
+    lineage = _lineage(page, session, batch[0], run_id)
     if batch[0].kind is Kind.DECISION:
         # A late yes: the answer goes to whoever had asked, and the stored calls come first.
         approval = approvals.get(conn, batch[0].context.approval)
         asked = runs.get(conn, approval.run) if approval else None
         if approval is not None and asked is not None:
-            sender = asked.sender
+            sender, lineage = asked.sender, asked.lineage
             stored = approval.calls if approval.state is ApprovalState.ALLOWED else ()
             answered = (approval,)
     run = Run(
@@ -171,10 +185,13 @@ def _start_run(
         first_seq=append.seq + 1,
         attempt=1,
         started_at=now,
-        lineage=_lineage(page, session, batch[0], run_id),
+        lineage=lineage,
     )
     append.run = run
-    text = turn_input.render(batch, now=now, zone=terms.zone)
+    if batch[0].kind is Kind.JOB:
+        text = turn_input.render_job(batch[0])
+    else:
+        text = turn_input.render(batch, now=now, zone=terms.zone)
     turn = append.add(
         UserTurn(text=text, envelopes=run.envelopes, attachments=turn_input.shown(batch)),
         trust=trust_of_mail(batch),
@@ -192,7 +209,7 @@ def _start_run(
     runs.add(conn, run)
     records.add(conn, append.records)
     steps: tuple[Step, ...] = ()
-    if not stored and agent.runner != EXTERNAL:  # who works elsewhere asks no model of ours
+    if not stored and runner_of(agent, session.origin.kind) != EXTERNAL:  # who works elsewhere asks no model of ours
         steps = (first_step(run, agent),)
         runs.open_step(conn, steps[0], at_ms=page.at_ms)
     page.tell(
@@ -212,24 +229,63 @@ def _start_run(
         open_steps=steps,
         approvals=answered,
         stored=stored,
+        senders=_senders(page, run),
         fresh=tuple(append.records),
         wakes=wakes,
     )
 
 
 def _lineage(page: Page, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
+    """What bounds it beside its own agent's settings. Whatever is said to a subagent, it stays what it was sent out as:
+    the rules of whoever sent it hold."""
+    lineage = _set_going_by(page, session, first, run_id)
+    if session.origin.kind not in SENT_OUT or first.id == session.origin.key:
+        return lineage
+    sent = delegations.get(page.conn, session.origin.key)
+    if sent is None or lineage is None:
+        return lineage if sent is None else sent.lineage
+    return replace(lineage, sent_by=tuple(dict.fromkeys((*sent.lineage.sent_by, *lineage.sent_by))))
+
+
+def _set_going_by(page: Page, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
     """Where it comes from, if another run set it going: by handing it the work, or by having done what this one's
     session had handed out. Then this run is as bound as the one that did."""
-    if first.kind is Kind.DELEGATION:
-        delegation = delegations.get(page.conn, first.id)
+    if first.context.lineage is not None:
+        return first.context.lineage
+    if (handed := _handed(first)) is not None:
+        delegation = delegations.get(page.conn, handed)
         if delegation is not None:
-            delegations.begin(page.conn, first.id, run=run_id, at_ms=page.at_ms)
+            delegations.begin(page.conn, handed, run=run_id, at_ms=page.at_ms)
             return delegation.lineage
     elif first.kind in (Kind.ANSWER, Kind.NOTICE) and first.reply_to is not None:
         delegation = delegations.get(page.conn, first.reply_to)
         if delegation is not None and delegation.session == session.id:
             return delegation.above
     return None
+
+
+def _handed(first: Envelope) -> EnvelopeId | None:
+    """The letter with which this work was handed on, if it was."""
+    match first.kind:
+        case Kind.DELEGATION:
+            return first.id
+        case Kind.JOB:
+            return first.reply_to
+        case _:
+            return None
+
+
+def _gone(name: str) -> Agent:
+    """One who was let go lets nothing more be done for them."""
+    return Agent(name=name, tools=ToolRules(allow=()), permission_level=PermissionLevel.RESTRICTED)
+
+
+def _senders(page: Page, run: Run) -> tuple[Agent, ...]:
+    """Those whose rules hold beside its own agent's."""
+    if run.lineage is None:
+        return ()
+    names = (name for name in run.lineage.sent_by if name != run.agent)
+    return tuple(agents.find(page.conn, name) or _gone(name) for name in names)
 
 
 def _lane(session: Session, first: Envelope) -> LaneKind:
@@ -360,7 +416,8 @@ def _sleep(page: Page, session: Session, wakefulness: Wakefulness) -> None:
 
 def _take_up_cut_off(page: Page, session: Session, agent: Agent, run: Run, *, crashed: bool) -> Work | Nothing:
     """A run without a worker: resumed from its last closed step, or closed where it must not be tried again."""
-    if agent.delivery is Delivery.AT_MOST_ONCE:
+    is_job = session.origin.kind is OriginKind.BACKGROUND  # which is never begun a second time
+    if agent.delivery is Delivery.AT_MOST_ONCE or is_job:
         what = "The house stopped" if crashed else "The store failed"
         wakes = close_run(
             page,
@@ -430,6 +487,7 @@ def _take_up(
         open_steps=steps,
         approvals=(*asked, *late),
         stored=stored,
+        senders=_senders(page, run),
     )
 
 

@@ -13,7 +13,7 @@ from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.record import Body, Record, RecordKind, kind_of, trust_of
 from retinue.domain.run import Run, Step
-from retinue.domain.session import QueuePolicy, Session
+from retinue.domain.session import OriginKind, QueuePolicy, Session
 from retinue.domain.tool import Call
 from retinue.domain.trust import Trust, least
 from retinue.mailroom.inbox import Wake
@@ -30,6 +30,7 @@ class Work(Struct, frozen=True, kw_only=True):
     open_steps: tuple[Step, ...] = ()
     approvals: tuple[Approval, ...] = ()
     stored: tuple[Call, ...] = ()
+    senders: tuple[Agent, ...] = ()  # whose rules hold beside its own agent's, who sent it out first of all first
     fresh: tuple[Record, ...] = ()  # what the claim itself appended
     wakes: tuple[Wake, ...] = ()
     manner: Manner = PLAIN  # in which it shows what it does
@@ -37,6 +38,14 @@ class Work(Struct, frozen=True, kw_only=True):
     @property
     def queue(self) -> QueuePolicy:
         return self.session.queue.over(self.agent.queue)
+
+    @property
+    def acting(self) -> Agent:
+        """As whom it acts: a subagent as whoever sent it out first of all, with their folders and no others."""
+        lineage = self.run.lineage
+        if lineage is None or self.session.origin.kind is not OriginKind.SUBAGENT:
+            return self.agent
+        return next((sender for sender in self.senders if sender.name in lineage.sent_by[:1]), self.agent)
 
 
 class Nothing(Struct, frozen=True):

@@ -10,6 +10,7 @@ from datetime import timedelta
 import sqlalchemy as sa
 from msgspec.structs import replace
 
+from retinue.config.defaults import PLAIN, Defaults
 from retinue.domain import address
 from retinue.domain.agent import Agent
 from retinue.domain.delegation import (
@@ -26,13 +27,14 @@ from retinue.domain.errors import NotAllowed, NotFound
 from retinue.domain.event import NewsKind
 from retinue.domain.handing import Handed, Handing
 from retinue.domain.ids import EnvelopeId, derived, short
-from retinue.domain.run import Run
+from retinue.domain.run import NO_REQUEST, Run
 from retinue.domain.session import Origin, OriginKind, Session, Wakefulness
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust, least
+from retinue.mailroom import background
 from retinue.mailroom.delegations import end
-from retinue.mailroom.inbox import ClockWake, Wake, enter
-from retinue.policy.delegations import descends, may_hand_over
+from retinue.mailroom.inbox import ClockWake, Wake, enter, take_job
+from retinue.policy.delegations import SENT_OUT, descends, may_hand_over
 from retinue.store import agents, delegations, envelopes, runs, sessions
 from retinue.store.house import Page
 
@@ -41,16 +43,18 @@ def delegation_id(run: str, call: str) -> EnvelopeId:
     return EnvelopeId(derived(run, f"delegation/{call}"))
 
 
-def hand_over(conn: sa.Connection, *, handing: Handing, now_ms: int) -> tuple[Handed, tuple[Wake, ...]]:
+def hand_over(
+    conn: sa.Connection, *, handing: Handing, now_ms: int, defaults: Defaults = PLAIN
+) -> tuple[Handed, tuple[Wake, ...]]:
     """The commit of a call that hands work on: made the first time, looked at every other time."""
     page = Page(conn, now_ms)
     seen = delegations.get(conn, delegation_id(handing.run, handing.call))
-    done = (_look(page, seen), ()) if seen is not None else _make(page, handing)
+    done = (_look(page, seen), ()) if seen is not None else _make(page, handing, defaults)
     page.close()
     return done
 
 
-def _make(page: Page, handing: Handing) -> tuple[Handed, tuple[Wake, ...]]:
+def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tuple[Wake, ...]]:
     run = runs.get(page.conn, handing.run)
     session = sessions.get(page.conn, run.session) if run is not None else None
     asker = agents.find(page.conn, run.agent) if run is not None else None
@@ -85,6 +89,7 @@ def _make(page: Page, handing: Handing) -> tuple[Handed, tuple[Wake, ...]]:
         wait_until=from_ms(page.at_ms) + timedelta(seconds=handing.wait_s) if handing.wait_s else None,
         label=handing.label,
         cleanup=handing.cleanup,
+        archive_after_s=(defaults.subagents_of(asker).archive_after_s or None) if handing.kind in SENT_OUT else None,
         created_at=from_ms(page.at_ms),
     )
     delegations.add(page.conn, made)
@@ -99,7 +104,11 @@ def _make(page: Page, handing: Handing) -> tuple[Handed, tuple[Wake, ...]]:
         label=handing.label,
         call=handing.call,
     )
-    entered = enter(page, _letter(handing, id_, session, asker, to))
+    letter = _letter(_on_the_same_ground(page, handing, run), id_, session, asker, to)
+    if handing.kind is DelegationKind.BACKGROUND:
+        request = replace(letter, recipient=background.HERE, kind=Kind.MESSAGE)
+        return Handed(delegation=made), take_job(page, request, made).wakes
+    entered = enter(page, letter)
     wakes = (*entered.wakes, ClockWake()) if made.wait_until else entered.wakes
     if entered.receipt.outcome is not None:  # there was no room for it: what came of it is there already
         return _look(page, delegations.get(page.conn, id_) or made), wakes
@@ -132,8 +141,11 @@ def _allow(page: Page, run: Run, asker: Agent, target: Agent, kind: DelegationKi
 
 def _session(page: Page, handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, target: Agent) -> Session:
     """Where the work is done."""
-    if handing.kind in (DelegationKind.SPAWN, DelegationKind.BACKGROUND):
-        return _start(page, id_, target, Origin(OriginKind.SUBAGENT, id_, parent=session.id))
+    if handing.kind is DelegationKind.BACKGROUND:
+        made = background.session_for(page, id_, target, session.id, task=handing.text)
+        return sessions.get(page.conn, made) or session
+    if handing.kind in SENT_OUT:
+        return _start(page, id_, target, Origin(OriginKind.SUBAGENT, id_, parent=session.id), name=handing.label)
     ours = str(address.agent(asker.name, session.id))
     if handing.session in (LATEST, LATEST_OR_CREATE):
         # Those that this very session has had with them: what another person's session has said there is not for here.
@@ -161,9 +173,9 @@ def _may_write(session: Session, asker: Agent, chosen: Session) -> bool:
     return made or chosen.origin.parent == session.id or asker.delegation.histories
 
 
-def _start(page: Page, id_: EnvelopeId, target: Agent, origin: Origin) -> Session:
+def _start(page: Page, id_: EnvelopeId, target: Agent, origin: Origin, *, name: str = "") -> Session:
     made = session_made_for(id_)
-    sessions.start(page, made, agent=target.name, origin=origin)
+    sessions.start(page, made, agent=target.name, origin=origin, name=name, unique=False)
     session = sessions.get(page.conn, made)
     assert session is not None  # it was started a line above
     return session
@@ -176,6 +188,17 @@ def _no_session(sentence: str, target: Agent) -> NotFound:
         try_this=f"leave `session` out, and {target.name} gets one",
         code="session.not-found",
     )
+
+
+def _on_the_same_ground(page: Page, handing: Handing, run: Run) -> Handing:
+    """Whoever is sent out by a run that was asked to work elsewhere works there, too."""
+    if handing.kind not in SENT_OUT:
+        return handing
+    held = (envelopes.get(page.conn, id_) for id_ in run.envelopes)
+    asked = next((letter.context.request for letter in held if letter is not None and letter.context.request), None)
+    if asked is None or asked.workspace is None:
+        return handing
+    return replace(handing, request=replace(handing.request or NO_REQUEST, workspace=asked.workspace))
 
 
 def _letter(handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, to: Session | None) -> Draft:

@@ -21,9 +21,11 @@ from retinue.domain.tool import ToolResult
 from retinue.engine.custody import Append, Work
 from retinue.engine.showing import show_work
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
+from retinue.mailroom import background
+from retinue.mailroom.announcing import announced
 from retinue.mailroom.delegations import end, is_silent, is_told, withdraw
 from retinue.mailroom.external import said_to
-from retinue.mailroom.inbox import LaneWake, Wake, enter, notify, settle_and_tell
+from retinue.mailroom.inbox import HANDED_ON, ClockWake, LaneWake, Wake, enter, notify, settle_and_tell
 from retinue.mailroom.routing import answer_address, who_listens
 from retinue.runners.base import Finished
 from retinue.store import approvals, delegations, envelopes, money, records, runs, sessions
@@ -84,9 +86,9 @@ def finish(
     wakes: tuple[Wake, ...] = ()
     if answer is not None:
         wakes = (*show_work(page, work, closings), *enter(page, answer).wakes)
+    if work.envelopes[:1] and work.envelopes[0].kind in HANDED_ON:
+        wakes += _end_delegation(page, work.envelopes[0], answer)
     if owed:
-        if owed[0].kind is Kind.DELEGATION:
-            _end_delegation(page, owed[0], answer)
         envelopes.settle(
             conn,
             [e.id for e in owed],
@@ -123,7 +125,9 @@ def finish(
 
 def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft | None:
     """What the run has to say, and to whom: whoever wrote, whoever handed it the work, or whoever sits behind it."""
-    silent = False
+    silent, delegation = False, None
+    if work.envelopes and work.envelopes[0].kind is Kind.JOB:
+        return background.result_of(work.envelopes[0], "" if finished.silent else finished.answer, trust=finished.trust)
     if work.envelopes and work.envelopes[0].sender.is_external:
         (to, silent), reply_to = said_to(work.session.origin), None
     elif not owed:
@@ -134,17 +138,20 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
         to, reply_to = (owed[0].sender, owed[0].id) if delegation is None or is_told(delegation) else (None, None)
         silent = delegation is not None and is_silent(delegation)
     else:
-        to = answer_address(work.run.sender, origin=work.session.origin, kind=owed[0].kind)
+        to = answer_address(work.run.sender, origin=work.session.origin, kind=_asked_as(page, owed[0]))
         # The newest of the one who is answered: someone else may have joined in since.
         reply_to = next((e.id for e in reversed(owed) if e.sender == work.run.sender), owed[-1].id)
     delegated = bool(owed) and owed[0].kind is Kind.DELEGATION
     if to is None or (finished.silent and not delegated):
         return None
+    text = SAID_NOTHING if finished.silent else clipped_bytes(finished.answer, TEXT_BYTES_MAX) or NO_WORDS
+    if delegation is not None:
+        text = announced(page, delegation, DelegationState.DONE, text, trust=finished.trust)
     return Draft(
         id=EnvelopeId(derived(work.run.id, "answer")),
         sender=address.agent(work.agent.name, work.session.id),
         recipient=to,
-        text=SAID_NOTHING if finished.silent else clipped_bytes(finished.answer, TEXT_BYTES_MAX) or NO_WORDS,
+        text=text,
         source="run",
         key=f"{work.run.id}/answer",
         # What is said of work that was handed out answers nothing: whoever began it has had their answer.
@@ -153,6 +160,16 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
         silent=silent,
         trust=finished.trust,
     )
+
+
+def _asked_as(page: Page, letter: Envelope) -> Kind:
+    """As what it is answered: a late decision, as what the run was over that had asked for it."""
+    if letter.kind is not Kind.DECISION:
+        return letter.kind
+    approval = approvals.get(page.conn, letter.context.approval)
+    run = runs.get(page.conn, approval.run) if approval is not None else None
+    asked = envelopes.get(page.conn, run.envelopes[0]) if run is not None and run.envelopes else None
+    return asked.kind if asked is not None else letter.kind
 
 
 def _announced(page: Page, work: Work) -> tuple[address.Address | None, EnvelopeId | None]:
@@ -166,10 +183,13 @@ def _announced(page: Page, work: Work) -> tuple[address.Address | None, Envelope
     return who_listens(origin), asked.envelopes[-1] if asked is not None and asked.envelopes else None
 
 
-def _end_delegation(page: Page, letter: Envelope, answer: Draft | None) -> None:
-    delegation = delegations.get(page.conn, letter.id)
-    if delegation is not None:
-        end(page, delegation, DelegationState.DONE, because="", result=answer.id if answer else None)
+def _end_delegation(page: Page, letter: Envelope, answer: Draft | None) -> tuple[Wake, ...]:
+    about = letter.reply_to if letter.kind is Kind.JOB else letter.id
+    delegation = delegations.get(page.conn, about) if about is not None else None
+    if delegation is None:
+        return ()
+    later = end(page, delegation, DelegationState.DONE, because="", result=answer.id if answer else None)
+    return (ClockWake(),) if later else ()
 
 
 def fail(
@@ -280,7 +300,9 @@ def _tell_senders(
     newest: dict[address.Address, Envelope] = {}
     for envelope in held:
         sender = run.sender if envelope.kind is Kind.DECISION else envelope.sender
-        to = answer_address(sender, origin=session.origin, kind=envelope.kind)
+        told = envelope.kind is Kind.SYSTEM and sender.kind is address.AddressKind.AGENT
+        # Who has told something without asking hears of its fate where nobody else does.
+        to = answer_address(sender, origin=session.origin, kind=envelope.kind) or (sender if told else None)
         if to is not None and (answerable(envelope.kind) or to not in newest):
             newest[to] = envelope
     wakes: list[Wake] = []
@@ -369,6 +391,8 @@ def cancel_in(
         if session is None:
             continue
         run = runs.open_in(conn, id_)
+        if id_ != session_id:  # whoever stops it all is not told of each
+            delegations.hush_into(conn, id_)
         if run is not None:
             wakes += _cancel_run(page, session, run, by=by, why=why, said=said.get(run.id))
             ended.append(run.id)
@@ -376,8 +400,9 @@ def cancel_in(
         if not only_for_newer:
             # Also what a run before this one asked for and went on without.
             approvals.close_in(conn, session.id, at_ms=page.at_ms)
-        if clear_due:
-            counted, told = _clear_due(page, session, by=by, why=why)
+        if clear_due or (id_ != session_id and not only_for_newer):
+            # One that was sent out and still waits for a slot is stopped like the others.
+            counted, told = _clear_due(page, session, by=by, why=why, only_work=not clear_due)
             cleared += counted
             wakes += told
         if len(below) < CHILDREN_MAX:
@@ -432,11 +457,14 @@ def _newer_waits(page: Page, session_id: str) -> bool:
     return any(interrupts(e) and (e.due_at, e.seq) > (run.started_at, last_seq) for e in due)
 
 
-def _clear_due(page: Page, session: Session, *, by: str, why: str) -> tuple[int, list[Wake]]:
+def _clear_due(page: Page, session: Session, *, by: str, why: str, only_work: bool = False) -> tuple[int, list[Wake]]:
+    """`only_work`: nothing but what was handed to it."""
     wakes: list[Wake] = []
     cleared = 0
     for envelope in envelopes.due(page.conn, session.id, page.at_ms, limit=CLEARED_MAX):
         if envelope.sender.kind is address.AddressKind.SCHEDULE or envelope.deliver_at is not None or envelope.silent:
+            continue
+        if only_work and envelope.kind is not Kind.DELEGATION:
             continue
         because = f"cancelled by {by}: {why}"
         wakes += settle_and_tell(

@@ -28,6 +28,7 @@ from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.principal import Principal
 from retinue.domain.session import LaneKind, OriginKind, QueueMode, Session, lane_kind
 from retinue.domain.times import to_ms
+from retinue.domain.word import Heard, Word
 from retinue.engine.approvals import answer_approval, escalate, expire, request
 from retinue.engine.choosing import Choices, NoChoices
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
@@ -38,6 +39,7 @@ from retinue.engine.endings import NEWER, Cancelled, Said, cancel
 from retinue.engine.lanes import READY_MAX, Ready, Slots, Standing
 from retinue.engine.live import Live
 from retinue.engine.runs import Ended, Watch
+from retinue.engine.words import pass_on
 from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
 from retinue.runners.base import Runner
 from retinue.schedules.clock import Alarm
@@ -86,6 +88,10 @@ class Engine(Protocol):
     async def request(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval: ...
     async def hand_over(self, handing: Handing) -> Handed:
         """Hand work on to another session, or look at what came of it."""
+        ...
+
+    async def pass_on(self, word: Word) -> Heard:
+        """Say something to another session."""
         ...
 
     async def command(self, draft: Draft, asked: Asked) -> Receipt | Draft:
@@ -345,8 +351,16 @@ class EmbeddedEngine:
             if handed is not None:
                 self._wake_all(handed[1])
 
-        body = partial(hand_over, handing=handing, now_ms=self._now_ms())
+        body = partial(hand_over, handing=handing, now_ms=self._now_ms(), defaults=self.terms.defaults())
         return (await self._store.write(body, point="delegate", then=done))[0]
+
+    async def pass_on(self, word: Word) -> Heard:
+        def done(heard: tuple[Heard, tuple[Wake, ...]] | None) -> None:
+            if heard is not None:
+                self._wake_all(heard[1])
+
+        body = partial(pass_on, word=word, now_ms=self._now_ms())
+        return (await self._store.write(body, point="word", then=done))[0]
 
     async def command(self, draft: Draft, asked: Asked) -> Receipt | Draft:
         return await self._commands.take(draft, asked)

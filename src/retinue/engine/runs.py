@@ -28,6 +28,7 @@ from retinue.engine.journal import Answers, RunJournal
 from retinue.engine.live import Live
 from retinue.engine.transcripts import Transcripts
 from retinue.engine.writing import Unwritten
+from retinue.mailroom.background import runner_of
 from retinue.mailroom.inbox import Wake
 from retinue.runners.base import Assignment, Finished, Parked, Runner
 from retinue.store import agents, envelopes, records, sessions
@@ -144,7 +145,7 @@ class Watch:
         return _without_wakes(await self._store.write(body, point="park", then=self._wake_all))
 
     async def _take_turns(self, work: Work, journal: RunJournal) -> Finished:
-        runner = self._runners.get(work.agent.runner)
+        runner = self._runners.get(runner_of(work.agent, work.session.origin.kind))
         if runner is None:
             raise RetinueError(
                 f"{work.agent.name} cannot work here",
@@ -152,17 +153,24 @@ class Watch:
                 try_this=f"give the agent one of: {', '.join(sorted(self._runners))}",
                 code="runner.not-found",
             )
-        home, defaults = self._homes(work.agent.name), self._terms.defaults()
+        home, defaults, acting = self._homes(work.agent.name), self._terms.defaults(), work.acting
+        ground = home if acting is work.agent else self._homes(acting.name)
         assignment = Assignment(
             agent=work.agent,
             session=work.session,
             home=home,
-            place=ensure_workspace(defaults.workspace_of(work.agent, home), home=home),
+            place=ensure_workspace(defaults.workspace_of(acting, ground), home=ground),
+            senders=work.senders,
+            acting=acting if ground is not home else None,
+            ground=ground if ground is not home else None,
             stored=work.stored,
             request=_request_of(work),
             manner=work.manner,
         )
-        limit_s = defaults.run_seconds_of(work.agent)
+        limit_s, given_by = defaults.run_seconds_of(work.agent), "this agent's limit (run_seconds_max)"
+        given_s = assignment.request.seconds_max
+        if given_s is not None and given_s < limit_s:
+            limit_s, given_by = given_s, "what it was given by whoever sent it out"
         limit = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
         # A model that never answers must be stopped in the middle. By the house's clock, and from when the run was
@@ -176,7 +184,7 @@ class Watch:
                 raise
             raise RetinueError(
                 f"this run took longer than {limit_s:g} seconds",
-                because="that is this agent's limit (run_seconds_max)",
+                because=f"that is {given_by}",
                 try_this="send it again, or raise the limit",
                 code="run.timed-out",
             ) from error

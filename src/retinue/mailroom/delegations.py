@@ -5,8 +5,8 @@ from __future__ import annotations
 from retinue.domain.delegation import Cleanup, Delegation, DelegationKind, DelegationState, Notify
 from retinue.domain.envelope import Outcome
 from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId
-from retinue.store import agents, delegations
+from retinue.domain.ids import EnvelopeId, RunId
+from retinue.store import delegations
 from retinue.store.house import Page
 
 STATE_OF = {Outcome.ANSWERED: DelegationState.DONE, Outcome.CANCELLED: DelegationState.CANCELLED}
@@ -22,8 +22,9 @@ def is_silent(delegation: Delegation) -> bool:
     return delegation.wait_until is None and delegation.notify is Notify.NOTE
 
 
-def end(page: Page, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None) -> None:
-    """In the commit that settles its letter."""
+def end(page: Page, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None) -> bool:
+    """In the commit that settles its letter. Says whether its session is to be put away later."""
+    archive_ms = _archive_ms(page, delegation)
     done = delegations.end(
         page.conn,
         delegation.id,
@@ -31,7 +32,7 @@ def end(page: Page, delegation: Delegation, state: DelegationState, *, because: 
         because=because,
         result=result,
         at_ms=page.at_ms,
-        archive_ms=_archive_ms(page, delegation),
+        archive_ms=archive_ms,
     )
     if done:
         page.tell(
@@ -43,6 +44,7 @@ def end(page: Page, delegation: Delegation, state: DelegationState, *, because: 
             result=result,
             to=delegation.to,
         )
+    return done and archive_ms is not None
 
 
 def withdraw(page: Page, run: RunId) -> None:
@@ -59,6 +61,5 @@ def _archive_ms(page: Page, delegation: Delegation) -> int | None:
         return None
     if delegation.cleanup is Cleanup.DELETE:
         return page.at_ms
-    asker = agents.find(page.conn, delegation.agent)
-    after_s = asker.subagents.archive_after_s if asker is not None else 0
-    return page.at_ms + round(after_s * 1000) if after_s else None
+    after_s = delegation.archive_after_s
+    return page.at_ms + round(after_s * 1000) if after_s is not None else None

@@ -19,7 +19,7 @@ from retinue.domain.attachment import Attachment, safe_name
 from retinue.domain.command import ENTITLED, Asked, unescaped
 from retinue.domain.command import read as read_command
 from retinue.domain.context_line import line_of, words_of
-from retinue.domain.delegation import DelegationState
+from retinue.domain.delegation import Delegation, DelegationState
 from retinue.domain.envelope import (
     ATTACHMENTS_MAX,
     KEY_LENGTH_MAX,
@@ -46,7 +46,9 @@ from retinue.domain.session import (
 )
 from retinue.domain.text import is_storable
 from retinue.domain.times import to_ms
-from retinue.domain.trust import Trust
+from retinue.domain.trust import Trust, least
+from retinue.mailroom import background
+from retinue.mailroom.announcing import announced
 from retinue.mailroom.delegations import end, is_silent, is_told
 from retinue.mailroom.routing import origin_of
 from retinue.store import agents, delegations, envelopes, labels, people, purge, runs, sessions
@@ -58,6 +60,7 @@ log = logging.getLogger(__name__)
 LEFT_OUT_CHARS_MAX = 160
 LABEL_BYTES_MAX = 1024  # of a source or an origin's key: an index of PostgreSQL holds 2,704 bytes in all
 DELIVERED_AT_ONCE_MAX = 100
+HANDED_ON = frozenset({Kind.DELEGATION, Kind.JOB})
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -189,6 +192,7 @@ def _may_command(draft: Draft) -> bool:
         and draft.kind is Kind.MESSAGE
         and not draft.silent
         and draft.deliver_at is None
+        and not background.is_for(draft.recipient)
     )
 
 
@@ -361,6 +365,9 @@ def enter(page: Page, draft: Draft, *, strict: bool = False, seat: Seat | None =
     kept and ends `refused`, since the commit it belongs to must not fail for it.
     """
     match draft.recipient.kind:
+        case AddressKind.AGENT if background.is_for(draft.recipient):
+            work = background.take_up(page, draft)
+            return _refuse_unknown(page, draft, because=work) if isinstance(work, str) else take_job(page, draft, work)
         case AddressKind.AGENT:
             return _to_agent(page, draft, strict=strict, seat=seat)
         case AddressKind.PERSON:
@@ -473,6 +480,22 @@ def _refuse_unknown(page: Page, draft: Draft, *, because: str) -> Entered:
     return Entered(_receipt(page, draft, outcome=Outcome.REFUSED, because=because))
 
 
+def take_job(page: Page, request: Draft, work: Delegation) -> Entered:
+    """Settled as it is accepted: what comes of it is the job's to tell, once."""
+    _add(
+        page,
+        request,
+        session=work.session,
+        recipient=str(background.HERE),
+        outcome=Outcome.NOTED,
+        because=background.TAKEN,
+    )
+    _tell_settled(page, request.id, work.session, Outcome.NOTED, background.TAKEN)
+    wakes = enter(page, background.job_of(request, work)).wakes
+    receipt = _receipt(page, request, session=work.session, outcome=Outcome.NOTED, because=background.TAKEN)
+    return Entered(receipt, wakes)
+
+
 def keep_command(page: Page, draft: Draft) -> tuple[Session, Agent]:
     """Keep a command as mail of its conversation. Whoever carries it out settles it in the same commit."""
     agent = agents.find(page.conn, draft.recipient.name)
@@ -515,6 +538,8 @@ def _to_agent(page: Page, draft: Draft, *, strict: bool, seat: Seat | None) -> E
             raise _no_session(draft, agent)
         return _refuse_unknown(page, draft, because="session-not-found")
     recipient = address.agent(agent.name, session.id)
+    if session.archived_at is not None:
+        sessions.archive(page.conn, session.id, at_ms=None)
     if seat is not None and _is_idle(page, session, agent):
         seq = _add(page, draft, session=session.id, recipient=str(recipient), run=seat.run_id)
         envelope = envelopes.as_accepted(draft, seq=seq, at_ms=page.at_ms, session=session.id, recipient=recipient)
@@ -648,17 +673,26 @@ def notify(
     """
     if kind in (Kind.NOTICE, Kind.ANSWER) or to.kind in (AddressKind.HOUSE, AddressKind.SCHEDULE):
         return ()
+    sender = address.agent(session.agent, session.id) if session else address.HOUSE
+    if kind is Kind.JOB and (job := envelopes.get(page.conn, about)) is not None and job.reply_to is not None:
+        about, sender, text = job.reply_to, background.HERE, f"{background.FAILED}{text}"
     id_ = EnvelopeId(derived(about, purpose))
-    if kind is Kind.DELEGATION and (delegation := delegations.get(page.conn, about)) is not None:
+    # An agent that has told another something is not woken by what became of that: the two would never stop.
+    silent = silent or (kind is Kind.SYSTEM and to.kind is AddressKind.AGENT)
+    wakes, trust = (), Trust.PRIVATE
+    if kind in HANDED_ON and (delegation := delegations.get(page.conn, about)) is not None:
         told = is_told(delegation)
         state = DelegationState.CANCELLED if purpose == Outcome.CANCELLED.value else DelegationState.FAILED
-        end(page, delegation, state, because=text, result=id_ if told else None)
+        wakes = (ClockWake(),) if end(page, delegation, state, because=text, result=id_ if told else None) else ()
         if not told:
-            return ()
+            return wakes
         silent = silent or is_silent(delegation)
+        text = announced(page, delegation, state, text, trust=trust)
+        letter = envelopes.get(page.conn, about)
+        trust = least((trust, letter.trust)) if letter is not None else trust  # its task is told of, too
     draft = Draft(
         id=id_,
-        sender=address.agent(session.agent, session.id) if session else address.HOUSE,
+        sender=sender,
         recipient=to,
         text=text,
         source="house",
@@ -666,9 +700,9 @@ def notify(
         kind=Kind.NOTICE,
         reply_to=about,
         silent=silent,
-        trust=Trust.PRIVATE,
+        trust=trust,
     )
-    return enter(page, draft).wakes
+    return (*enter(page, draft).wakes, *wakes)
 
 
 def settle_and_tell(

@@ -13,6 +13,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation, perform, without_secrets
+from retinue.policy.permissions import least_level
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed
 
 _encode = msgspec.json.Encoder().encode
@@ -24,7 +25,8 @@ _QUOTE_WITH_EFFECT = frozenset({"envelope.list", "inbox.list", "tool.invoke"})
 
 
 class OperationTool:
-    """One operation, asked by an agent for itself: it can do no more than its level lets it over HTTP.
+    """One operation, asked by an agent for itself: it can do no more than its level lets it over HTTP, and a subagent
+    no more than whoever sent it out, as whom it asks.
 
     An effect carries the call's id as its key, so that a call which is made again after a crash has its effect once.
     """
@@ -43,9 +45,9 @@ class OperationTool:
         )
 
     async def perform(self, arguments: Any, scene: Scene) -> str:
-        agent = scene.agent
         trust = Trust.UNTRUSTED if scene.trust is Trust.UNTRUSTED else Trust.AGENT
-        principal = Principal(address=address.agent(agent.name), level=agent.permission_level, trust=trust)
+        level = least_level(each.permission_level for each in (scene.agent, *scene.senders))
+        principal = Principal(address=address.agent(scene.acts_as.name), level=level, trust=trust)
         key = f"{scene.session}/{scene.call}" if self._operation.effect else ""
         try:
             answer = await perform(self._desk(), principal, self._operation, _encode(arguments), key=key)

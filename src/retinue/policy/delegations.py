@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from retinue.domain.agent import Agent
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.delegation import DelegationKind, Lineage
@@ -40,8 +38,9 @@ def _no(because: str, key: str) -> Decision:
 def descends(descent: Lineage, asker: Agent, target: Agent, kind: DelegationKind) -> Lineage:
     """The lineage of whoever is handed the work: nothing in it is wider than what the asker has."""
     began = len(descent.agents) == 1
-    return replace(
-        descent,
+    return Lineage(
+        root=descent.root,
+        behalf=descent.behalf,
         agents=(*descent.agents, target.name),
         sent_by=(*descent.sent_by, asker.name) if kind in SENT_OUT else descent.sent_by,
         run_microusd_max=_least(descent.run_microusd_max, asker.cost_microusd_max),
@@ -54,14 +53,11 @@ def descends(descent: Lineage, asker: Agent, target: Agent, kind: DelegationKind
     )
 
 
-def within(caps: Caps, lineage: Lineage | None) -> Caps:
-    """What a run may spend, as the one who set it going may."""
-    if lineage is None or (lineage.run_microusd_max is None and lineage.tree_microusd_max is None):
-        return caps
-    return replace(
-        caps,
-        run_microusd=_least(caps.run_microusd, lineage.run_microusd_max),
-        tree_microusd=_least(caps.tree_microusd, lineage.tree_microusd_max),
+def within(caps: Caps, lineage: Lineage) -> tuple[int | None, int | None]:
+    """What a run, and all that comes of it, may spend: no more than the one who set it going may."""
+    return (
+        _least(caps.run_microusd, lineage.run_microusd_max),
+        _least(caps.tree_microusd, lineage.tree_microusd_max),
     )
 
 

@@ -18,6 +18,7 @@ _PANELS = (
     *("panels_open", "panels_close", "panels_move", "panels_replace", "panels_focus"),
 )
 _MEMORY = ("memory_search", "memory_get", "memory_write")
+_MESSAGING = ("message", "notify", "ask_questions")
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "file": _FILES,
@@ -28,7 +29,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "sessions": _SESSIONS,
     "admin": ("gateway", "agents_list", "cron"),
     "memory": _MEMORY,
-    "messaging": ("message", "notify", "ask_questions"),
+    "messaging": _MESSAGING,
     "panels": (*_PANELS, "open_url"),
     "automation": ("cron", "gateway"),
     "agents": ("agents_list", "agents_message", "send_agent_message", "start_background_agent"),
@@ -52,9 +53,11 @@ PROFILES: Mapping[str, tuple[str, ...]] = {
 
 ALIASES: Mapping[str, str] = {"bash": "exec", "shell": "exec"}
 
-# A subagent works for another agent: it starts nobody, reaches no other conversation and changes no standing thing.
+# A subagent works for another agent: it starts nobody, speaks with no person, reaches no other conversation but that
+# one's and changes no standing thing.
 SUBAGENT_DENIED = (
     *_SESSIONS,
+    *_MESSAGING,
     *("gateway", "agents_list", "whatsapp_login", "session_status", "cron", "memory_search", "memory_get"),
     *("agents_message", "start_background_agent", "schedule_*", "grant_permission", "memory_write"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from retinue.domain.agent import PermissionLevel
@@ -26,6 +26,10 @@ class Permission:
 
 def reaches(level: PermissionLevel, needed: PermissionLevel) -> bool:
     return _RANK[level] >= _RANK[needed]
+
+
+def least_level(levels: Iterable[PermissionLevel]) -> PermissionLevel:
+    return min(levels, key=_RANK.__getitem__)
 
 
 def needed_for(operation: str, policy: Mapping[str, PermissionLevel]) -> PermissionLevel:

@@ -7,11 +7,11 @@ global -> provider and model -> agent -> session -> sender, and how it is called
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from retinue.config.hands import ToolSettings
-from retinue.domain.address import Address
+from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent, ToolLists
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.session import OriginKind
@@ -50,6 +50,8 @@ class Circumstances:
     model: str = ""
     origin: OriginKind = OriginKind.TERMINAL
     sender: Address | None = None
+    behalf: Address | None = None  # whom it is for in the end, where another run set it going
+    senders: tuple[Agent, ...] = ()  # whose rules hold too, because it is a subagent of theirs
     channel: str = ""  # CONNECTOR:ROOM, where the words came from one
     door: Door = Door.MODEL
     hidden: tuple[str, ...] = ()  # tools that are told of as skills instead
@@ -61,7 +63,8 @@ class Circumstances:
 class Layer:
     """One place where rules stand. `own` are the agent's, which `system_*` tools pass.
 
-    `fixed`: the lists are the house's, and what can be changed is `key` itself.
+    `fixed`: the lists are the house's, and what can be changed is `key` itself. `lent`: they are for whom it is done in
+    the end, and not for who asks: they only take away, and nothing counts as named by them.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Layer:
     lists: ToolLists
     own: bool = False
     fixed: bool = False
+    lent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +98,21 @@ class _Rules:
 
 
 class Chain:
-    """The rules for one agent in its circumstances. Pure, and the same on every door."""
+    """The rules for one agent in its circumstances. Pure, and the same on every door.
 
-    def __init__(self, layers: Sequence[Layer], known: Iterable[ToolSpec]) -> None:
+    `above` are those for whoever sent it out, in the same circumstances: what one of them may not do, it may not.
+    """
+
+    def __init__(self, layers: Sequence[Layer], known: Iterable[ToolSpec], *, above: Sequence[Chain] = ()) -> None:
         self.layers = tuple(layers)
+        self._above = tuple(above)
         specs = {spec.name: spec for spec in known}
         sources = _by_source(specs.values())
         self.warnings: list[str] = []
         self._rules = [self._spelled_out(layer, specs, sources) for layer in self.layers]
         # `*` and a profile are not names. What needs to be named is named where it is allowed, in any layer.
-        self._named = [glob for rules in self._rules for glob in (*(rules.allow or ()), *rules.also_allow, *rules.ask)]
+        naming = (rules for rules in self._rules if not rules.layer.lent)
+        self._named = [glob for rules in naming for glob in (*(rules.allow or ()), *rules.also_allow, *rules.ask)]
         self._judged: dict[str, tuple[ToolSpec, tuple[Finding, ...], Decision]] = {}  # rules do not change
 
     def decide(self, spec: ToolSpec) -> Decision:
@@ -116,7 +125,8 @@ class Chain:
     def _judge(self, spec: ToolSpec) -> tuple[ToolSpec, tuple[Finding, ...], Decision]:
         known = self._judged.get(spec.name)
         if known is None or known[0] is not spec:
-            findings = tuple(self._look(spec))
+            said = (finding for chain in self._above for finding in chain.findings(spec))
+            findings = tuple(dict.fromkeys((*self._look(spec), *said)))  # most layers are the same for all
             known = self._judged[spec.name] = (spec, findings, _strictest(findings))
         return known
 
@@ -241,7 +251,7 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
         layers.append(Layer(name=f"the policy {because}", key=f"tools.policies.{own.policy}", lists=lists))
     layers.append(Layer(name=f"the agent {agent.name}", key=key, lists=own, own=True))
     layers += _by_provider(own.by_provider, key, where, own=True)
-    if where.origin is OriginKind.SUBAGENT:
+    if where.origin in (OriginKind.SUBAGENT, OriginKind.BACKGROUND):
         fixed = ToolLists(deny=SUBAGENT_DENIED)
         layers.append(Layer(name="the rule for subagents", key="tools.by_session.subagent", lists=fixed, fixed=True))
     if (lists := settings.by_session.get(where.origin.value)) is not None:
@@ -284,14 +294,25 @@ def _by_provider(rules: Mapping[str, ToolLists], key: str, where: Circumstances,
 
 
 def _by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
+    """Whoever works for another is bound by the rules for both, so that nobody gains by asking through an agent."""
+    layers = _for_sender(settings, where.sender, where.channel)
+    behalf = where.behalf
+    if behalf is None or behalf == where.sender:
+        return layers
+    room = f"{behalf.name}:{behalf.rest}" if behalf.kind is AddressKind.CHANNEL else ""
+    lent = [replace(layer, lent=True) for layer in _for_sender(settings, behalf, room)]
+    return [*layers, *(layer for layer in lent if layer.key not in {each.key for each in layers})]
+
+
+def _for_sender(settings: ToolSettings, address: Address | None, room: str) -> list[Layer]:
     layers: list[Layer] = []
-    sender = str(where.sender) if where.sender is not None else ""
+    sender = str(address) if address is not None else ""
     for name, lists in settings.by_sender.items():
         if sender and fits(name, sender):
             layers.append(Layer(name=f"the rules for {name}", key=f"tools.by_sender.{name}", lists=lists))
-    if where.channel:
+    if room:
         # The nearest rules count alone: of this sender here, of this channel, of the sender anywhere, of any channel.
-        for channel in (where.channel, EVERYTHING):
+        for channel in (room, EVERYTHING):
             rules = settings.by_channel.get(channel)
             if rules is None:
                 continue

@@ -31,6 +31,9 @@ class Assignment(Struct, frozen=True, kw_only=True):
     session: Session
     home: Path
     place: Path | None = None  # where it works, if that is not its home
+    senders: tuple[Agent, ...] = ()  # whose rules hold beside its agent's: it is a subagent of theirs
+    acting: Agent | None = None  # as whom it acts, if that is not its agent
+    ground: Path | None = None  # their home: what its hands are bound to, while its instructions are its own
     stored: tuple[Call, ...] = ()
     request: RunRequest = NO_REQUEST
     manner: Manner = PLAIN
@@ -38,7 +41,12 @@ class Assignment(Struct, frozen=True, kw_only=True):
     @property
     def workspace(self) -> Path:
         """Where it works: at its place, unless it was asked to work elsewhere."""
-        return Path(self.request.workspace) if self.request.workspace else self.place or self.home
+        return Path(self.request.workspace) if self.request.workspace else self.place or self.reach
+
+    @property
+    def reach(self) -> Path:
+        """The home that its tools know."""
+        return self.ground or self.home
 
 
 class Finished(Struct, frozen=True, kw_only=True):

@@ -6,12 +6,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.domain.money import CallTerms
+from retinue.domain.money import CallTerms, Caps
 from retinue.domain.ports import Clock, Journal, Tell
 from retinue.domain.record import Reply, UserTurn
-from retinue.domain.session import Mind
+from retinue.domain.session import Mind, OriginKind
 from retinue.domain.tool import ToolSpec
 from retinue.models.catalog import Role
 from retinue.models.credentials import let_go
@@ -48,12 +50,15 @@ class Case:
         mind = self.assignment.session.mind
         begun = any(isinstance(record.body, Reply) for record in self.journal.records)
         self.mind = mind if begun else let_go(mind)  # nobody has anything of a fresh context in a cache
+        if self.assignment.session.origin.kind is OriginKind.BACKGROUND:
+            self.instructions = ""  # a job has its own words, and no others
+            return
         said = (self.assignment.agent.instructions, self.assignment.request.extra_system_prompt)
         self.instructions = "\n\n".join(part for part in said if part)
 
     async def be_told(self, brief: Brief, facts: ModelFacts) -> None:
         """Once for each run, and again only where somebody else is asked."""
-        if self.told != facts.ref:
+        if self.told != facts.ref and self.assignment.session.origin.kind is not OriginKind.BACKGROUND:
             self.instructions = await brief(self.assignment, self.equipment, facts, self.tools(facts))
             self.told = facts.ref
 
@@ -136,8 +141,17 @@ def terms_of(
         price=facts.price,
         input_tokens_bound=bound_of(measure, facts),
         output_tokens_max=output_tokens_max,
-        caps=within(minds.caps(case.assignment.agent), case.journal.run.lineage),
+        caps=_caps(minds, case),
     )
+
+
+def _caps(minds: Minds, case: Case) -> Caps:
+    """What may be spent for it: where another run set it going, no more than for that one."""
+    caps, lineage = minds.caps(case.assignment.agent), case.journal.run.lineage
+    if lineage is None:
+        return caps
+    run, tree = within(caps, lineage)
+    return replace(caps, run_microusd=run, tree_microusd=tree)
 
 
 def bound_of(measure: Measure, facts: ModelFacts) -> int:

@@ -286,10 +286,12 @@ class Loop:
 
 
 def _circumstances(assignment: Assignment, journal: Journal, equipment: Equipment) -> Circumstances:
-    origin = assignment.session.origin
+    origin, lineage = assignment.session.origin, journal.run.lineage
     return Circumstances(
         origin=origin.kind,
         sender=journal.run.sender,
+        behalf=lineage.behalf if lineage is not None else None,
+        senders=assignment.senders,
         channel=journal.run.sender.room or origin.channel,
         hidden=equipment.hidden,
         read_only=equipment.read_only,
@@ -303,12 +305,13 @@ def _occasion(case: Case) -> Occasion:
     replies = (record.body for record in reversed(journal.own))
     asked_by = next((body for body in replies if isinstance(body, Reply)), None)
     where = _circumstances(assignment, journal, equipment)
-    rights = default_rights(assignment.home, assignment.workspace)
+    rights = default_rights(assignment.reach, assignment.workspace)
     return Occasion(
         agent=assignment.agent,
         session=assignment.session.id,
         run=journal.run.id,
-        home=assignment.home,
+        home=assignment.reach,
+        acting=assignment.acting,
         rights=replace(rights, read=(*rights.read, *equipment.readable)) if equipment.readable else rights,
         where=replace(where, provider=asked_by.provider, model=bare_model(asked_by)) if asked_by else where,
         context=journal.records,

@@ -28,6 +28,11 @@ _hush = (
     .where(_d.c.run == _b("the_run"), _is_open)
     .values(notify=sa.case((_d.c.notify == t.word("'wake'"), t.word("'note'")), else_=_d.c.notify))
 )
+_hush_into = (
+    _d.update()
+    .where(_d.c.child == _b("the_child"), _is_open)
+    .values(wait_ms=None, notify=sa.case((_d.c.notify == t.word("'wake'"), t.word("'note'")), else_=_d.c.notify))
+)
 _release_one = _d.update().where(_d.c.id == _b("the_id")).values(wait_ms=None)
 _begin = (
     _d.update()
@@ -143,6 +148,11 @@ def release(conn: sa.Connection, run: str) -> None:
 def hush(conn: sa.Connection, run: str) -> None:
     """This run was stopped: what still comes of its work wakes nobody."""
     conn.execute(_hush, {"the_run": run})
+
+
+def hush_into(conn: sa.Connection, session: str) -> None:
+    """This session is stopped along with the one it works for: what comes of its work wakes nobody."""
+    conn.execute(_hush_into, {"the_child": session})
 
 
 def release_one(conn: sa.Connection, id_: str) -> None:

@@ -302,10 +302,14 @@ def start(
     agent: str,
     origin: Origin,
     name: str = "",
+    unique: bool = True,
     attributes: Mapping[str, Any] | None = None,
 ) -> None:
-    """A new session with its start marker, told to whoever watches: it is there before anything is handled in it."""
-    add(page.conn, id_, agent=agent, origin=origin, name=name, at_ms=page.at_ms, attributes=attributes)
+    """A new session with its start marker, told to whoever watches: it is there before anything is handled in it.
+
+    A name that is not `unique` is only shown: several may have it, and none is found by it.
+    """
+    add(page.conn, id_, agent=agent, origin=origin, name=name, at_ms=page.at_ms, unique=unique, attributes=attributes)
     records.add(page.conn, [Record(session=id_, seq=1, kind=RecordKind.START, body=Mark(), at_ms=page.at_ms)])
     page.tell(NewsKind.SESSION_STARTED, session=id_, agent=agent, origin=f"{origin.kind}:{origin.key}")
 
@@ -318,6 +322,7 @@ def add(
     origin: Origin,
     name: str,
     at_ms: int,
+    unique: bool = True,
     attributes: Mapping[str, Any] | None = None,
 ) -> None:
     """A new session, whose first record (the start marker) the caller adds in the same commit."""
@@ -343,7 +348,7 @@ def add(
             "created_ms": at_ms,
             "updated_ms": at_ms,
             "pinned_ms": None,
-            "folded": name.casefold() or None,
+            "folded": (name.casefold() or None) if unique else None,
             "deleted_ms": None,
             "archived_ms": None,
         },

@@ -50,6 +50,8 @@ class Scene:
 
     `trust` is that of the least trusted words in the context. Whatever a tool makes, stores or sends from here is
     labelled with it. `sender` is who the run works for. `can_use` says of a tool whether its agent has it here.
+    A subagent acts as whoever sent it out first, bound by the rules of all its `senders`: what is asked, read or run
+    here is asked, read or run by `acts_as`.
     """
 
     agent: Agent
@@ -63,7 +65,13 @@ class Scene:
     trust: Trust = Trust.PRIVATE
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # for this run's commands
     elevated: Elevation | None = None  # what the conversation says of commands that leave the sandbox
+    senders: tuple[Agent, ...] = ()
+    acting: Agent | None = None
     can_use: Callable[[str], bool] = field(default=lambda _tool: True, repr=False, compare=False)
+
+    @property
+    def acts_as(self) -> Agent:
+        return self.acting or self.agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

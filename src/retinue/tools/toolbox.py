@@ -59,6 +59,7 @@ class Occasion:
     context: Sequence[Record] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     elevated: Elevation | None = None
+    acting: Agent | None = None  # as whom, if not as the agent
     trust: Trust = field(init=False)  # of the least trusted words in the context
 
     def __post_init__(self) -> None:
@@ -79,6 +80,8 @@ class Occasion:
             trust=self.trust,
             environment=self.environment,
             elevated=self.elevated,
+            senders=self.where.senders,
+            acting=self.acting,
             can_use=can_use,
         )
 
@@ -195,11 +198,16 @@ class Toolbox:
             self._chains.clear()
             self._ruled_by = settings
         more = tuple(self._more(agent))  # by other settings than those of tools
-        key = (agent.name, agent.tools, where, more)
+        above = tuple(tuple(self._more(sender)) for sender in where.senders) if where.senders else ()
+        key = (agent.name, agent.tools, where, more, above)
         known = self._chains.get(key)
         if known is None:
             specs = self.specs
-            chain = Chain([*layers_for(settings, agent, where), *more], specs)
+            chains = [
+                Chain([*layers_for(settings, sender, where), *theirs], specs)
+                for sender, theirs in zip(where.senders, above, strict=True)
+            ]
+            chain = Chain([*layers_for(settings, agent, where), *more], specs, above=chains)
             known = self._chains[key] = (chain, [spec for spec in specs if not chain.decide(spec).denied])
         return known
 

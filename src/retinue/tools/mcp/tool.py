@@ -37,9 +37,10 @@ class _OfServer:
 
     def _check(self, scene: Scene) -> None:
         """Rules say so before it comes to this; a call that passed them by is refused here."""
-        server, agent = self._server, scene.agent.name
-        settings = self._settings(server.name)
-        if settings is None or not any(fits(glob, agent) for glob in settings.agents):
+        server, settings = self._server, self._settings(self._server.name)
+        for agent in (scene.agent.name, *(sender.name for sender in scene.senders)):
+            if settings is not None and any(fits(glob, agent) for glob in settings.agents):
+                continue
             raise ToolFailed(
                 f"{agent} may not use the MCP server '{server.name}'",
                 because=f"mcp.{server.name}.agents does not name it",

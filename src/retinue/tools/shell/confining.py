@@ -81,10 +81,9 @@ class Confining:
             chosen, sandbox = replace(choice.confinement, network=None), self.host
         else:
             chosen, sandbox = choice.confinement, self._sandbox(choice, self._settings_of(scene))
-        given = applicable(self.settings(), scene.agent.name, Path(program), chosen)
-        for sender in scene.senders:  # what one of them is not told, it is not told for them
-            theirs = applicable(self.settings(), sender.name, Path(program), chosen)
-            given = tuple(each for each in given if each in theirs)
+        names = (scene.agent.name, *(sender.name for sender in scene.senders))
+        first, *others = (applicable(self.settings(), name, Path(program), chosen) for name in names)
+        given = tuple(each for each in first if all(each in other for other in others))
         return Placed(sandbox, with_secrets(chosen, given, self.environment), where is Where.SANDBOX)
 
     def _settings_of(self, scene: Scene) -> SandboxSettings:

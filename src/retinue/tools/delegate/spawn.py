@@ -1,0 +1,233 @@
+"""`sessions_spawn` and `start_background_agent`: work of an agent's own that a subagent does, in a session of its own.
+
+Both come back at once. What the subagent has found, or that it could not, comes as a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+
+from retinue.config.defaults import Defaults
+from retinue.domain.agent import Agent
+from retinue.domain.command import EFFORT_WORDS
+from retinue.domain.delegation import Cleanup, DelegationKind, label_of
+from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.handing import Handed, Handing, HandOver
+from retinue.domain.run import RunRequest
+from retinue.domain.session import Mind
+from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.trust import Trust
+from retinue.models.catalog import Catalog
+from retinue.store import agents
+from retinue.store.connection import Store
+from retinue.tools.base import Output, Scene, schema_of
+
+RUN_TIMEOUT_S_MAX = 86_400.0
+FORBIDDEN = "delegation.refused"
+_LATER = "It works on its own now. What it finds, or that it could not, will come as a message: do not wait or poll."
+_TASK = "What to do, with all that it needs to know. Say when it is to report to you, if it is to before its end."
+
+_encode = msgspec.json.Encoder().encode
+
+
+class SpawnArguments(msgspec.Struct, forbid_unknown_fields=True):
+    task: Annotated[str, msgspec.Meta(min_length=1, description=_TASK)]
+    label: Annotated[str, msgspec.Meta(description="A short name for it")] = ""
+    agentId: Annotated[str, msgspec.Meta(description="Which agent is sent; yourself if left out")] = ""
+    model: Annotated[str, msgspec.Meta(description="Which model it thinks with")] = ""
+    thinking: Annotated[str, msgspec.Meta(description="How hard that is to think, such as low or high")] = ""
+    runTimeoutSeconds: Annotated[
+        float, msgspec.Meta(ge=0, le=RUN_TIMEOUT_S_MAX, description="After so many seconds it is ended; 0 is as usual")
+    ] = 0
+    timeoutSeconds: Annotated[float, msgspec.Meta(ge=0, le=RUN_TIMEOUT_S_MAX, description="The same")] = 0
+    cleanup: Annotated[
+        Cleanup, msgspec.Meta(description="Keep its session for a while, or delete it once you have its result")
+    ] = Cleanup.KEEP
+
+
+class BackgroundArguments(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: Annotated[str, msgspec.Meta(min_length=1, description=_TASK)]
+    name: Annotated[str, msgspec.Meta(description="A short name for it")] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    """What a call asks for, whichever tool it is made by."""
+
+    task: str
+    label: str = ""
+    target: str = ""
+    model: str = ""
+    thinking: str = ""
+    seconds: float = 0
+    cleanup: Cleanup = Cleanup.KEEP
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """The road that both tools take. `catalog` knows which models there are, `defaults` what holds for subagents."""
+
+    hand_over: HandOver
+    store: Store
+    catalog: Callable[[], Catalog]
+    defaults: Callable[[], Defaults]
+
+    async def send(self, wish: _Wish, scene: Scene) -> tuple[Handed, dict[str, Any]]:
+        """Send it out, once for each call; and what is to be said about its model."""
+        target = wish.target.removeprefix("agent:")
+        request, said = await self._request(wish, scene, target)
+        handing = Handing(
+            kind=DelegationKind.SPAWN,
+            run=scene.run,
+            call=scene.call,
+            target=target,
+            text=wish.task,
+            trust=scene.trust,
+            label=label_of(wish.label, wish.task),
+            cleanup=wish.cleanup,
+            request=request,
+        )
+        return await self.hand_over(handing), said
+
+    async def _request(self, wish: _Wish, scene: Scene, target: str) -> tuple[RunRequest, dict[str, Any]]:
+        """On what terms it runs: as the call says, else as its agent has it for subagents, else as the house does."""
+        terms = self.defaults().subagents_of(scene.agent)
+        said: dict[str, Any] = {}
+        model, warning = self._model(wish.model or terms.model)
+        if wish.model:
+            said["modelApplied"] = model is not None
+        if warning:
+            said["warning"] = warning
+        effort = terms.effort
+        if wish.thinking:
+            found = await self.store.read(lambda conn: agents.find(conn, target)) if target else scene.agent
+            effort = self._effort(wish.thinking, found, model)
+        seconds = wish.seconds or terms.run_seconds_max
+        return RunRequest(model=model, effort=effort, seconds_max=seconds), said
+
+    def _model(self, text: str) -> tuple[str | None, str]:
+        """One that cannot be had is no reason not to go: then it thinks with its own."""
+        if not text:
+            return None, ""
+        try:
+            chosen = self.catalog().choose(text).ref
+        except RetinueError as error:
+            return None, f"{error.sentence}; it thinks with its own model instead"
+        return (str(chosen) if chosen is not None else None), ""
+
+    def _effort(self, word: str, target: Agent | None, model: str | None) -> str:
+        effort = EFFORT_WORDS.get(word.strip().casefold())
+        if effort is None:
+            raise Invalid(
+                f"there is no thinking level '{word[:20]}'",
+                because=f"it is one of: {', '.join(dict.fromkeys(EFFORT_WORDS))}",
+                try_this="leave it out",
+                code="effort.unknown",
+            )
+        if target is not None:
+            catalog = self.catalog()
+            catalog.check_effort(catalog.chain(agent=target, mind=Mind(), override=model)[0], effort)
+        return effort
+
+
+def _refused(error: RetinueError) -> Output:
+    status = "forbidden" if error.code == FORBIDDEN else "error"
+    body = {"status": status, "error": error.sentence, "because": error.because, "try": error.try_this}
+    return Output(text=_encode(body).decode(), trust=Trust.PRIVATE, failed=True)
+
+
+def _not_taken(handed: Handed) -> Output | None:
+    """It was over before it began: there was no room for it."""
+    if handed.delegation.state.open or handed.answer is None:
+        return None
+    body = {"status": "error", "error": handed.delegation.because}
+    return Output(text=_encode(body).decode(), trust=Trust.PRIVATE, failed=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsSpawn:
+    sending: Sending
+    arguments: type[msgspec.Struct] = SpawnArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="sessions_spawn",
+            description=(
+                "Send out a subagent to do work of yours in the background. It has your rights, knows nothing of this "
+                "conversation, and reports to you. Returns at once; its result comes as a message."
+            ),
+            parameters=schema_of(SpawnArguments),
+            effects=frozenset({Effect.SPENDS}),
+            capabilities=frozenset({"agents.write"}),
+            repeatable=True,
+        )
+    )
+
+    async def perform(self, arguments: SpawnArguments, scene: Scene) -> Output:
+        wish = _Wish(
+            task=arguments.task,
+            label=arguments.label,
+            target=arguments.agentId,
+            model=arguments.model,
+            thinking=arguments.thinking,
+            seconds=arguments.runTimeoutSeconds or arguments.timeoutSeconds,
+            cleanup=arguments.cleanup,
+        )
+        try:
+            handed, said = await self.sending.send(wish, scene)
+        except RetinueError as error:
+            return _refused(error)
+        if (failed := _not_taken(handed)) is not None:
+            return failed
+        made = handed.delegation
+        body = {
+            "status": "accepted",
+            "childSessionKey": made.child_key,
+            "sessionId": made.to,
+            "runId": made.run_id,
+            "label": made.label,
+            **said,
+            "message": _LATER,
+        }
+        return Output(text=_encode(body).decode(), trust=Trust.PRIVATE)
+
+
+@dataclass(frozen=True, slots=True)
+class StartBackgroundAgent:
+    sending: Sending
+    arguments: type[msgspec.Struct] = BackgroundArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="start_background_agent",
+            description=(
+                "Start a subagent of yours that works in the background. It has your rights, knows nothing of this "
+                "conversation, and reports to you. Returns its id at once; each call starts a new one."
+            ),
+            parameters=schema_of(BackgroundArguments),
+            effects=frozenset({Effect.SPENDS}),
+            capabilities=frozenset({"agents.write"}),
+            repeatable=True,
+        )
+    )
+
+    async def perform(self, arguments: BackgroundArguments, scene: Scene) -> Output:
+        try:
+            handed, said = await self.sending.send(_Wish(task=arguments.prompt, label=arguments.name), scene)
+        except RetinueError as error:
+            return _refused(error)
+        if (failed := _not_taken(handed)) is not None:
+            return failed
+        made = handed.delegation
+        body = {
+            "status": "started",
+            "agentId": made.to,
+            "name": made.label,
+            "sessionKey": made.child_key,
+            "runId": made.run_id,
+            **said,
+            "message": _LATER,
+        }
+        return Output(text=_encode(body).decode(), trust=Trust.PRIVATE)
