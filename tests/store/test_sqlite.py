@@ -29,6 +29,7 @@ from retinue.store import (
     approvals,
     deliveries,
     envelopes,
+    external_keys,
     house,
     instructions,
     money,
@@ -41,6 +42,7 @@ from retinue.store import (
     runs,
     sessions,
     sqlite,
+    webhooks,
 )
 from retinue.store import tables as t
 from retinue.store.connection import Body
@@ -550,6 +552,7 @@ MODULES = (
     approvals,
     deliveries,
     envelopes,
+    external_keys,
     house,
     instructions,
     money,
@@ -561,6 +564,7 @@ MODULES = (
     records,
     runs,
     sessions,
+    webhooks,
 )
 # These read whole tables on purpose, beside the loop or over a handful of rows.
 WHOLE = {

@@ -32,7 +32,7 @@ from retinue.domain.session import Origin, OriginKind, Session
 from retinue.mailroom.posting import MakeHttp, bring
 from retinue.mailroom.routing import who_listens
 from retinue.policy.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
-from retinue.store import agents, delegations, sessions
+from retinue.store import agents, delegations, external_keys, sessions
 from retinue.store.connection import Store
 from retinue.tools.web.guard import Guard
 from retinue.tools.web.http import Http
@@ -84,13 +84,15 @@ def _work(conn: sa.Connection, *, envelope: Envelope) -> _Work | None:
 
 def named(conn: sa.Connection, id_: str) -> Session | None:
     """The session that the far side knows by this id."""
-    return sessions.get(conn, id_)
+    if (session := sessions.get(conn, id_)) is not None:
+        return session
+    chosen = external_keys.get(conn, id_)
+    return sessions.get(conn, chosen) if chosen is not None else None
 
 
 def known_as(conn: sa.Connection, session: SessionId) -> str:
-    """By what id the far side knows a session."""
-    del conn
-    return session
+    """By what id the far side knows a session: the one that was chosen for it, and else its own."""
+    return external_keys.of(conn, session) or session
 
 
 @dataclass(frozen=True, slots=True)

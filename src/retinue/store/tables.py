@@ -687,6 +687,27 @@ instructions = sa.Table(
     _ms("at_ms"),
 )
 
+# By what id an agent that runs elsewhere knows a session, where somebody chose one. It outlives the session's deletion.
+external_keys = sa.Table(
+    "external_keys",
+    metadata,
+    sa.Column("key", sa.String(128), primary_key=True),
+    _id("session", nullable=False),
+    sqlite_with_rowid=False,
+)
+sa.Index("uq_external_keys_session", external_keys.c.session, unique=True)
+
+# Who wants to be told elsewhere what came of a letter. The headers may be secret, and go once they were used.
+webhooks = sa.Table(
+    "webhooks",
+    metadata,
+    _id("letter", primary_key=True),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("headers", sa.Text, nullable=False),
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
+)
+
 AGENT_RUNS_VIEW = """
 CREATE VIEW agent_runs AS
 WITH kept AS (SELECT * FROM runs)
