@@ -112,6 +112,8 @@ class Instructing:
     ) -> Told:
         """What a run of this agent would be told now, in this session or in one that is to begin. Nothing is changed by
         asking. `files` are those of a template, to be tried in place of its own."""
+        if session is not None and session.origin.kind is OriginKind.BACKGROUND:
+            return Told("", ())  # its words are all that it is told
         home = await asyncio.to_thread(ensure_home, self._house, agent.name)
         place = self._settings().defaults.workspace_of(agent, home)
         assignment = Assignment(

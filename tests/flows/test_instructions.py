@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from desk.desk_house import person
 from flows.hands_house import HandsHouse, Visit, hands_house
+from flows.provider import household_of, provider, says, section
 from msgspec.structs import replace
 
 from retinue.agents.templates import ENTRY
@@ -22,7 +23,10 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.instruction import InstructionMode
 from retinue.domain.person import Person, Role
+from retinue.plugins.base import Section as PluginSection
+from retinue.plugins.registry import Entry, Kind
 from retinue.store import instructions, people
+from retinue.testing.household import terminal
 from retinue.testing.scripted_model import calls
 
 
@@ -178,6 +182,68 @@ async def test_a_context_file_that_is_missing_fails_the_run_and_says_which(tmp_p
         (house.home() / "docs" / "a.md").write_text("Alpha.")
         await house.turn("hello", "hi")
         assert told(house).index("Alpha.") < told(house).index("Beta.")
+
+
+# --- who is sent out ---
+
+
+@pytest.mark.spec("C111", "C109", "H84", "D79")
+async def test_a_subagent_is_told_its_task_and_its_place_and_nobodys_persona(house: HandsHouse) -> None:
+    (house.home() / "SOUL.md").write_text("You are the sea.")
+    (house.home() / "AGENTS.md").write_text("Count twice.")
+    session = await house.turn(
+        "Count.",
+        calls("sessions_spawn", task="Count the chairs.", label="chairs"),
+        "I sent someone.",
+        "Three.",
+        "There are three chairs.",
+        origin="person:owner",
+    )
+    main = house.model.prompts[0].instructions
+    assert "You are the sea." in main
+    assert "ask it to report with `send_agent_message`" in main
+    sent = next(each.instructions for each in house.model.prompts if "# Subagent context" in each.instructions)
+    assert "You were made for this: Count the chairs." in sent
+    assert "report progress to it with `send_agent_message`" in sent
+    assert "You are the sea." not in sent
+    assert "Count twice." in sent
+    assert "## Silence" not in sent
+    own = next(each.session for each in house.model.prompts if "# Subagent context" in each.instructions)
+    assert sent.partition("## Session context\n")[2].splitlines()[:4] == [
+        "- Label: chairs",
+        f"- Requester session: {session}",
+        "- Requester channel: terminal",
+        f"- Your session: {own}",
+    ]
+    shown = await house.ask("agent.prompt", name="ada", session=own)
+    assert shown["text"] == sent
+
+
+async def test_a_section_of_a_plug_in_is_left_out_where_little_is_told(house: HandsHouse) -> None:
+    guests: Any = house.house.desk.plugins
+    weather = PluginSection(name="weather", text=lambda scene: f"It rains on {scene.agent.name}.")
+    guests.registry.add([Entry(kind=Kind.SECTION, name="weather", owner="sky", thing=weather)])
+    await house.turn("hello", "hi")
+    assert "It rains on ada." in told(house)
+    await house.ask("agent.set", name="ada", instructions_mode="minimal")
+    await house.turn("hello", "hi")
+    assert "It rains on ada." not in told(house)
+
+
+@pytest.mark.spec("C110")
+@pytest.mark.parametrize(("level", "sent"), [("", []), ("off", []), ("on", ["Reasoning:\nTwo and four."])])
+async def test_thoughts_between_tags_are_sent_to_nobody_who_did_not_ask(
+    tmp_path: Path, level: str, sent: list[str]
+) -> None:
+    async with provider(says("<think>Two and four.</think>Six.")) as server:
+        household = household_of(tmp_path, section("mock", server.url))
+        async with household.open() as house:
+            if level:
+                await house.answer_to((await house.post(f"/reasoning {level}", origin=terminal("maria"))).envelope)
+            before = len(await house.mail_for("maria"))
+            answer = await house.answer_to((await house.post("How many?", origin=terminal("maria"))).envelope)
+            assert answer == "Six."
+            assert [mail.text for mail in await house.mail_for("maria")][before:] == [*sent, "Six."]
 
 
 # --- what strangers wrote ---
