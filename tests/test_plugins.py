@@ -20,17 +20,23 @@ from typing import Any
 import msgspec
 import pytest
 from desk.desk_house import desk_house, person
+from flows.hands_house import hands_house
+from flows.provider import provider
+from flows.provider import says as provider_says
 
 from retinue.agents.home import home_of
-from retinue.config import load
+from retinue.config import BadConfig, load
 from retinue.config.secret import Secret
 from retinue.config.skills import PluginSettings
+from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
+from retinue.domain.envelope import Draft
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
-from retinue.domain.ids import RunId, SessionId
+from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.permission import WEB, Rights
-from retinue.domain.session import OriginKind
+from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import Call, ToolSpec
+from retinue.domain.trust import Trust
 from retinue.operations import plugins as operations
 from retinue.operations import skills as skill_operations
 from retinue.operations.base import Desk, Operation, perform
@@ -45,6 +51,7 @@ from retinue.plugins.loading import installed_entries, packages, schema_of, sett
 from retinue.plugins.registry import Kind, Registrar, Registry, source_of
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import Household
+from retinue.testing.scripted_model import calls as tool_call
 from retinue.tools import base as tools
 from retinue.tools.base import Reaching
 from retinue.tools.toolbox import Toolbox
@@ -775,7 +782,8 @@ async def test_the_example_is_installed_found_and_does_what_it_says(installed: P
             "operation": ["diary.read"],
             "section": ["diary"],
             "policy": ["diary-only"],
-            "skills": ["diary/4"],
+            "runner": ["diary-reader"],
+            "skills": ["diary/5"],
         }
         box = Toolbox(desk.plugins.registry.tools())
         assert await use(box, "diary_write", line="Lunch  with Noor.") == "Dear diary: line 1 is written."
@@ -798,6 +806,96 @@ async def test_the_example_is_installed_found_and_does_what_it_says(installed: P
         with pytest.raises(RetinueError) as refused:
             await ask(desk, "plugin.patch", name="work", settings={"lines_max": 0})
         assert "from 1 to 100000" in refused.value.because and file.read_text() == text
+
+
+@pytest.mark.spec("C124")
+async def test_an_agent_of_the_type_that_the_example_brings_takes_its_turns_by_it(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = '[plugins.diary]\n[agents.rita]\nrunner = "diary-reader"'
+    monkeypatch.setenv("RETINUE_HOME", str(tmp_path / "home"))
+    async with hands_house(tmp_path / "home", config=config) as house:
+        applied = await house.ask("config.apply")
+        assert ("rita", "add") in [(each["name"], each["step"]) for each in applied["agents"]]
+        await house.turn("Write.", tool_call("diary_write", line="Lunch with Noor."), "Done.")
+        receipt = await house.post("What was yesterday?", to="agent:rita")
+        await house.rest()
+        [answer] = [mail for mail in await house.mail("person:owner") if mail.reply_to == receipt.envelope]
+        assert answer.text.endswith("ada: Lunch with Noor.") and answer.trust is Trust.UNTRUSTED
+        await house.ask("agent.register", name="bert", runner="diary-reader")
+        found = await house.ask("house.doctor", quick=True)
+        assert "its runner is" not in str(found), "its type is known here"
+
+        await house.ask("plugin.disable", name="diary")
+        with pytest.raises(Invalid):
+            await house.ask("agent.register", name="carl", runner="diary-reader")
+        receipt = await house.post("And today?", to="agent:rita")
+        await house.rest()
+        assert any("[runner.not-found]" in mail.text for mail in await house.mail("person:owner"))
+
+
+async def test_a_runner_that_no_plugin_brings_is_refused_when_it_is_applied(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = '[plugins.diary]\n[agents.rita]\nrunner = "diary-raeder"'
+    monkeypatch.setenv("RETINUE_HOME", str(tmp_path / "home"))
+    async with hands_house(tmp_path / "home", config=config) as house:
+        with pytest.raises(Invalid) as refused:
+            await house.ask("config.apply")
+        assert refused.value.code == "agent.runner-unknown" and "diary-reader" in refused.value.because
+    with pytest.raises(BadConfig):  # and at once where no plug-in could bring it
+        load({"RETINUE_HOME": str(tmp_path / "none"), "RETINUE_CONFIG": ""}, text='[agents.rita]\nrunner = "raeder"')
+
+
+@pytest.mark.spec("C124")
+async def test_whoever_sells_models_by_the_example_can_be_chosen_and_is_shown_its_key_in_its_way(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHED_KEY", "sk-shed-0123456789")
+    async with provider(provider_says("From the shed.")) as shed:
+        config = f"""
+        [plugins.diary]
+        settings = {{ models_url = "{shed.url}", models_key = {{ env = "SHED_KEY" }} }}
+        [models.entries."shed/small"]
+        alias = "small"
+        """
+        async with hands_house(tmp_path / "home", config=config) as house:
+            listed = (await house.ask("model.list"))["models"]
+            [small] = [each for each in listed if each["model"] == "shed/small"]
+            assert (small["sold-by"], "missing" in small) == ("The shed", False)
+            await house.ask("agent.set", name="ada", model="shed/small")
+            await house.post("Hello?")
+            await house.rest()
+            assert [mail.text for mail in await house.mail("person:owner")] == ["From the shed."]
+        [asked] = shed.asked
+        assert asked.headers["x-api-key"] == "sk-shed-0123456789" and "authorization" not in asked.headers
+        assert asked.model == "small"
+
+
+@pytest.mark.spec("C124")
+async def test_the_policy_and_the_section_of_the_example_reach_an_agent_and_not_its_subagents(
+    installed: Path, tmp_path: Path
+) -> None:
+    async with hands_house(tmp_path / "home", config="[plugins.diary]") as house:
+        await house.ask("agent.set", name="ada", tools_policy="diary-only")
+        await house.turn("Look.", "I see.")
+        assert {tool.name for tool in house.model.prompts[-1].tools} == {"diary_write", "session_status"}
+        assert "There is a diary with 0 lines." in house.model.prompts[-1].instructions
+        await house.turn("Look.", "I see.", to="agent:bo")
+        assert len(house.model.prompts[-1].tools) > 1
+        draft = Draft(
+            id=EnvelopeId(house.house.desk.ids.new()),
+            sender=address.person("owner"),
+            recipient=address.agent("bo"),
+            text="Look.",
+            source="person:owner",
+            key="errand",
+            origin=Origin(OriginKind.SUBAGENT, "errand"),
+        )
+        house.model.will_reply("I see.")
+        await house.house.desk.post.post(draft)
+        await house.rest()
+        assert "There is a diary" not in house.model.prompts[-1].instructions
 
 
 def test_a_member_may_read_the_example_and_nobody_reaches_the_house_by_it(installed: Path) -> None:

@@ -332,6 +332,17 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     (
         "session",
+        "attach",
+        "Open the session of an agent that runs elsewhere by an id of your choice.",
+        True,
+        "standard",
+        (
+            ("agent", "--agent", "text", "required place", None, (), "an agent by name"),
+            ("id", "--id", "text", "required place", None, (), "8 or more digits of an id"),
+        ),
+    ),
+    (
+        "session",
         "read",
         "Mark the mail from a session as read.",
         True,
@@ -1808,7 +1819,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "choice",
                 "",
                 "terminal",
-                ("chat", "web", "terminal", "agent", "external", "schedule", "heartbeat", "subagent"),
+                ("chat", "web", "terminal", "agent", "external", "schedule", "heartbeat", "subagent", "background"),
                 "the kind of a fresh session",
             ),
             ("door", "--door", "choice", "", "model", ("model", "invoke", "mcp", "skill"), "how the call comes in"),

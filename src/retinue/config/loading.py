@@ -118,7 +118,7 @@ def examine(environment: Mapping[str, str], *, text: str | None = None, runners:
     settings = _settings(home, tree, environment, faults)
     configuration = Configuration(
         settings=settings,
-        staff=read_staff(tree, faults, runners=runners),
+        staff=read_staff(tree, faults, runners=runners, guests=bool(settings.plugins)),
         file=file,
         files=tuple(dict.fromkeys(source.files)),
         hash=text_hash(content or ""),

@@ -62,6 +62,14 @@ class WireFormat(StrEnum):
     GOOGLE = "google"
 
 
+class Auth(StrEnum):
+    """How a key is shown to a provider."""
+
+    BEARER = "bearer"  # in `authorization`
+    API_KEY = "api-key"  # in `x-api-key`
+    NONE = "none"  # not at all: it wants none
+
+
 class Quirk(StrEnum):
     """What some servers do in a way of their own. The wires know these by the same names."""
 
@@ -86,6 +94,10 @@ class ProviderSettings:
         check=checks.public_url,
         example="http://127.0.0.1:11434/v1",
     )
+    name: str | None = setting(
+        None, "What people call it.", effect=Effect.MESSAGE, check=checks.display_name, example="The shed"
+    )
+    auth: Auth | None = setting(None, "How it is shown its key. Not set: as its format has it.", effect=Effect.MESSAGE)
     key: Secret | None = setting(None, "Where its key is: `env` or `file`.", effect=Effect.MESSAGE)
     headers: Mapping[str, str | Secret] = setting(
         cast("Mapping[str, str | Secret]", {}),

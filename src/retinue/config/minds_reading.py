@@ -26,7 +26,8 @@ def read_minds(tree: Table, faults: Faults) -> dict[str, Any]:
     entries = table_at(table_at(tree.get("models", {}), ("models",), Faults()).get("entries", {}), (), Faults())
     models: Models = found.get("models", Models())
     _check_entries(models, entries, faults)
-    _check_references(models, providers, faults)
+    if not found.get("plugins"):
+        _check_references(models, providers, faults)  # else whoever is not known here may come with a plug-in
     return found
 
 

@@ -176,10 +176,14 @@ def default_agent(named: str | None, names: Iterable[str]) -> str | None:
     return spelled.get(MAIN) or next(iter(spelled.values()), None)
 
 
-def read_staff(tree: Table, faults: Faults, *, runners: frozenset[str] = RUNNERS) -> Staff:
-    """Take the declarations of a tree into types, as far as there are types for them."""
-    templates = _Templates(_named(tree, "templates", checks.name, faults), faults, runners)
-    agents = _agents(_named(tree, "agents", checks.agent_name, faults), templates, faults, runners)
+def read_staff(tree: Table, faults: Faults, *, runners: frozenset[str] = RUNNERS, guests: bool = False) -> Staff:
+    """Take the declarations of a tree into types, as far as there are types for them.
+
+    With `guests`, a runner that is not known here may be one that a plug-in brings: `apply` looks at it once more.
+    """
+    known = None if guests else runners
+    templates = _Templates(_named(tree, "templates", checks.name, faults), faults, known)
+    agents = _agents(_named(tree, "agents", checks.agent_name, faults), templates, faults, known)
     names = [agent.name for agent in agents]
     return Staff(
         agents=agents,
@@ -229,7 +233,7 @@ def _named(tree: Table, section: str, check: Callable[[str], str | None], faults
 class _Templates:
     """Templates by name, each laid out once with all that it extends."""
 
-    def __init__(self, entries: list[_Entry], faults: Faults, runners: frozenset[str]) -> None:
+    def __init__(self, entries: list[_Entry], faults: Faults, runners: frozenset[str] | None) -> None:
         self._entries = {entry.name.casefold(): entry for entry in entries}
         self._laid_out: dict[str, Table | None] = {}
         self._faults = faults
@@ -315,7 +319,9 @@ class _Templates:
         return parents
 
 
-def _agents(entries: list[_Entry], templates: _Templates, faults: Faults, runners: frozenset[str]) -> tuple[Agent, ...]:
+def _agents(
+    entries: list[_Entry], templates: _Templates, faults: Faults, runners: frozenset[str] | None
+) -> tuple[Agent, ...]:
     declared: list[Agent] = []
     for entry in entries:
         sound = _is_sound(entry, faults, runners)
@@ -330,7 +336,7 @@ def _agents(entries: list[_Entry], templates: _Templates, faults: Faults, runner
     return tuple(declared)
 
 
-def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str]) -> bool:
+def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str] | None) -> bool:
     """Whether the table's own keys can stand, told by their own path, so that a template's fault is told once."""
     before = faults.count
     own = {key: value for key, value in entry.table.items() if key not in ("extends", "clear")}
@@ -340,7 +346,7 @@ def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str]) -> bool:
     own = _in_form(own, entry.path, faults)
     read = values(Agent, own, entry.path, faults, rules=AGENT_RULES, leave_out=_NOT_DECLARED)
     runner = read.get("runner")
-    if runner is not None and runner not in runners:
+    if runner is not None and runners is not None and runner not in runners:
         near = nearest(runner, runners)
         faults.add(
             (*entry.path, "runner"),

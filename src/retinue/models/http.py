@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from retinue.config.minds import Auth
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.models import failures
 from retinue.models.base import Chunk, Ended, Prompt, Text, Thinking
@@ -37,6 +38,7 @@ class Target:
 
     facts: ModelFacts
     url: str  # without the path of the operation: https://api.openai.com/v1
+    auth: Auth | None = None  # how it is shown a key; None: as its format has it
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # may hold a secret
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     quirks: frozenset[str] = frozenset()
@@ -59,6 +61,21 @@ class Request:
     url: str
     headers: Mapping[str, str] = field(repr=False)
     body: Sequence[bytes] = field(repr=False)
+
+
+def _asked(wire: Wire, prompt: Prompt, target: Target, key: str) -> Request:
+    """The request with its key where this provider looks for it."""
+    if target.auth is None:
+        return wire.request(prompt, target, key)
+    request = wire.request(prompt, target, "")
+    match target.auth:
+        case Auth.BEARER:
+            shown = {"authorization": f"Bearer {key}"}
+        case Auth.API_KEY:
+            shown = {"x-api-key": key}
+        case Auth.NONE:
+            shown = dict[str, str]()
+    return replace(request, headers={**(shown if key else {}), **request.headers})
 
 
 class Reader(Protocol):
@@ -127,7 +144,7 @@ class HttpModel:
 
     async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         target = self._target
-        request = self._wire.request(prompt, target, key)
+        request = _asked(self._wire, prompt, target, key)
         reader = self._wire.reader(target)
         exchange = _Exchange(self._link.lines, request, target)
         try:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from retinue.config import Secret, Settings
-from retinue.config.minds import PROVIDER_ALIASES, ModelSettings, ProviderSettings, WireFormat
+from retinue.config.minds import PROVIDER_ALIASES, Auth, ModelSettings, ProviderSettings, WireFormat
 from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.model import EFFORTS, FREE, ModelFacts, ModelRef, Price
 from retinue.models import prices
@@ -148,6 +148,7 @@ class Market:
         target = Target(
             facts=self.facts(ref),
             url=(own.url or known.url).rstrip("/"),
+            auth=own.auth,
             headers={name: self._header(value) for name, value in own.headers.items()},
             params=self.params(ref),
             quirks=frozenset(map(str, {*own.quirks, *(family.quirks if family else ())})),
@@ -173,6 +174,10 @@ class Market:
             code="model.effort",
         )
 
+    def name_of(self, provider: str) -> str:
+        """What people call it; empty where it has no such name."""
+        return self.providers.get(provider, _NO_SETTINGS).name or ""
+
     # --- keys ---
 
     @cached_property
@@ -188,7 +193,9 @@ class Market:
     def needs_key(self, provider: str) -> bool:
         """Whether there is no use in asking without one. Elsewhere than its usual address, a provider may want none."""
         own = self.providers.get(provider, _NO_SETTINGS)
-        if own.key is not None:
+        if own.auth is Auth.NONE:
+            return False
+        if own.key is not None or own.auth is not None:
             return True
         has_own_way = own.url is not None or any(isinstance(value, Secret) for value in own.headers.values())
         return bool(BUILT_IN.get(provider, _UNKNOWN).variables) and not has_own_way

@@ -65,7 +65,7 @@ class ModelGiven(msgspec.Struct, forbid_unknown_fields=True):
 
 
 ONLY_DECLARED = frozenset({"tools_by_provider"})  # a table, which only the settings file can hold
-_NEVER_EMPTY = frozenset({"runner", "provider", "model", "effort", "subagents_model", "subagents_effort"})
+_NEVER_EMPTY = frozenset({"provider", "model", "effort", "subagents_model", "subagents_effort"})
 
 
 class Fields(msgspec.Struct, forbid_unknown_fields=True):
@@ -226,7 +226,7 @@ async def register(desk: Desk, caller: Principal, asked: Register) -> AgentRegis
             try_this="choose another name",
             code="agent.name-reserved",
         )
-    made = changed(Agent(name=name), _given(asked))
+    made = changed(Agent(name=name), _given(asked, runners_known(desk)))
     _check_whole(made)
     _check_effort(desk, made)
     now = desk.clock.now()
@@ -250,7 +250,7 @@ async def register(desk: Desk, caller: Principal, asked: Register) -> AgentRegis
 
 
 async def change(desk: Desk, caller: Principal, asked: Set) -> AgentChanged:
-    given = _given(asked)
+    given = _given(asked, runners_known(desk))
 
     def look(conn: sa.Connection) -> tuple[Agent, Agent]:
         agent = find_agent(conn, caller, asked.name, to_change=True)
@@ -434,7 +434,12 @@ def as_if_set(agent: Agent, *, changes: Mapping[str, Any]) -> Agent:
     return changed(agent, _given(asked), clear=asked.clear)
 
 
-def _given(asked: Fields) -> dict[str, Any]:
+def runners_known(desk: Desk) -> frozenset[str]:
+    """What an agent can be given as its runner: one that is not here yet, too, if the house knows it by name."""
+    return RUNNERS.union(desk.plugins.runners() if desk.plugins is not None else ())
+
+
+def _given(asked: Fields, runners: frozenset[str] = RUNNERS) -> dict[str, Any]:
     """What was said of an agent's fields, as it is kept. All that is wrong with it is told at once."""
     given: dict[str, Any] = {}
     wrong: dict[str, str] = {}
@@ -443,7 +448,8 @@ def _given(asked: Fields) -> dict[str, Any]:
         if value is None:
             continue
         given[name] = tuple(cast(list[str], value)) if isinstance(value, list) else value
-        if (unfit := _unfit(name, given[name])) is not None:
+        unfit = _unfit_runner(given[name], runners) if name == "runner" else _unfit(name, given[name])
+        if unfit is not None:
             wrong[name] = unfit
     if wrong:
         names = ", ".join(wrong)
@@ -517,6 +523,10 @@ def _unfit(name: str, value: Any) -> str | None:
     return None
 
 
+def _unfit_runner(name: str, runners: frozenset[str]) -> str | None:
+    return None if name in runners else f"there is no runner {name[:64]!r}; there are {', '.join(sorted(runners))}"
+
+
 def _unfit_words(name: str, words: str) -> str | None:
     if not is_storable(words):
         return "it holds NUL or a lone surrogate"
@@ -529,8 +539,6 @@ def _unfit_words(name: str, words: str) -> str | None:
         )
     if words == "" and name in _NEVER_EMPTY:
         return "it is empty; `clear` is there to take it back"
-    if name == "runner" and words not in RUNNERS:
-        return f"there is no runner {words[:64]!r}; there are {', '.join(sorted(RUNNERS))}"
     check = AGENT_RULES.get(key_of(name), PLAIN).check
     wrong = check(words) if check else None
     if not wrong:

@@ -71,7 +71,7 @@ class Desk:
     policy: Mapping[str, PermissionLevel]
     config: Keeper | None = None  # None in a house that was furnished by hand
     settings: Callable[[], Settings] | None = None  # as they are now; None likewise
-    runners: frozenset[str] | None = None
+    runners: frozenset[str] | None = None  # the house's own
     catalog: Callable[[], Catalog] | None = None  # as it is now; None in a house whose models were put there by hand
     credentials_changed: Callable[[], Awaitable[None]] | None = None  # told when keys came, went or were forgiven
     toolbox: Toolbox | None = None  # None in a house without one
@@ -91,6 +91,12 @@ class Desk:
     def defaults(self) -> Defaults:
         """What the house has for every agent that does not say it itself."""
         return self.settings().defaults if self.settings is not None else PLAIN
+
+    @property
+    def runners_here(self) -> frozenset[str] | None:
+        """By which an agent can take its turns here: the house's own, and those of plug-ins. None: nobody said so."""
+        guests = self.plugins.runners() if self.plugins is not None else ()
+        return None if self.runners is None else self.runners.union(guests)
 
     def default_agent(self, conn: sa.Connection) -> str:
         """Who answers where nobody is named."""

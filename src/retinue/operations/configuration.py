@@ -19,7 +19,7 @@ from retinue.agents.home import ensure_home
 from retinue.config import Change, Secret, examine, load
 from retinue.domain import address
 from retinue.domain.address import Address
-from retinue.domain.agent import PermissionLevel
+from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Invalid
 from retinue.domain.event import NewsKind
 from retinue.domain.person import Role
@@ -27,6 +27,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
 from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, cancel_in
+from retinue.operations.agents import runners_known
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.keeper import Keeper
 from retinue.operations.restarts import write_down
@@ -172,6 +173,7 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
         )
     keeper = desk.keeper()
     declared = (await asyncio.to_thread(load, keeper.environment)).staff
+    _check_runners(desk, declared.agents)
     roles = {name: Role(table["role"]) for name, table in declared.people.items()}
     now = desk.clock.now()
     made = {name: _new_token(desk, address.person(name), "first") for name in roles}
@@ -238,6 +240,19 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
         tokens=msgspec.UNSET if asked.dry_run else {name: made[name][1] for name in added} | tokens_given,
         cleared_runs=msgspec.UNSET if asked.dry_run else cleared,
     )
+
+
+def _check_runners(desk: Desk, declared: Sequence[Agent]) -> None:
+    """A runner of a plug-in is only known once that is loaded, so the file's reader leaves it to us."""
+    known = runners_known(desk)
+    for agent in declared:
+        if agent.runner not in known:
+            raise Invalid(
+                f"agents.{agent.name}.runner is '{agent.runner[:64]}', and there is no such runner",
+                because=f"the runners are {', '.join(sorted(known))}",
+                try_this="name one of these, or look at `retinue plugin list` for the plug-in that brings it",
+                code="agent.runner-unknown",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> HouseExamined:
         now=desk.clock.now(),
         store=desk.store,
         catalog=desk.catalog() if desk.catalog is not None else None,
-        runners=desk.runners,
+        runners=desk.runners_here,
         plugins=desk.plugins,
         mcp=desk.mcp,
         quick=asked.quick,

@@ -40,6 +40,7 @@ class ModelListed(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     number: int
     model: str
     alias: str | UnsetType = UNSET
+    sold_by: str | UnsetType = UNSET  # what people call the provider, where it has such a name
     window_tokens: int
     output_tokens_max: int
     vision: bool
@@ -95,6 +96,7 @@ async def list_models(desk: Desk, caller: Principal, asked: Nothing) -> ModelsLi
                 number=offer.number,
                 model=str(offer.facts.ref),
                 alias=offer.alias or UNSET,
+                sold_by=catalog.name_of(offer.facts.ref.provider) or UNSET,
                 window_tokens=offer.facts.window_tokens,
                 output_tokens_max=offer.facts.output_tokens_max,
                 vision=offer.facts.vision,

@@ -7,7 +7,7 @@ found it valid, and taken up at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Protocol, cast
@@ -60,6 +60,10 @@ class Guests(Protocol):
     def operations(self) -> Mapping[str, Operation]: ...
 
     def skill_folders(self) -> Sequence[tuple[str, Path]]: ...
+
+    def runners(self) -> Collection[str]:
+        """By name: what an agent can be given as its runner, beside the house's own."""
+        ...
 
     async def valid(self, instance: str, settings: PluginSettings) -> None:
         """Raises what is wrong with settings that an instance is to have. Nothing is loaded or changed by it."""

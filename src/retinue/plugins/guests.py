@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -113,6 +113,9 @@ class Plugins:
 
     def operations(self) -> Mapping[str, Operation]:
         return self.registry.operations()
+
+    def runners(self) -> Collection[str]:
+        return self.registry.runners().keys()
 
     def skill_folders(self) -> Sequence[tuple[str, Path]]:
         return self.registry.skill_folders()

@@ -68,6 +68,10 @@ export type ApprovalState = "allowed" | "closed" | "denied" | "expired" | "open"
 
 export type ApprovalsListed = { "approvals": Array<ApprovalShown>; "next": string | null };
 
+export type Attach = { "agent": string; "id": string };
+
+export type Attached = "attached" | "created" | "revived";
+
 export type AttachmentShown = { "name": string; "hash": string; "media-type": string; "size-bytes": number };
 
 export type Attributes = { "session": string; "patch": Record<string, unknown> };
@@ -248,7 +252,7 @@ export type Invoke = { "tool": string; "args"?: Record<string, unknown>; "agent"
 
 export type Invoked = { "tool": string; "output": string; "failed": boolean };
 
-export type Kind = "answer" | "approval" | "decision" | "delegation" | "message" | "notice" | "system";
+export type Kind = "answer" | "approval" | "decision" | "delegation" | "job" | "message" | "notice" | "system";
 
 export type LaneKind = "background" | "main" | "schedule" | "subagent";
 
@@ -290,7 +294,7 @@ export type ModelGiven = { "primary"?: string | null; "fallbacks"?: Array<string
 
 export type ModelInChain = { "model": string; "because": string; "window-tokens": number; "price": string; "missing"?: string };
 
-export type ModelListed = { "number": number; "model": string; "alias"?: string; "window-tokens": number; "output-tokens-max": number; "vision": boolean; "tools": boolean; "efforts": Array<string> | null; "price": string; "default": boolean; "missing"?: string };
+export type ModelListed = { "number": number; "model": string; "alias"?: string; "sold-by"?: string; "window-tokens": number; "output-tokens-max": number; "vision": boolean; "tools": boolean; "efforts": Array<string> | null; "price": string; "default": boolean; "missing"?: string };
 
 export type ModelsListed = { "models": Array<ModelListed>; "allow": Array<string> };
 
@@ -318,7 +322,7 @@ export type OneFile = { "name": string; "path": string };
 
 export type Origin = "default" | "environment" | "file";
 
-export type OriginKind = "agent" | "chat" | "external" | "heartbeat" | "schedule" | "subagent" | "terminal" | "web";
+export type OriginKind = "agent" | "background" | "chat" | "external" | "heartbeat" | "schedule" | "subagent" | "terminal" | "web";
 
 export type Outcome = "answered" | "cancelled" | "dead" | "delivered" | "expired" | "interrupted" | "noted" | "refused";
 
@@ -433,6 +437,8 @@ export type SecurityFound = { "check": string; "severity": "critical" | "info" |
 export type Send = { "to"?: string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string; "when_busy"?: WhenBusy | null };
 
 export type Sent = { "envelope": string; "session": string | null; "cursor": number; "duplicate": boolean; "outcome": Outcome | null; "because": string };
+
+export type SessionAttached = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "externalId": string; "attached": Attached };
 
 export type SessionCleared = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "cancelled-runs": Array<string> };
 
@@ -703,6 +709,8 @@ export interface Operations {
   "session.queue": { asked: Queue; answered: QueueSet; effect: true };
   /** Allow or deny a call. */
   "approval.answer": { asked: Answer; answered: ApprovalAnswered; effect: true };
+  /** Open the session of an agent that runs elsewhere by an id of your choice. */
+  "session.attach": { asked: Attach; answered: SessionAttached; effect: true };
   /** Mark the mail from a session as read. */
   "session.read": { asked: OfSession; answered: SessionRead; effect: true };
   /** Read a conversation, newest first. */
@@ -939,6 +947,7 @@ export const routes: { [Name in keyof Operations]: string } = {
   "session.reset": "/api/session/reset",
   "session.queue": "/api/session/queue",
   "approval.answer": "/api/approval/answer",
+  "session.attach": "/api/session/attach",
   "session.read": "/api/session/read",
   "session.transcript": "/api/session/transcript",
   "run.show": "/api/run/show",

@@ -8,15 +8,21 @@ from pathlib import Path
 
 import msgspec
 
+from retinue.config import Secret, checks
+from retinue.config.minds import Auth, ProviderSettings
 from retinue.domain.agent import PermissionLevel, ToolRules
+from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.principal import Principal
 from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation
 from retinue.plugins import Host, Manifest, Plugin, Section
 from retinue.plugins import Scene as SectionScene
+from retinue.runners.base import Assignment, Finished
 from retinue.tools.base import Scene, ToolFailed, schema_of
 
 LINE_CHARS_MAX = 500
+READ_LINES = 10
 
 
 class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -24,8 +30,12 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     greeting: str = "Dear diary"
     lines_max: int = 1_000
+    models_url: str = ""  # where a server of ours has models; empty: nowhere
+    models_key: Secret | None = None
 
     def __post_init__(self) -> None:
+        if self.models_url and checks.public_url(self.models_url):
+            raise ValueError("models_url is an http or https address")
         if not 1 <= self.lines_max <= 100_000:
             raise ValueError("lines_max is from 1 to 100000")
 
@@ -112,6 +122,28 @@ def read_operation(host: Host, diary: Diary) -> Operation:
     )
 
 
+# A runner: how an agent of a new type takes its turns
+
+
+class Reader:
+    """An agent that has no model at all: whatever it is asked, it answers with the last lines of the diary."""
+
+    def __init__(self, diary: Diary) -> None:
+        self._diary = diary
+
+    async def work(self, assignment: Assignment, journal: Journal, ask: Ask, tell: Tell) -> Finished:
+        lines = self._diary.lines()[-READ_LINES:]
+        # Anyone may have had a line written: who reads this has no reason to obey it.
+        return Finished(text="\n".join(lines) or "The diary is empty.", trust=Trust.UNTRUSTED)
+
+
+# A provider: someone who sells models, or a server of one's own
+
+
+def shed(settings: Settings) -> ProviderSettings:
+    return ProviderSettings(name="The shed", url=settings.models_url, auth=Auth.API_KEY, key=settings.models_key)
+
+
 def load(host: Host, settings: Settings) -> None:
     """Register everything. Called in a thread; once it returns, all of it is there at once."""
     diary = Diary(host.folder, settings)
@@ -124,7 +156,11 @@ def load(host: Host, settings: Settings) -> None:
     register.tool(WriteTool(host, diary, settings.greeting))
     register.operation(read_operation(host, diary))
     register.section(Section(name=host.named("diary"), text=about))
-    register.policy(host.named("diary-only"), ToolRules(allow=(host.named("diary_write"),)))
+    # With a tool of the house's own: a list that names nothing but tools of plug-ins hides none of the others.
+    register.policy(host.named("diary-only"), ToolRules(allow=(host.named("diary_write"), "session_status")))
+    register.runner(host.named("diary-reader"), Reader(diary))
+    if settings.models_url:
+        register.provider(host.named("shed"), shed(settings))
     if host.instance == host.plugin:  # one copy of the words is enough
         register.skills(Path(__file__).parent / "skills")
     host.on_unload(lambda: host.log.info("the diary is closed"))
