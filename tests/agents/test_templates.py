@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,8 @@ from retinue.agents.instructions import PLACES, Mode, Situation, TheAgent, joine
 from retinue.agents.templates import ENTRY, SAMPLES, Template, TemplateBroken
 
 
-def rendered(source: str, situation: Situation | None = None, **more: str) -> str:
-    situation = situation or SAMPLES[0]
-    return Template({ENTRY: source, **more}).render(situation, told(situation, BUILT_IN))
+def rendered(source: str, situation: Situation = SAMPLES[0], more: Mapping[str, str] | None = None) -> str:
+    return Template({ENTRY: source, **(more or {})}).render(situation, told(situation, BUILT_IN))
 
 
 def refused(source: str, **more: str) -> TemplateBroken:
@@ -33,7 +35,7 @@ def test_what_is_told_without_a_template_is_what_the_built_in_one_comes_to(situa
 @pytest.mark.spec("H84")
 def test_an_entry_file_may_name_every_variable_and_include_others() -> None:
     source = "I am {{ agent.name }} of {{ house.owner }}.\n{% include 'tone.md.j2' %}\n{{ sections.tools }}"
-    text = rendered(source, **{"tone.md.j2": "{% if mode == 'full' %}Sing.{% endif %}"})
+    text = rendered(source, more={"tone.md.j2": "{% if mode == 'full' %}Sing.{% endif %}"})
     assert text.startswith("I am ada of owner.\nSing.")
     assert "- read: Read a file." in text
     for name in templates.variables():
@@ -104,6 +106,13 @@ def test_it_is_known_which_sections_a_template_has_made_use_of() -> None:
     text, used = template.rendered(situation, told(situation, BUILT_IN))
     assert text == "Hello. Be brief."
     assert [part.name for part in used] == ["identity"]
+
+
+def test_a_house_without_templates_does_not_load_what_reads_them() -> None:
+    """A tenth of a second of its start, and megabytes, for what most houses do not have."""
+    script = "import sys, retinue.daemon; print('jinja2' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "False"
 
 
 # --- on disk ---

@@ -73,7 +73,7 @@ async def take(
     names = [name for name in NAMES if first or name != FIRST_CONVERSATION]
     found = [await _first_of(take_one, roots, name) for name in names]
     own = os.path.realpath(home)
-    days = await asyncio.to_thread(_newest_days, os.path.join(own, DAYS))
+    days = _newest_days(os.path.join(own, DAYS))
     return Snapshot(
         workspace=str(workspace),
         wanted=tuple(wanted),
@@ -98,10 +98,16 @@ async def _first_of(take_one: Take, roots: Sequence[str], name: str) -> FileTold
 async def _take(look: Look, mask: Callable[[str], str], root: str, name: str) -> FileTold:
     """A link that leads out of its root is as good as no file: it would show whatever it leads to."""
     path = os.path.join(root, name)
-    real = await asyncio.to_thread(os.path.realpath, path)
     told = FileTold(name=name, path=path)
+    try:
+        status = os.lstat(path)
+    except OSError:  # most are not there, or empty, and then nobody has to be asked about them
+        return _as(told, FileState.MISSING)
+    real = os.path.realpath(path)
     if real != path and os.path.commonpath((real, root)) != root:
         return _as(told, FileState.MISSING)
+    if not status.st_size:
+        return _as(told, FileState.EMPTY)
     try:
         looked = await look(real)
     except RetinueError:

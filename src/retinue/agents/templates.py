@@ -214,8 +214,7 @@ Marks = tuple[tuple[str, int, int, int], ...]
 def marks(folder: str, agent: str) -> Marks:
     """What there is of templates for an agent, without reading any. Cheap where there is none, which is asked every
     run."""
-    found = _marks(folder)
-    return (*found, *_marks(os.path.join(folder, agent))) if found or os.path.isdir(folder) else ()
+    return (*_marks(folder), *_marks(os.path.join(folder, agent))) if os.path.exists(folder) else ()
 
 
 def _marks(folder: str) -> Marks:
