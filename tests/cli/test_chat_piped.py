@@ -148,7 +148,9 @@ def test_a_question_can_be_answered_by_the_next_line(house: HouseProcess) -> Non
     told = house.retinue("chat", "--agent", "clerk", "--session", "allow", stdin="read SOUL.md\n/allow\necho after\n")
 
     assert told.returncode == 0
-    assert told.stdout == "I call `read`.\n`read` came back with nothing in it.\nafter\n"
+    called, decided, *rest = told.stdout.splitlines()
+    assert called == "I call `read`." and decided.endswith(" is allowed.")
+    assert rest == ["`read` came back with nothing in it.", "after"]
 
 
 def test_a_question_does_not_hold_up_the_next_line(house: HouseProcess) -> None:
@@ -171,11 +173,8 @@ def test_a_question_that_nobody_answers_is_no_success(house: HouseProcess) -> No
 @pytest.mark.parametrize(
     ("line", "code", "try_this"),
     [
-        ("/statsu", "command.unknown", "/status, or //statsu to send it as words"),
-        ("/stop", "session.not-begun", "write something first"),
-        ("/reset again", "session.not-begun", "write something first"),
         ("/allow", "approval.unnamed", "/allow ID"),
-        ("/deny 00000000", "approval.not-found", "look at `retinue status`"),
+        ("/approve deny", "approval.unnamed", "/approve ID"),
         ("/why nothing", "id.invalid", "copy it from a list or an answer"),
     ],
 )
@@ -187,16 +186,31 @@ def test_a_command_that_cannot_be_done_says_why(house: HouseProcess, line: str, 
     assert told.stderr.endswith(f"try: {try_this}\n")
 
 
-def test_commands_of_this_door_are_done_and_two_slashes_send_words(house: HouseProcess) -> None:
-    lines = ["echo one", "/status", "/reset we were at one", "/stop", "/help", "//help me", "/quit", "echo never"]
-    told = house.retinue("chat", "--session", "commands", stdin="\n".join(lines))
+def test_commands_are_the_houses_but_for_those_of_this_door_and_two_slashes_send_words(house: HouseProcess) -> None:
+    lines = ["echo one", "/status", "/stop", "/statsu", "/deny 00000000", "/help", "//help me", "/quit", "echo never"]
+    told = house.retinue("chat", "--agent", "guide", "--session", "commands", stdin="\n".join(lines))
 
     assert told.returncode == 0, told.stderr
-    assert told.stdout.startswith("one\nversion: ")
+    assert told.stdout.startswith("one\nnow: ")
     assert "\nagent: guide\n" in told.stdout
-    assert "\ncancelled-runs: none\ncleared-pending-count: 0\n  /stop " in told.stdout
+    assert "\nNothing was running here, and nothing waited.\n" in told.stdout
+    assert "\nThere is no command /statsu. Did you mean /status?" in told.stdout
+    assert "\nThat could not be done: no approval 00000000." in told.stdout
+    assert "\n/switch AGENT [WORDS] " in told.stdout and "\n/quit " in told.stdout
     assert "“/help me”" in told.stdout
     assert "never" not in told.stdout
+
+
+def test_whoever_switches_goes_on_with_the_other_agent_and_comes_back(house: HouseProcess) -> None:
+    lines = ["echo one", "/switch clerk", "echo two", "/whoami", "/switch back echo three", "/whoami"]
+    told = house.retinue("chat", "--agent", "guide", "--session", "switching", stdin="\n".join(lines))
+
+    assert told.returncode == 0, told.stderr
+    one, there, two, with_clerk, back, *_, with_guide = told.stdout.splitlines()
+    assert (one, two) == ("one", "two")
+    assert there.startswith("You go on with clerk, in the session ")
+    assert back.startswith("You go on with guide, in the session ")
+    assert "clerk hears you as its owner" in with_clerk and "guide hears you as its owner" in with_guide
 
 
 def test_what_is_stopped_elsewhere_ends_the_wait(house: HouseProcess) -> None:

@@ -1,15 +1,15 @@
-"""`retinue chat`: where the lines come from, and what a line that begins with a slash means at this door."""
+"""`retinue chat`: where the lines come from, and which of them are for this door instead of the house."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from retinue.cli import answers, verbs
+from retinue.cli import verbs
 from retinue.cli.client import call, home
 from retinue.cli.errors import FAILED, OK, CliError, HouseClosed, nearest
 from retinue.cli.output import has_colours, short
-from retinue.cli.talk import STOP_WORDS, Talk
+from retinue.cli.talk import Talk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,27 +18,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 READ_BYTES = 64 * 1024
+HELP_WIDTH = 32  # as wide as the house writes its own list
+# Of this door alone. All else that begins with a slash is for the house, as at every other door.
 COMMANDS = {
-    "/stop": "stop what runs here, and clear what waits",
-    "/reset [WORDS]": "begin a fresh context, with words to carry over",
-    "/allow [ID]": "let the agent do what it asked for; with `session` or `always`, from then on",
-    "/deny [ID]": "do not let it",
-    "/status": "who is here, and what waits for you",
     "/why ID": "why something became what it is",
-    "/help": "this list",
     "/quit": "leave; what was sent is still worked on",
     "//WORDS": "send words that begin with a slash",
 }
-SCOPES = ("once", "session", "always")
-# Understood at every door, and answered by the house.
-HOUSE_COMMANDS = {
-    "/model [NAME]": "which models there are, or think with another one",
-    "/think [LEVEL]": "how much effort goes into replies",
-    "/context": "how much the agent has in mind",
-    "/compact [WORDS]": "tell the context in short, minding words, and go on from there",
-    "/new [WORDS]": "begin a fresh context, and work on words in it",
-    "/whoami": "who you are here",
-}
+DECIDING = ("allow", "approve", "deny")  # without an id, of the one question that is open here
+SCOPES = ("once", "session", "always", "allow-once", "allow-session", "allow-always")
 
 
 def chat(options: Namespace) -> int:
@@ -89,7 +77,7 @@ def _converse(talk: Talk, status: dict[str, Any]) -> None:
 def _greet(talk: Talk, waiting: int) -> None:
     talk.view.aside([f"You are talking to {talk.agent} in {home()}. /help shows what else you can do."])
     if waiting:
-        talk.view.aside([f"Questions that wait for you: {waiting}. /status shows them."])
+        talk.view.aside([f"Questions that wait for you: {waiting}. `retinue status` shows them."])
 
 
 def _try(talk: Talk, line: str) -> None:
@@ -104,12 +92,26 @@ def _try(talk: Talk, line: str) -> None:
 
 
 def _take(talk: Talk, line: str) -> None:
-    """One line: words for the agent, or a command of this door."""
-    if line.startswith("/") and not line.startswith("//"):
-        name, _, words = line[1:].partition(" ")
-        _perform(talk, name, words.strip())
-    elif line and (envelope := _send(talk, line)):  # with both slashes: the house takes one off
+    """One line: for this door, or for the house and its agent. Of two slashes the house takes one off."""
+    if not line.startswith("/") or line.startswith("//"):
+        if line and (envelope := _send(talk, line)):
+            talk.wait_for(envelope)
+        return
+    head, _, words = line[1:].partition(" ")
+    name = head.removesuffix(":").casefold()
+    if name == "why":
+        talk.show(call("house.why", {"id": words.strip()})["lines"])
+        return
+    deciding = name in DECIDING
+    parked = talk.conversation.parked and not deciding  # the house answers a command, and what waited still waits
+    if envelope := _send(talk, _named(talk, name, words.strip()) if deciding else line):
+        talk.conversation.parked = parked
         talk.wait_for(envelope)
+        talk.hear_all()
+    if name in ("help", "commands"):
+        talk.show([f"{command:<{HELP_WIDTH}}  {meaning}" for command, meaning in COMMANDS.items()])
+    for waiting in list(talk.conversation.awaited) if deciding else ():
+        talk.wait_for(waiting)
 
 
 def _send(talk: Talk, text: str) -> str:
@@ -124,75 +126,20 @@ def _send(talk: Talk, text: str) -> str:
         return ""
 
 
-def _perform(talk: Talk, name: str, words: str) -> None:
-    match name:
-        case "help":
-            both = {**COMMANDS, **HOUSE_COMMANDS}
-            talk.show([f"  {command:<20}{meaning}" for command, meaning in both.items()])
-        case "status":
-            talk.show(answers.status_lines(call("house.status")))
-        case "why":
-            talk.show(call("house.why", {"id": words})["lines"])
-        case "stop":
-            _needs_session(talk, name)
-            talk.show(answers.stop_lines(talk.stop(words or STOP_WORDS)))
-        case "reset":
-            _needs_session(talk, name)
-            call("session.reset", {"session": talk.session, "message": words})
-        case "allow" | "deny":
-            _decide(talk, words, allow=name == "allow")
-        case _ if f"/{name}" in {command.split()[0] for command in HOUSE_COMMANDS}:
-            if envelope := _send(talk, f"/{name} {words}".strip()):
-                talk.wait_for(envelope)
-        case _:
-            raise _no_such_command(name)
-
-
-def _needs_session(talk: Talk, name: str) -> None:
-    if not talk.session:
-        raise CliError(
-            f"there is nothing to {name} yet",
-            code="session.not-begun",
-            because="this conversation has not begun",
-            try_this="write something first",
-        )
-
-
-def _decide(talk: Talk, words: str, *, allow: bool) -> None:
-    """Answer a question; without an id, the one that is open here. Then watch what comes of it."""
+def _named(talk: Talk, name: str, words: str) -> str:
+    """A decision with the id of what it is about, which may be left out where one question is open."""
+    first = words.partition(" ")[0].casefold()
     still_open = list(talk.conversation.approvals)
-    id_, scope, because = _decision(words)
-    if not id_ and len(still_open) != 1:
+    if first and first not in SCOPES and not (name == "approve" and first == "deny"):
+        return f"/{name} {words}"
+    if len(still_open) != 1:
         raise CliError(
             "which question?",
             code="approval.unnamed",
             because=f"{len(still_open)} are open in this session",
-            try_this=f"/{'allow' if allow else 'deny'} {short(still_open[0]) if still_open else 'ID'}",
+            try_this=f"/{name} {short(still_open[0]) if still_open else 'ID'}",
         )
-    answer = {"id": id_ or still_open[0], "allow": allow, "because": because}
-    call("approval.answer", {**answer, "scope": scope} if allow else answer)
-    talk.conversation.parked = False  # the run goes on, and says so as news
-    for envelope in list(talk.conversation.awaited):
-        talk.wait_for(envelope)
-
-
-def _decision(words: str) -> tuple[str, str, str]:
-    """`[ID] [once|session|always] [WORDS]`. Where it begins with a scope, the id is left out."""
-    id_, _, rest = words.partition(" ")
-    if id_ in SCOPES:
-        return "", id_, rest.strip()
-    scope, _, because = rest.strip().partition(" ")
-    return (id_, scope, because.strip()) if scope in SCOPES else (id_, "once", rest.strip())
-
-
-def _no_such_command(name: str) -> CliError:
-    known = [command[1:].split()[0] for command in (*COMMANDS, *HOUSE_COMMANDS) if not command.startswith("//")]
-    return CliError(
-        f"there is no /{name} here",
-        code="command.unknown",
-        because="a line that begins with a slash is a command",
-        try_this=f"/{nearest(name, known) or 'help'}, or //{name} to send it as words",
-    )
+    return f"/{name} {short(still_open[0])} {words}".strip()
 
 
 def _still_asked(approvals: list[str]) -> CliError:
@@ -211,13 +158,12 @@ def _typed(talk: Talk) -> Generator[str]:
     """By hand. News is shown above the prompt until the first key; Ctrl-C twice leaves."""
     from retinue.cli.keyboard import Keyboard  # termios and readline: only for someone who types
 
-    prompt = f"to {talk.agent}: "
     leaving = False
     with Keyboard(colours=has_colours(sys.stdout)) as keyboard:
         while True:
             try:
-                talk.wait_for_input(keyboard.fd, prompt)
-                line = keyboard.line(prompt).strip()
+                talk.wait_for_input(keyboard.fd, f"to {talk.agent}: ")
+                line = keyboard.line(f"to {talk.agent}: ").strip()
                 leaving = False
                 yield line
             except EOFError:

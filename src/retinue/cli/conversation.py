@@ -93,6 +93,7 @@ class Conversation:
         self.awaited: list[str] = []  # our own, not yet ended
         self.endings: dict[str, Ending] = {}  # our own, ended, for whoever waits to take
         self.approvals: dict[str, str] = {}  # open ones, and the run each belongs to
+        self.switched: dict[str, Any] | None = None  # somebody went on with another agent: who, and where
         self.ours = False  # the run that goes on here works on something of ours
         self._view = view
         self._own: set[str] = set()
@@ -190,6 +191,8 @@ class Conversation:
                 self._view.decided(data["approval"], data["state"], data["by"])
             case "session.reset":
                 self._view.was_reset()
+            case "session.switched":
+                self.switched = data
             case _:
                 pass
 

@@ -49,6 +49,12 @@ class Follower:
             self._receive(self._stream, bool(readable) and self._stream.fileno() in readable)
         return [fd for fd in readable if fd in also]
 
+    def go(self, session: str) -> None:
+        """Follow another session from here on: what is told of this one is no longer ours."""
+        self.close()
+        self.session = session
+        self._try_at = 0.0
+
     def close(self) -> None:
         if self._stream is not None:
             self._stream.close()

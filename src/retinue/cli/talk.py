@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 
 from retinue.cli.client import call, post
 from retinue.cli.conversation import Conversation, Ending
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 TICK_S = 1.0
+HEARD_WITHIN_S = 5.0
 CLOSED_WORDS = "the house is closed, waiting..."
 OPEN_WORDS = "the house is open again"
 STOP_WORDS = "stopped from the terminal"
@@ -45,6 +47,8 @@ class Talk:
         self.conversation = Conversation(self.view, cursor=status["cursor"])
         self.interrupts = Interrupts()
         self._name: str = options.session
+        self._there = ""  # the session in which this goes on, once it has gone elsewhere
+        self._told_until = 0  # the last news of what we sent
         self._me: str = status["you"]
         self._json: bool = options.json
         self._wait_s: float = options.wait
@@ -72,7 +76,8 @@ class Talk:
         """Until it is acknowledged. Ctrl-C gives up."""
         self.interrupts.be_patient(False)
         self.footer("")
-        envelope = {"to": f"agent:{self.agent}", "text": text, "key": os.urandom(16).hex(), "conversation": self._name}
+        where = {"session": self._there} if self._there else {"conversation": self._name}
+        envelope = {"to": f"agent:{self.agent}", "text": text, "key": os.urandom(16).hex(), **where}
         sent = post(envelope, wait_s=self._wait_s, waiting=lambda: self._house_changed(False))
         self._house_changed(True)
         self.conversation.own(sent["envelope"])
@@ -82,7 +87,14 @@ class Talk:
         elif sent["outcome"] and not sent["duplicate"]:  # of a duplicate the end is news that we have yet to read
             self.conversation.ended(sent["envelope"], Ending(sent["outcome"], because=sent["because"]))
         self._follower.session = sent["session"]
+        self._told_until = sent["cursor"]
         return sent["envelope"]
+
+    def hear_all(self) -> None:
+        """Until all that was told with what we sent is here: whether it leads elsewhere, say."""
+        patience = time.monotonic() + HEARD_WITHIN_S
+        while self.conversation.cursor < self._told_until and time.monotonic() < patience:
+            self._hear([])
 
     def wait_for(self, envelope: str, *, through_questions: bool = False) -> None:
         """Show what comes until this envelope has ended, or its run waits for a person."""
@@ -114,7 +126,17 @@ class Talk:
         ready = self._follower.step(TICK_S, also)
         if self.conversation.lost:
             self._catch_up()
+        if self.conversation.switched is not None:
+            self._go_on_elsewhere(self.conversation.switched)
         return ready
+
+    def _go_on_elsewhere(self, switched: dict[str, Any]) -> None:
+        """Whoever sits here goes on with another agent. Where somebody else does, they stay."""
+        self.conversation.switched = None
+        if switched["by"] == self._me:
+            self.agent, self._there = switched["agent"], switched["to"]
+            self.view.talks_to(self.agent)
+            self._follower.go(self._there)
 
     def footer(self, words: str) -> None:
         """What stands below everything, with the state of the house above it."""

@@ -74,6 +74,9 @@ class PlainView:
         self._answers = answers
         self._heard = err.isatty()
 
+    def talks_to(self, agent: str) -> None:
+        """Nothing: whoever answers is not named here."""
+
     def live(self, thinking: str, text: str, *, ours: bool) -> None:
         """Nothing: it is not certain yet."""
 
@@ -149,6 +152,10 @@ class TerminalView:
         self._footer = ""
         self._later: list[str] = []
         self._header_due = True
+
+    def talks_to(self, agent: str) -> None:
+        """Another one answers from here on."""
+        self._agent = agent
 
     def live(self, thinking: str, text: str, *, ours: bool) -> None:
         if not thinking and not text:

@@ -1,0 +1,95 @@
+"""What skills are called where people call for them, and which of them they can call for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from agents.skill_folders import here, house_root, write_skill
+
+from retinue.agents.skill_commands import COMMANDS_MAX, skill_commands
+from retinue.agents.skills import parse
+from retinue.agents.skills_choosing import Standing, choose, lists_for, standing
+from retinue.agents.skills_finding import find
+from retinue.config.skills import SkillSettings, Trusted
+from retinue.domain.command import BY_WORD, COMMAND_LENGTH_MAX
+from retinue.domain.errors import Invalid
+
+SETTINGS = SkillSettings(trusted=(Trusted.HOUSE,))
+
+
+def stood(root: Path) -> tuple[Standing, ...]:
+    found = find([house_root(root)])
+    return standing(found.skills, {}, here(), settings=SETTINGS)
+
+
+@pytest.mark.spec("C33")
+def test_names_are_made_of_few_signs_are_short_and_differ(tmp_path: Path) -> None:
+    long = "a-skill-with-a-name-that-is-much-too-long"
+    for name in ("weather", "status", "2nd-opinion", "one-two", long, f"{long}-2", f"{long}-3"):
+        write_skill(tmp_path, name)
+    named = {command.skill: command.name for command in skill_commands(stood(tmp_path))}
+    assert named["weather"] == "weather" and named["one-two"] == "one_two"
+    assert named["status"] == "status_2", "the house has one of that name"
+    assert named["2nd-opinion"] == "skill_2nd_opinion", "a command begins with a letter"
+    assert named[long] == "a_skill_with_a_name_that_is_much"
+    assert named[f"{long}-2"] == "a_skill_with_a_name_that_is_mu_2"
+    assert named[f"{long}-3"] == "a_skill_with_a_name_that_is_mu_3"
+    assert len(set(named.values())) == 7 and not set(named.values()) & set(BY_WORD)
+    assert all(re.fullmatch(r"[a-z0-9_]+", name) and len(name) <= COMMAND_LENGTH_MAX for name in named.values())
+
+
+@pytest.mark.spec("C33")
+def test_people_can_call_for_what_is_ready_and_meant_for_them(tmp_path: Path) -> None:
+    write_skill(tmp_path, "weather")
+    write_skill(tmp_path, "inner", front="user-invocable: false\n")
+    write_skill(tmp_path, "hidden", front="disable-model-invocation: true\n")
+    write_skill(tmp_path, "unfit", front="requires: {bins: [nothing-of-that-name]}\n".replace("bins", '"bins"'))
+    names = [command.skill for command in skill_commands(stood(tmp_path))]
+    assert names == ["hidden", "weather"]
+    assert [c.skill for c in skill_commands(stood(tmp_path), subset=["weather"])] == ["weather"]
+    new = standing(find([house_root(tmp_path)]).skills, {}, here(), settings=SkillSettings())
+    assert skill_commands(new) == (), "nobody has looked at them yet"
+
+
+def test_there_are_no_more_commands_than_a_list_can_hold(tmp_path: Path) -> None:
+    for number in range(COMMANDS_MAX + 5):
+        write_skill(tmp_path, f"skill-{number}")
+    assert len(skill_commands(stood(tmp_path))) == COMMANDS_MAX
+
+
+def test_one_that_was_called_for_is_told_in_full_also_where_models_are_not_told_of_it(tmp_path: Path) -> None:
+    write_skill(tmp_path, "hidden", front="disable-model-invocation: true\n")
+    write_skill(tmp_path, "weather")
+    lists = lists_for(SETTINGS, "ada")
+    assert [skill.name for skill in choose(stood(tmp_path), lists=lists).skills] == ["weather"]
+    called = choose(stood(tmp_path), lists=lists, called="hidden")
+    assert [skill.name for skill in called.inline] == ["hidden"]
+    assert [skill.name for skill in called.listed] == ["weather"]
+
+
+@pytest.mark.spec("C33")
+def test_a_command_may_go_straight_to_a_tool(tmp_path: Path) -> None:
+    front = "command-dispatch: tool\ncommand-tool: append_line\ncommand-argument: text\n"
+    write_skill(tmp_path, "note", front=front)
+    write_skill(tmp_path, "shell", front="command-dispatch: tool\ncommand-tool: exec\ncommand-arg-mode: raw\n")
+    note, shell = skill_commands(stood(tmp_path))
+    assert (note.tool, note.argument) == ("append_line", "text")
+    assert (shell.tool, shell.argument) == ("exec", "command")
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "command-dispatch: tool",
+        "command-tool: exec",
+        "command-dispatch: shell\ncommand-tool: exec",
+        "command-dispatch: tool\ncommand-tool: two words",
+        "command-dispatch: tool\ncommand-tool: exec\ncommand-arg-mode: parsed",
+        "user-invocable: perhaps",
+    ],
+)
+def test_a_dispatch_that_says_half_of_it_is_no_skill(front: str) -> None:
+    with pytest.raises(Invalid, match="this skill cannot be used"):
+        parse(f"---\nname: note\ndescription: Notes.\n{front}\n---\nDo it.\n", folder="note")
