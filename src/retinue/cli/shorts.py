@@ -169,6 +169,7 @@ NOUNS: dict[str, str] = {
     "agent": "the staff: who they are, and what they may do",
     "approval": "questions that agents put to people",
     "audit": "what was decided and done, in chains that show every change",
+    "command": "what can be asked of the house in a conversation",
     "config": "the settings of the house",
     "credential": "keys to providers: where they are, and how they fare",
     "envelope": "mail, one by one or in lists",

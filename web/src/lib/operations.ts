@@ -34,7 +34,7 @@ export type AgentRestored = { "name": string; "display_name": string; "descripti
 
 export type AgentSandbox = { "mode": SandboxMode | null; "scope": Scope | null; "workspace": WorkspaceAccess | null; "sessions": SessionsSeen | null; "browser": boolean | null; "image": string; "cpus": number | null; "idle_hours": number | null; "age_days": number | null };
 
-export type AgentShown = { "name": string; "display_name": string; "description": string; "runner": string; "external"?: AgentExternal; "provider"?: string | null; "model": string; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string; "instructions_mode"?: InstructionMode; "workspace"?: string; "context_files"?: Array<string>; "delivery"?: Delivery; "concurrency"?: number | null; "queue"?: AgentQueue; "tools"?: AgentTools; "delegation"?: AgentDelegation; "subagents"?: AgentSubagents; "sandbox"?: AgentSandbox; "turns_max"?: number; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "state": AgentState };
+export type AgentShown = { "name": string; "display_name": string; "description": string; "runner": string; "external"?: AgentExternal; "provider"?: string | null; "model": string; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string; "instructions_mode"?: InstructionMode; "workspace"?: string; "context_files"?: Array<string>; "delivery"?: Delivery; "concurrency"?: number | null; "queue"?: AgentQueue; "tools"?: AgentTools; "delegation"?: AgentDelegation; "subagents"?: AgentSubagents; "sandbox"?: AgentSandbox; "turns_max"?: number; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "state": AgentState; "in_force"?: Record<string, InForce> };
 
 export type AgentState = "idle" | "running";
 
@@ -102,9 +102,17 @@ export type Came = "done" | "failed" | "interrupted" | "open" | "refused";
 
 export type Check = { "text"?: string | null };
 
+export type Cleanup = "delete" | "keep";
+
 export type CodeMade = { "code"?: string; "expires-at": string; "shown-once"?: Array<string> };
 
 export type Colour = "amber" | "blue" | "cyan" | "green" | "indigo" | "lime" | "orange" | "pink" | "red" | "slate" | "teal" | "violet";
+
+export type CommandList = { "agent"?: string };
+
+export type CommandShown = { "name": string; "form": string; "summary": string; "directive"?: boolean; "skill"?: string };
+
+export type CommandsListed = { "commands": Array<CommandShown> };
 
 export type ConfigApplied = { "dry-run": boolean; "agents": Array<StepPlanned>; "people": Array<StepPlanned>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "cleared-runs"?: number; "shown-once"?: Array<string> };
 
@@ -138,7 +146,7 @@ export type Delete = { "name": string; "keep_home"?: boolean };
 
 export type DeletedListed = { "sessions": Array<DeletedSession> };
 
-export type DeletedSession = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "deletedAt": string; "restorableUntil": string };
+export type DeletedSession = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "archivedAt": string | null; "deletedAt": string; "restorableUntil": string };
 
 export type Delivery = "at-most-once" | "resume";
 
@@ -240,6 +248,8 @@ export type Import = { "agent": string; "files": Record<string, string> };
 
 export type InDays = { "by"?: Apart; "from"?: string; "to"?: string; "limit"?: number };
 
+export type InForce = { "value": unknown; "by": SaidBy; "key": string };
+
 export type Inbox = { "limit"?: number; "ack"?: boolean };
 
 export type InboxShown = { "envelopes": Array<EnvelopeShown>; "unread": number };
@@ -267,6 +277,8 @@ export type LedgerChecked = { "holds": boolean; "lines": Array<string> };
 export type Level = "debug" | "error" | "info" | "warning";
 
 export type Line = { "seq": number; "kind": RecordKind; "at": string; "run": string | null; "trust": Trust; "body": unknown; "mail": Array<MailRead> };
+
+export type Log = { "id": string; "limit"?: number; "before"?: number | null };
 
 export type LogLine = { "at": string; "level": string; "text": string };
 
@@ -317,6 +329,8 @@ export type Of = { "name": string };
 export type OfPrincipal = { "principal"?: string };
 
 export type OfSession = { "session": string };
+
+export type OfSubagent = { "id": string };
 
 export type OneFile = { "name": string; "path": string };
 
@@ -426,7 +440,11 @@ export type RunTraced = { "run": RunListed; "acts": Array<EnvelopeRead | Envelop
 
 export type RunsListed = { "runs": Array<RunListed>; "next": string | null };
 
+export type SaidBy = "agent" | "built-in" | "house";
+
 export type SandboxMode = "all" | "non-main" | "off";
+
+export type Say = { "id": string; "text": string; "key"?: string };
 
 export type Scope = "agent" | "session" | "shared";
 
@@ -434,23 +452,23 @@ export type SectionShown = { "path": Array<string>; "says": string; "settings": 
 
 export type SecurityFound = { "check": string; "severity": "critical" | "info" | "warning"; "sentence": string; "because": string; "try": string; "fixable": boolean };
 
-export type Send = { "to"?: string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string; "when_busy"?: WhenBusy | null };
+export type Send = { "to"?: string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string; "when_busy"?: WhenBusy | null; "webhook"?: Webhook | null };
 
 export type Sent = { "envelope": string; "session": string | null; "cursor": number; "duplicate": boolean; "outcome": Outcome | null; "because": string };
 
-export type SessionAttached = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "externalId": string; "attached": Attached };
+export type SessionAttached = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "archivedAt": string | null; "externalId": string; "attached": Attached };
 
-export type SessionCleared = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "cancelled-runs": Array<string> };
+export type SessionCleared = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "archivedAt": string | null; "cancelled-runs": Array<string> };
 
 export type SessionDeleted = { "session": string; "deleted": boolean; "cancelled-runs": Array<string>; "cleared-pending-count": number; "restorable-until": string };
 
 export type SessionExported = { "session": string; "files": Record<string, string>; "damaged": Array<RecordDamaged> };
 
-export type SessionForked = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "forkedFrom": string; "records": number };
+export type SessionForked = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "archivedAt": string | null; "forkedFrom": string; "records": number };
 
 export type SessionHistory = { "session": string; "agent": string; "records": Array<RecordOfHistory>; "damaged": Array<RecordDamaged>; "next": number | null };
 
-export type SessionListed = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "kind": OriginKind; "run": string | null; "runStatus": RunStatus | null; "unread": number };
+export type SessionListed = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "archivedAt": string | null; "kind": OriginKind; "run": string | null; "runStatus": RunStatus | null; "unread": number };
 
 export type SessionRead = { "session": string; "read": number; "unread": number };
 
@@ -462,7 +480,7 @@ export type SessionState = { "cursor": number; "session": string; "agent": strin
 
 export type SessionStopped = { "cancelled-runs": Array<string>; "cleared-pending-count": number };
 
-export type SessionSummary = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness };
+export type SessionSummary = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "archivedAt": string | null };
 
 export type SessionTrimmed = { "session": string; "revision": number; "records": number; "left-out": number };
 
@@ -508,7 +526,13 @@ export type StepKind = "model" | "tool";
 
 export type StepPlanned = { "name": string; "step": Step; "because": string; "changed": Record<string, ValueChanged> };
 
-export type Stop = { "session": string; "why"?: string; "clear"?: boolean };
+export type SubagentListed = { "id": string; "label": string; "agent": string; "outcome": string; "session": string | null; "session-key": string; "requester": string; "run": string; "task": string; "cleanup": Cleanup; "created-at": string; "started-at": string | null; "ended-at": string | null; "archived-at": string | null };
+
+export type SubagentShown = { "id": string; "label": string; "agent": string; "outcome": string; "session": string | null; "session-key": string; "requester": string; "run": string; "task": string; "cleanup": Cleanup; "created-at": string; "started-at": string | null; "ended-at": string | null; "archived-at": string | null; "because": string; "result": string | null; "result-text": string; "input-tokens": number; "output-tokens": number; "cost-microusd": number };
+
+export type SubagentsListed = { "subagents": Array<SubagentListed>; "next": string | null };
+
+export type SubagentsStopped = { "stopped": number; "subagents": Array<string>; "cancelled-runs": Array<string>; "cleared-pending-count": number };
 
 export type Submit = { "id": string; "answers": Record<string, string | number | boolean | Array<string> | null> };
 
@@ -569,6 +593,8 @@ export type Waiting = { "session": string; "limit"?: number };
 export type Waits = "agent" | "busy" | "joined" | "next" | "not-due" | "slots";
 
 export type Wakefulness = "active" | "sleeping";
+
+export type Webhook = { "url": string; "headers"?: Record<string, string> };
 
 export type WhenBusy = "collect" | "steer";
 
@@ -640,7 +666,9 @@ export type RetinueOperationsRunsById = { "id": string };
 
 export type RetinueOperationsSessionsCreate = { "agent": string; "name"?: string | null; "attributes"?: Record<string, unknown> };
 
-export type RetinueOperationsSessionsListing = { "limit"?: number; "agent"?: string; "cursor"?: string };
+export type RetinueOperationsSessionsListing = { "limit"?: number; "agent"?: string; "cursor"?: string; "archived"?: boolean };
+
+export type RetinueOperationsSessionsStop = { "session": string; "why"?: string; "clear"?: boolean };
 
 export type RetinueOperationsSkillsApprove = { "name": string; "hash"?: string; "agent"?: string; "workspace"?: string };
 
@@ -649,6 +677,10 @@ export type RetinueOperationsSkillsExport = { "name": string; "to"?: string };
 export type RetinueOperationsSkillsList = { "agent"?: string; "workspace"?: string };
 
 export type RetinueOperationsSkillsShow = { "name": string; "agent"?: string; "workspace"?: string };
+
+export type RetinueOperationsSubagentsListing = { "session"?: string; "all"?: boolean; "limit"?: number; "cursor"?: string };
+
+export type RetinueOperationsSubagentsStop = { "id"?: string; "session"?: string; "why"?: string };
 
 export type RetinueOperationsTokensById = { "id": string; "principal"?: string };
 
@@ -702,7 +734,7 @@ export interface Operations {
   /** Show a session as it is now. */
   "session.state": { asked: OfSession; answered: SessionState; effect: false };
   /** Stop what runs in a session. */
-  "session.stop": { asked: Stop; answered: SessionStopped; effect: true };
+  "session.stop": { asked: RetinueOperationsSessionsStop; answered: SessionStopped; effect: true };
   /** Begin a fresh context. */
   "session.reset": { asked: Reset; answered: SessionReset; effect: true };
   /** Set how mail queues. */
@@ -723,6 +755,8 @@ export interface Operations {
   "run.trace": { asked: RetinueOperationsRunsById; answered: RunTraced; effect: false };
   /** List the questions that wait for an answer, or what became of the others. */
   "approval.list": { asked: RetinueOperationsApprovalsList; answered: ApprovalsListed; effect: false };
+  /** List what can be asked of the house in a conversation. */
+  "command.list": { asked: CommandList; answered: CommandsListed; effect: false };
   /** Give a session out as files. */
   "session.export": { asked: OfSession; answered: SessionExported; effect: false };
   /** Make a session from files. */
@@ -737,6 +771,16 @@ export interface Operations {
   "session.restore": { asked: OfSession; answered: SessionSummary; effect: true };
   /** Show what waits in a session, in its order. */
   "session.waiting": { asked: Waiting; answered: SessionWaiting; effect: false };
+  /** List subagents that were sent out. */
+  "subagent.list": { asked: RetinueOperationsSubagentsListing; answered: SubagentsListed; effect: false };
+  /** Show a subagent, and what came of it. */
+  "subagent.show": { asked: OfSubagent; answered: SubagentShown; effect: false };
+  /** Stop a subagent, or all of a session. */
+  "subagent.stop": { asked: RetinueOperationsSubagentsStop; answered: SubagentsStopped; effect: true };
+  /** Show what a subagent has read, said and done. */
+  "subagent.log": { asked: Log; answered: SessionHistory; effect: false };
+  /** Write to a subagent. */
+  "subagent.send": { asked: Say; answered: Sent; effect: true };
   /** List the staff. */
   "agent.list": { asked: Nothing; answered: AgentsListed; effect: false };
   /** Show one agent. */
@@ -954,6 +998,7 @@ export const routes: { [Name in keyof Operations]: string } = {
   "run.list": "/api/run/list",
   "run.trace": "/api/run/trace",
   "approval.list": "/api/approval/list",
+  "command.list": "/api/command/list",
   "session.export": "/api/session/export",
   "session.import": "/api/session/import",
   "session.fork": "/api/session/fork",
@@ -961,6 +1006,11 @@ export const routes: { [Name in keyof Operations]: string } = {
   "session.deleted": "/api/session/deleted",
   "session.restore": "/api/session/restore",
   "session.waiting": "/api/session/waiting",
+  "subagent.list": "/api/subagent/list",
+  "subagent.show": "/api/subagent/show",
+  "subagent.stop": "/api/subagent/stop",
+  "subagent.log": "/api/subagent/log",
+  "subagent.send": "/api/subagent/send",
   "agent.list": "/api/agent/list",
   "agent.show": "/api/agent/show",
   "agent.register": "/api/agent/register",
