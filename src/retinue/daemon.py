@@ -58,6 +58,7 @@ from retinue.mailroom.callbacks import Callbacks
 from retinue.mailroom.external import Elsewhere, own_address, way_out
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
+from retinue.mailroom.webhooks import Completions
 from retinue.models import prices
 from retinue.models.base import Model, WireCache
 from retinue.models.guide import Guide
@@ -228,10 +229,11 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         elsewhere = Elsewhere(
             store, clock, lambda: way_out(current()), lambda: own_address(current()), environment=os.environ
         )
+        completions = Completions(store, clock, current, os.environ, masks.mask)
         outbox = Outbox(
             store,
             clock,
-            {c.instance: Masked(c, masks.mask) for c in (elsewhere, *parts.connectors)},
+            {c.instance: Masked(c, masks.mask) for c in (elsewhere, completions, *parts.connectors)},
             faults=parts.faults,
         )
         briefing = Briefing(
@@ -276,6 +278,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             deliver=outbox.wake,
             asking=lambda: current().approvals,
             defaults=lambda: current().defaults,
+            session_ended=hands.session_ended,
             choices=HouseChoices(minds, toolbox, clock, asker.shortened, instructing.parts, briefing.at_hand),
             skills=partial(called_by_people, skills, current),
             faults=parts.faults,

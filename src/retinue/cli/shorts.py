@@ -187,6 +187,7 @@ NOUNS: dict[str, str] = {
     "run": "how work came out",
     "session": "conversations of agents",
     "skill": "folders that tell agents how something is done",
+    "subagent": "whom agents have sent out",
     "token": "what signs someone in",
     "tool": "what agents can do",
     "usage": "what was used, what it cost, and what may be spent",

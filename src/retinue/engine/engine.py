@@ -39,11 +39,12 @@ from retinue.engine.endings import NEWER, Cancelled, Said, cancel
 from retinue.engine.lanes import READY_MAX, Ready, Slots, Standing
 from retinue.engine.live import Live
 from retinue.engine.runs import Ended, Watch
+from retinue.engine.subagents import put_away
 from retinue.engine.words import pass_on
 from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
 from retinue.runners.base import Runner
 from retinue.schedules.clock import Alarm
-from retinue.store import agents, approvals, envelopes, runs, sessions
+from retinue.store import agents, approvals, delegations, envelopes, runs, sessions
 from retinue.store.connection import NO_FAULTS, Store
 from retinue.store.house import Page, latest_ms
 
@@ -159,9 +160,14 @@ class Look:
     lanes: list[LaneWake]
     rooms: list[str]
     overdue: bool
+    put_away: bool  # subagents' sessions whose time has come
     next_ms: int | None
     latest_ms: int  # the newest commit that was seen: whatever comes later is due no earlier
     full: bool  # there may be more lanes than were looked up
+
+
+async def nobody_cares(_session: SessionId, _because: str) -> None:
+    """Where a session leaves nothing running."""
 
 
 class EmbeddedEngine:
@@ -182,9 +188,12 @@ class EmbeddedEngine:
         skills: Skills = no_skills,
         asking: Callable[[], ApprovalSettings] = ApprovalSettings,
         defaults: Callable[[], Defaults] = plain,
+        session_ended: Callable[[SessionId, str], Coroutine[Any, Any, None]] = nobody_cares,
         faults: Faults = NO_FAULTS,
     ) -> None:
+        """`session_ended` ends what a session has left running, when that is deleted or put away by the clock."""
         self._store = store
+        self._session_ended = session_ended
         self._clock = clock
         self._ids = ids
         self._deliver = deliver
@@ -556,6 +565,11 @@ class EmbeddedEngine:
         if look.overdue:
             closed = await self._store.write(partial(sweep, now_ms=now_ms, asking=self.terms.asking()), point="sweep")
             self._wake_all(closed)
+        if look.put_away:
+            over = await self._store.write(partial(put_away, now_ms=now_ms), point="put-away")
+            for session in over:
+                self._aside(self._session_ended(session, "its session was put away"))
+            self._alarm.poke()  # more may wait behind them
         if look.next_ms is None:
             return None
         return max(0.0, (look.next_ms - self._now_ms()) / 1000)  # as it is now: looking may have taken a while
@@ -592,12 +606,14 @@ def look_around(conn: sa.Connection, *, since_ms: int, now_ms: int, active: bool
         envelopes.next_moment_ms(conn, at_ms),
         runs.next_wake_ms(conn, after_ms=at_ms),
         approvals.next_moment_ms(conn),
+        delegations.next_archive_ms(conn),
     ]
     return Look(
         lanes=lanes,
         rooms=envelopes.due_rooms(conn, at_ms, limit=most),
         overdue=any(m is not None and m <= now_ms for m in (envelopes.next_expiry_ms(conn), moments[2]))
         or bool(envelopes.due_for_people(conn, at_ms, limit=1)),
+        put_away=moments[3] is not None and moments[3] <= now_ms,
         next_ms=min((m for m in moments if m is not None), default=None),
         latest_ms=newest_ms,
         full=most in (len(due), len(waking), len(awake)),

@@ -82,6 +82,7 @@ class Listing(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 10
     agent: str = ""
     cursor: str = ""
+    archived: bool = False  # also those that were put away
 
 
 class History(msgspec.Struct, forbid_unknown_fields=True):
@@ -193,6 +194,7 @@ class SessionSummary(msgspec.Struct, rename="camel"):
     attributes: Mapping[str, Any]
     origin: str
     wakefulness: Wakefulness
+    archived_at: str | None
 
 
 class SessionListed(SessionSummary):
@@ -359,6 +361,7 @@ def summary(desk: Desk, session: Session) -> SessionSummary:
         attributes=session.attributes,
         origin=f"{session.origin.kind}:{session.origin.key}",
         wakefulness=session.wakefulness,
+        archived_at=show(session.archived_at, desk.zone) if session.archived_at else None,
     )
 
 
@@ -369,7 +372,9 @@ async def listed(desk: Desk, caller: Principal, asked: Listing) -> SessionsListe
 
     def body(conn: sa.Connection) -> SessionsListed:
         agent = agent_named(conn, asked.agent).name if asked.agent else ""
-        found = sessions.listed(conn, after=after, limit=limit + 1, agent=agent, seen_by=caller)
+        found = sessions.listed(
+            conn, after=after, limit=limit + 1, agent=agent, archived=asked.archived, seen_by=caller
+        )
         more = _cursor(found[limit - 1]) if len(found) > limit else None
         return SessionsListed(sessions=with_marks(desk, conn, caller, found[:limit]), next=more)
 

@@ -64,6 +64,7 @@ _to_archive = (
     .limit(_b("limit"))
 )
 _next_archive = sa.select(sa.func.min(_d.c.archive_ms)).where(_d.c.archive_ms.is_not(None), _d.c.archived_ms.is_(None))
+_archive_later = _d.update().where(_d.c.id == _b("the_id")).values(archive_ms=_b("then"))
 _archived = _d.update().where(_d.c.id == _b("the_id")).values(archived_ms=_b("now"))
 
 
@@ -209,6 +210,10 @@ def to_archive(conn: sa.Connection, now_ms: int, *, limit: int) -> Sequence[Dele
 
 def next_archive_ms(conn: sa.Connection) -> int | None:
     return conn.execute(_next_archive).scalar()
+
+
+def archive_later(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
+    conn.execute(_archive_later, {"the_id": id_, "then": at_ms})
 
 
 def archived(conn: sa.Connection, id_: str, *, at_ms: int) -> None:

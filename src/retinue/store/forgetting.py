@@ -26,8 +26,9 @@ FORGOTTEN = "(forgotten)"
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _calls = msgspec.json.Decoder(tuple[Call, ...])
-_person = sight.origin_is(t.sessions)
-_own = sa.select(t.sessions.c.id).where(_person)
+_parent = t.sessions.alias("parent")
+_sent_out_there = sa.exists().where(_parent.c.id == t.sessions.c.parent, sight.origin_is(_parent))
+_own = sa.select(t.sessions.c.id).where(sa.or_(sight.origin_is(t.sessions), _sent_out_there))
 _records = sa.select(t.records).where(t.records.c.session == _b("session"))
 _blank_record = (
     t.records.update()
@@ -59,6 +60,11 @@ _theirs = tuple(
     table.delete().where(table.c.person == _b("the_person"))
     for table in (t.notifications, t.questionnaires, t.preferences)
 )
+_blank_delegations = (
+    t.delegations.update()
+    .where(sa.or_(t.delegations.c.session == _b("the_session"), t.delegations.c.child == _b("the_session")))
+    .values(task=FORGOTTEN, label="", because="")
+)
 _asked_in = t.questionnaires.delete().where(t.questionnaires.c.session == _b("the_session"))
 _unshare = t.shares.delete().where(t.shares.c.person == _b("my_name"))
 
@@ -75,7 +81,8 @@ def _as(person: str) -> dict[str, Any]:
 
 
 def own_sessions(conn: sa.Connection, person: str) -> list[SessionId]:
-    """Those whose origin is this person; not those that others have shared with them."""
+    """Those whose origin is this person, and of subagents that were sent out there; not those that others have shared
+    with them."""
     return [SessionId(row.id) for row in conn.execute(_own, _as(person))]
 
 
@@ -105,7 +112,7 @@ def _blank(conn: sa.Connection, session: SessionId, at_ms: int) -> int:
     for row in conn.execute(_approvals, {"session": session}).all():
         calls = tuple(replace(call, arguments={}) for call in _calls.decode(row.calls))
         conn.execute(_blank_approval, {"the_id": row.id, "new_calls": _encode(calls).decode()})
-    for statement in (_blank_runs, _blank_steps, _blank_news, _asked_in):
+    for statement in (_blank_runs, _blank_steps, _blank_news, _blank_delegations, _asked_in):
         conn.execute(statement, {"the_session": session})
     conn.execute(_blank_session, {"the_session": session, "now": at_ms})
     return len(rows)

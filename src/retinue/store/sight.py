@@ -1,8 +1,8 @@
 """What a principal sees, as conditions for queries. Every list, look-up, stream and search takes it from here.
 
-The owner sees all. A person sees sessions whose origin is theirs or that were shared with them, and envelopes they
-sent or received or that are in those sessions. An agent sees its own sessions and those it spawned. What is not seen
-is not there: its answer is "not found".
+The owner sees all. A person sees sessions whose origin is theirs or that were shared with them, those of subagents that
+were sent out there, and envelopes they sent or received or that are in those sessions. An agent sees its own sessions
+and those it spawned. What is not seen is not there: its answer is "not found".
 
 Statements are built once for each scope (`PerScope`), and the principal comes in as parameters.
 """
@@ -76,12 +76,17 @@ def sessions(scope: Scope, table: Any = t.sessions) -> sa.ColumnElement[bool]:
         case Scope.ALL:
             return sa.true()
         case Scope.PERSON:
-            shared = sa.exists().where(t.shares.c.session == table.c.id, t.shares.c.person == _b("my_name"))
-            return sa.or_(origin_is(table), shared)
+            parent = t.sessions.alias("parent")
+            below = sa.exists().where(parent.c.id == table.c.parent, sa.or_(origin_is(parent), _is_shared(parent)))
+            return sa.or_(origin_is(table), _is_shared(table), below)
         case Scope.AGENT:
             parent = t.sessions.alias("parent")
             spawned = sa.exists().where(parent.c.id == table.c.parent, parent.c.agent == _b("my_name"))
             return sa.or_(table.c.agent == _b("my_name"), spawned)
+
+
+def _is_shared(table: Any) -> sa.ColumnElement[bool]:
+    return sa.exists().where(t.shares.c.session == table.c.id, t.shares.c.person == _b("my_name"))
 
 
 def origin_is(table: Any) -> sa.ColumnElement[bool]:

@@ -381,6 +381,12 @@ sa.Index("ix_delegations_result", delegations.c.result)
 _partial("ix_delegations_waiting", delegations.c.run, where=delegations.c.wait_ms.is_not(None))
 _partial("ix_delegations_open", delegations.c.session, delegations.c.id, where=delegations.c.state == word("'open'"))
 _partial(
+    "ix_delegations_spawned",
+    delegations.c.created_ms,
+    delegations.c.id,
+    where=delegations.c.kind == word("'spawn'"),
+)
+_partial(
     "ix_delegations_archive",
     delegations.c.archive_ms,
     where=sa.and_(delegations.c.archive_ms.is_not(None), delegations.c.archived_ms.is_(None)),

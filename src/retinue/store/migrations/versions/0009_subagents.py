@@ -14,3 +14,11 @@ def upgrade() -> None:
         sessions.add_column(sa.Column("archived_ms", sa.BigInteger()))
     with op.batch_alter_table("delegations") as delegations:
         delegations.add_column(sa.Column("archive_after_ms", sa.BigInteger()))
+    spawned = sa.text("kind = 'spawn'")
+    op.create_index(
+        "ix_delegations_spawned",
+        "delegations",
+        ["created_ms", "id"],
+        sqlite_where=spawned,
+        postgresql_where=spawned,
+    )
