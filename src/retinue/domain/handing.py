@@ -19,6 +19,7 @@ from retinue.domain.envelope import Envelope
 from retinue.domain.ids import RunId
 from retinue.domain.run import RunRequest
 from retinue.domain.trust import Trust
+from retinue.domain.webhook import Webhook
 
 
 class Handing(Struct, frozen=True, kw_only=True):
@@ -37,6 +38,8 @@ class Handing(Struct, frozen=True, kw_only=True):
     cleanup: Cleanup = Cleanup.KEEP
     request: RunRequest | None = None
     attachments: tuple[Attachment, ...] = ()
+    webhook: Webhook | None = None  # who is told elsewhere what came of it
+    confined: bool = False  # only sessions that came of the asker's own may be named
 
 
 class Handed(Struct, frozen=True, kw_only=True):

@@ -31,11 +31,14 @@ from retinue.domain.run import NO_REQUEST, Run
 from retinue.domain.session import Origin, OriginKind, Session, Wakefulness
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust, least
+from retinue.engine import exchanges
 from retinue.mailroom import background
 from retinue.mailroom.delegations import end
 from retinue.mailroom.inbox import ClockWake, Wake, enter, take_job
 from retinue.policy.delegations import SENT_OUT, descends, may_hand_over
-from retinue.store import agents, delegations, envelopes, runs, sessions
+from retinue.policy.reaching import may_reach
+from retinue.store import agents, delegations, envelopes, runs, sessions, webhooks
+from retinue.store.behalf import came_of, sees, whose
 from retinue.store.house import Page
 
 
@@ -49,7 +52,7 @@ def hand_over(
     """The commit of a call that hands work on: made the first time, looked at every other time."""
     page = Page(conn, now_ms)
     seen = delegations.get(conn, delegation_id(handing.run, handing.call))
-    done = (_look(page, seen), ()) if seen is not None else _make(page, handing, defaults)
+    done = _look_again(page, seen) if seen is not None else _make(page, handing, defaults)
     page.close()
     return done
 
@@ -71,7 +74,7 @@ def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tup
     else:
         target = _target(page, asker, handing)
         _allow(page, run, asker, target, handing.kind)
-        to = _session(page, handing, id_, session, asker, target)
+        to = _session(page, handing, id_, run, session, asker, target)
         lineage = descends(run.descent, asker, target, handing.kind)
     made = Delegation(
         id=id_,
@@ -139,7 +142,9 @@ def _allow(page: Page, run: Run, asker: Agent, target: Agent, kind: DelegationKi
         )
 
 
-def _session(page: Page, handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, target: Agent) -> Session:
+def _session(
+    page: Page, handing: Handing, id_: EnvelopeId, run: Run, session: Session, asker: Agent, target: Agent
+) -> Session:
     """Where the work is done."""
     if handing.kind is DelegationKind.BACKGROUND:
         made = background.session_for(page, id_, target, session.id, task=handing.text)
@@ -159,18 +164,25 @@ def _session(page: Page, handing: Handing, id_: EnvelopeId, session: Session, as
         return _start(page, id_, target, Origin(OriginKind.AGENT, f"{ours}/{id_}"))
     known = sessions.by_prefix(page.conn, target.name, handing.session)
     chosen = sessions.get(page.conn, known) if known is not None else None
-    if chosen is None or chosen.deleted_at is not None or not _may_write(session, asker, chosen):
+    if chosen is None or chosen.deleted_at is not None or not _may_write(page, handing, run, session, asker, chosen):
         raise _no_session(f"{target.name} has no session '{handing.session[:40]}' that you may write to", target)
     return chosen
 
 
-def _may_write(session: Session, asker: Agent, chosen: Session) -> bool:
-    """Into those that this session has made itself; into any other where the owner lets the agent."""
-    ours = str(address.agent(asker.name, session.id))
-    made = chosen.origin.kind is OriginKind.AGENT and (
-        chosen.origin.key == ours or chosen.origin.key.startswith(f"{ours}/")
+def _may_write(page: Page, handing: Handing, run: Run, session: Session, asker: Agent, chosen: Session) -> bool:
+    """Into those that came of this session; into any other as the owner lets the agent, and where whoever it works for
+    could look into it themselves."""
+    target = agents.find(page.conn, chosen.agent)
+    return (
+        target is not None
+        and may_reach(
+            asker,
+            target,
+            confined=handing.confined,
+            came_of_it=came_of(page.conn, chosen, session),
+            behalf_sees=sees(page.conn, whose(page.conn, run), chosen),
+        ).allowed
     )
-    return made or chosen.origin.parent == session.id or asker.delegation.histories
 
 
 def _start(page: Page, id_: EnvelopeId, target: Agent, origin: Origin, *, name: str = "") -> Session:
@@ -214,6 +226,20 @@ def _letter(handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, t
         context=Context(request=handing.request) if handing.request is not None else NO_CONTEXT,
         trust=least((Trust.AGENT, handing.trust)),
     )
+
+
+def _look_again(page: Page, delegation: Delegation) -> tuple[Handed, tuple[Wake, ...]]:
+    """What became of it. Where the call takes an answer from another session, the two may go on from there."""
+    handed = _look(page, delegation)
+    goes_on = delegation.kind is DelegationKind.SEND and delegation.state is DelegationState.DONE
+    letter = exchanges.begin(page, delegation, handed.answer) if goes_on and handed.answer is not None else None
+    return handed, enter(page, letter).wakes if letter is not None else ()
+
+
+def _context(handing: Handing) -> Context:
+    if handing.request is None and handing.webhook is None:
+        return NO_CONTEXT
+    return Context(request=handing.request, webhook=handing.webhook is not None)
 
 
 def _look(page: Page, delegation: Delegation) -> Handed:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.delegation import DelegationState
-from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Envelope, Kind, Outcome, answerable
+from retinue.domain.envelope import NO_CONTEXT, TEXT_BYTES_MAX, Draft, Envelope, Kind, Outcome, answerable
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
 from retinue.domain.record import Mark, Note, RecordKind, Reply, Stop
@@ -18,6 +18,7 @@ from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness, lane_kind
 from retinue.domain.text import clipped_bytes, storable
 from retinue.domain.tool import ToolResult
+from retinue.engine import exchanges
 from retinue.engine.custody import Append, Work
 from retinue.engine.showing import show_work
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
@@ -126,6 +127,8 @@ def finish(
 def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft | None:
     """What the run has to say, and to whom: whoever wrote, whoever handed it the work, or whoever sits behind it."""
     silent, delegation = False, None
+    if work.envelopes and work.envelopes[0].context.exchange is not None:
+        return exchanges.following(page, work, finished)
     if work.envelopes and work.envelopes[0].kind is Kind.JOB:
         return background.result_of(work.envelopes[0], "" if finished.silent else finished.answer, trust=finished.trust)
     if work.envelopes and work.envelopes[0].sender.is_external:
@@ -156,6 +159,7 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
         key=f"{work.run.id}/answer",
         # What is said of work that was handed out answers nothing: whoever began it has had their answer.
         kind=Kind.ANSWER if owed else Kind.MESSAGE,
+        context=exchanges.context_of_answer(page, delegation) if delegation is not None else NO_CONTEXT,
         reply_to=reply_to,
         silent=silent,
         trust=finished.trust,
@@ -189,7 +193,9 @@ def _end_delegation(page: Page, letter: Envelope, answer: Draft | None) -> tuple
     if delegation is None:
         return ()
     later = end(page, delegation, DelegationState.DONE, because="", result=answer.id if answer else None)
-    return (ClockWake(),) if later else ()
+    wakes: tuple[Wake, ...] = (ClockWake(),) if later else ()
+    said = exchanges.said_at_once(page, delegation, answer) if answer is not None else None
+    return (*wakes, *enter(page, said).wakes) if said is not None else wakes
 
 
 def fail(

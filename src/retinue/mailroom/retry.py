@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from retinue.domain.envelope import Draft, Envelope, Kind
 from retinue.domain.errors import Conflict
 from retinue.domain.ids import EnvelopeId, short
-from retinue.mailroom.inbox import Entered, enter
+from retinue.mailroom.inbox import HANDED_ON, Entered, enter
 from retinue.store import envelopes
 from retinue.store.dead import DEAD, RETRIES_MAX, RETRY_SOURCE, first_letter, retries, retry_key
 from retinue.store.house import Page
@@ -60,6 +60,13 @@ def _refuse_unless_dead(conn: sa.Connection, letter: Envelope, earlier: list[Env
             because="it allowed its calls once; some of them may have been made",
             try_this="ask the agent again",
             code="dead.decision",
+        )
+    if letter.kind in HANDED_ON:
+        raise Conflict(
+            f"envelope {short(letter.id)} is work that an agent handed on, and that is not repeated",
+            because="whoever asked was told that it failed, and may have gone on",
+            try_this="ask the agent again",
+            code="dead.handed-on",
         )
     for retried in earlier:
         became = envelopes.settled(conn, retried.id)

@@ -1,4 +1,5 @@
-"""`message`: an envelope from an agent to a person or into a room, beside the answer it owes."""
+"""`message`: an envelope from an agent to a person or into a room, beside the answer it owes; or a job to be done in
+the background."""
 
 from __future__ import annotations
 
@@ -10,10 +11,12 @@ from typing import Annotated
 import msgspec
 
 from retinue.domain import address
-from retinue.domain.address import AddressKind
+from retinue.domain.address import BACKGROUND, AddressKind
 from retinue.domain.attachment import Attachment
+from retinue.domain.delegation import DelegationKind, Notify
 from retinue.domain.envelope import ATTACHMENTS_MAX, Draft
 from retinue.domain.errors import RetinueError
+from retinue.domain.handing import Handing, HandOver
 from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.permission import Access
 from retinue.domain.ports import Post
@@ -25,10 +28,11 @@ from retinue.tools.files.looking import look
 from retinue.tools.files.paths import locate
 
 SENT_BYTES_MAX = 20 * 1024 * 1024  # of one file
+JOBS = address.agent(BACKGROUND)
 
 
 class MessageArguments(msgspec.Struct, forbid_unknown_fields=True):
-    to: Annotated[str, msgspec.Meta(description="person:NAME, or channel:CONNECTOR:ROOM")]
+    to: Annotated[str, msgspec.Meta(description="person:NAME, channel:CONNECTOR:ROOM, or agent:background")]
     text: str
     files: Annotated[
         list[str], msgspec.Meta(max_length=ATTACHMENTS_MAX, description="Paths of files to send with it")
@@ -42,13 +46,15 @@ class Message:
 
     post: Post
     ground: Ground
+    hand_over: HandOver
     arguments: type[msgspec.Struct] = MessageArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
             name="message",
             description=(
                 "Send a message to a person or into a room. Your answer to whoever wrote to you is sent by itself; "
-                "use this for everyone else."
+                "use this for everyone else. agent:background does one job on the side, which knows nothing but your "
+                "text: what comes of it is a message to you, to be used and not to be answered."
             ),
             parameters=schema_of(MessageArguments),
             effects=frozenset({Effect.SENDS_OUT}),
@@ -60,11 +66,13 @@ class Message:
     async def perform(self, arguments: MessageArguments, scene: Scene) -> str:
         try:
             to = address.parse(arguments.to)
+            if to == JOBS:
+                return await self._hand_over(arguments, scene)
             if to.kind not in (AddressKind.PERSON, AddressKind.CHANNEL):
                 raise ToolFailed(
                     f"'{arguments.to[:100]}' gets no messages this way",
-                    because="this is for people and rooms",
-                    try_this="person:owner",
+                    because="this is for people, for rooms, and for agent:background",
+                    try_this="person:owner; other agents are asked with agents_message",
                     code="message.not-for",
                 )
             attached = [await self._attach(path, scene) for path in arguments.files]
@@ -87,6 +95,23 @@ class Message:
         if receipt.outcome is not None and receipt.because:
             return f"Not delivered: {receipt.because}."
         return f"Sent to {to} (envelope {short(receipt.envelope)})."
+
+    async def _hand_over(self, arguments: MessageArguments, scene: Scene) -> str:
+        attached = [await self._attach(path, scene) for path in arguments.files]
+        handing = Handing(
+            kind=DelegationKind.BACKGROUND,
+            run=scene.run,
+            call=scene.call,
+            target=scene.agent.name,
+            text=arguments.text,
+            trust=least((scene.trust, *(trust for _, trust in attached))),
+            notify=Notify.NOTE if arguments.silent else Notify.WAKE,
+            attachments=tuple(attachment for attachment, _ in attached),
+        )
+        handed = await self.hand_over(handing)
+        return (
+            f"Taken as a job in the background (envelope {short(handed.delegation.id)}). Its result comes as a message."
+        )
 
     async def _attach(self, path: str, scene: Scene) -> tuple[Attachment, Trust]:
         place = await asyncio.to_thread(locate, path, scene, Access.READ, self.ground.withheld)
