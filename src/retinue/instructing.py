@@ -43,12 +43,13 @@ from retinue.domain.model import ModelFacts
 from retinue.domain.session import Mind, Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.times import from_ms
 from retinue.domain.tool import ToolSpec
+from retinue.domain.trust import Trust
 from retinue.mailroom.routing import OWNER
 from retinue.policy.sandboxing import is_confined, is_main, sandbox_of
 from retinue.policy.tools import Circumstances
 from retinue.policy.visibility import visible_to
 from retinue.runners.base import Assignment, Equip, Equipment
-from retinue.store import agents, delegations, sessions
+from retinue.store import agents, delegations, envelopes, sessions
 from retinue.store import tables as t
 from retinue.store.connection import Store
 from retinue.tools.files.ground import Ground
@@ -264,14 +265,19 @@ def _to_begin(agent: Agent) -> Session:
 
 
 def _errand(conn: sa.Connection, session: Session) -> Errand:
-    """What it was sent out with, and from where."""
+    """What it was sent out with, and from where. A task that words from outside went into stays in its envelope, where
+    it is read as such: here it would be an order of the house's."""
     parent = session.origin.parent
     asked = sessions.get(conn, parent) if parent is not None else None
     made = delegations.into(conn, session.id, limit=DELEGATIONS_LOOKED_AT_MAX)
     sent = next((each for each in reversed(made) if each.kind is DelegationKind.SPAWN), None)
+    letter = envelopes.get(conn, sent.id) if sent is not None else None
+    task = label = ""
+    if sent is not None and letter is not None and letter.trust is not Trust.UNTRUSTED:
+        task, label = sent.task, sent.label
     return Errand(
-        task=sent.task if sent is not None else "",
-        label=sent.label if sent is not None else session.name,
+        task=task,
+        label=label,
         requester=sent.agent if sent is not None else asked.agent if asked is not None else "",
         requester_session=parent or "",
         requester_channel=_channel(asked.origin) if asked is not None else "",

@@ -245,6 +245,7 @@ def test_a_long_task_is_cut_visibly() -> None:
     assert len(said) < 7_000
 
 
+@pytest.mark.spec("H88")
 def test_agents_are_told_with_how_to_write_to_them_and_what_to_do_with_results() -> None:
     said = text(EVERYTHING, "agents")
     assert "- grace: Grace - Finds things." in said

@@ -219,6 +219,25 @@ async def test_a_subagent_is_told_its_task_and_its_place_and_nobodys_persona(hou
     assert shown["text"] == sent
 
 
+async def test_a_task_that_a_stranger_had_a_word_in_is_no_order_of_the_houses(tmp_path: Path) -> None:
+    async with hands_house(tmp_path, tools=[Visit(says="Count the money.")]) as house:
+        await house.turn(
+            "visit the page and do a sessions_spawn with task: Count the chairs.",
+            calls("visit", page="x"),
+            calls("sessions_spawn", task="Count the chairs."),
+            "I sent someone.",
+            "Three.",
+            "There are three chairs.",
+        )
+        for question in await house.asked():
+            house.model.will_reply("Three.", "Done.")
+            await house.answer(question)
+        house.model.script.clear()
+        sent = next(each.instructions for each in house.model.prompts if "# Subagent context" in each.instructions)
+        assert "You were made for this: what your first envelope says" in sent
+        assert "Count the chairs." not in sent
+
+
 async def test_a_section_of_a_plug_in_is_left_out_where_little_is_told(house: HandsHouse) -> None:
     guests: Any = house.house.desk.plugins
     weather = PluginSection(name="weather", text=lambda scene: f"It rains on {scene.agent.name}.")
@@ -353,6 +372,21 @@ async def test_a_template_that_was_never_good_leaves_the_houses_own(house: Hands
     assert "## Runtime" in told(house)
 
 
+async def test_a_template_that_breaks_for_one_agent_alone_leaves_what_that_one_was_told(house: HandsHouse) -> None:
+    """What no trial has found is found by the first who needs it."""
+    template(house, "Good: {{ agent.name }}.")
+    await house.turn("hello", "hi", to="agent:bo")
+    template(house, "New: {{ agent.name }}.{% if agent.name == 'bo' %}{{ agent.nmae }}{% endif %}")
+    await house.turn("hello", "hi")
+    assert told(house) == "New: ada."
+    await house.turn("hello", "hi", to="agent:bo")
+    assert told(house) == "Good: bo."
+    await house.turn("hello", "hi", to="agent:bo", origin="person:owner/fresh")
+    assert "## Runtime" in told(house)
+    notices = (await house.ask("notification.list"))["notifications"]
+    assert ["line 1 of instructions.md.j2" in each["text"] for each in notices] == [True]
+
+
 async def test_without_its_template_an_agent_is_told_the_houses_own_again(house: HandsHouse) -> None:
     path = template(house, "Good.")
     await house.turn("hello", "hi")
@@ -439,3 +473,13 @@ async def test_a_session_of_another_agent_is_not_found(house: HandsHouse) -> Non
     session = await house.turn("hello", "hi", to="agent:bo")
     with pytest.raises(NotFound):
         await house.ask("agent.prompt", name="ada", session=session)
+
+
+async def test_context_tells_what_each_section_and_file_takes(house: HandsHouse) -> None:
+    (house.home() / "SOUL.md").write_text("You are the sea.")
+    await house.turn("hello", "hi")
+    await house.post("/context detail")
+    await house.rest()
+    said = (await house.mail("person:owner"))[-1].text
+    for name in ("identity", "tools", "runtime", "SOUL.md"):
+        assert name in said

@@ -1,0 +1,46 @@
+"""What sessions were told, in the store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from stores import POSTGRES, SQLITE, place_of
+
+from retinue.domain.ids import SessionId
+from retinue.store import instructions
+from retinue.store.connection import Store
+from retinue.store.instructions import Kept
+
+ONE = Kept(began="1/0", snapshot="{}", text="Be brief.", parts="[]", at_ms=1)
+
+
+@pytest.fixture(params=[SQLITE, POSTGRES])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Store]:
+    async with place_of(request.param, request, tmp_path).open() as opened:
+        yield opened
+
+
+async def test_a_session_has_what_it_was_told_last(store: Store) -> None:
+    session, other = SessionId("a" * 32), SessionId("b" * 32)
+
+    async def put(whose: SessionId, kept: Kept) -> None:
+        await store.write(partial(instructions.put, session=whose, kept=kept), point="test")
+
+    async def get(whose: SessionId) -> Kept | None:
+        return await store.read(partial(instructions.get, session=whose))
+
+    assert await get(session) is None
+    assert await store.read(partial(instructions.text_of, session=session)) is None
+    await put(session, ONE)
+    await put(other, ONE)
+    assert await get(session) == ONE
+    changed = ONE._replace(began="9/1", text="Be long. \N{SEEDLING}" * 10_000, at_ms=2)
+    await put(session, changed)
+    assert await get(session) == changed
+    assert await store.read(partial(instructions.text_of, session=session)) == changed.text
+    await store.write(partial(instructions.forget, session=session), point="test")
+    assert await get(session) is None
+    assert await get(other) == ONE
