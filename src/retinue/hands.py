@@ -205,7 +205,7 @@ class Hands:
             Notify(store, clock, OWNER.name, mask),
             AskQuestions(store, clock, mask),
             AgentsList(store),
-            AgentsMessage(self.ways.hand_over, store, clock),
+            AgentsMessage(self.ways.hand_over, store, clock, lambda: settings().external),
             SessionsSpawn(sending),
             StartBackgroundAgent(sending),
             SendAgentMessage(self.ways.pass_on, _only_spawned(settings)),

@@ -22,7 +22,7 @@ from retinue.operations import base, generate
 from retinue.operations.base import Operation
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.declared import Kind, Parameter, parameters
-from retinue.operations.tools import schema
+from retinue.tools.base import schema_of
 
 PAGE = (generate.REFERENCE / "operations.md").read_text()
 SECTIONS = {
@@ -71,7 +71,7 @@ def test_http_asks_for_what_is_declared(served: dict[str, Any], name: str) -> No
 
 @every_operation
 def test_a_tool_asks_for_what_is_declared(name: str) -> None:
-    offered = schema(OPERATIONS[name].parameters)
+    offered = schema_of(OPERATIONS[name].parameters)
 
     assert set(offered["properties"]) == set(declared(OPERATIONS[name]))
     assert set(offered["required"]) == {key for key, needed in declared(OPERATIONS[name]).items() if needed}

@@ -63,6 +63,7 @@ class Context(Struct, frozen=True, kw_only=True):
     verdict: str = ""  # "allow" or "deny", on a decision
     request: RunRequest | None = None
     when_busy: WhenBusy | None = None  # None: as the queue has it
+    webhook: bool = False  # somebody elsewhere is told what came of it
     lineage: Lineage | None = None  # of a run over it, where the letter itself says so
     exchange: Exchange | None = None  # where two sessions answer each other: which of these answers it is
 

@@ -26,7 +26,7 @@ from retinue.mailroom import background
 from retinue.mailroom.announcing import announced
 from retinue.mailroom.delegations import end, is_silent, is_told, withdraw
 from retinue.mailroom.external import said_to
-from retinue.mailroom.inbox import HANDED_ON, ClockWake, LaneWake, Wake, enter, notify, settle_and_tell
+from retinue.mailroom.inbox import HANDED_ON, ClockWake, LaneWake, Wake, enter, notify, ring, settle_and_tell
 from retinue.mailroom.routing import answer_address, who_listens
 from retinue.runners.base import Finished
 from retinue.store import approvals, delegations, envelopes, money, records, runs, sessions
@@ -99,6 +99,7 @@ def finish(
             answer=answer.id if answer else None,
             silent=answer is None,
         )
+        wakes += tuple(wake for e in owed if e.context.webhook for wake in ring(page, e.id))
     if unowed:
         envelopes.settle(conn, unowed, Outcome.NOTED, because="read; it asks for no answer", at_ms=page.at_ms)
     if not work.fresh:  # it was taken up: a call that waited may have been closed otherwise

@@ -51,18 +51,20 @@ from retinue.mailroom import background
 from retinue.mailroom.announcing import announced
 from retinue.mailroom.delegations import end, is_silent, is_told
 from retinue.mailroom.routing import origin_of
-from retinue.store import agents, delegations, envelopes, labels, people, purge, runs, sessions
+from retinue.store import agents, delegations, envelopes, labels, people, purge, runs, sessions, webhooks
 from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
 
 log = logging.getLogger(__name__)
 
 LEFT_OUT_CHARS_MAX = 160
+COMPLETION = "completion"  # the connector by which webhooks are told what came of a letter
 LABEL_BYTES_MAX = 1024  # of a source or an origin's key: an index of PostgreSQL holds 2,704 bytes in all
 DELIVERED_AT_ONCE_MAX = 100
 HANDED_ON = frozenset({Kind.DELEGATION, Kind.JOB})
 
 _HASH = re.compile(r"[0-9a-f]{64}")
+_ENDS = frozenset({"overflow", *(outcome.value for outcome in Outcome)})  # notices of how a letter ended
 
 
 class LaneWake(Struct, frozen=True):
@@ -673,6 +675,7 @@ def notify(
     """
     if kind in (Kind.NOTICE, Kind.ANSWER) or to.kind in (AddressKind.HOUSE, AddressKind.SCHEDULE):
         return ()
+    rung = ring(page, about) if purpose in _ENDS else ()
     sender = address.agent(session.agent, session.id) if session else address.HOUSE
     if kind is Kind.JOB and (job := envelopes.get(page.conn, about)) is not None and job.reply_to is not None:
         about, sender, text = job.reply_to, background.HERE, f"{background.FAILED}{text}"
@@ -685,7 +688,7 @@ def notify(
         state = DelegationState.CANCELLED if purpose == Outcome.CANCELLED.value else DelegationState.FAILED
         wakes = (ClockWake(),) if end(page, delegation, state, because=text, result=id_ if told else None) else ()
         if not told:
-            return wakes
+            return (*wakes, *rung)
         silent = silent or is_silent(delegation)
         text = announced(page, delegation, state, text, trust=trust)
         letter = envelopes.get(page.conn, about)
@@ -702,7 +705,31 @@ def notify(
         silent=silent,
         trust=trust,
     )
-    return (*enter(page, draft).wakes, *wakes)
+    return (*enter(page, draft).wakes, *wakes, *rung)
+
+
+def ring(page: Page, about: EnvelopeId) -> tuple[Wake, ...]:
+    """Have whoever wants to know it elsewhere told what came of a letter, in the commit that ends it."""
+    if webhooks.get(page.conn, about) is None:
+        return ()
+    draft = Draft(
+        id=EnvelopeId(derived(about, COMPLETION)),
+        sender=address.HOUSE,
+        recipient=Address(AddressKind.CHANNEL, COMPLETION, about),
+        text=f"What came of {short(about)}, for whoever asked to be told.",
+        source="house",
+        key=f"{about}/{COMPLETION}",
+        kind=Kind.NOTICE,
+        reply_to=about,
+        trust=Trust.PRIVATE,
+    )
+    known = envelopes.by_key(page.conn, draft.source, draft.key)
+    return enter(page, draft).wakes if known is None else ()
+
+
+def is_completion(envelope: Envelope) -> bool:
+    """Whether the house itself has made it, to tell a webhook of a letter."""
+    return envelope.kind is Kind.NOTICE and envelope.sender.kind is AddressKind.HOUSE
 
 
 def settle_and_tell(

@@ -57,18 +57,23 @@ async def restore(desk: Desk, caller: Principal, asked: OfSession) -> SessionSum
 
     def body(conn: sa.Connection) -> Session:
         page = Page(conn, to_ms(desk.clock.now()))
-        session = _deleted(desk, conn, caller, asked.session)
-        check_own(caller, session)
-        agent = agent_named(conn, session.agent)
-        name = free_name(conn, agent.name, session.name)
-        sessions.restore(conn, session.id, name=name, origin=_place(conn, session), at_ms=page.at_ms)
-        page.tell(NewsKind.SESSION_RESTORED, session=session.id, agent=agent.name, by=str(caller.address))
+        back = bring_back(page, caller, _deleted(desk, conn, caller, asked.session))
         page.close()
-        back = sessions.get(conn, session.id)
-        assert back is not None  # just written, in the same commit
         return back
 
     return summary(desk, await desk.store.write(body, point="session"))
+
+
+def bring_back(page: Page, caller: Principal, session: Session) -> Session:
+    """Within whatever commit `page` belongs to."""
+    check_own(caller, session)
+    agent = agent_named(page.conn, session.agent)
+    name = free_name(page.conn, agent.name, session.name)
+    sessions.restore(page.conn, session.id, name=name, origin=_place(page.conn, session), at_ms=page.at_ms)
+    page.tell(NewsKind.SESSION_RESTORED, session=session.id, agent=agent.name, by=str(caller.address))
+    back = sessions.get(page.conn, session.id)
+    assert back is not None  # just written, in the same commit
+    return back
 
 
 def _deleted(desk: Desk, conn: sa.Connection, caller: Principal, text: str) -> Session:

@@ -34,11 +34,13 @@ from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import LaneKind, Origin, OriginKind, WhenBusy
 from retinue.domain.times import parse_when, show, to_ms
 from retinue.domain.trust import Trust
+from retinue.domain.webhook import Webhook
 from retinue.mailroom.inbox import Entered, Wake, settle_and_tell
 from retinue.mailroom.retry import retry
 from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import check_own
-from retinue.store import deliveries, envelopes, sessions
+from retinue.policy.webhooks import check as check_webhook
+from retinue.store import deliveries, envelopes, sessions, webhooks
 from retinue.store.dead import DeadLetter, dead
 from retinue.store.deliveries import Attempt, DeliveryState
 from retinue.store.files import safe_media_type
@@ -82,6 +84,9 @@ class Send(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     when_busy: Annotated[
         WhenBusy | None,
         msgspec.Meta(description="where a run is active: steer it, or wait for its end; left out, as the queue has it"),
+    ] = None
+    webhook: Annotated[
+        Webhook | None, msgspec.Meta(description="an address outside that is told what came of it, and headers for it")
     ] = None
 
 
@@ -186,6 +191,8 @@ async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
         deliver_at=parse_when(asked.deliver_at, now=now, zone=desk.zone) if asked.deliver_at else None,
         expires_at=parse_when(asked.expires_at, now=now, zone=desk.zone) if asked.expires_at else None,
     )
+    if asked.webhook is not None:
+        draft = await _with_webhook(desk, caller, draft, asked.webhook)
     receipt = await desk.post.post(draft)
     return Sent(
         envelope=receipt.envelope,
@@ -195,6 +202,28 @@ async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
         outcome=receipt.outcome,
         because=receipt.because,
     )
+
+
+async def _with_webhook(desk: Desk, caller: Principal, draft: Draft, webhook: Webhook) -> Draft:
+    """Kept before the letter it is about: of one that is not accepted, nobody is told anything."""
+    if caller.address.kind is not AddressKind.PERSON or not (caller.sees_all or _is_member(caller)):
+        raise NotAllowed(
+            "you may not have anyone told elsewhere",
+            because="members of the house may, about what they write themselves",
+            try_this="leave out `webhook`",
+            code="webhook.not-allowed",
+        )
+    if draft.recipient.kind is not AddressKind.AGENT:
+        raise Invalid(
+            f"nothing comes of a letter to {draft.recipient}",
+            because="only agents answer",
+            try_this="leave out `webhook`",
+            code="webhook.invalid",
+        )
+    check_webhook(desk.keeper().current.settings.external, webhook)
+    keep = partial(webhooks.add, letter=draft.id, webhook=webhook, at_ms=to_ms(desk.clock.now()))
+    await desk.store.write(keep, point="webhook")
+    return msgspec.structs.replace(draft, context=msgspec.structs.replace(draft.context, webhook=True))
 
 
 def _context(desk: Desk, caller: Principal, asked: Send) -> Context:

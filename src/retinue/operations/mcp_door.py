@@ -24,9 +24,10 @@ from retinue.operations.base import Desk, Operation, perform, without_secrets
 from retinue.operations.invoke import Invoke, call_directly
 from retinue.operations.occasions import named_agent
 from retinue.operations.plugins import guests_of
-from retinue.operations.tools import schema, tool_name
+from retinue.operations.tools import tool_name
 from retinue.policy import permissions
 from retinue.policy.tools import Circumstances, Door
+from retinue.tools.base import schema_of
 
 SEND = "envelope.send"
 INVOKE = "tool.invoke"
@@ -131,7 +132,7 @@ def _of_operation(operation: Operation) -> Offered:
     return Offered(
         name=tool_name(operation),
         description=operation.summary,
-        parameters=schema(operation.parameters),
+        parameters=schema_of(operation.parameters),
         effect=operation.effect,
     )
 

@@ -14,7 +14,7 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation, perform, without_secrets
 from retinue.policy.permissions import least_level
-from retinue.tools.base import Scene, ToolFailed, as_tool_failed
+from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -38,7 +38,7 @@ class OperationTool:
         self.spec = ToolSpec(
             name=tool_name(operation),
             description=operation.summary,
-            parameters=schema(operation.parameters),
+            parameters=schema_of(operation.parameters),
             effects=_effects(operation),
             repeatable=not operation.effect,
             by_name=True,
@@ -67,20 +67,6 @@ def _effects(operation: Operation) -> frozenset[Effect]:
 
 def tool_name(operation: Operation) -> str:
     return operation.name.replace(".", "_").replace("-", "_")
-
-
-def schema(parameters: type[msgspec.Struct]) -> dict[str, Any]:
-    """As providers take it: an object at the top, and whatever it refers to beside it."""
-    whole = msgspec.json.schema(parameters)
-    definitions: dict[str, Any] = dict(whole["$defs"])
-    top: dict[str, Any] = definitions.pop(whole["$ref"].rpartition("/")[2])
-    flat: dict[str, Any] = {
-        "type": "object",
-        "properties": top["properties"],
-        "required": top.get("required", []),
-        "additionalProperties": False,
-    }
-    return flat | {"$defs": definitions} if definitions else flat
 
 
 def tools_of(operations: Iterable[Operation], desk: Callable[[], Desk]) -> list[OperationTool]:

@@ -120,13 +120,14 @@ class Ruled(Protocol):
 
 
 def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """The flat JSON schema of a struct, as every provider takes it."""
+    """The JSON schema of a struct, as providers take it: an object at the top, and whatever it refers to beside it."""
     schema = msgspec.json.schema(arguments)
-    name = schema["$ref"].rpartition("/")[2]
-    flat: dict[str, Any] = schema["$defs"][name]
-    return {
+    definitions: dict[str, Any] = dict(schema["$defs"])
+    top: dict[str, Any] = definitions.pop(schema["$ref"].rpartition("/")[2])
+    flat: dict[str, Any] = {
         "type": "object",
-        "properties": flat["properties"],
-        "required": flat.get("required", []),
+        "properties": top["properties"],
+        "required": top.get("required", []),
         "additionalProperties": False,
     }
+    return flat | {"$defs": definitions} if definitions else flat

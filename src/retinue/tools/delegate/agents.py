@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import msgspec
 
+from retinue.config.external import ExternalSettings
 from retinue.domain.delegation import LATEST_OR_CREATE, DelegationKind, Notify
 from retinue.domain.errors import RetinueError
 from retinue.domain.handing import Handing, HandOver
+from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock
 from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.webhook import Webhook
 from retinue.policy.visibility import visible_to
+from retinue.policy.webhooks import check
 from retinue.store import agents
 from retinue.store.connection import Store
-from retinue.tools.base import Output, Pending, Scene, as_tool_failed, schema_of
+from retinue.tools.base import Output, Pending, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.delegate.answers import told
+from retinue.tools.web.guard import missing, require_web
 
 WAIT_S = 300.0
 WAIT_S_MAX = 3_600.0
@@ -68,6 +74,10 @@ class MessageArguments(msgspec.Struct, forbid_unknown_fields=True):
         Notify,
         msgspec.Meta(description="In mode async: be woken by the answer, have it noted for your next turn, or neither"),
     ] = Notify.WAKE
+    webhook: Annotated[
+        Webhook | None,
+        msgspec.Meta(description="In mode async: an address outside that is told what came of it, and headers for it"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,7 @@ class AgentsMessage:
     hand_over: HandOver
     store: Store
     clock: Clock
+    external: Callable[[], ExternalSettings] = ExternalSettings
     arguments: type[msgspec.Struct] = MessageArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
@@ -92,8 +103,13 @@ class AgentsMessage:
         )
     )
 
+    def needs(self, arguments: MessageArguments, scene: Scene) -> Sequence[Permission]:
+        return missing(scene) if arguments.webhook is not None else ()
+
     async def perform(self, arguments: MessageArguments, scene: Scene) -> Output:
         waits = arguments.mode == "sync"
+        if arguments.webhook is not None:
+            self._check(arguments.webhook, scene, waits=waits)
         handing = Handing(
             kind=DelegationKind.MESSAGE,
             run=scene.run,
@@ -104,6 +120,7 @@ class AgentsMessage:
             session=arguments.session,
             wait_s=arguments.timeout if waits else None,
             notify=arguments.notify,
+            webhook=arguments.webhook,
         )
         try:
             handed = await self.hand_over(handing)
@@ -112,3 +129,17 @@ class AgentsMessage:
         if handed.pending and handed.delegation.wait_until is not None:
             raise Pending(handed.delegation.wait_until)
         return await told(self.store, handed, mode=arguments.mode, wait_s=arguments.timeout, now=self.clock.now())
+
+    def _check(self, webhook: Webhook, scene: Scene, *, waits: bool) -> None:
+        if waits:
+            raise ToolFailed(
+                "a webhook goes with mode async",
+                because="in mode sync the answer comes back into this call",
+                try_this="leave one of the two out",
+                code="webhook.not-async",
+            )
+        require_web(scene)
+        try:
+            check(self.external(), webhook)
+        except RetinueError as error:
+            raise as_tool_failed(error) from error

@@ -1,0 +1,136 @@
+"""Whoever wants to know it elsewhere is told what came of a letter: once, signed, by the outbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.config import Settings
+from retinue.connectors.base import Accept, Delivery, DeliveryFailed, FailureKind
+from retinue.domain.delegation import Delegation, DelegationState
+from retinue.domain.envelope import Envelope, Outcome
+from retinue.domain.errors import Invalid
+from retinue.domain.ports import Clock
+from retinue.domain.webhook import Webhook
+from retinue.mailroom.external import AGENT, way_out
+from retinue.mailroom.inbox import COMPLETION, is_completion
+from retinue.mailroom.posting import bring
+from retinue.policy.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
+from retinue.store import delegations, envelopes, runs, webhooks
+from retinue.store.connection import Store
+
+ATTEMPT_S = 10.0
+ATTEMPTS_MAX = 5
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What is told. `id` is the letter's, as whoever sent it was told; `status` complete, failed or cancelled."""
+
+    id: str
+    status: str
+    agent_id: str
+    session_id: str | None
+    response: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """The connector to webhooks. They know what they are told by its id, so it may be told twice."""
+
+    store: Store
+    clock: Clock
+    settings: Callable[[], Settings]
+    environment: Mapping[str, str]
+    mask: Callable[[str], str]
+    instance: str = COMPLETION
+    repeats_safely: bool = True
+    attempts_max: int = ATTEMPTS_MAX
+
+    async def listen(self, accept: Accept) -> None:
+        """Nobody speaks here."""
+        del accept
+        await asyncio.Event().wait()
+
+    async def deliver(self, envelope: Envelope) -> Delivery:
+        found = await self.store.read(partial(_found, envelope=envelope))
+        if found is None:
+            raise _refused("only what came of a letter goes out here, to the webhook that was given with it")
+        webhook, told = found
+        body = _encode(msgspec.structs.replace(told, response=self.mask(told.response), error=self.mask(told.error)))
+        settings = self.settings()
+        at = str(int(self.clock.now().timestamp()))
+        signature = signed(
+            self._key(settings),
+            Purpose.COMPLETION,
+            at=at,
+            session=told.session_id or "",
+            letter=told.id,
+            body=body,
+        )
+        headers = {
+            **webhook.headers,
+            "User-Agent": AGENT,
+            "Content-Type": "application/json",
+            LETTER: told.id,
+            TIMESTAMP: at,
+            SIGNATURE: signature,
+        }
+        last = envelope.attempts >= self.attempts_max
+        delivery = await bring(way_out(settings), webhook.url, body, headers=headers, timeout_s=ATTEMPT_S, last=last)
+        await self.store.write(partial(webhooks.blank, letter=told.id), point="webhook")
+        return delivery
+
+    def _key(self, settings: Settings) -> str:
+        secret = settings.external.webhook_secret
+        if secret is None:
+            raise _refused("nothing signs what is sent to webhooks: set `webhook_secret` of [external]")
+        try:
+            return secret.read(self.environment)
+        except Invalid as error:
+            raise _refused(f"{error.sentence}: {error.because}") from None
+
+
+def _found(conn: sa.Connection, *, envelope: Envelope) -> tuple[Webhook, Completion] | None:
+    if not is_completion(envelope) or envelope.reply_to is None:
+        return None
+    webhook, letter = webhooks.get(conn, envelope.reply_to), envelopes.get(conn, envelope.reply_to)
+    if webhook is None or letter is None:
+        return None
+    return webhook, completion(conn, letter)
+
+
+def completion(conn: sa.Connection, letter: Envelope) -> Completion:
+    """What came of a letter, as it stands in the store."""
+    form: dict[str, Any] = {"id": letter.id, "agent_id": letter.recipient.name, "session_id": letter.session}
+    delegation = delegations.get(conn, letter.id)
+    settled = envelopes.settled(conn, letter.id)
+    if settled is None:
+        return Completion(**form, status="failed", error="nothing came of it yet")
+    if settled.outcome is not Outcome.ANSWERED:
+        cancelled = settled.outcome is Outcome.CANCELLED
+        error = delegation.because if delegation is not None and delegation.because else settled.because
+        return Completion(**form, status="cancelled" if cancelled else "failed", error=error)
+    return Completion(**form, status="complete", response=_response(conn, letter, settled.answer, delegation))
+
+
+def _response(conn: sa.Connection, letter: Envelope, answer: str | None, delegation: Delegation | None) -> str:
+    """The answer; where nobody was to get one, what the run said at its end."""
+    if (said := envelopes.get(conn, answer) if answer is not None else None) is not None:
+        return said.text
+    if delegation is None or delegation.state is not DelegationState.DONE or letter.run is None:
+        return ""
+    run = runs.get(conn, letter.run)
+    return (run.final_text or "") if run is not None else ""
+
+
+def _refused(sentence: str) -> DeliveryFailed:
+    return DeliveryFailed(sentence, kind=FailureKind.INVALID_SENDER, permanent=True)
