@@ -64,6 +64,8 @@ export class Conversation {
   asides: Aside[] = $state.raw([]);
   /** The last run ended so, where it did not end well and no line says it. */
   ended: { because: string; outcome: string } | null = $state.raw(null);
+  /** Somebody went on with another agent: who, and in which conversation. */
+  switched: { by: string; to: string } | null = $state.raw(null);
 
   #cursor = 0;
   #unfollow: () => void = () => {};
@@ -246,6 +248,9 @@ export class Conversation {
         break;
       case "envelope.settled":
         this.#settled(news);
+        break;
+      case "session.switched":
+        this.switched = { by: String(news["by"]), to: String(news["to"]) };
         break;
       case "session.deleted":
         this.phase = "gone";

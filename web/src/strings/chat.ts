@@ -57,6 +57,7 @@ export const chat = {
   copyText: "Copy",
   message: (agent: string): string => `Message ${agent}`,
   placeholder: "Write…",
+  commands: "What can be asked of the house",
   send: "Send",
   stop: "Stop",
   attach: "Attach files",
