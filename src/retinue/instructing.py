@@ -90,6 +90,7 @@ class Instructing:
         self._windows = windows
         self._zone = zone
         self._staff: Sequence[Agent] | None = None
+        self._changes = 0  # of the staff, as far as we were told
         self._colleagues: dict[str, tuple[Agent, Sequence[Agent], tuple[Colleague, ...]]] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], tuple[ToolTold, ...]]] = {}
         self._aliases: tuple[object, tuple[Alias, ...]] = (None, ())
@@ -175,9 +176,9 @@ class Instructing:
             errand=await self._store.read(partial(_errand, session=session)) if sent else None,
             where=Where(
                 workspace=str(assignment.workspace),
-                home=str(assignment.home),
+                home=str(assignment.reach),
                 read_only=equipment.read_only,
-                sandbox=_sandbox(settings, agent, session.origin),
+                sandbox=_sandbox(settings, assignment),
             ),
             runtime=_runtime(settings, assignment, facts),
             tools=offered,
@@ -214,7 +215,10 @@ class Instructing:
     async def _told_agents(self, agent: Agent) -> tuple[Colleague, ...]:
         staff = self._staff
         if staff is None:
-            staff = self._staff = await self._store.read(agents.everyone)
+            changes = self._changes
+            staff = await self._store.read(agents.everyone)
+            if changes == self._changes:  # nobody came or went while we looked
+                self._staff = staff
         known = self._colleagues.get(agent.name)
         if known is None or known[0] is not agent or known[1] is not staff:
             seen = tuple(
@@ -224,6 +228,7 @@ class Instructing:
         return known[2]
 
     def _staff_changed(self) -> None:
+        self._changes += 1
         self._staff = None
         self._colleagues.clear()
 
@@ -319,9 +324,10 @@ def _channel(origin: Origin) -> str:
     return origin.channel.partition(":")[0] or origin.kind.value
 
 
-def _sandbox(settings: Settings, agent: Agent, origin: Origin) -> str:
-    sandbox = sandbox_of(settings.sandbox, agent)
-    return sandbox.kind.value if is_confined(sandbox, main=is_main(origin, str(OWNER))) else ""
+def _sandbox(settings: Settings, assignment: Assignment) -> str:
+    sandbox = sandbox_of(settings.sandbox, assignment.agent, *assignment.senders)
+    confined = is_confined(sandbox, main=is_main(assignment.session.origin, str(OWNER)))
+    return sandbox.kind.value if confined else ""
 
 
 def _person(origin: Origin) -> str:

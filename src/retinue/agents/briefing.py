@@ -144,10 +144,10 @@ class Briefing:
         template = await self._templates.of(whose.agent.name)
         situation = _with_files(at, known.snapshot)
         if known.told is None or known.situation != situation or known.template != template:
-            known.situation, known.template = situation, template
-            before, known.told = known.told, await self._told(whose, known, situation, template)
-            if before is None or before.text != known.told.text:
-                await self._keep(whose.session, known, known.told)
+            made = await self._told(whose, known, situation, template)
+            if known.told is None or known.told.text != made.text:
+                await self._keep(whose.session, known, made)
+            known.situation, known.template, known.told = situation, template, made
         return known.told
 
     async def preview(self, whose: Whose, at: Situation, *, template: Template | None = None) -> Told:
@@ -199,11 +199,14 @@ class Briefing:
         kept = await self._store.read(partial(instructions.get, session=whose.session.id))
         if kept is None or kept.began != whose.began:
             return None
-        snapshot = _snapshot.decode(kept.snapshot)
+        try:
+            snapshot, parts = _snapshot.decode(kept.snapshot), _counted.decode(kept.parts)
+        except msgspec.MsgspecError:  # of another version of the house: taken anew
+            return None
         if not whose.fits(snapshot):
             return None
         # Rendered once more all the same: what is stored is only good for telling whether it has changed.
-        return _Known(kept.began, self._shared(whose, snapshot), told=Told(kept.text, _counted.decode(kept.parts)))
+        return _Known(kept.began, self._shared(whose, snapshot), told=Told(kept.text, parts))
 
     async def _taken(self, whose: Whose) -> Snapshot:
         snapshot = await take(
@@ -364,7 +367,8 @@ class Templates:
 
 def _pin(conn: sa.Connection, *, scope: str, template: Template, at_ms: int) -> None:
     name = scope or "house"
-    if pins.find(conn, KIND, name) is None or pins.hashes(conn, KIND).get(name) != template.hash:
+    pin = pins.find(conn, KIND, name)
+    if pin is None or pin.hash != template.hash:
         content = _encode(dict(template.files)).decode()
         pins.put(conn, KIND, name, hash_=template.hash, content=content, decided_by="house", at_ms=at_ms)
 

@@ -50,6 +50,7 @@ BUILT_IN = "built-in.md.j2"  # what is told without a template of one's own, for
 SUFFIX = ".j2"
 FILES_MAX = 50  # of one folder
 FILE_BYTES_MAX = 65_536
+FILES_BYTES_MAX = 262_144  # of all that one template is made of: it is kept in the store
 TEXT_CHARS_MAX = 400_000  # of what a template comes to
 ENVIRONMENTS_MAX = 16
 
@@ -229,6 +230,8 @@ def _marks(folder: str) -> Marks:
 def load(folder: Path, agent: str) -> Template | None:
     """The template of an agent as it lies on disk, the house's under it; None where there is no entry file."""
     files = {**_read(folder), **_read(folder / agent)}
+    if sum(len(text.encode()) for text in files.values()) > FILES_BYTES_MAX:
+        raise _refused(str(folder), None, f"its files have more than {FILES_BYTES_MAX:,} bytes together")
     return Template(files) if ENTRY in files else None
 
 
