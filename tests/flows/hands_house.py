@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -76,6 +76,8 @@ class HandsHouse:
     model: ScriptedModel
     configuration: Configuration
     witness: Path
+    models: Mapping[str, ScriptedModel] = field(default_factory=dict[str, ScriptedModel])
+    crashed: bool = False
     _numbers: int = 0
 
     # What goes in
@@ -142,6 +144,12 @@ class HandsHouse:
     def settings(self) -> Settings:
         return self.house.desk.keeper().current.settings
 
+    def crash(self) -> None:
+        """Stop as `kill -9` would: nothing more is written."""
+        self.crashed = True
+        self.house.engine.abandon()
+        self.house.outbox.abandon()
+
     # What comes out
 
     @property
@@ -192,16 +200,21 @@ async def hands_house(
     staff: Sequence[Agent] = (ADA, BO),
     tools: Sequence[Tool] = (),
     config: str = "",
+    others: Sequence[str] = (),
+    model: ScriptedModel | None = None,
 ) -> AsyncGenerator[HandsHouse]:
+    """`others` are further scripted models, by name. A house that is opened again may bring its `model` along."""
     root.mkdir(parents=True, exist_ok=True)
     if config:
         (root / "retinue.toml").write_text(config)
     configuration = load({"RETINUE_HOME": str(root)})
     base = default_parts()
-    model = ScriptedModel(base.clock)
+    model = model or ScriptedModel(base.clock)
     witness = root / "witness.txt"
-    parts = replace(base, models=[model], staff=staff, tools=[AppendLine(witness), *tools], configuration=configuration)
+    models = [model, *(ScriptedModel(base.clock, name=name) for name in others)]
+    parts = replace(base, models=models, staff=staff, tools=[AppendLine(witness), *tools], configuration=configuration)
     async with open_house(configuration.settings, parts) as house:
-        made = HandsHouse(house, root, model, configuration, witness)
+        made = HandsHouse(house, root, model, configuration, witness, {each.name: each for each in models})
         yield made
-        await made.rest()
+        if not made.crashed:
+            await made.rest()
