@@ -51,7 +51,7 @@ from retinue.domain.trust import Trust
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
-from retinue.hands import Hands, called_by_people, equip
+from retinue.hands import Hands, called_by_people, equip, skills_told
 from retinue.instructing import Instructing, look_for
 from retinue.logs import set_level, set_masks, set_up_logs
 from retinue.mailroom.callbacks import Callbacks
@@ -74,6 +74,7 @@ from retinue.operations.gateway import Gateway
 from retinue.operations.keeper import Keeper
 from retinue.operations.keeping import tidy_forever
 from retinue.operations.known_secrets import refresh as refresh_masks
+from retinue.operations.permanent import CreatePermanentAgent
 from retinue.operations.restarts import tell
 from retinue.operations.tools import tools_of
 from retinue.plugins.guests import Plugins
@@ -210,7 +211,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             chance=parts.chance,
         )
         gateway = Gateway(lambda: desk, OPERATIONS)
-        tools: tuple[Tool, ...] = (*hands.tools, gateway, *parts.tools, *tools_of(OPERATIONS.values(), lambda: desk))
+        own_tools = (gateway, CreatePermanentAgent(lambda: desk))
+        tools: tuple[Tool, ...] = (*hands.tools, *own_tools, *parts.tools, *tools_of(OPERATIONS.values(), lambda: desk))
         plugins = Plugins(settings.home, registry, clock)
         toolbox = Toolbox(
             tools,
@@ -279,7 +281,15 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             asking=lambda: current().approvals,
             defaults=lambda: current().defaults,
             session_ended=hands.session_ended,
-            choices=HouseChoices(minds, toolbox, clock, asker.shortened, instructing.parts, briefing.at_hand),
+            choices=HouseChoices(
+                minds,
+                toolbox,
+                clock,
+                asker.shortened,
+                instructing.parts,
+                briefing.at_hand,
+                partial(skills_told, skills, current),
+            ),
             skills=partial(called_by_people, skills, current),
             faults=parts.faults,
         )

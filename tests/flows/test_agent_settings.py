@@ -168,3 +168,45 @@ async def test_the_window_that_is_shown_is_only_shown(tmp_path: Path) -> None:
         await house.rest()
         assert told.session == session
         assert any("of 20,000 tokens" in mail.text for mail in await house.mail("person:owner"))
+
+
+async def test_it_is_told_what_holds_for_an_agent_and_who_says_so(tmp_path: Path) -> None:
+    config = """
+    [defaults]
+    concurrency = 2
+    subagents = { archive_after_s = 10 }
+    [sandbox]
+    workspace = "ro"
+    """
+    async with hands_house(tmp_path / "home", config=config) as house:
+        await house.ask(
+            "agent.set",
+            name="ada",
+            run_seconds_max=60,
+            subagents_model="scripted",
+            sandbox_workspace="rw",
+            sandbox_scope="session",
+        )
+        told = (await house.ask("agent.show", name="ada"))["in_force"]
+        assert {name: (each["value"], each["by"], each["key"]) for name, each in told.items()} == {
+            "model": ("scripted", "agent", "agents.ada.model"),
+            "effort": (None, "built-in", "defaults.effort"),
+            "verbose": (None, "built-in", "defaults.verbose"),
+            "elevated": (None, "built-in", "defaults.elevated"),
+            "concurrency": (2, "house", "defaults.concurrency"),
+            "run_seconds_max": (60.0, "agent", "agents.ada.run_seconds_max"),
+            "workspace": (str(house.home("ada")), "built-in", "defaults.workspace"),
+            "subagents_model": ("scripted", "agent", "agents.ada.subagents.model"),
+            "subagents_effort": (None, "built-in", "defaults.subagents.effort"),
+            "subagents_run_seconds_max": (None, "built-in", "defaults.subagents.run_seconds_max"),
+            "subagents_archive_after_s": (10.0, "house", "defaults.subagents.archive_after_s"),
+            "sandbox_mode": ("all", "built-in", "sandbox.mode"),
+            "sandbox_scope": ("session", "agent", "agents.ada.sandbox.scope"),
+            "sandbox_workspace": ("ro", "house", "sandbox.workspace"),
+            "sandbox_sessions": ("spawned", "built-in", "sandbox.sessions"),
+            "sandbox_browser": (True, "built-in", "sandbox.browser"),
+            "sandbox_image": ("debian:stable-slim", "built-in", "sandbox.docker.image"),
+            "sandbox_cpus": (1.0, "built-in", "sandbox.docker.cpus"),
+            "sandbox_idle_hours": (24.0, "built-in", "sandbox.docker.idle_hours"),
+            "sandbox_age_days": (7.0, "built-in", "sandbox.docker.age_days"),
+        }

@@ -1418,6 +1418,20 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     (
         "agent",
+        "permanent",
+        "Take an agent on for good, as one of the staff.",
+        True,
+        "privileged",
+        (
+            ("name", "--name", "text", "required place", None, (), "its name"),
+            ("description", "--description", "text", "required place", None, (), "what it is for, in a sentence"),
+            ("system_prompt", "--system-prompt", "text", "required", None, (), "system prompt"),
+            ("workspace_dir", "--workspace-dir", "text", "", "", (), "workspace dir"),
+            ("agent_id", "--agent-id", "text", "", "", (), "agent id"),
+        ),
+    ),
+    (
+        "agent",
         "files",
         "List the files that make an agent what it is.",
         False,

@@ -23,6 +23,7 @@ _UNSEEN = re.compile(
 )
 
 # What an agent has of its home without being granted anything. The rest of the home is the house's business.
+STAFF_FOLDER = "staff"  # in a home: workspaces of those whom its agent took on
 NAMED_IN_HOME = ("SOUL.md", "USER.md", "internal_space", "heartbeat", "skills")
 
 # Not files of anybody: the kernel's own, with every process's memory and environment behind them.
@@ -244,9 +245,14 @@ class Withheld:
             within(path, own)
             and own != str(self.house)
             and within(own, str(self.house))
-            and not within(own, agents)
-            and not within(agents, own)
+            and (is_lent(own, agents) if within(own, agents) else not within(agents, own))
         )
+
+
+def is_lent(workspace: str, homes: str) -> bool:
+    """Whether a workspace inside another's home is there for whom they took on: `HOMES/ADA/staff/BERT`, or below."""
+    parts = PurePosixPath(workspace).relative_to(homes).parts if within(workspace, homes) else ()
+    return len(parts) >= 3 and parts[1] == STAFF_FOLDER
 
 
 @lru_cache(maxsize=8)

@@ -15,6 +15,7 @@ from retinue.domain.instruction import InstructionMode
 from retinue.domain.manner import Elevation, Verbosity
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.session import Overflow, QueueMode
+from retinue.operations.agent_values import InForce
 
 
 class AgentState(StrEnum):
@@ -140,6 +141,7 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     visible: bool
     version: int
     state: AgentState
+    in_force: dict[str, InForce] | UnsetType = UNSET  # where the house has a word too: what holds, and who says so
 
 
 class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):

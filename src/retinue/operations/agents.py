@@ -19,7 +19,7 @@ from retinue.config.staff import AGENT_RULES, RUNNERS
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
 from retinue.domain.agent import Agent, AgentVersion, Colour, Delivery, External, PermissionLevel
-from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge, Unfit
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge, Unfit
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId, short
 from retinue.domain.instruction import InstructionMode
@@ -45,6 +45,7 @@ from retinue.operations.agent_answers import (
     full_form,
     listed_form,
 )
+from retinue.operations.agent_values import in_force
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.tokens import new_token
 from retinue.policy.permissions import reaches
@@ -214,7 +215,11 @@ async def show_agent(desk: Desk, caller: Principal, asked: Named) -> AgentShown:
             version=agent.version,
             state=state,
         )
-    return full_form(agent, AgentShown, state=state)
+    settings = desk.settings() if desk.settings is not None else None
+    if settings is None:
+        return full_form(agent, AgentShown, state=state)
+    held = in_force(agent, settings, home_of(desk.home, agent.name), model=_model_of(desk, agent))
+    return full_form(agent, AgentShown, state=state, in_force=held)
 
 
 async def register(desk: Desk, caller: Principal, asked: Register) -> AgentRegistered:
@@ -235,7 +240,7 @@ async def register(desk: Desk, caller: Principal, asked: Register) -> AgentRegis
     def body(conn: sa.Connection) -> Agent:
         page = Page(conn, to_ms(now))
         _check_free(conn, name)
-        kept = _put(page, made, caller)
+        kept = put_agent(page, made, caller)
         if asked.token:
             tokens.add(conn, replace(token, principal=address.agent(kept.name)), token_hash)
         page.close()
@@ -244,7 +249,7 @@ async def register(desk: Desk, caller: Principal, asked: Register) -> AgentRegis
     if asked.dry_run:
         await desk.store.read(partial(_check_free, name=name))
         return full_form(made, AgentRegistered, dry_run=True)
-    kept = await desk.store.write(body, point="agent", then=partial(_tell_engine, desk))
+    kept = await desk.store.write(body, point="agent", then=partial(tell_engine, desk))
     home = await asyncio.to_thread(ensure_home, desk.home, kept.name)
     return full_form(kept, AgentRegistered, home=str(home), token=secret if asked.token else msgspec.UNSET)
 
@@ -265,7 +270,7 @@ async def change(desk: Desk, caller: Principal, asked: Set) -> AgentChanged:
         page = Page(conn, to_ms(desk.clock.now()))
         agent, new = look(conn)
         if new != agent:
-            new = _put(page, new, caller)
+            new = put_agent(page, new, caller)
         page.close()
         return agent, new
 
@@ -273,7 +278,7 @@ async def change(desk: Desk, caller: Principal, asked: Set) -> AgentChanged:
         agent, new = await desk.store.read(look)
         return full_form(new, AgentChanged, changed=list(differences(agent, new)), dry_run=True)
     agent, new = await desk.store.write(
-        body, point="agent", then=lambda done: _tell_engine(desk, done[1] if done else None)
+        body, point="agent", then=lambda done: tell_engine(desk, done[1] if done else None)
     )
     return full_form(new, AgentChanged, changed=list(differences(agent, new)))
 
@@ -314,11 +319,11 @@ async def restore(desk: Desk, caller: Principal, asked: Restore) -> AgentRestore
         agent = find_agent(conn, caller, asked.name, to_change=True)
         old = replace(_version(conn, agent, asked.version).agent, name=agent.name, version=agent.version)
         _may_become(caller, agent, old)
-        kept = _put(page, old, caller)
+        kept = put_agent(page, old, caller)
         page.close()
         return kept
 
-    kept = await desk.store.write(body, point="agent", then=partial(_tell_engine, desk))
+    kept = await desk.store.write(body, point="agent", then=partial(tell_engine, desk))
     return full_form(kept, AgentRestored, restored=asked.version)
 
 
@@ -396,7 +401,7 @@ def _check_free(conn: sa.Connection, name: str) -> None:
         )
 
 
-def _put(page: Page, agent: Agent, caller: Principal) -> Agent:
+def put_agent(page: Page, agent: Agent, caller: Principal) -> Agent:
     source = "agent" if caller.address.kind is AddressKind.AGENT else "api"
     by = str(caller.address)
     kept = agents.put(page.conn, agent, source=source, at_ms=page.at_ms, changed_by=by)
@@ -404,7 +409,15 @@ def _put(page: Page, agent: Agent, caller: Principal) -> Agent:
     return kept
 
 
-def _tell_engine(desk: Desk, agent: Agent | None) -> None:
+def _model_of(desk: Desk, agent: Agent) -> str:
+    """The one it would ask first; as it is written where there is none such."""
+    try:
+        return str(desk.catalog().own_model(agent)) if desk.catalog is not None else agent.model
+    except RetinueError:
+        return agent.model
+
+
+def tell_engine(desk: Desk, agent: Agent | None) -> None:
     if agent is not None:
         desk.engine.agent_changed(agent.name, agent.concurrency)
 
@@ -521,6 +534,18 @@ def _unfit(name: str, value: Any) -> str | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _unfit_number(name, value)
     return None
+
+
+def check_text(name: str, words: str) -> None:
+    """Raises what is wrong with one text of a definition."""
+    if (unfit := _unfit_words(name, words)) is not None:
+        raise Unfit(
+            f"{name} cannot be this",
+            fields={name: unfit},
+            because=unfit,
+            try_this="give another value",
+            code="agent.field-invalid",
+        )
 
 
 def _unfit_runner(name: str, runners: frozenset[str]) -> str | None:

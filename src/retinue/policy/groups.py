@@ -32,7 +32,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "messaging": _MESSAGING,
     "panels": (*_PANELS, "open_url"),
     "automation": ("cron", "gateway"),
-    "agents": ("agents_list", "agents_message", "send_agent_message", "start_background_agent"),
+    "agents": (
+        *("agents_list", "agents_message", "send_agent_message", "start_background_agent"),
+        "create_permanent_agent",
+    ),
     "permissions": ("request_permission", "request_permission_via_parent", "grant_permission"),
 }
 
@@ -60,6 +63,7 @@ SUBAGENT_DENIED = (
     *_MESSAGING,
     *("gateway", "agents_list", "whatsapp_login", "session_status", "cron", "memory_search", "memory_get"),
     *("agents_message", "start_background_agent", "schedule_*", "grant_permission", "memory_write"),
+    "create_permanent_agent",
 )
 
 # Not to be called from outside a run, where no model was asked and nobody watches, unless the owner says so.

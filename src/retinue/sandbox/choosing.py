@@ -12,7 +12,7 @@ from pathlib import Path
 
 from retinue.config.sandbox import LimitSettings, SandboxKind, SandboxMode, SandboxSettings, Scope, WorkspaceAccess
 from retinue.domain.decision import Decision, Verdict
-from retinue.domain.permission import Rights
+from retinue.domain.permission import Rights, is_lent
 from retinue.domain.session import OriginKind
 from retinue.sandbox.base import MIB, Confinement, Limits, Network, Probe
 from retinue.sandbox.hosts import covered
@@ -153,7 +153,9 @@ def tightened(settings: SandboxSettings, facts: Facts, asked: Confinement) -> Co
 
 
 def _check_own(path: Path, facts: Facts) -> None:
-    if path.is_relative_to(facts.homes) and not path.is_relative_to(facts.home):
+    workspace = facts.rights.workspace
+    lent = path.is_relative_to(workspace) and is_lent(str(workspace), str(facts.homes))
+    if path.is_relative_to(facts.homes) and not path.is_relative_to(facts.home) and not lent:
         raise refused(str(path), "it is in the home of another agent", "let that agent send what is needed")
 
 

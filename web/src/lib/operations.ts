@@ -348,6 +348,10 @@ export type Patch = { "changes": Record<string, unknown>; "expected_hash": strin
 
 export type PeopleListed = { "people": Array<PersonShown> };
 
+export type Permanent = { "name": string; "description": string; "system_prompt": string; "workspace_dir"?: string; "agent_id"?: string };
+
+export type PermanentAgent = { "name": string; "display_name": string; "version": number; "created": boolean; "changed": Array<string>; "workspace": string };
+
 export type PermissionLevel = "boss" | "privileged" | "restricted" | "standard";
 
 export type PersonAsked = { "act": "approval"; "at-ms": number; "ended-ms": number | null; "approval": string; "state": ApprovalState; "calls": Array<string>; "because": string; "asked-of": Array<string>; "decided-by": string; "scope": GrantScope | null; "words": string };
@@ -797,6 +801,8 @@ export interface Operations {
   "agent.restore": { asked: Restore; answered: AgentRestored; effect: true };
   /** Let an agent go. */
   "agent.delete": { asked: Delete; answered: AgentDeleted; effect: true };
+  /** Take an agent on for good, as one of the staff. */
+  "agent.permanent": { asked: Permanent; answered: PermanentAgent; effect: true };
   /** List the files that make an agent what it is. */
   "agent.files": { asked: Of; answered: AgentFiles; effect: false };
   /** Show one of these files. */
@@ -1019,6 +1025,7 @@ export const routes: { [Name in keyof Operations]: string } = {
   "agent.diff": "/api/agent/diff",
   "agent.restore": "/api/agent/restore",
   "agent.delete": "/api/agent/delete",
+  "agent.permanent": "/api/agent/permanent",
   "agent.files": "/api/agent/files",
   "agent.file": "/api/agent/file",
   "agent.write-file": "/api/agent/write-file",

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from retinue.domain.errors import Invalid
-from retinue.domain.permission import PATH_LENGTH_MAX, Access, Permission, Withheld, absolute, is_seen, within
+from retinue.domain.permission import (
+    PATH_LENGTH_MAX,
+    STAFF_FOLDER,
+    Access,
+    Permission,
+    Withheld,
+    absolute,
+    is_seen,
+    within,
+)
 from retinue.domain.text import is_storable
 from retinue.tools.base import Scene, ToolFailed
 
@@ -89,7 +98,9 @@ def reach_of(scene: Scene, withheld: Withheld) -> Reach:
     # Each is resolved once for all that is asked of it here, and anew for the next call.
     resolved = {path: os.path.realpath(path) for path in {scene.home, *rights.readable}}
     roots = {path: (_plain(path), real) for path, real in resolved.items()}
-    given = {path for path in rights.readable if path == rights.workspace or path.is_relative_to(scene.home)}
+    # A workspace inside another agent's is only good where it lies: a link there may be of that agent's making.
+    own = rights.workspace if STAFF_FOLDER not in rights.workspace.parts else None
+    given = {path for path in rights.readable if path == own or path.is_relative_to(scene.home)}
     changeable = [roots[path] for path in rights.writable]
 
     def counting(paths: Iterable[Path]) -> tuple[tuple[str, str], ...]:

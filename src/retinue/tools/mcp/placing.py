@@ -22,6 +22,7 @@ def placed_by(confining: Confining) -> SandboxOf:
                 because=f"{settings.kind} does not work here, so it would run bare: {probe.because}",
                 try_this=probe.try_this or "make the sandbox work: `retinue doctor`",
             )
-        return confining.container(f"mcp:{server}", None) if settings.kind is SandboxKind.DOCKER else confining.bubblewrap
+        docker = settings.kind is SandboxKind.DOCKER
+        return confining.container(f"mcp:{server}", None) if docker else confining.bubblewrap
 
     return place

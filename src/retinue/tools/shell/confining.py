@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from retinue.config.sandbox import DockerSettings, SandboxKind, SandboxSettings, WorkspaceAccess
-from retinue.domain.permission import Rights
+from retinue.domain.permission import STAFF_FOLDER, Rights
 from retinue.policy.placing import ExecPolicy, Where
 from retinue.policy.sandboxing import sandbox_of
 from retinue.sandbox.base import Confinement, Network, Probe, Sandbox, SandboxFailed
@@ -75,6 +75,7 @@ class Confining:
 
     async def __call__(self, scene: Scene, confinement: Confinement, where: Where, program: str) -> Placed:
         """`program` is the real path of what runs, and empty where that is for a shell to say."""
+        _make_sure_of_place(scene.rights.workspace)
         choice = self._choose(scene, confinement)
         _make_sure_of_hosts(confinement.network, choice.confinement.network)
         if where is Where.HOST:
@@ -123,6 +124,17 @@ class Confining:
             seconds=confinement.limits.seconds,
         )
         return choose(settings, facts, self._probes, asked)
+
+
+def _make_sure_of_place(workspace: Path) -> None:
+    """A workspace inside another agent's is only good where it lies: a link there may be of that agent's making."""
+    if STAFF_FOLDER in workspace.parts and os.path.realpath(workspace) != str(workspace):
+        raise SandboxFailed(
+            "the command was not begun",
+            because=f"the workspace {workspace} has become a link to somewhere else",
+            try_this="tell the owner of this house",
+            code="sandbox.workspace-moved",
+        )
 
 
 def _make_sure_of_hosts(asked: Network | None, chosen: Network | None) -> None:

@@ -1,0 +1,82 @@
+"""What holds for an agent where several may say it: the agent itself, then the house, then what is built in. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from retinue.config import Settings
+from retinue.config.defaults import PLAIN, Defaults
+from retinue.config.sandbox import SandboxSettings
+from retinue.domain.agent import Agent, SandboxRules
+from retinue.policy.sandboxing import sandbox_of
+
+
+class SaidBy(StrEnum):
+    AGENT = "agent"
+    HOUSE = "house"
+    BUILT_IN = "built-in"
+
+
+class InForce(msgspec.Struct, frozen=True):
+    """A value that holds, and who says so. `key` is the setting that says it, or would."""
+
+    value: Any
+    by: SaidBy
+    key: str
+
+
+def in_force(agent: Agent, settings: Settings, home: Path, *, model: str) -> dict[str, InForce]:
+    """By the names that fields have in `agent.set`. `home` is the agent's, `model` the one it would ask first."""
+    return dict(_each(agent, settings, home, model))
+
+
+def _each(agent: Agent, settings: Settings, home: Path, model: str) -> Iterator[tuple[str, InForce]]:
+    said = SaidBy.AGENT if agent.model else SaidBy.HOUSE if settings.models.default.primary else SaidBy.BUILT_IN
+    yield "model", InForce(model, said, f"agents.{agent.name}.model" if agent.model else "models.default")
+    defaults, own = settings.defaults, agent.subagents
+    told = defaults.subagents_of(agent)
+    manner = defaults.manner_of(agent)
+    values: dict[str, tuple[Any, bool]] = {
+        "effort": (defaults.effort_of(agent), agent.effort is not None),
+        "verbose": (manner.verbose, agent.verbose is not None),
+        "elevated": (manner.elevated, agent.elevated is not None),
+        "concurrency": (defaults.concurrency_of(agent), agent.concurrency is not None),
+        "run_seconds_max": (defaults.run_seconds_of(agent), agent.run_seconds_max is not None),
+        "workspace": (str(defaults.workspace_of(agent, home)), agent.workspace != ""),
+        "subagents.model": (told.model, own.model != ""),
+        "subagents.effort": (told.effort, own.effort is not None),
+        "subagents.run_seconds_max": (told.run_seconds_max, own.run_seconds_max is not None),
+        "subagents.archive_after_s": (told.archive_after_s, own.archive_after_s is not None),
+    }
+    for name, (value, is_own) in values.items():
+        by, key = _by_defaults(defaults, name) if not is_own else (SaidBy.AGENT, f"agents.{agent.name}.{name}")
+        yield name.replace(".", "_"), InForce(value, by, key)
+    yield from _of_sandbox(agent, settings.sandbox)
+
+
+def _by_defaults(defaults: Defaults, name: str) -> tuple[SaidBy, str]:
+    """Who says what the agent does not: a word of the house's that is as it is built in counts as none."""
+    house, built_in = defaults, PLAIN
+    for part in name.split("."):
+        house, built_in = getattr(house, part), getattr(built_in, part)
+    return (SaidBy.BUILT_IN if house == built_in else SaidBy.HOUSE), f"defaults.{name}"
+
+
+def _of_sandbox(agent: Agent, house: SandboxSettings) -> Iterator[tuple[str, InForce]]:
+    """An agent's own word holds where it is the stricter one; where both say the same, it is the house's."""
+    holds, plain = sandbox_of(house, agent), SandboxSettings()
+    for each in fields(SandboxRules):
+        within = hasattr(house, each.name)
+        key = f"sandbox.{each.name}" if within else f"sandbox.docker.{each.name}"
+        value, said, built_in = (getattr(of if within else of.docker, each.name) for of in (holds, house, plain))
+        by = SaidBy.AGENT if value != said else SaidBy.BUILT_IN if said == built_in else SaidBy.HOUSE
+        yield (
+            f"sandbox_{each.name}",
+            InForce(value, by, f"agents.{agent.name}.sandbox.{each.name}" if by is SaidBy.AGENT else key),
+        )
