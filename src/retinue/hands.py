@@ -16,7 +16,7 @@ from msgspec import structs
 from retinue.agents.home import ensure_home
 from retinue.agents.instructions import Mode, mode_of
 from retinue.agents.skill_commands import skill_commands
-from retinue.agents.skills_choosing import parse_subset
+from retinue.agents.skills_choosing import parse_subset, told_of_each
 from retinue.agents.skills_finding import FOLDER as SKILLS
 from retinue.agents.skills_shelf import Kit
 from retinue.agents.skills_shelf import Shelf as Skills
@@ -29,6 +29,7 @@ from retinue.config.web import WebSettings
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.command import SkillCommand
+from retinue.domain.context import Part, PartKind
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.errors import Invalid
 from retinue.domain.handing import Handed, Handing, HandOver
@@ -51,6 +52,7 @@ from retinue.policy.placing import ExecPolicy, Gates
 from retinue.policy.sandboxing import is_confined, is_main, sandbox_of
 from retinue.policy.visibility import Sight, sessions_seen
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
+from retinue.runners.estimate import tokens_of_text
 from retinue.sandbox.base import Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host
@@ -359,6 +361,25 @@ async def called_by_people(
     home = ensure_home(now.home, agent.name)
     _, stood = await skills.look(agent=agent.name, agent_home=home, workspace=now.defaults.workspace_of(agent, home))
     return skill_commands(stood, subset=_subset(session) if session is not None else None)
+
+
+async def skills_told(
+    skills: Skills, settings: Callable[[], Settings], agent: Agent, session: Session | None
+) -> Sequence[Part]:
+    """How much of an agent's instructions is about each of its skills."""
+    now = settings()
+    home = ensure_home(now.home, agent.name)
+    kit = await skills.kit(
+        agent.name,
+        agent_home=home,
+        workspace=now.defaults.workspace_of(agent, home),
+        subset=_subset(session) if session is not None else None,
+        tools=_bundles(),
+    )
+    return [
+        Part(kind=PartKind.SKILL, name=name, chars=len(words), tokens=tokens_of_text(words), within="skills")
+        for name, words in told_of_each(kit.choice)
+    ]
 
 
 def _subset(session: Session) -> tuple[str, ...] | None:

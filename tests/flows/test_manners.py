@@ -72,7 +72,8 @@ class Deltas:
 async def test_calls_are_told_of_as_they_are_made_as_far_as_the_conversation_says(
     house: House, level: str, notices: list[str]
 ) -> None:
-    assert (await say(house, f"/verbose {level}")).startswith(f"Verbose: {level}.")
+    said = {"off": "Calls are not", "on": "Each call is told of as", "full": "Each call is told of, with"}
+    assert (await say(house, f"/verbose {level}")).startswith(f"Verbose: {level}. {said[level]}")
     house.household.model.will_reply(*CALLING)
     await say(house, "buy milk")
     *before, answer = await told(house)
@@ -164,7 +165,7 @@ async def test_thoughts_are_sent_or_shown_or_neither(
     house: House, monkeypatch: pytest.MonkeyPatch, level: str, sent: list[str], shown: str
 ) -> None:
     if level:
-        assert (await say(house, f"/reasoning {level}")).startswith(f"Reasoning: {level}.")
+        assert (await say(house, f"/reasoning {level}")).startswith(f"Reasoning: {level}. Thoughts are ")
     deltas = Deltas(house, monkeypatch)
     house.household.model.will_reply(says("Noted.", thinking="Milk, then."))
     assert await say(house, "buy milk") == "Noted."
@@ -186,7 +187,9 @@ async def test_thoughts_are_sent_or_shown_or_neither(
     ],
 )
 async def test_a_line_below_each_answer_says_what_it_took(house: House, level: str, line: str) -> None:
-    assert (await say(house, f"/usage {level}")).startswith(f"Usage: {level}.")
+    assert (await say(house, f"/usage {level}")).startswith(
+        f"Usage: {level}. {'Nothing' if level == 'off' else 'Below'}"
+    )
     house.household.model.will_reply(says("Noted.", usage=USED), says("And again.", usage=USED))
     assert await say(house, "buy milk") == f"Noted.{line}"
     assert await say(house, "and bread") == f"And again.{line}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -201,6 +202,47 @@ async def test_every_level_of_effort_reaches_the_next_request_and_outlives_a_res
         assert await say(house, "/think default") == "Effort: as the agent has it."
         await say(house, "hello again")
         assert "reasoning_effort" not in mock.asked[-1].body
+
+
+@pytest.mark.spec("C30")
+async def test_a_message_has_the_first_word_on_effort_then_session_agent_house_and_model(
+    tmp_path: Path, mock: Provider
+) -> None:
+    config = section("mock", mock.url) + ENTRIES + '\n[defaults]\neffort = "low"\n'
+    household = household_of(tmp_path, config, environment=ENVIRONMENT)
+    household.agents = (*household.agents, dataclasses.replace(household.agents[0], name="bo", effort="medium"))
+
+    async def effort(house: House, text: str, agent: str) -> str | None:
+        receipt = await house.post(text, origin=terminal("maria"), recipient=f"agent:{agent}")
+        await house.answer_to(receipt.envelope)
+        return mock.asked[-1].body.get("reasoning_effort")
+
+    async with household.open() as house:
+        ada = household.agents[0].name
+        assert await effort(house, "hello", ada) == "low", "the house's"
+        assert await effort(house, "hello", "bo") == "medium", "the agent's"
+        await say(house, "/think high")
+        assert await effort(house, "hello", ada) == "high", "the session's"
+        assert await effort(house, "hello /think: xhigh there", ada) == "xhigh", "the message's"
+        assert await effort(house, "hello /think off", ada) == "none", "off is none"
+        assert await effort(house, "hello /think minimal", ada) == "low", "minimal is low"
+        assert await effort(house, "hello", ada) == "high"
+        await say(house, "/think default")
+        assert await effort(house, "hello", ada) == "low"
+        household.thinking.settings = settings_of(tmp_path, section("mock", mock.url) + ENTRIES, ENVIRONMENT)
+        assert await effort(house, "hello", ada) is None, "as the model would have it"
+
+
+@pytest.mark.spec("C27")
+async def test_a_model_named_among_words_is_asked_for_that_message_alone(household: Household, mock: Provider) -> None:
+    async with household.open() as house:
+        await say(house, "draw it /model big please")
+        await say(house, "and again")
+        await say(house, "what does /model nobody/here mean?")
+        assert [asked.model for asked in mock.asked] == ["large", "m1", "m1"]
+        texts = [str(asked.body["messages"][-1]["content"]) for asked in mock.asked]
+        assert "draw it please" in texts[0] and "what does /model nobody/here mean?" in texts[2]
+        assert (await mind(house)).model is None
 
 
 @pytest.mark.spec("H80")

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import Invalid
+from retinue.domain.manner import Elevation
 from retinue.policy.command_rules import RUNS_WHAT_IT_IS_TOLD, Program, allows, programs_named, rule
 from retinue.policy.commands import (
     COMMAND_CHARS_MAX,
@@ -480,6 +482,41 @@ def test_through_open_gates_a_command_leaves_the_sandbox_as_it_is_set() -> None:
     assert decide(resolve(bare, Wish(elevated=True), OPEN, sandbox_works=True), MISS).verdict is Verdict.ASK
     assert elevated(Elevated.FULL).verdict is Verdict.ALLOW
     assert elevated(Elevated.FULL, ask=Asking.ALWAYS).verdict is Verdict.ASK
+
+
+@pytest.mark.spec("C30", "C60")
+@pytest.mark.parametrize(
+    ("setting", "level", "where", "verdict"),
+    [
+        (Elevated.FULL, None, Where.SANDBOX, Verdict.ALLOW),  # nobody asked for it
+        (Elevated.FULL, Elevation.OFF, Where.SANDBOX, Verdict.ALLOW),
+        (Elevated.FULL, Elevation.ON, Where.HOST, Verdict.ASK),
+        (Elevated.FULL, Elevation.ASK, Where.HOST, Verdict.ASK),
+        (Elevated.FULL, Elevation.FULL, Where.HOST, Verdict.ALLOW),
+        (Elevated.ASK, Elevation.FULL, Where.HOST, Verdict.ASK),  # no looser than the setting
+        (Elevated.OFF, Elevation.FULL, Where.SANDBOX, Verdict.ALLOW),
+    ],
+)
+def test_a_conversation_may_have_all_its_commands_leave_the_sandbox_and_none_looser_than_it_is_set(
+    setting: Elevated, level: Elevation | None, where: Where, verdict: Verdict
+) -> None:
+    gates = replace(OPEN, level=level)
+    resolved = resolve(ExecPolicy(elevated=setting), Wish(), gates, sandbox_works=True)
+
+    assert (resolved.where, decide(resolved, MISS).verdict) == (where, verdict)
+    inside = resolve(ExecPolicy(elevated=setting), Wish(host=Where.SANDBOX), gates, sandbox_works=True)
+    assert inside.where is Where.SANDBOX, "a call may always ask for the stricter place"
+    for closed in (replace(gates, owner=False), replace(gates, foreground=False), replace(gates, agent=False)):
+        kept = resolve(ExecPolicy(elevated=setting), Wish(), closed, sandbox_works=True)
+        assert kept.where is Where.SANDBOX and not kept.refused
+
+
+@pytest.mark.spec("C30")
+def test_a_conversation_that_has_it_turned_off_keeps_a_call_inside_that_asks_to_leave() -> None:
+    gates = replace(OPEN, level=Elevation.OFF)
+    resolved = resolve(ExecPolicy(elevated=Elevated.FULL), Wish(elevated=True), gates, sandbox_works=True)
+
+    assert decide(resolved, HIT).denied and "/elevated" in decide(resolved, HIT).because
 
 
 @pytest.mark.spec("C60")

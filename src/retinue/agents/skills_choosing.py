@@ -193,6 +193,17 @@ def section(choice: Choice) -> str:
     if choice.listed:
         parts.append("Before a task that one of these is about, read its file and follow it.")
         parts += ["<available_skills>", *map(_listed, choice.listed), "</available_skills>"]
+    parts += [words for _, words in _inlined(choice)]
+    return "\n".join(parts)
+
+
+def told_of_each(choice: Choice) -> list[tuple[str, str]]:
+    """What is said there about each, by its name."""
+    return [*((skill.name, _listed(skill)) for skill in choice.listed), *_inlined(choice)]
+
+
+def _inlined(choice: Choice) -> list[tuple[str, str]]:
+    told: list[tuple[str, str]] = []
     left = INLINE_CHARS_TOTAL_MAX
     for skill in choice.inline:
         body = skill.front.body
@@ -201,8 +212,9 @@ def section(choice: Choice) -> str:
             body = f"{body[:bound]}\n[cut: {len(body) - bound} more characters in {skill.file}]"
         left -= min(len(skill.front.body), bound)
         name, path = f'"{escaped(skill.name)}"', f'"{escaped(str(skill.file))}"'
-        parts.append(f"<skill name={name} location={path}>\n{body.replace('</skill>', '&lt;/skill>')}\n</skill>")
-    return "\n".join(parts)
+        words = f"<skill name={name} location={path}>\n{body.replace('</skill>', '&lt;/skill>')}\n</skill>"
+        told.append((skill.name, words))
+    return told
 
 
 def _listed(skill: Skill) -> str:

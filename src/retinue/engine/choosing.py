@@ -163,21 +163,29 @@ _LEVELS: dict[CommandName, type[StrEnum]] = {
     CommandName.ELEVATED: Elevation,
     CommandName.USAGE: UsageLine,
 }
-_SAID: dict[StrEnum, str] = {
-    Verbosity.OFF: "Calls are not told of.",
-    Verbosity.ON: "Each call is told of as it is made.",
-    Verbosity.FULL: "Each call is told of, with what came of it.",
-    Reasoning.OFF: "Thoughts are not shown.",
-    Reasoning.ON: "Thoughts are sent before each answer.",
-    Reasoning.STREAM: "Thoughts are shown as they come, where a door can do that.",
-    Elevation.OFF: "No command leaves the sandbox.",
-    Elevation.ON: "Commands run on the host, and you are asked as its rules have it.",
-    Elevation.ASK: "Commands run on the host, and you are asked as its rules have it.",
-    Elevation.FULL: "Commands run on the host, unasked.",
-    UsageLine.OFF: "Nothing stands below answers.",
-    UsageLine.TOKENS: "Below each answer stand the tokens it took.",
-    UsageLine.FULL: "Below each answer stands what it took and cost, and how full the context is.",
-    UsageLine.COST: "Below each answer stands what it cost.",
+_SAID: dict[CommandName, dict[str, str]] = {
+    CommandName.VERBOSE: {
+        Verbosity.OFF: "Calls are not told of.",
+        Verbosity.ON: "Each call is told of as it is made.",
+        Verbosity.FULL: "Each call is told of, with what came of it.",
+    },
+    CommandName.REASONING: {
+        Reasoning.OFF: "Thoughts are not shown.",
+        Reasoning.ON: "Thoughts are sent before each answer.",
+        Reasoning.STREAM: "Thoughts are shown as they come, where a door can do that.",
+    },
+    CommandName.ELEVATED: {
+        Elevation.OFF: "No command leaves the sandbox.",
+        Elevation.ON: "Commands run on the host, and you are asked as its rules have it.",
+        Elevation.ASK: "Commands run on the host, and you are asked as its rules have it.",
+        Elevation.FULL: "Commands run on the host, unasked.",
+    },
+    CommandName.USAGE: {
+        UsageLine.OFF: "Nothing stands below answers.",
+        UsageLine.TOKENS: "Below each answer stand the tokens it took.",
+        UsageLine.FULL: "Below each answer stands what it took and cost, and how full the context is.",
+        UsageLine.COST: "Below each answer stands what it cost.",
+    },
 }
 
 
@@ -202,7 +210,7 @@ def manner(
         if closed:
             return f"Not elevated: {closed}."
     _keep_manner(page, session, {key: level})
-    return f"{key.capitalize()}: {level}. {_SAID[level]}"
+    return f"{key.capitalize()}: {level}. {_SAID[name][level]}"
 
 
 def _keep_manner(page: Page, session: Session, change: dict[str, Any]) -> None:

@@ -45,6 +45,7 @@ class HouseChoices:
         shortened: Callable[[SessionId], tuple[int, int]],
         told: Told = nothing_told,
         at_hand: Callable[[SessionId], str | None] = lambda _session: None,
+        skills: Told = nothing_told,
     ) -> None:
         """`at_hand` is what a conversation was told last, where it was told anything since the house opened."""
         self._minds = minds
@@ -53,6 +54,7 @@ class HouseChoices:
         self._shortened = shortened
         self._told = told
         self._at_hand = at_hand
+        self._skills = skills
 
     def listed(self, agent: Agent, mind: Mind) -> Sequence[str]:
         lines: list[str] = []
@@ -120,7 +122,7 @@ class HouseChoices:
         )
 
     async def parts(self, agent: Agent, session: Session | None) -> Sequence[Part]:
-        told = list(await self._told(agent, session))
+        told = [*await self._told(agent, session), *await self._skills(agent, session)]
         try:
             ref = self._current(agent, session.mind if session is not None else Mind())
         except RetinueError:
