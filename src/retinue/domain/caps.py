@@ -31,10 +31,12 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class Payer(Struct, frozen=True, kw_only=True):
-    """Who a call is made by and for, as the refusals name them. No person: nobody's name is on it."""
+    """Who a call is made by and for, as the refusals name them. No person: nobody's name is on it. `above` are those
+    who handed the work on, and have no more to give than their own budgets."""
 
     agent: str
     person: str = ""
+    above: tuple[str, ...] = ()
 
 
 def bound_microusd(price: Price, *, input_tokens: int, output_tokens: int) -> int:
@@ -101,6 +103,11 @@ def key_of(what: str, agent: str) -> str:
             return f"`budgets.{who}_{period}_usd`"
 
 
+def _shared_key(payer: Payer) -> str:
+    names = ", ".join(f"'{name}'" for name in dict.fromkeys((*payer.above, payer.agent)))
+    return f"the lowest of `cost_microusd_max` and `tree_microusd_max` of {names}, and of those in `budgets`"
+
+
 def _whose(what: str, payer: Payer) -> str:
     match what:
         case "run":
@@ -116,7 +123,7 @@ def _whose(what: str, payer: Payer) -> str:
 def _spent(standing: Standing, needs_microusd: int, payer: Payer, days: Days) -> BudgetSpent:
     held = f" and {usd(standing.held_microusd)} held for calls under way" if standing.held_microusd else ""
     again = free_again(standing.what, days)
-    raise_it = f"raise {key_of(standing.what, payer.agent)}"
+    raise_it = f"raise {_shared_key(payer) if payer.above and again is None else key_of(standing.what, payer.agent)}"
     return BudgetSpent(
         f"{_whose(standing.what, payer)} is spent",
         because=f"{usd(standing.settled_microusd)} of {usd(standing.cap_microusd)} is spent{held}, "

@@ -113,7 +113,8 @@ def reserve(
         return Granted(output_tokens_max=terms.output_tokens_max)
     if price.is_free:
         return Granted(output_tokens_max=terms.output_tokens_max)
-    payer = Payer(agent=run.agent, person=_person(conn, run, root))
+    above = run.lineage.agents[:-1] if run.lineage is not None else ()
+    payer = Payer(agent=run.agent, person=_person(conn, run, root), above=above)
     standings = _standings(conn, run, terms.caps, payer, days, root)
     output = grant(terms, price, standings, payer=payer, days=days)
     microusd = bound_microusd(price, input_tokens=terms.input_tokens_bound, output_tokens=output)

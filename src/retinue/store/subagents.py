@@ -66,7 +66,13 @@ _by_child = PerScope(lambda scope: _named(_d.c.child, scope))
 
 
 def listed(
-    conn: sa.Connection, *, after: Place, limit: int, session: str = "", everyone: bool = False, seen_by: Principal
+    conn: sa.Connection,
+    *,
+    after: Place,
+    limit: int,
+    session: str = "",
+    everyone: bool = False,
+    seen_by: Principal = HOUSE,
 ) -> list[Delegation]:
     """Those whose session is still there; with `everyone`, also whose is put away or deleted."""
     values = {"created": after.created_ms, "id": after.id, "session": session, "all": everyone, "limit": limit}
