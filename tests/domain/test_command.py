@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from retinue.domain.command import (
     ABORT_WORDS,
+    BY_WORD,
     INLINE_MAX,
+    SUMMARIES,
     Asked,
     Command,
     CommandName,
@@ -146,3 +150,10 @@ def test_help_and_what_is_near_know_skills_too() -> None:
     assert any(line.startswith("/weather [WORDS]") and "outside" in line for line in help_lines(skills))
     assert "Did you mean /weather?" in unknown("wether", skills)
     assert "Did you mean" not in unknown("zzzzz", skills)
+
+
+def test_every_command_has_its_line_in_the_guide_and_a_summary() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/slash-commands.md").read_text()
+    for word, name in BY_WORD.items():
+        assert f"`/{word}" in guide, word
+        assert SUMMARIES[name][0].startswith(f"/{name}")
