@@ -188,6 +188,42 @@ def test_an_agent_is_changed_field_by_field_and_saved_as_a_version(front: Front,
     front.complaints.clear()
 
 
+def test_whom_it_sees_where_it_works_and_how_it_is_confined_is_set_in_the_page(front: Front, rim: Rim) -> None:
+    rim.do("agent.register", name="nora")
+    page = front.window("/agents/nora")
+    page.get_by_label("Called", exact=True).fill("Nora of the night")
+    open_group(page, "Other agents")
+    field = page.get_by_label("Whom not", exact=True)
+    field.fill("gho")
+    field.press("Enter")
+    depth = page.get_by_label("How often work is handed on", exact=True)
+    depth.fill("11")
+    expect(page.get_by_role("alert")).to_contain_text("between 0 and 10")
+    depth.fill("2")
+    open_group(page, "Whom it sends out")
+    page.get_by_label("Put away after, in seconds", exact=True).fill("60")
+    open_group(page, "Where it works")
+    page.get_by_label("Workspace", exact=True).fill("../out")
+    expect(page.get_by_role("alert")).to_contain_text("must be a path")
+    page.get_by_label("Workspace", exact=True).fill("desk")
+    open_group(page, "How it is confined")
+    page.get_by_label("What a command has of the workspace", exact=True).select_option("ro")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    bar(page).get_by_role("button", name="Save").click()
+
+    expect(page.get_by_role("heading", level=1, name="Nora of the night (nora)")).to_be_visible()
+    made = rim.do("agent.show", name="nora")
+    assert (made["delegation"]["deny"], made["delegation"]["depth_max"]) == (["gho"], 2)
+    assert (made["subagents"]["archive_after_s"], made["workspace"]) == (60.0, "desk")
+    assert made["sandbox"]["workspace"] == "ro"
+    page.get_by_label("Called", exact=True).fill("")
+    page.get_by_label("What a command has of the workspace", exact=True).select_option("")
+    bar(page).get_by_role("button", name="Save").click()
+    expect(page.get_by_role("heading", level=1, name="nora", exact=True)).to_be_visible()
+    assert rim.do("agent.show", name="nora")["sandbox"]["workspace"] is None
+    front.complaints.clear()  # of the refusals, which were meant
+
+
 def test_models_are_put_in_order_by_keyboard_and_by_drag(front: Front, rim: Rim) -> None:
     rim.do("agent.register", name="dora")
     page = front.window("/agents/dora")
@@ -416,7 +452,8 @@ def test_every_part_of_an_agent_can_be_used_by_anyone(front: Front, size: str, t
         expect(page.get_by_role("heading", level=1)).to_be_visible()
         page.wait_for_load_state("networkidle")
         if path == "/clerk":
-            for folded in ("What it may spend", "Bounds of a run", "When much comes at once", "Rights"):
+            folded_ones = ("What it may spend", "Bounds of a run", "When much comes at once", "Where it works")
+            for folded in (*folded_ones, "How it is confined", "Other agents", "Whom it sends out", "Rights"):
                 open_group(page, folded)
         if path == "/clerk/tools":
             page.get_by_label("Tool", exact=True).select_option("read")

@@ -11,6 +11,11 @@ export interface Looks {
   icon?: string | null | undefined;
 }
 
+/** What people call it; the name alone, where it has no other. */
+export function calledOf(agent: { name: string; display_name?: string }): string {
+  return agent.display_name ? `${agent.display_name} (${agent.name})` : agent.name;
+}
+
 export function colourOf(agent: Looks): Colour {
   const own = COLOURS.find((each) => each === agent.colour);
   if (own) return own;

@@ -3,13 +3,14 @@
 
 import { SvelteMap } from "svelte/reactivity";
 import { ask, Refused, type Answered, type Asked } from "../../lib/api";
-import type { Delivery, Colour, Overflow, PermissionLevel, QueueMode } from "../../lib/operations";
+import type { Colour, Delivery, Elevation, Overflow, PermissionLevel, QueueMode, SandboxMode, Scope, SessionsSeen, Verbosity, WorkspaceAccess } from "../../lib/operations";
 import { router } from "../../lib/router.svelte";
 import { attempt, toasts } from "../../lib/toasts.svelte";
 import { agents as s } from "../../strings/agents";
 
 /** The fields of an agent by the names that `agent.set` has for them. */
 export interface Values {
+  display_name: string;
   description: string;
   icon: string;
   colour: Colour | null;
@@ -18,8 +19,12 @@ export interface Values {
   model: string;
   fallbacks: string[] | null;
   effort: string | null;
+  verbose: Verbosity | null;
+  elevated: Elevation | null;
+  workspace: string;
+  context_files: string[];
   delivery: Delivery;
-  concurrency: number;
+  concurrency: number | null;
   queue_mode: QueueMode;
   queue_cap: number;
   queue_overflow: Overflow;
@@ -36,14 +41,28 @@ export interface Values {
   delegation_depth_max: number;
   delegation_open_max: number;
   delegation_exchanges_max: number;
+  delegation_circles: boolean;
   delegation_histories: boolean;
   subagents_allow: string[];
   subagents_model: string;
   subagents_effort: string | null;
   subagents_run_seconds_max: number | null;
-  subagents_archive_after_s: number;
+  subagents_archive_after_s: number | null;
+  sandbox_mode: SandboxMode | null;
+  sandbox_scope: Scope | null;
+  sandbox_workspace: WorkspaceAccess | null;
+  sandbox_sessions: SessionsSeen | null;
+  sandbox_browser: boolean | null;
+  sandbox_image: string;
+  sandbox_cpus: number | null;
+  sandbox_idle_hours: number | null;
+  sandbox_age_days: number | null;
+  external_url: string;
+  external_secret: string;
+  external_timeout_s: number;
+  external_retries: number;
   turns_max: number;
-  run_seconds_max: number;
+  run_seconds_max: number | null;
   tokens_max: number | null;
   cost_microusd_max: number | null;
   tree_microusd_max: number | null;
@@ -63,7 +82,7 @@ export type Changes = { [F in Field]?: Values[F] | null };
 export const EFFORTS = ["none", "low", "medium", "high", "xhigh"];
 
 const CHECK_AFTER_MS = 250;
-const EMPTY_IS_NONE: ReadonlySet<string> = new Set(["model", "subagents_model"]);
+const EMPTY_IS_NONE: ReadonlySet<string> = new Set(["model", "subagents_model", "display_name", "workspace", "sandbox_image", "external_url", "external_secret"]);
 /** Refusals that say which field they are about only by their code. */
 const ABOUT: Record<string, "name" | Field> = {
   "name.invalid": "name",
@@ -76,11 +95,11 @@ type Whole = Answered<"agent.set"> | Answered<"agent.register"> | Answered<"agen
 
 /** Null where only the looks of an agent are told. */
 function valuesOf(agent: Whole): Values | null {
-  const { queue, tools, delegation, subagents } = agent;
-  if (!queue || !tools || !delegation || !subagents) return null;
+  const { queue, tools, delegation, subagents, sandbox, external } = agent;
+  if (!queue || !tools || !delegation || !subagents || !sandbox || !external) return null;
   const { by_provider: _, ...lists } = tools;
   const flat: Record<string, unknown> = { ...agent };
-  for (const [group, values] of Object.entries({ queue, tools: lists, delegation, subagents })) for (const [name, value] of Object.entries(values)) flat[`${group}_${name}`] = value;
+  for (const [group, values] of Object.entries({ queue, tools: lists, delegation, subagents, sandbox, external })) for (const [name, value] of Object.entries(values)) flat[`${group}_${name}`] = value;
   return flat as unknown as Values;
 }
 
