@@ -409,6 +409,25 @@ async def test_a_house_that_stops_between_letter_and_callback_goes_on_where_it_w
             await sums_hold(house)
 
 
+@pytest.mark.spec("A35")
+async def test_the_far_side_knows_a_session_by_the_id_that_was_chosen_for_it(tmp_path: Path) -> None:
+    async with far_side() as far, house_with(tmp_path, far) as house:
+        made = await house.ask("session.attach", agent="rex", id="garden_2027")
+        await house.post("Hello?", to=f"agent:rex/{made['sessionId']}")
+        letter = await far.letter()
+        assert letter.json["sessionId"] == "garden_2027"
+        assert letter.json["callbackUrl"].endswith("/external/sessions/garden_2027/messages")
+        assert (await far.answer(letter, "Hello.")).body["sessionId"] == "garden_2027"
+        await house.rest()
+        assert await said_to(house) == ["Hello."]
+        await house.ask("session.delete", session=made["sessionId"])
+        assert (await far.answer(letter, "Are you there?", message="2")).status == 404
+        await house.ask("session.attach", agent="rex", id="garden_2027")
+        assert (await far.answer(letter, "Are you there?", message="2")).status == 200
+        await until(house, lambda: _heard(house, 2))
+        assert (await said_to(house))[-1] == "Are you there?"
+
+
 async def test_a_host_that_the_owner_did_not_name_is_not_reached(tmp_path: Path) -> None:
     async with far_side() as far, far_side() as other, house_with(tmp_path, other) as house:
         await house.ask("agent.set", name="rex", external_url=far.url)

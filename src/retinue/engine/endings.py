@@ -133,7 +133,7 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
     if work.envelopes and work.envelopes[0].kind is Kind.JOB:
         return background.result_of(work.envelopes[0], "" if finished.silent else finished.answer, trust=finished.trust)
     if work.envelopes and work.envelopes[0].sender.is_external:
-        (to, silent), reply_to = said_to(work.session.origin), None
+        (to, silent), reply_to = said_to(page.conn, work.session.origin), None
     elif not owed:
         to, reply_to = _announced(page, work)
     elif owed[0].kind is Kind.DELEGATION:

@@ -45,13 +45,16 @@ _SLASHES = re.compile(r"/{2,}")
 _encode = msgspec.json.Encoder().encode
 
 
-def said_to(origin: Origin) -> tuple[Address, bool]:
+def said_to(conn: sa.Connection, origin: Origin) -> tuple[Address, bool]:
     """To whom it goes what an agent elsewhere says in a session without having been asked, and whether it goes
     silently: another agent reads it with its next turn, since words that nobody asked for set nobody to work."""
-    if origin.kind is not OriginKind.AGENT:
-        return who_listens(origin), False
-    asker, _, more = origin.key.partition("/")
-    return address.parse("/".join((asker, more.partition("/")[0]))), True
+    asker = sessions.get(conn, origin.parent) if origin.parent is not None else None
+    if asker is not None:
+        return address.agent(asker.agent, asker.id), True
+    agent, _, more = origin.key.partition("/")
+    if origin.kind is OriginKind.AGENT and more:
+        return address.parse(f"{agent}/{more.partition('/')[0]}"), True
+    return who_listens(origin), False
 
 
 def callback_url(base: str, session: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,12 +17,13 @@ from urllib.parse import unquote, urlsplit
 from retinue.config import Settings
 from retinue.config.secret import Secret
 from retinue.config.skills import Variable
+from retinue.domain.agent import Agent
 from retinue.domain.credential import Credential
 from retinue.domain.errors import RetinueError
 from retinue.models.credentials import secret_of
 from retinue.operations.credential_keys import KEYS
 from retinue.policy.masking import Masks
-from retinue.store import credentials
+from retinue.store import agents, credentials
 from retinue.store.connection import Store
 
 KEY_FILES_MAX = 1_000
@@ -45,10 +46,13 @@ async def refresh(masks: Masks, store: Store, settings: Settings, environment: M
 async def known_secrets(store: Store, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """By name, each as it is now."""
     stored = await store.read(credentials.everyone)
-    return await asyncio.to_thread(gather, settings, stored, environment)
+    staff = await store.read(agents.everyone)
+    return await asyncio.to_thread(gather, settings, stored, environment, staff)
 
 
-def gather(settings: Settings, stored: list[Credential], environment: Mapping[str, str]) -> dict[str, str]:
+def gather(
+    settings: Settings, stored: list[Credential], environment: Mapping[str, str], staff: Sequence[Agent] = ()
+) -> dict[str, str]:
     found: dict[str, str] = {}
     values: set[str] = set()
 
@@ -68,6 +72,9 @@ def gather(settings: Settings, stored: list[Credential], environment: Mapping[st
         add(name, value)
     for credential in stored:
         add(f"{credential.agent}:{credential.id}" if credential.agent else credential.id, _of(credential, environment))
+    for agent in staff:
+        if agent.external.secret:
+            add(f"agents.{agent.name}.external", _read(Secret.referred(agent.external.secret), environment))
     if isinstance(settings.store, str):
         add("house.store", _password(settings.store))
     add(OWNER_TOKEN, _read(Secret(file=settings.home / OWNER_TOKEN), environment))

@@ -56,6 +56,9 @@ _blank_mail = (
     .where(sight.envelopes(Scope.PERSON), t.envelopes.c.text != FORGOTTEN)
     .values(text=FORGOTTEN, attachments=None, context=None)
 )
+_unhook = t.webhooks.delete().where(
+    t.webhooks.c.letter.in_(sa.select(t.envelopes.c.id).where(sight.envelopes(Scope.PERSON)))
+)
 _theirs = tuple(
     table.delete().where(table.c.person == _b("the_person"))
     for table in (t.notifications, t.questionnaires, t.preferences)
@@ -65,6 +68,7 @@ _blank_delegations = (
     .where(sa.or_(t.delegations.c.session == _b("the_session"), t.delegations.c.child == _b("the_session")))
     .values(task=FORGOTTEN, label="", because="")
 )
+_unname = t.external_keys.delete().where(t.external_keys.c.session == _b("the_session"))
 _asked_in = t.questionnaires.delete().where(t.questionnaires.c.session == _b("the_session"))
 _unshare = t.shares.delete().where(t.shares.c.person == _b("my_name"))
 
@@ -91,6 +95,7 @@ def forget(conn: sa.Connection, *, person: str, now_ms: int) -> Forgotten:
     # Shares first: mail in sessions that are someone else's is theirs to keep.
     conn.execute(_unshare, {"my_name": person})
     sessions = own_sessions(conn, person)
+    conn.execute(_unhook, _as(person))
     envelopes = conn.execute(_blank_mail, _as(person)).rowcount
     records = sum(_blank(conn, session, page.at_ms) for session in sessions)
     tokens.revoke_all(conn, str(address.person(person)), at_ms=page.at_ms)
@@ -112,7 +117,7 @@ def _blank(conn: sa.Connection, session: SessionId, at_ms: int) -> int:
     for row in conn.execute(_approvals, {"session": session}).all():
         calls = tuple(replace(call, arguments={}) for call in _calls.decode(row.calls))
         conn.execute(_blank_approval, {"the_id": row.id, "new_calls": _encode(calls).decode()})
-    for statement in (_blank_runs, _blank_steps, _blank_news, _blank_delegations, _asked_in):
+    for statement in (_blank_runs, _blank_steps, _blank_news, _blank_delegations, _asked_in, _unname):
         conn.execute(statement, {"the_session": session})
     conn.execute(_blank_session, {"the_session": session, "now": at_ms})
     return len(rows)

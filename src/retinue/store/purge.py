@@ -123,6 +123,7 @@ _unread = sa.select(sa.literal(1)).where(t.inbox.c.envelope == _b("id"), t.inbox
 _gone = (
     t.inbox.delete().where(t.inbox.c.envelope == _b("the_id")),
     t.deliveries.delete().where(t.deliveries.c.envelope == _b("the_id")),
+    t.webhooks.delete().where(t.webhooks.c.letter == _b("the_id")),
     _o.delete().where(_o.c.envelope == _b("the_id")),
     _e.delete().where(_e.c.id == _b("the_id")),
 )
