@@ -268,6 +268,9 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[Delta] = []
 
+    def called(self, run: RunId, tool: str) -> None:
+        pass
+
     def delta(self, delta: Delta) -> None:
         self.heard.append(delta)
 

@@ -18,10 +18,11 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.domain.errors import Invalid
-from retinue.domain.event import Delta, DeltaKind, News, NewsKind
+from retinue.domain.event import Delta, DeltaKind, Nested, News, NewsKind
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.domain.record import RecordKind
+from retinue.engine.live import Within
 from retinue.operations.base import Desk
 from retinue.operations.sessions import PartialShown, partial_form
 from retinue.store import news
@@ -60,6 +61,9 @@ class Mask:
     def takes_delta(self, delta: Delta) -> bool:
         return _fits(self.events, "delta") and _fits(self.phases, delta.kind.value)
 
+    def takes_nested(self) -> bool:
+        return _fits(self.events, "nested")
+
     def takes_news(self, piece: News) -> bool:
         if not (_fits(self.events, "news") and _fits(self.news, piece.kind.value)):
             return False
@@ -70,6 +74,7 @@ class Mask:
 
 
 EVERYTHING = Mask()
+EVENTS = frozenset({"news", "delta", "nested"})
 PHASES = frozenset({"thinking", "text", "call", "result", "interim", "final"})
 
 
@@ -209,7 +214,8 @@ class Feed:
         if not oldest - 1 <= self._cursor <= newest:
             self._cursor = newest
             events.append(Event("reset", {"cursor": newest, "because": "this cursor is unknown here"}))
-        return [*events, Event("hello", {"cursor": self._cursor, "partials": await self._partials()})]
+        said, nested = await self._partials(), await self._nested()
+        return [*events, Event("hello", {"cursor": self._cursor, "partials": said, "nested": nested})]
 
     def follow_all(self, mask: Mask = EVERYTHING) -> None:
         self._all = mask
@@ -236,7 +242,8 @@ class Feed:
             because = "this cursor is unknown here"
             self.reply(Event("reset", {"session": session, "cursor": newest, "because": because}))
             self.reply(Event("subscribed", {"session": session, "cursor": newest}))
-        self.reply(Event("partials", {"session": session, "partials": await self._partials({session})}))
+        said, nested = await self._partials({session}), await self._nested({session})
+        self.reply(Event("partials", {"session": session, "partials": said, "nested": nested}))
 
     def leave(self, session: SessionId) -> None:
         self._sessions.pop(session, None)
@@ -311,12 +318,15 @@ class Feed:
         if watcher.missed:
             watcher.missed = False
             watcher.deltas.clear()
-            return [Event("partials", {"partials": await self._partials()})]
+            return [Event("partials", {"partials": await self._partials(), "nested": await self._nested()})]
         deltas, watcher.deltas = watcher.deltas, []
         told: list[Event] = []
         for delta in deltas:
             mask = self._mask(delta.session)
-            if mask is not None and mask.takes_delta(delta) and await self._seen.session(delta.session):
+            if isinstance(delta, Nested):
+                if mask is not None and mask.takes_nested() and await self._seen.session(delta.session):
+                    told.append(Event("nested", delta))
+            elif mask is not None and mask.takes_delta(delta) and await self._seen.session(delta.session):
                 told.append(Event("delta", delta))
         return told
 
@@ -330,6 +340,17 @@ class Feed:
                 silenced = {kind.value: "" for kind in DeltaKind if not _fits(mask.phases, kind.value)}
                 forms.append(msgspec.structs.replace(partial_form(said), **silenced))
         return forms
+
+    async def _nested(self, sessions: Collection[SessionId] | None = None) -> list[Within]:
+        """What is done for calls that wait, by whoever they asked: seen by who sees the call."""
+        found: list[Within] = []
+        for within in self._desk.live.nested():
+            mask = self._mask(within.session)
+            if mask is None or not mask.takes_nested() or (sessions is not None and within.session not in sessions):
+                continue
+            if await self._seen.session(within.session):
+                found.append(within)
+        return found
 
     async def _news(self) -> list[Event]:
         """What was committed since the cursor, if anything was. More than fits is looked for again at once."""

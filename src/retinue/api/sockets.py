@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Receive, Send
 
 from retinue.api.answers import form_of
-from retinue.api.live import PHASES, TOGETHER_S, Event, Feed, Mask, Senders, SignedOut
+from retinue.api.live import EVENTS, PHASES, TOGETHER_S, Event, Feed, Mask, Senders, SignedOut
 from retinue.domain.address import AddressKind
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.event import NewsKind
@@ -48,10 +48,10 @@ class MaskForm(msgspec.Struct, forbid_unknown_fields=True):
     phases: list[str] | None = None
 
     def mask(self) -> Mask:
-        if unknown := {*(self.phases or ())} - PHASES | {*(self.events or ())} - {"news", "delta"}:
+        if unknown := {*(self.phases or ())} - PHASES | {*(self.events or ())} - EVENTS:
             raise Invalid(
                 f"a mask knows no {', '.join(sorted(unknown))[:80]}",
-                because="events are news and delta; phases are " + ", ".join(sorted(PHASES)),
+                because=f"events are {', '.join(sorted(EVENTS))}; phases are {', '.join(sorted(PHASES))}",
                 try_this="leave out what the mask should not judge by",
                 code="live.mask-invalid",
             )
@@ -342,7 +342,9 @@ class LiveSocket:
         """Each waits until the one before it has gone out: what is not read does not pile up here."""
         for event in events:
             body = (
-                msgspec.to_builtins(event.data, builtin_types=(msgspec.Raw,)) if event.name == "delta" else event.data
+                msgspec.to_builtins(event.data, builtin_types=(msgspec.Raw,))
+                if event.name in ("delta", "nested")
+                else event.data
             )
             try:
                 await self._send({"type": "websocket.send", "text": _encode({"type": event.name, **body}).decode()})

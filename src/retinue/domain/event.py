@@ -53,6 +53,27 @@ class DeltaKind(StrEnum):
     THINKING = "thinking"
 
 
+class NestedKind(StrEnum):
+    TEXT = "text"
+    CALL = "call"
+
+
+class Nested(Struct, frozen=True, kw_only=True):
+    """What somebody does who was asked by a call that waits, for whoever watches that call.
+
+    `session` and `call` are where it waits. `text` is a piece of what is said, which begins anew at `offset` 0, or the
+    name of the tool that is called.
+    """
+
+    session: SessionId
+    call: str
+    agent: str
+    run: RunId
+    kind: NestedKind
+    text: str
+    offset: int = 0
+
+
 class Delta(Struct, frozen=True, kw_only=True):
     """A piece of a reply as it is said. `offset` counts characters of this kind within (run, turn, attempt)."""
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from retinue.domain.approval import ApprovalState
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.event import Delta
+from retinue.domain.ids import RunId
 from retinue.domain.model import ModelFailed
 from retinue.domain.money import CallTerms, Granted
 from retinue.domain.permission import Permission
@@ -65,6 +66,9 @@ class Tell(Protocol):
     """Whoever watches a run as it goes. Told at once, promised nothing."""
 
     def delta(self, delta: Delta) -> None: ...
+    def called(self, run: RunId, tool: str) -> None:
+        """A tool is used now."""
+        ...
 
 
 Asking = Callable[[int, Granted], Awaitable[Reply]]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from retinue.domain.event import Delta, DeltaKind
+from retinue.domain.event import Delta, DeltaKind, Nested, NestedKind
 from retinue.domain.ids import RunId, SessionId
 
 DELTAS_WAITING_MAX = 1000
 PARTIAL_CHARS_MAX = 1_000_000
+NESTED_CHARS_MAX = 20_000  # of what is shown in a call's card of whoever it asked
+NESTED_CALLS_MAX = 100
 SOON_S = 0.02
 
 
@@ -25,6 +27,18 @@ class Partial:
     thinking: str = ""
 
 
+@dataclass(slots=True)
+class Within:
+    """The call that waits for a run, and what that run has said and done so far. Bounded: it is for a glance."""
+
+    session: SessionId
+    call: str
+    agent: str
+    run: RunId
+    text: str = ""
+    calls: list[str] = field(default_factory=list[str])
+
+
 @dataclass(slots=True, eq=False)
 class Watcher:
     """One who watches: told of news by a flag, of deltas by a bounded list. Who falls behind asks for the state."""
@@ -33,7 +47,7 @@ class Watcher:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     news: bool = True  # something was committed since it last looked
     soon: asyncio.TimerHandle | None = None
-    deltas: list[Delta] = field(default_factory=list[Delta])
+    deltas: list[Delta | Nested] = field(default_factory=list[Delta | Nested])
     missed: bool = False
     closed: bool = False
 
@@ -44,6 +58,7 @@ class Live:
     def __init__(self) -> None:
         self._watchers: set[Watcher] = set()
         self._partials: dict[RunId, Partial] = {}
+        self._within: dict[RunId, Within] = {}
 
     def delta(self, delta: Delta) -> None:
         partial = self._partials.get(delta.run)
@@ -55,18 +70,39 @@ class Live:
                 partial.text += delta.text
         elif len(partial.thinking) < PARTIAL_CHARS_MAX:
             partial.thinking += delta.text
+        self._pass_on(delta)
+        if self._within and delta.kind is DeltaKind.TEXT and (within := self._within.get(delta.run)) is not None:
+            if delta.offset + len(delta.text) <= NESTED_CHARS_MAX:
+                within.text = within.text + delta.text if delta.offset else delta.text
+                self._pass_on(_nested(within, NestedKind.TEXT, delta.text, offset=delta.offset))
+
+    def called(self, run: RunId, tool: str) -> None:
+        within = self._within.get(run)
+        if within is not None and len(within.calls) < NESTED_CALLS_MAX:
+            within.calls.append(tool)
+            self._pass_on(_nested(within, NestedKind.CALL, tool))
+
+    def _pass_on(self, piece: Delta | Nested) -> None:
         for watcher in self._watchers:
-            if watcher.session is None or watcher.session == delta.session:
+            if watcher.session is None or watcher.session == piece.session:
                 if len(watcher.deltas) >= DELTAS_WAITING_MAX:
                     watcher.missed = True
                     watcher.deltas.clear()
                 else:
-                    watcher.deltas.append(delta)
+                    watcher.deltas.append(piece)
                 self._soon(watcher)
+
+    def nest(self, within: Within) -> None:
+        """From now on, whoever watches a call that waits for a run is told of what that run does."""
+        self._within[within.run] = within
+
+    def nested(self) -> list[Within]:
+        return list(self._within.values())
 
     def ended(self, run: RunId) -> None:
         """A run came to an end, or to a rest: what was committed about it is told now."""
         self._partials.pop(run, None)
+        self._within.pop(run, None)
         for watcher in self._watchers:
             if watcher.news:
                 watcher.changed.set()
@@ -104,3 +140,15 @@ class Live:
         if watcher.soon is not None:
             watcher.soon.cancel()
         self._watchers.discard(watcher)
+
+
+def _nested(within: Within, kind: NestedKind, text: str, *, offset: int = 0) -> Nested:
+    return Nested(
+        session=within.session,
+        call=within.call,
+        agent=within.agent,
+        run=within.run,
+        kind=kind,
+        text=text,
+        offset=offset,
+    )

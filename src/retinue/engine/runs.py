@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.agents.home import ensure_workspace
+from retinue.domain.envelope import Kind
 from retinue.domain.errors import RetinueError, Stale, StoreError
 from retinue.domain.ids import RunId
 from retinue.domain.ports import Clock, Faults
@@ -25,13 +26,13 @@ from retinue.engine.claims import Terms, claim_next
 from retinue.engine.custody import Nothing, Work
 from retinue.engine.endings import fail, finish
 from retinue.engine.journal import Answers, RunJournal
-from retinue.engine.live import Live
+from retinue.engine.live import Live, Within
 from retinue.engine.transcripts import Transcripts
 from retinue.engine.writing import Unwritten
 from retinue.mailroom.background import runner_of
 from retinue.mailroom.inbox import Wake
 from retinue.runners.base import Assignment, Finished, Parked, Runner
-from retinue.store import agents, envelopes, records, sessions
+from retinue.store import agents, delegations, envelopes, records, sessions
 from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
 
@@ -89,6 +90,8 @@ class Watch:
             has_mail=has_mail,
             wake=self._wake,
         )
+        if work.envelopes and work.envelopes[0].kind is Kind.DELEGATION:
+            await self._nest(work)
         try:
             ended = await self._work(journal, next_run=next_run, contended=contended)
         finally:
@@ -96,6 +99,12 @@ class Watch:
         if journal.is_whole:
             self.transcripts.give_back(transcript, context_from=journal.work.session.context_from)
         return ended
+
+    async def _nest(self, work: Work) -> None:
+        """A call waits for this run: whoever watches that sees what is done for it."""
+        asked = await self._store.read(partial(delegations.get, id_=work.envelopes[0].id))
+        if asked is not None and asked.wait_until is not None:
+            self._live.nest(Within(session=asked.session, call=asked.call, agent=work.agent.name, run=work.run.id))
 
     async def _own(self, work: Work) -> list[Record] | None:
         """A run's own records where they are no longer all in its context: it was compacted, and then cut off."""

@@ -267,7 +267,7 @@ class Loop:
                 turn,
                 index,
                 call,
-                partial(self._act, call, plan, ask, occasion),
+                partial(self._act, case, call, plan, ask, occasion),
                 repeatable=call.id in plan.scenes and spec is not None and spec.repeatable,
                 stored=stored,
                 because=plan.reasons.get(call.id, ""),
@@ -275,12 +275,13 @@ class Loop:
         except Pending as pending:
             waits.add(call, pending.until)
 
-    async def _act(self, call: Call, plan: Plan, ask: Ask, occasion: Occasion) -> ToolResult:
+    async def _act(self, case: Case, call: Call, plan: Plan, ask: Ask, occasion: Occasion) -> ToolResult:
         """Right before it happens: what was taken back or forbidden since it was decided counts, too."""
         if not await self._toolbox.holds(plan, occasion):
             plan = await self._toolbox.decide([call], ask, occasion)
         scene = plan.scenes.get(call.id)
         if scene is not None:
+            case.tell.called(occasion.run, call.tool)
             return await self._toolbox.perform(call, scene)
         return next(iter(plan.closed), refusal(call, f"Not done, since it was taken back: {plan.because}. Try again."))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retinue.domain.event import Delta, DeltaKind
+from retinue.domain.ids import RunId
 from retinue.domain.manner import Manner, Reasoning, UsageLine
 from retinue.domain.ports import Tell
 from retinue.domain.record import Record, Reply
@@ -19,6 +20,9 @@ class WithoutThoughts:
     def delta(self, delta: Delta) -> None:
         if delta.kind is not DeltaKind.THINKING:
             self._tell.delta(delta)
+
+    def called(self, run: RunId, tool: str) -> None:
+        self._tell.called(run, tool)
 
 
 def heard(tell: Tell, manner: Manner) -> Tell:

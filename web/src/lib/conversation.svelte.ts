@@ -3,7 +3,7 @@
 
 import { ask, newKey, Unreachable, upload, type Answered, type Asked } from "./api";
 import { house } from "./house.svelte";
-import type { Delta, News, Partial } from "./live.svelte";
+import type { Delta, Nested, News, Partial, Within } from "./live.svelte";
 import { keepUnsent, unsentIn } from "./outbox";
 
 export type Line = Answered<"session.transcript">["lines"][number];
@@ -59,6 +59,8 @@ export class Conversation {
   earlier: boolean = $state(false);
   run: { id: string; status: string } | null = $state.raw(null);
   partial: Partial | null = $state.raw(null);
+  /** What others do for calls that wait, by the call. */
+  nested: Record<string, Within> = $state.raw({});
   waiting: Waiting[] = $state.raw([]);
   sending: Sending[] = $state([]);
   asides: Aside[] = $state.raw([]);
@@ -72,6 +74,7 @@ export class Conversation {
   #unlisten: () => void;
   #loads = 0;
   #deltas: Delta[] = [];
+  #pieces: Nested[] = [];
   #frame = 0;
   #asked = false;
   #tail: Promise<void> | null = null;
@@ -86,6 +89,8 @@ export class Conversation {
     this.#unlisten = house.live.listen({
       news: (news) => news.session === session && this.phase !== "loading" && this.#news(news),
       delta: (delta) => delta.session === session && this.#delta(delta),
+      nested: (piece) => piece.session === session && this.#piece(piece),
+      within: (all, of) => (of === null || of === session) && this.#within(all),
       partials: (all, of) => {
         if (of === null || of === session) this.#partials(all);
         if (of === null) this.#back();
@@ -311,6 +316,7 @@ export class Conversation {
     this.#flush();
     const spoken = this.partial;
     if (spoken && lines.some((line) => line.run === spoken.run && line.kind !== "user" && isOf(line, spoken))) this.#silence();
+    this.#answeredCalls(lines);
     this.lines = [...this.lines, ...lines];
     this.newest = Math.max(this.newest, this.lines.at(-1)?.seq ?? 0);
   }
@@ -365,6 +371,15 @@ export class Conversation {
 
   #delta(delta: Delta): void {
     this.#deltas.push(delta);
+    this.#nextFrame();
+  }
+
+  #piece(piece: Nested): void {
+    this.#pieces.push(piece);
+    this.#nextFrame();
+  }
+
+  #nextFrame(): void {
     if (this.#frame) return;
     this.#frame = document.hidden ? window.setTimeout(this.#flush, 100) : requestAnimationFrame(this.#flush);
   }
@@ -376,7 +391,30 @@ export class Conversation {
     let now = this.partial;
     for (const delta of deltas) now = this.#said(now, delta);
     this.partial = now;
+    if (this.#pieces.length) this.#nest();
   };
+
+  #nest(): void {
+    const nested = { ...this.nested };
+    for (const { call, agent, run, session, kind, text, offset } of this.#pieces.splice(0)) {
+      const known = nested[call]?.run === run ? nested[call] : { session, call, agent, run, text: "", calls: [] };
+      const said = offset ? known.text + text : text;
+      nested[call] = kind === "call" ? { ...known, calls: [...known.calls, text] } : { ...known, text: said };
+    }
+    this.nested = nested;
+  }
+
+  #within(all: Within[]): void {
+    this.#pieces = [];
+    this.nested = Object.fromEntries(all.filter((each) => each.session === this.session).map((each) => [each.call, each]));
+  }
+
+  /** Calls that have their result wait no longer. */
+  #answeredCalls(lines: Line[]): void {
+    const closed = new Set(lines.filter((line) => line.kind === "tool").map((line) => String((line.body as { call?: unknown }).call)));
+    if (!Object.keys(this.nested).some((call) => closed.has(call))) return;
+    this.nested = Object.fromEntries(Object.entries(this.nested).filter(([call]) => !closed.has(call)));
+  }
 
   #said(now: Partial | null, delta: Delta): Partial | null {
     const newer = !now || delta.run !== now.run || delta.turn > now.turn || (delta.turn === now.turn && delta.attempt > now.attempt);

@@ -33,11 +33,35 @@ export interface Partial {
   thinking: string;
 }
 
+/** A piece of what is done for a call that waits, by whoever it asked: words, or the name of a tool. */
+export interface Nested {
+  session: string;
+  call: string;
+  agent: string;
+  run: string;
+  kind: "text" | "call";
+  text: string;
+  offset: number;
+}
+
+/** All of it so far. */
+export interface Within {
+  session: string;
+  call: string;
+  agent: string;
+  run: string;
+  text: string;
+  calls: string[];
+}
+
 export interface Listener {
   news?(news: News): void;
   delta?(delta: Delta): void;
   /** What is being said now; of one session, or of all that are followed. */
   partials?(partials: Partial[], session: string | null): void;
+  nested?(nested: Nested): void;
+  /** What is done now for calls that wait; of one session, or of all that are followed. */
+  within?(within: Within[], session: string | null): void;
   /** The house does not know our cursor: what we hold may be wrong, ask again. */
   reset?(session: string | null): void;
   /** Any other frame, such as a command for a window. */
@@ -140,6 +164,7 @@ export class Live {
         this.#pings = window.setInterval(this.#ping, PING_EVERY_MS);
         this.#cursor = Math.max(this.#cursor ?? 0, Number(frame["cursor"]));
         this.#tell((to) => to.partials?.(frame["partials"] as Partial[], null));
+        this.#tell((to) => to.within?.((frame["nested"] ?? []) as Within[], null));
         break;
       case "news": {
         const news = frame as unknown as News;
@@ -151,9 +176,15 @@ export class Live {
       case "delta":
         this.#tell((to) => to.delta?.(frame as unknown as Delta));
         break;
-      case "partials":
-        this.#tell((to) => to.partials?.(frame["partials"] as Partial[], (frame["session"] as string) ?? null));
+      case "nested":
+        this.#tell((to) => to.nested?.(frame as unknown as Nested));
         break;
+      case "partials": {
+        const of = (frame["session"] as string) ?? null;
+        this.#tell((to) => to.partials?.(frame["partials"] as Partial[], of));
+        this.#tell((to) => to.within?.((frame["nested"] ?? []) as Within[], of));
+        break;
+      }
       case "reset":
         if (frame["session"] === undefined) this.#cursor = Number(frame["cursor"]);
         this.#tell((to) => to.reset?.((frame["session"] as string) ?? null));

@@ -1,0 +1,148 @@
+"""What somebody does who was asked, as whoever watches the call that waits sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desk.desk_house import person
+from flows.hands_house import HandsHouse, Visit, hands_house
+from flows.staff_house import let_in, plays
+
+from retinue.api.live import Event, Feed, Mask
+from retinue.domain.event import Nested, NestedKind
+from retinue.domain.ids import SessionId
+from retinue.domain.person import Role
+from retinue.domain.principal import Principal
+from retinue.domain.trust import Trust
+from retinue.engine.live import NESTED_CHARS_MAX
+from retinue.testing.scripted_model import Line, calls, says
+
+
+def ask(**more: Any) -> Line:
+    return calls("agents_message", agentId="bo", content="Count the chairs.", **more)
+
+
+@asynccontextmanager
+async def watching(
+    house: HandsHouse, who: Principal, session: SessionId | None, *, mask: Mask | None = None
+) -> AsyncGenerator[list[Event]]:
+    """All that one is told meanwhile."""
+    feed = Feed(house.house.desk, who)
+    heard: list[Event] = list(await feed.open(None))
+    if session is None:
+        feed.follow_all(mask or Mask())
+    else:
+        feed.follow(session, mask or Mask())
+
+    async def listen() -> None:
+        while not feed.closed:
+            heard.extend(await feed.next() or [])
+
+    task = asyncio.create_task(listen())
+    try:
+        yield heard
+        await asyncio.sleep(0.1)
+    finally:
+        feed.end()
+        await task
+        feed.close()
+
+
+def nested(heard: list[Event]) -> list[Nested]:
+    return [event.data for event in heard if event.name == "nested"]
+
+
+def words(heard: list[Event]) -> str:
+    return "".join(piece.text for piece in nested(heard) if piece.kind is NestedKind.TEXT)
+
+
+@pytest.mark.spec("A32")
+async def test_whoever_watches_a_call_that_waits_sees_what_is_said_and_called_for_it(tmp_path: Path) -> None:
+    async with hands_house(tmp_path, tools=[Visit(says="secret shelf", trust=Trust.PRIVATE)]) as house:
+        session = await house.turn("Hello.", "Hello.")
+        house.model.rule = plays(
+            {
+                "Ask bo.": [ask(), "Bo says: three."],
+                "Count the chairs.": [calls("visit", page="shop"), says("Three chairs it is.", thinking="private")],
+            }
+        )
+        async with watching(house, person("owner"), session) as heard:
+            await house.turn("Ask bo.")
+        (call,) = [
+            record.body.calls[0].id for record in await house.records(session) if getattr(record.body, "calls", ())
+        ]
+        assert {(piece.session, piece.call, piece.agent) for piece in nested(heard)} == {(session, call, "bo")}
+        assert words(heard) == "Three chairs it is."
+        assert [piece.text for piece in nested(heard) if piece.kind is NestedKind.CALL] == ["visit"]
+        told = str(nested(heard))
+        assert "private" not in told, "what it thought stays with it"
+        assert "secret shelf" not in told, "and what its tools read"
+        names = [event.name for event in heard]
+        closed = next(
+            i
+            for i, event in enumerate(heard)
+            if event.name == "news" and event.data["news"] == "step.closed" and "tool" in str(event.data.get("record"))
+        )
+        assert max(i for i, name in enumerate(names) if name == "nested") < closed, "while it waits, and no longer"
+        assert house.house.desk.live.nested() == []
+
+
+@pytest.mark.spec("A32")
+async def test_one_who_comes_later_is_told_what_was_done_so_far(tmp_path: Path) -> None:
+    async with hands_house(tmp_path) as house:
+        session = await house.turn("Hello.", "Hello.")
+        slow = [calls("append_line", text="x"), says("Three.", after_s=0.6)]
+        house.model.rule = plays({"Ask bo.": [ask(), "Three."], "Count the chairs.": slow})
+        await house.post("Ask bo.")
+        async with asyncio.timeout(20):
+            while not any(within.calls for within in house.house.desk.live.nested()):
+                await asyncio.sleep(0.01)
+        feed = Feed(house.house.desk, person("owner"))
+        feed.follow(session)
+        (hello,) = await feed.open(None)
+        (within,) = hello.data["nested"]
+        assert (within.session, within.agent, within.calls) == (session, "bo", ["append_line"])
+        feed.close()
+        await house.rest()
+
+
+async def test_only_who_sees_the_conversation_is_told(tmp_path: Path) -> None:
+    async with hands_house(tmp_path) as house:
+        await let_in(house, maria=Role.MEMBER, noor=Role.MEMBER)
+        session = await house.turn("Hello.", "Hello.", sender="person:maria")
+        house.model.rule = plays({"Ask bo.": [ask(), "Three."], "Count the chairs.": ["Three chairs."]})
+        async with (
+            watching(house, person("maria"), session) as hers,
+            watching(house, person("noor"), None) as others,
+            watching(house, person("maria"), session, mask=Mask(events=frozenset({"news"}))) as masked,
+        ):
+            await house.turn("Ask bo.", sender="person:maria")
+        assert words(hers) == "Three chairs."
+        assert nested(others) == []
+        assert nested(masked) == []
+        assert not any(event.name == "delta" and event.data.session != session for event in hers)
+
+
+async def test_a_call_that_does_not_wait_shows_nothing_and_what_is_shown_is_bounded(tmp_path: Path) -> None:
+    async with hands_house(tmp_path) as house:
+        session = await house.turn("Hello.", "Hello.")
+        house.model.chunk_chars = 1_000
+        long = "x" * (NESTED_CHARS_MAX + 5_000)
+        house.model.rule = plays(
+            {
+                "Ask bo.": [ask(mode="async"), "Asked."],
+                "Wait for bo.": [ask(), "Done."],
+                "Count the chairs.": ["Three chairs.", long],
+                "Three chairs.": ["Three."],
+            }
+        )
+        async with watching(house, person("owner"), session) as heard:
+            await house.turn("Ask bo.")
+            assert nested(heard) == []
+            await house.turn("Wait for bo.")
+        assert 0 < len(words(heard)) <= NESTED_CHARS_MAX
