@@ -61,6 +61,7 @@ from retinue.store.files import Files
 from retinue.tools.base import Scene, Tool
 from retinue.tools.delegate.agents import AgentsList, AgentsMessage
 from retinue.tools.delegate.messages import SendAgentMessage
+from retinue.tools.delegate.sessions import SessionsHistory, SessionsList, SessionsSend
 from retinue.tools.delegate.spawn import Sending, SessionsSpawn, StartBackgroundAgent
 from retinue.tools.files import Ground, file_tools
 from retinue.tools.grants import Grants
@@ -174,7 +175,7 @@ class Hands:
             is_owner=_is_owner,
             environment=environment,
         )
-        rules = _rules(self.confining, settings)
+        rules, confined = _rules(self.confining, settings), _only_spawned(settings)
         self.servers = Servers(
             lambda: settings().mcp,
             home=home,
@@ -207,10 +208,13 @@ class Hands:
             Notify(store, clock, OWNER.name, mask),
             AskQuestions(store, clock, mask),
             AgentsList(store),
-            AgentsMessage(self.ways.hand_over, store, clock, lambda: settings().external),
+            AgentsMessage(self.ways.hand_over, store, clock, lambda: settings().external, confined),
             SessionsSpawn(sending),
             StartBackgroundAgent(sending),
-            SendAgentMessage(self.ways.pass_on, _only_spawned(settings)),
+            SendAgentMessage(self.ways.pass_on, confined),
+            SessionsList(store, clock, confined),
+            SessionsHistory(store, confined),
+            SessionsSend(self.ways.hand_over, store, confined),
             *screen_tools(self.windows),
         )
 

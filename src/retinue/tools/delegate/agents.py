@@ -88,6 +88,7 @@ class AgentsMessage:
     store: Store
     clock: Clock
     external: Callable[[], ExternalSettings] = ExternalSettings
+    confined: Callable[[Scene], bool] = lambda _scene: False  # to sessions that came of its own
     arguments: type[msgspec.Struct] = MessageArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
@@ -121,6 +122,7 @@ class AgentsMessage:
             wait_s=arguments.timeout if waits else None,
             notify=arguments.notify,
             webhook=arguments.webhook,
+            confined=self.confined(scene),
         )
         try:
             handed = await self.hand_over(handing)
