@@ -168,6 +168,7 @@ class Instructing:
             mode=mode or mode_of(agent, session.origin.kind),
             agent=TheAgent(
                 name=agent.name,
+                called=agent.display_name,
                 description=agent.description,
                 instructions=agent.instructions,
                 level=agent.permission_level.value,

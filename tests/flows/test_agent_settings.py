@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from flows.hands_house import ADA, BO, HandsHouse, hands_house
 from retinue.config.sandbox import WorkspaceAccess
 from retinue.domain.agent import SandboxRules, ToolRules
 from retinue.domain.envelope import Outcome
-from retinue.domain.errors import NotFound
+from retinue.domain.errors import NotFound, Unfit
 from retinue.store import envelopes
 from retinue.testing.scripted_model import calls, says
 
@@ -97,7 +99,7 @@ async def test_a_workspace_that_cannot_be_made_fails_the_run_and_says_so(tmp_pat
 
 async def test_an_agents_own_sandbox_is_stricter_than_the_houses(tmp_path: Path) -> None:
     strict = SandboxRules(workspace=WorkspaceAccess.READ, browser=False)
-    staff = [ADA, BO.__class__(name="bo", model="scripted", sandbox=strict, tools=ToolRules(also_allow=("browser",)))]
+    staff = [ADA, replace(BO, sandbox=strict, tools=ToolRules(also_allow=("browser",)))]
     async with hands_house(tmp_path / "home", staff=staff) as house:
         for name, failed in (("ada", False), ("bo", True)):
             lines = (calls("write", path="a.txt", content="x"), "Done.")
@@ -210,3 +212,75 @@ async def test_it_is_told_what_holds_for_an_agent_and_who_says_so(tmp_path: Path
             "sandbox_idle_hours": (24.0, "built-in", "sandbox.docker.idle_hours"),
             "sandbox_age_days": (7.0, "built-in", "sandbox.docker.age_days"),
         }
+
+
+# --- who it is, whom it sees, and of what type it is ---
+
+
+async def test_an_agent_is_told_who_it_is_by_what_people_call_it(tmp_path: Path) -> None:
+    async with hands_house(tmp_path / "home") as house:
+        await house.ask("agent.set", name="ada", display_name="Ada of the night", icon="\N{CRESCENT MOON}")
+        await house.turn("Who are you?", "Ada.")
+        assert house.model.prompts[-1].instructions.startswith("You are Ada of the night, one of the staff")
+        [here] = [each for each in (await house.ask("house.state"))["agents"] if each["name"] == "ada"]
+        assert (here["display_name"], here["icon"]) == ("Ada of the night", "\N{CRESCENT MOON}")
+
+
+@pytest.mark.spec("A29")
+async def test_who_is_hidden_or_denied_is_neither_listed_nor_written_to(tmp_path: Path) -> None:
+    staff = [ADA, BO, replace(BO, name="cy"), replace(BO, name="ghost", visible=False)]
+    async with hands_house(tmp_path / "home", staff=staff) as house:
+        await house.ask("agent.set", name="ada", delegation_deny=["c*"])
+        session = await house.turn("Who is there?", calls("agents_list"), "Bo.")
+        assert [each["id"] for each in json.loads((await outputs(house, session))[-1])["agents"]] == ["bo"]
+        for name, key in (("cy", "agents.ada.delegation.deny"), ("ghost", "agents.ghost.visible")):
+            before = len(house.model.prompts)
+            session = await house.turn("Ask.", calls("agents_message", agentId=name, content="Hello?"), "I may not.")
+            assert key in (await outputs(house, session))[-1]
+            assert len(house.model.prompts) == before + 2, "nobody else was asked anything"
+
+
+@pytest.mark.spec("A4")
+async def test_an_agents_type_is_chosen_and_what_it_leaves_out_is_as_the_house_has_it(tmp_path: Path) -> None:
+    config = '[models]\ndefault = "scripted"'
+    async with hands_house(tmp_path / "home", config=config) as house:
+        plain = await house.ask("agent.register", name="cy")
+        assert (plain["runner"], plain["provider"], plain["model"]) == ("loop", None, "")
+        await house.turn("Hello.", "Hello.", to="agent:cy")
+        assert (await house.ask("agent.show", name="cy"))["in_force"]["model"] == {
+            "value": "scripted",
+            "by": "house",
+            "key": "models.default",
+        }
+
+        with pytest.raises(Unfit) as missing:
+            await house.ask("agent.register", name="far", runner="external")
+        assert missing.value.code == "agent.external-url-missing" and set(missing.value.fields) == {"external_url"}
+        with pytest.raises(Unfit) as unused:
+            await house.ask("agent.set", name="cy", external_url="https://far.example/in")
+        assert unused.value.code == "agent.external-unused"
+        with pytest.raises(Unfit) as bare:
+            await house.ask(
+                "agent.register",
+                name="far",
+                runner="external",
+                external_url="https://far.example/in",
+                external_secret="hunter2",
+            )
+        assert "hunter2" not in str(bare.value)
+        far = await house.ask(
+            "agent.register",
+            name="far",
+            runner="external",
+            external_url="https://far.example/in",
+            external_secret="env:FAR_KEY",
+        )
+        assert far["external"] == {
+            "url": "https://far.example/in",
+            "secret": "env:FAR_KEY",
+            "timeout_s": 300.0,
+            "retries": 3,
+        }
+        assert '[agents.far.external.secret]\nenv = "FAR_KEY"' in (await house.ask("config.export"))["text"]
+        chat = await house.ask("agent.set", name="far", runner="loop", clear=["external_url", "external_secret"])
+        assert (chat["runner"], chat["external"]["url"]) == ("loop", "")

@@ -18,11 +18,12 @@ _FENCE = re.compile(r"`{3,}")
 def identity(at: Situation) -> str:
     """What its definition tells it, else who it is, else that it is somebody."""
     agent = at.agent
+    called = one_line(agent.called) or agent.name
     if agent.instructions.strip():
         return agent.instructions
     if description := agent.description.strip():
-        return f"You are {agent.name}. {description}"
-    return f"You are {agent.name}, one of the staff of this house: a helpful, careful agent."
+        return f"You are {called}. {description}"
+    return f"You are {called}, one of the staff of this house: a helpful, careful agent."
 
 
 def house(at: Situation) -> str:

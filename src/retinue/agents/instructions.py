@@ -31,6 +31,7 @@ class FileState(StrEnum):
 
 class TheAgent(Struct, frozen=True, kw_only=True):
     name: str
+    called: Annotated[str, Meta(description="what people call it; empty: its name")] = ""
     description: str = ""
     instructions: Annotated[str, Meta(description="what its definition tells it; may be empty")] = ""
     level: Annotated[str, Meta(description="its permission level")] = "standard"
