@@ -1,0 +1,68 @@
+"""The house of the figures: the real daemon in a process of its own, with a model that goes by a script on disk.
+
+`python -m flows.figure_daemon`, with RETINUE_TEST_SCRIPT naming a JSON file: for words that stand in what was read
+last, the lines to say, one after the other. Read anew for every reply, so that a test may write it as it goes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+from retinue import daemon
+from retinue.config import from_environment
+from retinue.domain.agent import Agent, ToolRules
+from retinue.domain.record import UserTurn
+from retinue.logs import set_up_logs
+from retinue.models.base import Prompt
+from retinue.real import RandomIds, RealClock
+from retinue.store.connection import NO_FAULTS
+from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.scripted_model import Line, ScriptedModel
+
+STAFF = (
+    Agent(name="general", model="scripted", description="Knows whom to ask."),
+    Agent(name="notes", model="scripted", description="Writes things down."),
+    Agent(name="reading-list", model="scripted", description="Keeps what is to be read."),
+    Agent(name="journal", model="scripted", tools=ToolRules(allow=("session_status",)), turns_max=2),
+)
+
+
+class Script:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._said: Counter[str] = Counter()
+
+    def __call__(self, prompt: Prompt) -> Line:
+        read = next((r.body.text for r in reversed(prompt.records) if isinstance(r.body, UserTurn)), "")
+        for words, lines in json.loads(self._path.read_text()).items():
+            if words in read and self._said[words] < len(lines):
+                line = lines[self._said[words]]
+                self._said[words] += 1
+                return Line(text=line) if isinstance(line, str) else _line(line)
+        return Line(text="(nothing to say)")
+
+
+def _line(line: dict[str, object]) -> Line:
+    calls = line.pop("calls", [])
+    assert isinstance(calls, list)
+    return Line(calls=tuple((tool, arguments) for tool, arguments in calls), **line)  # type: ignore[arg-type]
+
+
+def main() -> int:
+    set_up_logs(sys.stderr)
+    clock = RealClock()
+    model = ScriptedModel(clock, rule=Script(Path(os.environ["RETINUE_TEST_SCRIPT"])))
+    connectors = [QuietConnector(clock, instance="quiet")]
+    parts = daemon.Parts(
+        clock=clock, ids=RandomIds(), faults=NO_FAULTS, models=[model], staff=STAFF, connectors=connectors
+    )
+    daemon.run(from_environment(os.environ), parts, announce=False)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
