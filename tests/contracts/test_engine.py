@@ -24,6 +24,7 @@ SUITE = (
     "engine_queue",
     "engine_recovery",
     "engine_sleep",
+    "engine_subagents",
 )
 pytest.register_assert_rewrite(*(f"contracts.{part}" for part in SUITE))
 
@@ -37,6 +38,7 @@ from contracts.engine_parking import *  # noqa: E402, F403
 from contracts.engine_queue import *  # noqa: E402, F403
 from contracts.engine_recovery import *  # noqa: E402, F403
 from contracts.engine_sleep import *  # noqa: E402, F403
+from contracts.engine_subagents import *  # noqa: E402, F403
 
 from retinue.engine.engine import EmbeddedEngine  # noqa: E402
 from retinue.store.opening import prepare_postgres, prepare_sqlite  # noqa: E402

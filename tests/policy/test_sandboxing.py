@@ -79,3 +79,10 @@ def test_who_sits_before_a_session_says_whether_it_is_confined() -> None:
     assert [is_confined(STRICT, main=main) for main in (True, False)] == [True, True]
     assert not is_confined(LOOSE, main=False)
     assert not is_confined(replace(STRICT, kind=SandboxKind.OFF), main=False)
+
+
+def test_one_who_was_sent_out_is_as_confined_as_whoever_sent_it() -> None:
+    loose, strict = Agent(name="bo", sandbox=AS_LOOSE), Agent(name="ada", sandbox=AS_STRICT)
+    assert sandbox_of(LOOSE, loose, strict) == STRICT
+    assert sandbox_of(LOOSE, strict, loose) == STRICT
+    assert sandbox_of(LOOSE, loose) == LOOSE

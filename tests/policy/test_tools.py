@@ -384,3 +384,55 @@ def test_a_further_deny_never_helps(rules: ToolLists, tool: ToolSpec, name: str)
     assert RANK[after.verdict] >= RANK[before.verdict]
     if tool.name == name:
         assert after.denied
+
+
+# --- whoever works for another ---
+
+
+def test_what_any_of_its_senders_may_not_do_one_who_was_sent_out_may_not() -> None:
+    tool, named = spec("append"), spec("house_ledger", by_name=True)
+    settings = ToolSettings()
+
+    def of(name: str, **lists: Any) -> Chain:
+        agent = Agent(name=name, tools=ToolRules(**lists))
+        return Chain(layers_for(settings, agent, Circumstances(origin=OriginKind.SUBAGENT)), (tool, named))
+
+    def sent(child: dict[str, Any], *senders: dict[str, Any]) -> Chain:
+        agent = Agent(name="bo", tools=ToolRules(**child))
+        above = [of(f"sender-{n}", **lists) for n, lists in enumerate(senders)]
+        where = Circumstances(origin=OriginKind.SUBAGENT)
+        return Chain(layers_for(settings, agent, where), (tool, named), above=above)
+
+    assert sent({}, {}).decide(tool).allowed
+    denied = sent({}, {}, {"deny": ("append",)}).decide(tool)
+    assert denied.denied and denied.key == "agents.sender-1.tools.deny"
+    assert sent({}, {"ask": ("append",)}).decide(tool).verdict is Verdict.ASK
+    assert sent({"deny": ("append",)}, {}).decide(tool).denied
+    # What must be named must be named for each of them.
+    both = {"also_allow": ("house_ledger",)}
+    assert sent(both, both).decide(named).allowed
+    assert sent(both, {}).decide(named).denied
+    assert sent({}, both).decide(named).denied
+    said = [finding.layer for finding in sent({}, {}).findings(tool)]
+    assert len(said) == len(set(said)), "what is the same for all is said once"
+
+
+def test_rules_for_whom_it_is_done_in_the_end_take_away_and_give_nothing() -> None:
+    guest, owner = address.person("guest"), address.person("owner")
+    asker = address.agent("ada", "5" * 32)
+    settings = ToolSettings(
+        by_sender={"person:guest": Lists(deny=("exec",)), "person:owner": Lists(also_allow=("house_ledger",))},
+        by_channel={"telegram:42": ChannelLists(deny=("write",))},
+    )
+    named = spec("house_ledger", by_name=True)
+    known = (*CORE, named)
+    direct = chain(settings, known=known, sender=guest)
+    through = chain(settings, known=known, sender=asker, behalf=guest)
+    assert not chain(settings, known=known, sender=asker).decide(spec("exec")).denied
+    for each in (direct, through):
+        assert each.decide(spec("exec")).key == "tools.by_sender.person:guest.deny"
+    assert chain(settings, known=known, sender=owner).decide(named).allowed
+    assert chain(settings, known=known, sender=asker, behalf=owner).decide(named).denied
+    room = address.parse("channel:telegram:42")
+    assert chain(settings, known=known, sender=asker, behalf=room).decide(spec("write")).denied
+    assert not chain(settings, known=known, sender=asker, behalf=owner).decide(spec("write")).denied

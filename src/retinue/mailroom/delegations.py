@@ -9,6 +9,7 @@ from retinue.domain.ids import EnvelopeId, RunId
 from retinue.store import delegations
 from retinue.store.house import Page
 
+READ_WITHIN_MS = 1_000  # most askers have read an answer by then; who has not is waited for
 STATE_OF = {Outcome.ANSWERED: DelegationState.DONE, Outcome.CANCELLED: DelegationState.CANCELLED}
 
 
@@ -56,10 +57,10 @@ def withdraw(page: Page, run: RunId) -> None:
 
 
 def _archive_ms(page: Page, delegation: Delegation) -> int | None:
-    """When a subagent's session is put away: at once where it is not to be kept."""
+    """When a subagent's session is put away: where it is not to be kept, as soon as what came of it can be read."""
     if delegation.kind not in (DelegationKind.SPAWN, DelegationKind.BACKGROUND):
         return None
     if delegation.cleanup is Cleanup.DELETE:
-        return page.at_ms
+        return page.at_ms + READ_WITHIN_MS
     after_s = delegation.archive_after_s
     return page.at_ms + round(after_s * 1000) if after_s is not None else None
