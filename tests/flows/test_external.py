@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import socket
+import sys
 import time
+from asyncio.subprocess import DEVNULL
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.far_side import Letter, far_side, house_with
+from flows.far_side import KEY, FarSide, Letter, far_side, house_with
 from flows.hands_house import HandsHouse
 
 from retinue.domain.delegation import DelegationState
@@ -23,6 +28,7 @@ from retinue.store import delegations, deliveries, envelopes, ledger, runs
 from retinue.testing.scripted_model import calls
 
 REX = "agent:rex"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "external-agents.md"
 
 
 async def said_to(house: HandsHouse, person: str = "person:owner") -> list[str]:
@@ -426,6 +432,25 @@ async def test_the_far_side_knows_a_session_by_the_id_that_was_chosen_for_it(tmp
         assert (await far.answer(letter, "Are you there?", message="2")).status == 200
         await until(house, lambda: _heard(house, 2))
         assert (await said_to(house))[-1] == "Are you there?"
+
+
+async def test_the_agent_of_the_guide_answers_as_it_stands_there(tmp_path: Path) -> None:
+    example = tmp_path / "rex.py"
+    example.write_text(re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)[0])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "REX_KEY": KEY, "REX_PORT": str(port)}
+    rex = await asyncio.create_subprocess_exec(sys.executable, str(example), env=environment, stderr=DEVNULL)
+    try:
+        far = FarSide(f"http://127.0.0.1:{port}/in")
+        async with house_with(tmp_path / "home", far, retries=10) as house:
+            await house.post("Hello?", to=REX)
+            await until(house, partial(said_to, house))
+            assert await said_to(house) == ["You said: **Hello?**"]
+    finally:
+        rex.kill()
+        await rex.wait()
 
 
 async def test_a_host_that_the_owner_did_not_name_is_not_reached(tmp_path: Path) -> None:

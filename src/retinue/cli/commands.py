@@ -348,7 +348,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "standard",
         (
             ("agent", "--agent", "text", "required place", None, (), "an agent by name"),
-            ("id", "--id", "text", "required place", None, (), "8 or more digits of an id"),
+            ("id", "--id", "text", "required place", None, (), "what the far side is to know the session by"),
         ),
     ),
     (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
@@ -28,10 +29,8 @@ _ID = re.compile(rf"[A-Za-z0-9_-]{{1,{ID_LENGTH_MAX}}}")
 
 
 class Attach(msgspec.Struct, forbid_unknown_fields=True):
-    """`id` is what the far side is to know the session by."""
-
     agent: str
-    id: str
+    id: Annotated[str, msgspec.Meta(description="what the far side is to know the session by")]
 
 
 class Attached(StrEnum):
