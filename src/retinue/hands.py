@@ -60,7 +60,7 @@ from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.tools.base import Scene, Tool
 from retinue.tools.delegate.agents import AgentsList, AgentsMessage
-from retinue.tools.delegate.messages import SendAgentMessage
+from retinue.tools.delegate.messages import AgentsSwitch, SendAgentMessage
 from retinue.tools.delegate.sessions import SessionsHistory, SessionsList, SessionsSend
 from retinue.tools.delegate.spawn import Sending, SessionsSpawn, StartBackgroundAgent
 from retinue.tools.files import Ground, file_tools
@@ -212,6 +212,7 @@ class Hands:
             SessionsSpawn(sending),
             StartBackgroundAgent(sending),
             SendAgentMessage(self.ways.pass_on, confined),
+            AgentsSwitch(self.ways.pass_on),
             SessionsList(store, clock, confined),
             SessionsHistory(store, confined),
             SessionsSend(self.ways.hand_over, store, confined),

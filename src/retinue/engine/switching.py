@@ -9,7 +9,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from retinue.domain import address
-from retinue.domain.address import AddressKind
+from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import NO_CONTEXT, Draft, Kind
 from retinue.domain.event import NewsKind
@@ -48,38 +48,53 @@ def switch(page: Page, draft: Draft, rest: str, session: Session, agent: Agent, 
         return Switched(f"There is no agent '{name[:40]}' here. /agents says who is.")
     if to.name == agent.name:
         return Switched(f"You are talking to {to.name} already.")
-    there = _session_with(page, draft, session, to, who)
-    core = patched(there.attributes, {"core": {CAME_FROM: session.id}})
-    sessions.set_attributes(page.conn, there.id, core, at_ms=page.at_ms)
+    there = session_with(page, draft.sender, session, to, who, made_by=draft.id)
+    remember(page, session, there)
     wakes = enter(page, _letter(draft, there, words)).wakes if words else ()
     return Switched(_went(page, draft, session, there), wakes)
 
 
-def _session_with(page: Page, draft: Draft, session: Session, to: Agent, who: Principal) -> Session:
+def remember(page: Page, session: Session, there: Session) -> None:
+    """From where whoever goes there came."""
+    core = patched(there.attributes, {"core": {CAME_FROM: session.id}})
+    sessions.set_attributes(page.conn, there.id, core, at_ms=page.at_ms)
+
+
+def session_with(
+    page: Page, speaker: Address, session: Session, to: Agent, who: Principal, *, made_by: EnvelopeId
+) -> Session:
     """The last one that this person had with them, or a new one. Whoever speaks in a room stays in it."""
-    in_room = draft.sender.kind is AddressKind.CHANNEL
+    in_room = speaker.kind is AddressKind.CHANNEL
     if in_room:
         origin = session.origin
     else:
-        fresh = Origin(session.origin.kind, str(address.person(draft.sender.name)))
+        fresh = Origin(session.origin.kind, str(address.person(speaker.name)))
         origin = sessions.latest(page.conn, to.name, whose=who) or fresh
     found = sessions.by_origin(page.conn, to.name, origin)
     if found is not None:
         return found
-    id_ = SessionId(derived(draft.id, "switch"))
+    id_ = SessionId(derived(made_by, "switch"))
     sessions.start(page, id_, agent=to.name, origin=replace(origin, parent=None))
     made = sessions.get(page.conn, id_)
     assert made is not None  # just written, in this very commit
     return made
 
 
-def _back(page: Page, draft: Draft, words: str, session: Session, agent: Agent, who: Principal) -> Switched:
+def came_from(page: Page, speaker: Address, session: Session, who: Principal) -> Session | None:
+    """Where somebody was before they came here, if they may still go there."""
     core = session.attributes.get("core")
     before = cast("dict[str, Any]", core).get(CAME_FROM) if isinstance(core, dict) else None
     there = sessions.get(page.conn, before) if isinstance(before, str) else None
-    in_room = draft.sender.kind is AddressKind.CHANNEL
-    seen = there is not None and (there.origin == session.origin if in_room else sees_session(page.conn, who, there.id))
-    if there is None or there.deleted_at is not None or not seen:
+    if there is None or there.deleted_at is not None:
+        return None
+    in_room = speaker.kind is AddressKind.CHANNEL
+    seen = there.origin == session.origin if in_room else sees_session(page.conn, who, there.id)
+    return there if seen else None
+
+
+def _back(page: Page, draft: Draft, words: str, session: Session, agent: Agent, who: Principal) -> Switched:
+    there = came_from(page, draft.sender, session, who)
+    if there is None:
         return Switched("You did not come here from another agent. /switch AGENT goes to one.")
     if words:
         letter = _letter(draft, there, f"Back from {agent.name}. {words}")
@@ -125,7 +140,12 @@ def _told(page: Page, draft: Draft, session: Session, agent: Agent, there: Sessi
 
 
 def _went(page: Page, draft: Draft, session: Session, there: Session) -> str:
-    page.tell(NewsKind.SESSION_SWITCHED, session=session.id, to=there.id, agent=there.agent, by=str(draft.sender))
+    tell(page, draft.sender, session, there)
     if draft.sender.kind is AddressKind.CHANNEL:
         return f"{there.agent} has it, and answers here. What you write here still goes to {session.agent}."
     return f"You go on with {there.agent}, in the session {short(there.id)}."
+
+
+def tell(page: Page, speaker: Address, session: Session, there: Session) -> None:
+    """So that the window of whoever goes there follows."""
+    page.tell(NewsKind.SESSION_SWITCHED, session=session.id, to=there.id, agent=there.agent, by=str(speaker))

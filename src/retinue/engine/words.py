@@ -11,15 +11,18 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from retinue.domain import address
-from retinue.domain.agent import Agent
+from retinue.domain.address import AddressKind
+from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.delegation import Delegation, DelegationKind, Lineage
 from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Kind, Outcome
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.ids import EnvelopeId, SessionId, derived
+from retinue.domain.principal import Principal
 from retinue.domain.run import Run
 from retinue.domain.session import Origin, OriginKind, Session
 from retinue.domain.trust import Trust, least
 from retinue.domain.word import Heard, Strategy, Word
+from retinue.engine import switching
 from retinue.mailroom.inbox import Wake, enter
 from retinue.policy.delegations import descends, may_hand_over
 from retinue.policy.reaching import may_reach
@@ -30,6 +33,7 @@ from retinue.store.house import Page
 from retinue.store.session_names import named
 
 CONVERSATIONS_LOOKED_AT_MAX = 100
+PEOPLE = frozenset({AddressKind.PERSON, AddressKind.CHANNEL})
 
 
 def pass_on(conn: sa.Connection, *, word: Word, now_ms: int) -> tuple[Heard, tuple[Wake, ...]]:
@@ -57,7 +61,10 @@ def _say(page: Page, word: Word, id_: EnvelopeId) -> tuple[Heard, tuple[Wake, ..
             try_this="send an envelope instead",
             code="word.no-run",
         )
-    to, target = _to(page, word, id_, run, here, speaker)
+    if word.switches:
+        to, target = _elsewhere(page, word, id_, run, here, speaker)
+    else:
+        to, target = _to(page, word, id_, run, here, speaker)
     lineage = _lineage(page, word, run, speaker, to, target)
     draft = Draft(
         id=id_,
@@ -72,6 +79,8 @@ def _say(page: Page, word: Word, id_: EnvelopeId) -> tuple[Heard, tuple[Wake, ..
         silent=word.silent,
     )
     entered = enter(page, draft)
+    if word.switches:
+        switching.tell(page, run.sender, here, to)
     refused = entered.receipt.because if entered.receipt.outcome is Outcome.REFUSED else ""
     return Heard(envelope=id_, agent=to.agent, session=to.id, refused=refused), entered.wakes
 
@@ -198,6 +207,42 @@ def _nowhere(text: str) -> NotFound:
     )
 
 
+# --- a person goes along ---
+
+
+def _elsewhere(
+    page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, speaker: Agent
+) -> tuple[Session, Agent]:
+    """The conversation that the person who sits here goes on with."""
+    if not here.origin.kind.foreground or run.lineage is not None or run.sender.kind not in PEOPLE:
+        raise NotAllowed(
+            "nobody sits here who could go elsewhere",
+            because="only a person's own words in their own conversation take them to another",
+            try_this="agents_message asks another agent, and stays here",
+            code="switch.nobody",
+        )
+    # As one of the house, whose own conversations these are, also where it is the owner.
+    who = Principal(address=run.sender, level=PermissionLevel.RESTRICTED, trust=Trust.PERSON)
+    back = word.to.casefold() == switching.BACK
+    if back:
+        there = switching.came_from(page, run.sender, here, who)
+        target = agents.find(page.conn, there.agent) if there is not None else None
+        if there is None or target is None:
+            raise NotFound(
+                "they did not come here from another agent",
+                because="nobody brought them, or that conversation is gone",
+                try_this="name the agent they want to go on with",
+                code="switch.nowhere",
+            )
+        return there, target
+    target = agents.find(page.conn, word.to.removeprefix("agent:"))
+    if target is None or not may_message(speaker, target).allowed:
+        raise _nowhere(word.to)
+    there = switching.session_with(page, run.sender, here, target, who, made_by=id_)
+    switching.remember(page, here, there)
+    return there, target
+
+
 # --- whose work it is ---
 
 
@@ -218,7 +263,9 @@ def _lineage(page: Page, word: Word, run: Run, speaker: Agent, to: Session, targ
     if handed is not None and handed.session == to.id:
         return handed.above
     own = target.name == speaker.name
-    if word.silent:  # nobody works on it
+    if word.switches and word.to.casefold() == switching.BACK:  # they came from there
+        decision = None
+    elif word.silent:  # nobody works on it
         decision = None if own else may_message(speaker, target)
     else:
         kind = DelegationKind.SEND if own else DelegationKind.MESSAGE

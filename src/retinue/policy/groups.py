@@ -33,7 +33,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "panels": (*_PANELS, "open_url"),
     "automation": ("cron", "gateway"),
     "agents": (
-        *("agents_list", "agents_message", "send_agent_message", "start_background_agent"),
+        *("agents_list", "agents_message", "agents_switch", "send_agent_message", "start_background_agent"),
         "create_permanent_agent",
     ),
     "permissions": ("request_permission", "request_permission_via_parent", "grant_permission"),

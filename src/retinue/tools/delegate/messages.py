@@ -1,4 +1,5 @@
-"""`send_agent_message`: a word to another session, which nobody waits for an answer to."""
+"""`send_agent_message`: a word to another session, which nobody waits for an answer to. `agents_switch`: the same, and
+the person who sits here goes along."""
 
 from __future__ import annotations
 
@@ -70,3 +71,57 @@ class SendAgentMessage:
             return Output(text=f"Not taken by {where}: {heard.refused}.", failed=True)
         said = "Noted for" if arguments.silent else "Told"
         return Output(text=f"{said} {where} (envelope {short(heard.envelope)}).")
+
+
+class SwitchArguments(msgspec.Struct, forbid_unknown_fields=True):
+    agentId: Annotated[
+        str, msgspec.Meta(min_length=1, description="Whom they want to go on with; `back` for where they came from")
+    ]
+    message: Annotated[
+        str,
+        msgspec.Meta(
+            min_length=1,
+            description="What they want to discuss there; going back, a summary of what was decided here",
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsSwitch:
+    """The person's window follows. What is said there is said by us: nobody's words are put into their mouth."""
+
+    pass_on: PassOn
+    arguments: type[msgspec.Struct] = SwitchArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="agents_switch",
+            description=(
+                "Take the person you talk to to another agent, who goes on from your message, or back to the one they "
+                "came from. Only when they ask for it: to have something done for them, use agents_message."
+            ),
+            parameters=schema_of(SwitchArguments),
+            effects=frozenset({Effect.SPENDS}),
+            capabilities=frozenset({"agents.write"}),
+            repeatable=True,
+        )
+    )
+
+    async def perform(self, arguments: SwitchArguments, scene: Scene) -> Output:
+        word = Word(
+            run=scene.run,
+            call=scene.call,
+            text=arguments.message,
+            trust=scene.trust,
+            to=arguments.agentId.strip(),
+            switches=True,
+        )
+        try:
+            heard = await self.pass_on(word)
+        except RetinueError as error:
+            raise as_tool_failed(error) from error
+        where = f"agent:{heard.agent}/{short(heard.session)}"
+        if heard.refused:
+            return Output(text=f"Not taken by {where}: {heard.refused}.", failed=True)
+        return Output(
+            text=f"They go on with {heard.agent} in {where}, who has your message. Nothing more is to be said here."
+        )
