@@ -49,7 +49,7 @@ from retinue.policy.sandboxing import is_confined, is_main, sandbox_of
 from retinue.policy.tools import Circumstances
 from retinue.policy.visibility import visible_to
 from retinue.runners.base import Assignment, Equip, Equipment
-from retinue.store import agents, delegations, envelopes, sessions
+from retinue.store import agents, delegations, envelopes, senders, sessions
 from retinue.store import tables as t
 from retinue.store.connection import Store
 from retinue.tools.files.ground import Ground
@@ -127,11 +127,14 @@ class Instructing:
         equipment = await self._equip(assignment)
         facts = self._facts(agent, assignment.session.mind)
         origin = assignment.session.origin
+        sent = origin.kind is OriginKind.SUBAGENT
+        sent_by = await self._store.read(partial(senders.in_session, session=assignment.session)) if sent else ()
         where = Circumstances(
             provider=facts.ref.provider,
             model=facts.ref.model,
             origin=origin.kind,
             sender=address.person(_person(origin)) if _person(origin) else None,
+            senders=sent_by,
             channel=origin.channel,
             hidden=equipment.hidden,
             read_only=equipment.read_only,

@@ -254,3 +254,14 @@ async def test_people_see_who_was_sent_out_from_what_they_see_and_nobody_else(tm
                 await house.ask(operation, who=other, id=seen["id"])
         log = await house.ask("subagent.log", who=mine, id=seen["session"])
         assert "Three." in json.dumps(log["records"])
+
+
+async def test_what_is_explained_and_called_directly_in_its_session_is_what_it_may_do(tmp_path: Path) -> None:
+    async with hands_house(tmp_path, staff=(ada(tools=ToolRules(deny=("append_line",))), BO)) as house:
+        plays(house.model, {ENDED: "NO_REPLY", "Go.": [spawn("count", agentId="bo"), "out"], "count": "Three."})
+        session = await house.turn("Go.")
+        [made] = await house.house.store.read(lambda conn: delegations.of_session(conn, session, limit=1))
+        explained = await house.ask("policy.explain", agent="bo", tool="append_line", session=made.to)
+        assert explained["verdict"] == "deny" and "agents.ada.tools.deny" in json.dumps(explained)
+        explained = await house.ask("policy.explain", agent="bo", tool="append_line")
+        assert explained["verdict"] == "allow"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from retinue.config.defaults import Defaults, plain
 from retinue.config.hands import ApprovalSettings
 from retinue.domain.address import EXTERNAL
-from retinue.domain.agent import Agent, Delivery, PermissionLevel, ToolRules
+from retinue.domain.agent import Agent, Delivery
 from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.context_line import words_of
 from retinue.domain.delegation import Delegation, DelegationKind, Lineage, run_made_for
@@ -39,7 +39,7 @@ from retinue.engine.lanes import held_back_s, next_batch
 from retinue.mailroom.background import runner_of
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.runners import turn_input
-from retinue.store import agents, approvals, delegations, envelopes, money, records, runs, sessions
+from retinue.store import agents, approvals, delegations, envelopes, money, records, runs, senders, sessions
 from retinue.store.house import Page
 
 CLOSED_AT_ONCE_MAX = 100
@@ -229,7 +229,7 @@ def _start_run(
         open_steps=steps,
         approvals=answered,
         stored=stored,
-        senders=_senders(page, run),
+        senders=senders.of(conn, run.lineage, agent=run.agent),
         fresh=tuple(append.records),
         wakes=wakes,
     )
@@ -273,19 +273,6 @@ def _handed(first: Envelope) -> EnvelopeId | None:
             return first.reply_to
         case _:
             return None
-
-
-def _gone(name: str) -> Agent:
-    """One who was let go lets nothing more be done for them."""
-    return Agent(name=name, tools=ToolRules(allow=()), permission_level=PermissionLevel.RESTRICTED)
-
-
-def _senders(page: Page, run: Run) -> tuple[Agent, ...]:
-    """Those whose rules hold beside its own agent's."""
-    if run.lineage is None:
-        return ()
-    names = (name for name in run.lineage.sent_by if name != run.agent)
-    return tuple(agents.find(page.conn, name) or _gone(name) for name in names)
 
 
 def _lane(session: Session, first: Envelope) -> LaneKind:
@@ -487,7 +474,7 @@ def _take_up(
         open_steps=steps,
         approvals=(*asked, *late),
         stored=stored,
-        senders=_senders(page, run),
+        senders=senders.of(conn, run.lineage, agent=run.agent),
     )
 
 

@@ -24,7 +24,7 @@ from retinue.domain.trust import Trust
 from retinue.operations.base import Desk
 from retinue.policy.tools import Circumstances, Door
 from retinue.runners.context import as_read
-from retinue.store import agents, records, sessions
+from retinue.store import agents, records, senders, sessions
 from retinue.tools.toolbox import Occasion
 
 
@@ -47,10 +47,10 @@ async def occasion_for(
     not yet.
     """
 
-    def read(conn: sa.Connection) -> tuple[Agent, Session | None, list[Record]]:
+    def read(conn: sa.Connection) -> tuple[Agent, Session | None, list[Record], tuple[Agent, ...]]:
         found = named_agent(conn, agent)
         if not session:
-            return found, None, []
+            return found, None, [], ()
         inside = sessions.resolve(conn, session, seen_by=caller)
         if inside.agent != found.name:
             raise NotFound(
@@ -60,9 +60,9 @@ async def occasion_for(
                 code="session.not-found",
             )
         told, _ = records.read(conn, inside.id, first=inside.context_from, last=inside.record_seq)
-        return found, inside, as_read(told)
+        return found, inside, as_read(told), senders.in_session(conn, inside)
 
-    who, inside, context = await desk.store.scan(read)
+    who, inside, context, sent_by = await desk.store.scan(read)
     if as_if is not None:
         who = as_if(who)
     by_model = door is Door.MODEL
@@ -72,19 +72,22 @@ async def occasion_for(
     if not by_model and (caller.trust is Trust.UNTRUSTED or works_for.kind is AddressKind.AGENT):
         context = [*context, _from_untrusted(desk, inside)]
     provider, _, name = (model or _model_of(desk, who, inside)).partition("/") if by_model else ("", "", "")
-    home = home_of(desk.home, who.name)
+    acting = sent_by[0] if sent_by else who  # a subagent has the folders of who sent it, and no others
+    home = home_of(desk.home, acting.name)
     id_ = desk.ids.new()
     return Occasion(
         agent=who,
         session=inside.id if inside is not None else SessionId(id_),
         run=RunId(id_),
         home=home,
-        rights=default_rights(home, desk.defaults.workspace_of(who, home)),
+        acting=acting,
+        rights=default_rights(home, desk.defaults.workspace_of(acting, home)),
         where=Circumstances(
             provider=provider if name else "",
             model=name or provider,
             origin=kind,
             sender=works_for,
+            senders=sent_by,
             channel=inside.origin.channel if inside is not None else "",
             door=door,
         ),
