@@ -138,7 +138,7 @@ class Habit:
     restless: bool = False  # stops, resets and reconfigures its session
 
 
-MIXED = {Do.PLAIN: 4, Do.STATUS: 1, Do.TOOL: 3, Do.TWO_TOOLS: 2, Do.ASK: 2, Do.HAND: 2, Do.HAND_TWO: 1}
+MIXED = {Do.PLAIN: 4, Do.STATUS: 1, Do.TOOL: 3, Do.TWO_TOOLS: 2, Do.ASK: 2, Do.HAND: 2, Do.HAND_TWO: 1, Do.SPAWN: 1}
 ONLY_PLAIN = {Do.PLAIN: 1}
 # Who writes to whom: fifty in all. The agents are those of `crash_daemon`.
 HABITS: Sequence[tuple[int, Habit]] = (

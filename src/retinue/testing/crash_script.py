@@ -35,6 +35,7 @@ class Do(StrEnum):
     WHIM = "whim"  # a call with other arguments each time the model is asked: real models are like that
     HAND = "hand"  # an errand for another agent
     HAND_TWO = "hand-two"  # two at once
+    SPAWN = "spawn"  # an errand for a subagent
     FAIL = "fail"  # the model breaks
 
 
@@ -107,7 +108,7 @@ def told_later(text: str) -> list[str]:
 
 def errands(token: str, do: Do) -> list[str]:
     match do:
-        case Do.HAND:
+        case Do.HAND | Do.SPAWN:
             return [f"{token}/1"]
         case Do.HAND_TWO:
             return [f"{token}/1", f"{token}/2"]
@@ -162,13 +163,15 @@ def _calls(question: Question, whim: str) -> tuple[tuple[str, dict[str, Any]], .
                 ("agents_message", {"agentId": "dee", "content": f"{errand} errand", "session": "create"})
                 for errand in errands(text, question.do)
             )
+        case Do.SPAWN:
+            return (("sessions_spawn", {"task": f"{text}/1 errand"}),)
         case Do.PLAIN | Do.FAIL:
             return ()
 
 
 def _read(result: ToolResult | None, call: Call) -> Said:
     output = result.output if result else ""
-    if call.tool == "agents_message" and output.startswith("{"):
+    if call.tool in ("agents_message", "sessions_spawn") and output.startswith("{"):
         return _came_of(json.loads(output), call)
     for beginning, said in (
         ("appended", Said.APPENDED),
@@ -186,7 +189,7 @@ def _came_of(told: dict[str, Any], call: Call) -> Said:
     if told["status"] == "complete":
         errand = str(call.arguments["content"]).split(" ", 1)[0]
         return Said.HANDED if told.get("response") == f"did {errand}" else Said.MIXED
-    return Said.FAILED if told["status"] == "failed" else Said.LATER
+    return Said.FAILED if told["status"] in ("failed", "error", "forbidden") else Said.LATER
 
 
 def _late(own: Sequence[Record]) -> list[str]:

@@ -248,7 +248,7 @@ def _words(token: str, do: Do) -> list[str]:
             return [token]
         case Do.TWO_TOOLS:
             return [f"{token}/1", f"{token}/2"]
-        case Do.STATUS | Do.HAND:
+        case Do.STATUS | Do.HAND | Do.SPAWN:
             return [""]
         case Do.HAND_TWO:
             return ["", ""]

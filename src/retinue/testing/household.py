@@ -32,6 +32,7 @@ from retinue.domain.record import Record
 from retinue.domain.session import Origin, Session
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
+from retinue.domain.word import Heard, Word
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
@@ -211,6 +212,10 @@ class Ways:
     async def hand_over(self, handing: Handing) -> Handed:
         assert self.of is not None
         return await self.of.hand_over(handing)
+
+    async def pass_on(self, word: Word) -> Heard:
+        assert self.of is not None
+        return await self.of.pass_on(word)
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retinue.domain.agent import Agent, DelegationRules, Delivery, ToolRules
-from retinue.domain.delegation import CREATE, LATEST, LATEST_OR_CREATE, Notify
+from retinue.domain.agent import Agent, DelegationRules, Delivery, SubagentRules, ToolRules
+from retinue.domain.delegation import CREATE, LATEST, LATEST_OR_CREATE, Cleanup, Notify
 from retinue.domain.ids import short
 from retinue.domain.model import Failure
 from retinue.domain.record import Record, Reply, Usage, UserTurn
@@ -61,6 +61,11 @@ class Casting:
                 depth_max=chance.choice((1, 2, 3)),
                 open_max=chance.choice((1, 3, 16)),
                 circles=chance.random() < 0.3,
+            ),
+            subagents=SubagentRules(
+                allow=chance.choice(((), ("*",))),
+                run_seconds_max=chance.choice((None, None, 20.0)),
+                archive_after_s=chance.choice((None, 0.0, 30.0)),
             ),
             turns_max=chance.choice((3, 8, 100)),
             tokens_max=chance.choice((None, None, 20_000)),
@@ -158,6 +163,7 @@ _TOOLS = {
     "session_status": 15,
     "pass_on": 10,
     "agents_message": 20,
+    "sessions_spawn": 12,
     "no_such_tool": 3,
 }
 
@@ -172,6 +178,9 @@ def _calls(prompt: Prompt, chance: random.Random) -> list[tuple[str, dict[str, A
                 made.append((tool, {}))
             case "agents_message":
                 made.append((tool, _asking(words, chance)))
+            case "sessions_spawn":
+                whom, cleanup = chance.choice(("", *NAMES)), chance.choice(list(Cleanup)).value
+                made.append((tool, {"task": words, "agentId": whom, "cleanup": cleanup}))
             case _:
                 made.append((tool, {"text": words}))
     return made

@@ -46,6 +46,7 @@ from retinue.testing.tools import AppendLineArguments
 from retinue.testing.virtual_time import VirtualClock
 from retinue.tools.base import Scene, Tool, schema_of
 from retinue.tools.delegate.agents import AgentsMessage
+from retinue.tools.delegate.spawn import Sending, SessionsSpawn
 from retinue.tools.grants import Grants
 from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
@@ -421,7 +422,11 @@ class SimulatedHouse:
         tools: list[Tool] = [WitnessTool(self, name, chance) for name in WITNESSED]
         grants = Grants(self.store, self.clock)
         asking = AgentsMessage(self._hand_over, self.store, self.clock)
-        toolbox = Toolbox([SessionStatus(self.store, self.clock), PassOn(self), asking, *tools], grants=grants)
+        sending = Sending(
+            self._hand_over, self.store, lambda: thinking.minds.catalog, lambda: thinking.settings.defaults
+        )
+        staff: list[Tool] = [PassOn(self), asking, SessionsSpawn(sending)]
+        toolbox = Toolbox([SessionStatus(self.store, self.clock), *staff, *tools], grants=grants)
         models = [SimulatedModel(self, name, furniture.price_microusd) for name in WINDOWS]
         thinking = Thinking(self.store, self.clock, models, toolbox, furniture.zone, seed=number)
         self.engine = WatchedEngine(
