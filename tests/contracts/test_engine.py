@@ -28,6 +28,7 @@ SUITE = (
 )
 pytest.register_assert_rewrite(*(f"contracts.{part}" for part in SUITE))
 
+from contracts.engine_between import *  # noqa: E402, F403
 from contracts.engine_cancel import *  # noqa: E402, F403
 from contracts.engine_clock import *  # noqa: E402, F403
 from contracts.engine_delegation import *  # noqa: E402, F403
