@@ -217,9 +217,15 @@ def test_a_session_has_queue_rules_of_its_own_until_they_are_taken_back(house: H
     session = house.json("send", "agent:guide", "hello", "--conversation", "queue")["session"]
 
     own = fields(house.retinue("queue", session, "--mode", "steer", "--cap", "0").stdout)
-    assert own == {"session": session[:8], "mode": "steer", "cap": "0", "overflow": "as the agent's"}
+    assert own == {
+        "session": session[:8],
+        "mode": "steer",
+        "cap": "0",
+        "overflow": "as the agent's",
+        "debounce_s": "as the agent's",
+    }
     back = house.json("queue", session)
-    assert back["queue"] == {"mode": None, "cap": None, "overflow": None}
+    assert back["queue"] == {"mode": None, "cap": None, "overflow": None, "debounce_s": None}
 
 
 def test_recent_sessions_are_listed(house: HouseProcess) -> None:

@@ -241,6 +241,9 @@ async def test_a_model_named_among_words_is_asked_for_that_message_alone(househo
         await say(house, "what does /model nobody/here mean?")
         assert [asked.model for asked in mock.asked] == ["large", "m1", "m1"]
         texts = [str(asked.body["messages"][-1]["content"]) for asked in mock.asked]
+        # At the beginning of a message it is a command, whose fault is said before anything runs.
+        assert (await say(house, "/model nobody/here what is it?")).startswith("There is no provider 'nobody' here.")
+        assert len(mock.asked) == 3
         assert "draw it please" in texts[0] and "what does /model nobody/here mean?" in texts[2]
         assert (await mind(house)).model is None
 

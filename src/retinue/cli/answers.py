@@ -187,7 +187,7 @@ def stop_lines(form: Form) -> list[str]:
 def queue_lines(form: Form) -> list[str]:
     queue: Form = form["queue"]
     own = {key: "as the agent's" if value is None else value for key, value in queue.items()}
-    return pairs(form, ("session",)) + pairs(own, ("mode", "cap", "overflow"))
+    return pairs(form, ("session",)) + pairs(own, ("mode", "cap", "overflow", "debounce_s"))
 
 
 def models_lines(form: Form) -> list[str]:

@@ -325,6 +325,15 @@ OPERATIONS: tuple[Operation, ...] = (
                 ("refuse", "oldest", "summarize"),
                 "what happens beyond that",
             ),
+            (
+                "debounce_s",
+                "--debounce-s",
+                "decimal",
+                "",
+                None,
+                (),
+                "what waited is taken up once nothing more has come for so many seconds",
+            ),
         ),
     ),
     (
@@ -528,6 +537,30 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             ("session", "--session", "text", "required place", None, (), "8 or more digits of a session's id"),
             ("limit", "--limit", "number", "", 50, (), "how many"),
+        ),
+    ),
+    (
+        "delegation",
+        "list",
+        "List work that agents have handed to one another.",
+        False,
+        "restricted",
+        (
+            ("session", "--session", "text", "place", "", (), "only what was handed on from this one"),
+            ("open", "--open", "flag", "", False, (), "only what has no answer yet"),
+            ("limit", "--limit", "number", "", 50, (), "how many"),
+            ("cursor", "--cursor", "text", "", "", (), "where the last page ended"),
+        ),
+    ),
+    (
+        "delegation",
+        "stop",
+        "Stop work that was handed on, and all that came of it.",
+        True,
+        "restricted",
+        (
+            ("id", "--id", "text", "required place", None, (), "8 or more digits of an id"),
+            ("why", "--why", "text", "", "asked to", (), "a reason, kept with it"),
         ),
     ),
     (
@@ -1498,6 +1531,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 "how much is told; left out, as the agent has it",
             ),
             ("check", "--check", "file", "repeated", None, (), "a template to try; nothing is changed by it"),
+            ("parts", "--parts", "flag", "", False, (), "with the words of each section, and what has changed"),
         ),
     ),
     ("model", "list", "List the models there are to choose from.", False, "standard", ()),

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from retinue.domain.manner import Elevation, Reasoning, UsageLine, Verbosity
+from retinue.domain.manner import Elevation, Reasoning, Verbosity
 from retinue.domain.model import EFFORTS
 from retinue.domain.session import Overflow, QueueMode
 from retinue.domain.trust import Trust
 
 COMMAND_LENGTH_MAX = 32
+LINE_LENGTH_MAX = 100
 INLINE_MAX = 8  # in one message; what stands behind them is words
 ENTITLED = frozenset({Trust.OWNER, Trust.PERSON})  # whose commands are carried out
 
@@ -92,8 +93,8 @@ _LEVELS: dict[CommandName, frozenset[str]] = {
     CommandName.ELEVATED: frozenset({*Elevation, DEFAULT}),
 }
 DIRECTIVES = frozenset({*_LEVELS, CommandName.MODEL, CommandName.QUEUE})
-USAGE_WORDS = frozenset({*UsageLine, DEFAULT})
 
+_BETWEEN_WORDS = " \t\r\n.,;:!?…"
 ABORT_WORDS = frozenset({"stop", "esc", "abort", "wait", "exit", "interrupt"})
 _ABORT_LENGTH_MAX = 16  # with what may stand around such a word
 
@@ -135,8 +136,8 @@ class Asked:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is left for the agent to read."""
-        return all(isinstance(piece, Command) or not piece.strip() for piece in self.pieces)
+        """Whether nothing is left for the agent to read: no more than what stands between words."""
+        return all(isinstance(piece, Command) or not piece.strip(_BETWEEN_WORDS) for piece in self.pieces)
 
     def without(self, taken: Iterable[Command]) -> str:
         """The words that are left when these are taken out. The gap closes."""
@@ -170,6 +171,12 @@ class SkillCommand:
     tool: str = ""
     argument: str = ""
 
+    @property
+    def line(self) -> str:
+        """What it is for, where it is one line of many."""
+        said = self.description
+        return said if len(said) <= LINE_LENGTH_MAX else f"{said[: LINE_LENGTH_MAX - 1]}…"
+
 
 def read(text: str) -> Asked | None:
     """What a text asks of the house; None where it is plain mail. `//words` is plain mail that begins with a slash.
@@ -196,7 +203,7 @@ def read(text: str) -> Asked | None:
 def _read_bare(text: str) -> Asked | None:
     if len(text) > _ABORT_LENGTH_MAX:
         return None
-    word = text.strip().strip(".,;:!?…").strip().casefold()
+    word = text.strip(_BETWEEN_WORDS).casefold()
     return Asked((Command(CommandName.STOP, word, raw=text, bare=True),), begins=False) if word in ABORT_WORDS else None
 
 
@@ -255,7 +262,7 @@ def unescaped(text: str) -> str:
 
 
 def help_lines(skills: Sequence[SkillCommand] = ()) -> list[str]:
-    forms = [*SUMMARIES.values(), *((f"/{each.name} [WORDS]", f"skill: {each.description}") for each in skills)]
+    forms = [*SUMMARIES.values(), *((f"/{each.name} [WORDS]", f"skill: {each.line}") for each in skills)]
     width = min(max(len(form) for form, _ in forms), COMMAND_LENGTH_MAX)
     return [f"{form:<{width}}  {what}" for form, what in forms]
 

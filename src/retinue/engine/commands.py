@@ -30,13 +30,15 @@ from retinue.domain.command import (
     unknown,
 )
 from retinue.domain.context import Part
-from retinue.domain.envelope import Draft, Kind, Outcome, Receipt
+from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Kind, Outcome, Receipt
+from retinue.domain.errors import RetinueError
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
 from retinue.domain.ports import Clock
 from retinue.domain.principal import LEVEL_OF, Principal
 from retinue.domain.run import NO_REQUEST, RunRequest
-from retinue.domain.session import Session
+from retinue.domain.session import Mind, Session
+from retinue.domain.text import clipped_bytes
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.engine import choosing, deciding, reporting, switching
@@ -132,10 +134,21 @@ class Commands:
             return _calling(draft, skill)
         if asked.whole and not (draft.attachments and all(map(directs, commands))):  # files are words, too
             return await self._carry_out(draft, commands, brought) or draft
+        if asked.begins and agent is not None and self._is_unknown_model(commands[0], agent):
+            return await self._carry_out(draft, commands[:1], brought) or draft  # it says why, before anything runs
         for command in commands:
             if command.name in SHORTCUTS:
                 await self._carry_out(_aside(draft, command), (command,), brought)
         return directed(draft, asked, agent, self._choices)
+
+    def _is_unknown_model(self, command: Command, agent: Agent) -> bool:
+        if command.name is not CommandName.MODEL:
+            return False
+        try:
+            self._choices.choose(command.rest, agent, Mind())
+        except RetinueError:
+            return True
+        return False
 
     async def _carry_out(self, draft: Draft, commands: Sequence[Command], brought: Brought) -> Receipt | None:
         body = partial(
@@ -232,7 +245,7 @@ def carry_out(
                 id=answer,
                 sender=address.agent(agent.name, session.id),
                 recipient=to,
-                text=done.text,
+                text=clipped_bytes(done.text, TEXT_BYTES_MAX),
                 source="house",
                 key=f"{draft.id}/answer",
                 kind=Kind.ANSWER,

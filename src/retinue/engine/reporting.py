@@ -20,7 +20,7 @@ from retinue.store.house import Page
 from retinue.store.spending import Used
 
 PARTS_LISTED_MAX = 10  # of each kind, by `/context list`
-PARTS_SHOWN_MAX = 300  # by `/context detail`
+PARTS_SHOWN_MAX = 500  # by `/context detail`; by `/context json`, of all kinds
 
 
 def whoami(draft: Draft, agent: Agent) -> str:
@@ -75,7 +75,7 @@ def context(page: Page, rest: str, session: Session, agent: Agent, choices: Choi
         case "detail":
             return "\n".join([_lines(figures), *_listed(parts, limit=PARTS_SHOWN_MAX)])
         case "json":
-            return msgspec.json.encode({**figures, "parts": parts}).decode()
+            return msgspec.json.encode({**figures, "parts": parts[:PARTS_SHOWN_MAX]}).decode()
         case other:
             return f"There is no '/context {other[:20]}'. It is one of: list, detail, json, or nothing."
 
@@ -97,8 +97,8 @@ def _listed(parts: Sequence[Part], *, limit: int) -> list[str]:
         for part in of_kind[:limit]:
             within = f" (in {part.within})" if part.within else ""
             lines.append(f"  {part.tokens:>7,}  {part.name}{within}: {part.chars:,} characters")
-        if left := len(of_kind) - limit:
-            lines += [f"  and {left} more: /context detail"] if left > 0 else []
+        if len(of_kind) > limit:
+            lines.append(f"  and {len(of_kind) - limit} more: /context detail")
     return lines
 
 

@@ -51,7 +51,7 @@ def no_such_skill(rest: str, skills: Sequence[SkillCommand]) -> str:
     name = rest.split(" ", 1)[0][:NAME_SHOWN_MAX]
     if not skills:
         return "No skill can be called for here."
-    listed = [f"/skill {each.skill}: {each.description}" for each in skills]
+    listed = [f"/skill {each.skill}: {each.line}" for each in skills]
     if not name:
         return "\n".join(["Which one? /skill NAME [WORDS]", *listed])
     near = get_close_matches(name.casefold(), [each.skill for each in skills], n=1)

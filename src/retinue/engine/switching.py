@@ -16,7 +16,7 @@ from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, SessionId, derived, short
 from retinue.domain.principal import Principal
 from retinue.domain.record import Reply, least_believed
-from retinue.domain.session import Origin, Session, patched
+from retinue.domain.session import Origin, OriginKind, Session, patched
 from retinue.domain.text import clipped_bytes
 from retinue.domain.trust import Trust
 from retinue.mailroom.inbox import Wake, enter
@@ -68,7 +68,8 @@ def session_with(
     if in_room:
         origin = session.origin
     else:
-        fresh = Origin(session.origin.kind, str(address.person(speaker.name)))
+        kind = session.origin.kind if session.origin.kind is OriginKind.TERMINAL else OriginKind.WEB
+        fresh = Origin(kind, str(address.person(speaker.name)))
         origin = sessions.latest(page.conn, to.name, whose=who) or fresh
     found = sessions.by_origin(page.conn, to.name, origin)
     if found is not None:

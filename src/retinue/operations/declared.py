@@ -80,6 +80,7 @@ _HELP: Mapping[str, str] = {
     "session.attributes.patch": "what to merge into its attributes; null takes a value away",
     "session.import.files": "the files, as session export gave them",
     "session.queue.cap": "how much may wait",
+    "session.queue.debounce_s": "what waited is taken up once nothing more has come for so many seconds",
     "session.queue.mode": "what mail does while a run is active",
     "session.queue.overflow": "what happens beyond that",
     "session.reset.message": "words to carry into the fresh context",

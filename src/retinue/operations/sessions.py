@@ -22,6 +22,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.record import Body, Mark, Record, RecordKind, Reply
 from retinue.domain.run import RunStatus
 from retinue.domain.session import (
+    DEBOUNCE_S_MAX,
     NAME_LENGTH_MAX,
     QUEUE_CAP_MAX,
     Origin,
@@ -74,6 +75,7 @@ class Queue(msgspec.Struct, forbid_unknown_fields=True):
     mode: QueueMode | None = None
     cap: int | None = None
     overflow: Overflow | None = None
+    debounce_s: Annotated[float, msgspec.Meta(ge=0, le=DEBOUNCE_S_MAX)] | None = None
 
 
 class Listing(msgspec.Struct, forbid_unknown_fields=True):
@@ -329,7 +331,7 @@ async def reset(desk: Desk, caller: Principal, asked: Reset) -> SessionReset:
 
 async def set_queue(desk: Desk, caller: Principal, asked: Queue) -> QueueSet:
     cap = None if asked.cap is None else max(0, min(asked.cap, QUEUE_CAP_MAX))
-    override = QueueOverride(mode=asked.mode, cap=cap, overflow=asked.overflow)
+    override = QueueOverride(mode=asked.mode, cap=cap, overflow=asked.overflow, debounce_s=asked.debounce_s)
 
     def body(conn: sa.Connection) -> Session:
         page = Page(conn, to_ms(desk.clock.now()))

@@ -24,7 +24,7 @@ export type AgentHere = { "name": string; "display_name": string; "model": strin
 
 export type AgentListed = { "name": string; "display_name": string; "description": string; "runner": string; "model": string; "version": number; "icon": string; "colour": Colour | null; "visible": boolean };
 
-export type AgentPrompt = { "name": string; "session": string | null; "template": string; "tokens": number; "sections": Array<PromptSection>; "text": string };
+export type AgentPrompt = { "name": string; "session": string | null; "template": string; "tokens": number; "sections": Array<PromptSection>; "text": string; "files"?: Array<PromptFile>; "before"?: PromptBefore | null; "trouble"?: TemplateTrouble | null };
 
 export type AgentQueue = { "mode": QueueMode; "cap": number; "overflow": Overflow; "debounce_s": number };
 
@@ -141,6 +141,14 @@ export type Cut = "after" | "before" | "request";
 export type DaysShown = { "by": Apart; "days": Array<string>; "series": Array<UsedInDays>; "total": UsedShown };
 
 export type DeadLetters = { "letters": Array<EnvelopeShown> };
+
+export type DelegationKind = "background" | "external" | "message" | "send" | "spawn";
+
+export type DelegationListed = { "id": string; "kind": DelegationKind; "agent": string; "session": string; "session-name": string | null; "asked-by": string; "call": string; "target": string; "to": string | null; "to-name": string | null; "run": string | null; "label": string; "task": string; "stands": Standing; "because": string; "waits": boolean; "result": string | null; "created-at": string; "started-at": string | null; "ended-at": string | null; "cost-microusd": number };
+
+export type DelegationStopped = { "stopped": Array<string>; "cancelled-runs": Array<string> };
+
+export type DelegationsListed = { "delegations": Array<DelegationListed>; "next": string | null; "open-count": number; "counted-max": number };
 
 export type Delete = { "name": string; "keep_home"?: boolean };
 
@@ -372,9 +380,13 @@ export type PreferencesListed = { "preferences": Array<PreferenceShown> };
 
 export type Preview = { "changes"?: Record<string, unknown> | null; "text"?: string | null };
 
-export type Prompt = { "name": string; "session"?: string; "mode"?: InstructionMode | null; "check"?: Array<Upload> };
+export type Prompt = { "name": string; "session"?: string; "mode"?: InstructionMode | null; "check"?: Array<Upload>; "parts"?: boolean };
 
-export type PromptSection = { "name": string; "tokens": number; "chars": number };
+export type PromptBefore = { "at": string; "text": string };
+
+export type PromptFile = { "name": string; "section": string; "tokens": number; "chars": number };
+
+export type PromptSection = { "name": string; "tokens": number; "chars": number; "text"?: string };
 
 export type Purge = { "done_days"?: number | null; "news_days"?: number | null; "runs_days"?: number | null; "unread"?: boolean; "dry_run"?: boolean };
 
@@ -388,7 +400,7 @@ export type QuestionnaireSubmitted = { "id": string; "envelope": string; "sessio
 
 export type QuestionnairesListed = { "questionnaires": Array<QuestionnaireShown>; "next": string | null };
 
-export type Queue = { "session": string; "mode"?: QueueMode | null; "cap"?: number | null; "overflow"?: Overflow | null };
+export type Queue = { "session": string; "mode"?: QueueMode | null; "cap"?: number | null; "overflow"?: Overflow | null; "debounce_s"?: number | null };
 
 export type QueueMode = "collect" | "followup" | "interrupt" | "steer" | "steer-backlog";
 
@@ -522,6 +534,8 @@ export type SlotsShown = { "lane": LaneKind; "used": number; "total": number; "i
 
 export type Source = "agent" | "extra" | "house" | "plugin" | "workspace";
 
+export type Standing = "error" | "ok" | "parked" | "stopped" | "timeout" | "waiting" | "working";
+
 export type Status = "claimed" | "done" | "parked" | "pending";
 
 export type Step = "add" | "change" | "drift" | "keep" | "undeclared";
@@ -539,6 +553,8 @@ export type SubagentsListed = { "subagents": Array<SubagentListed>; "next": stri
 export type SubagentsStopped = { "stopped": number; "subagents": Array<string>; "cancelled-runs": Array<string>; "cleared-pending-count": number };
 
 export type Submit = { "id": string; "answers": Record<string, string | number | boolean | Array<string> | null> };
+
+export type TemplateTrouble = { "sentence": string; "because": string };
 
 export type Test = { "text"?: string | null; "agent"?: string };
 
@@ -627,6 +643,10 @@ export type RetinueOperationsCredentialAnswersState = "cooling-down" | "ready" |
 export type RetinueOperationsCredentialsById = { "id": string; "agent"?: string };
 
 export type RetinueOperationsCredentialsWhich = { "provider"?: string; "agent"?: string };
+
+export type RetinueOperationsDelegationsListing = { "session"?: string; "open"?: boolean; "limit"?: number; "cursor"?: string };
+
+export type RetinueOperationsDelegationsStop = { "id": string; "why"?: string };
 
 export type RetinueOperationsDeletingListing = { "limit"?: number };
 
@@ -775,6 +795,10 @@ export interface Operations {
   "session.restore": { asked: OfSession; answered: SessionSummary; effect: true };
   /** Show what waits in a session, in its order. */
   "session.waiting": { asked: Waiting; answered: SessionWaiting; effect: false };
+  /** List work that agents have handed to one another. */
+  "delegation.list": { asked: RetinueOperationsDelegationsListing; answered: DelegationsListed; effect: false };
+  /** Stop work that was handed on, and all that came of it. */
+  "delegation.stop": { asked: RetinueOperationsDelegationsStop; answered: DelegationStopped; effect: true };
   /** List subagents that were sent out. */
   "subagent.list": { asked: RetinueOperationsSubagentsListing; answered: SubagentsListed; effect: false };
   /** Show a subagent, and what came of it. */
@@ -1012,6 +1036,8 @@ export const routes: { [Name in keyof Operations]: string } = {
   "session.deleted": "/api/session/deleted",
   "session.restore": "/api/session/restore",
   "session.waiting": "/api/session/waiting",
+  "delegation.list": "/api/delegation/list",
+  "delegation.stop": "/api/delegation/stop",
   "subagent.list": "/api/subagent/list",
   "subagent.show": "/api/subagent/show",
   "subagent.stop": "/api/subagent/stop",
