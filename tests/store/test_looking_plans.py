@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from store.test_sqlite import plan_of, statements
 
-from retinue.store import approval_list, lane_list, marks, run_list, run_trace
+from retinue.store import approval_list, delegation_list, lane_list, marks, run_list, run_trace
 from retinue.store.opening import prepare_sqlite
 
 # What may be gone through as a whole: a window that was looked at, the staff, and what is open, pending or dead.
@@ -19,7 +19,9 @@ WHOLE = re.compile(
 )
 
 
-@pytest.mark.parametrize("module", [approval_list, lane_list, marks, run_list, run_trace], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [approval_list, delegation_list, lane_list, marks, run_list, run_trace], ids=lambda m: m.__name__
+)
 def test_no_look_goes_through_a_whole_table(module: object, tmp_path: Path) -> None:
     prepare_sqlite(tmp_path / "house.db")
     with closing(sqlite3.connect(tmp_path / "house.db")) as raw:
@@ -41,6 +43,8 @@ def test_no_look_goes_through_a_whole_table(module: object, tmp_path: Path) -> N
         ("run_list._of_agent[all]", "ix_runs_agent_started (agent=? AND started_ms>? AND started_ms<?)"),
         ("run_list._of_session[person]", "ix_runs_session_started (session=? AND started_ms>? AND started_ms<?)"),
         ("approval_list._past[all]", "ix_approvals_past (asked_ms<?)"),
+        ("delegation_list._all[all]", "ix_delegations_created (created_ms<?)"),
+        ("delegation_list._of_session[person]", "ix_delegations_session (session=? AND created_ms<?)"),
         ("marks._unread", "ix_inbox_unread (person=?)"),
         ("lane_list._next_lane", "ix_envelopes_lane (session>?)"),
         ("lane_list._for_rooms", "ix_envelopes_lane (session=? AND rank=?)"),
@@ -50,7 +54,7 @@ def test_a_look_uses_the_index_that_is_there_for_it(name: str, index: str, tmp_p
     prepare_sqlite(tmp_path / "house.db")
     found = {
         key: value
-        for module in (approval_list, lane_list, marks, run_list)
+        for module in (approval_list, delegation_list, lane_list, marks, run_list)
         for key, value in statements(module).items()
     }
     with closing(sqlite3.connect(tmp_path / "house.db")) as raw:

@@ -13,7 +13,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -65,6 +65,7 @@ class Told:
     parts: tuple[Counted, ...]
     template: str = ""  # the hash of the owner's; empty where it is the house's own
     files: tuple[tuple[str, Counted], ...] = ()  # in a preview: what is told of each, and in which section
+    words: Mapping[str, str] = field(default_factory=dict[str, str])  # in a preview: of each section, by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,8 @@ class Briefing:
             for file in some
             if section in used and file.text
         ]
-        return replace(made, files=tuple(files))
+        words = {part.name: part.text for part in told(situation, self._sections) if part.name in used}
+        return replace(made, files=tuple(files), words=words)
 
     def at_hand(self, session: str) -> str | None:
         """What a session was told last, where somebody remembers without looking."""

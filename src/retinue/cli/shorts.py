@@ -172,6 +172,7 @@ NOUNS: dict[str, str] = {
     "command": "what can be asked of the house in a conversation",
     "config": "the settings of the house",
     "credential": "keys to providers: where they are, and how they fare",
+    "delegation": "work that agents have handed to one another",
     "envelope": "mail, one by one or in lists",
     "grant": "what agents were granted beyond their rules",
     "house": "the house itself",

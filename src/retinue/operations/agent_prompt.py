@@ -11,19 +11,20 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.agents.briefing import findings
-from retinue.agents.templates import ENTRY, TemplateBroken
+from retinue.agents.templates import ENTRY, FOLDER, TemplateBroken
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.instruction import InstructionMode
 from retinue.domain.principal import Principal
 from retinue.domain.session import Session
+from retinue.domain.times import from_ms, show
 from retinue.operations.agents import find_agent
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import Upload
 from retinue.operations.health import Check, Found, Scene, warning
 from retinue.policy import permissions
-from retinue.store import agents, sessions
+from retinue.store import agents, instructions, sessions
 
 
 class Prompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -35,16 +36,43 @@ class Prompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         InstructionMode | None, msgspec.Meta(description="how much is told; left out, as the agent has it")
     ] = None
     check: Annotated[list[Upload], msgspec.Meta(description="a template to try; nothing is changed by it")] = []
+    parts: Annotated[bool, msgspec.Meta(description="with the words of each section, and what has changed")] = False
 
 
-class PromptSection(msgspec.Struct, frozen=True):
+class PromptSection(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`text` are its words, where these were asked for; `template` is what the owner's says beside its sections."""
+
     name: str
+    tokens: int
+    chars: int
+    text: str = ""
+
+
+class PromptFile(msgspec.Struct, frozen=True):
+    name: str
+    section: str
     tokens: int
     chars: int
 
 
-class AgentPrompt(msgspec.Struct, frozen=True):
-    """`tokens` are an estimate. `template` is the start of the hash of the owner's, or `built-in`."""
+class PromptBefore(msgspec.Struct, frozen=True):
+    """What the last run of a conversation was told, since `at`."""
+
+    at: str
+    text: str
+
+
+class TemplateTrouble(msgspec.Struct, frozen=True):
+    """Why the owner's template is not in use as it stands on disk."""
+
+    sentence: str
+    because: str
+
+
+class AgentPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`tokens` are an estimate. `template` is the start of the hash of the owner's, or `built-in`. With `parts` there
+    is more: the words of each section, the files they are made of, what was told before, and what is wrong with the
+    template, if anything is."""
 
     name: str
     session: str | None
@@ -52,6 +80,9 @@ class AgentPrompt(msgspec.Struct, frozen=True):
     tokens: int
     sections: list[PromptSection]
     text: str
+    files: list[PromptFile] = []
+    before: PromptBefore | None = None
+    trouble: TemplateTrouble | None = None
 
 
 async def prompt(desk: Desk, caller: Principal, asked: Prompt) -> AgentPrompt:
@@ -82,14 +113,39 @@ async def prompt(desk: Desk, caller: Principal, asked: Prompt) -> AgentPrompt:
             code="instructions.no-entry",
         )
     told = await desk.previews.shown(agent, session, mode=asked.mode, files=files)
-    return AgentPrompt(
+    words: Mapping[str, str] = told.words if asked.parts else {}
+    form = AgentPrompt(
         name=agent.name,
         session=session.id if session is not None else None,
         template=told.template[:16] or "built-in",
         tokens=sum(part.tokens for part in told.parts),
-        sections=[PromptSection(part.name, part.tokens, part.chars) for part in told.parts],
+        sections=[PromptSection(part.name, part.tokens, part.chars, words.get(part.name, "")) for part in told.parts],
         text=told.text,
     )
+    if not asked.parts:
+        return form
+    return msgspec.structs.replace(
+        form,
+        files=[PromptFile(each.name, section, each.tokens, each.chars) for section, each in told.files],
+        before=await _before(desk, session) if session is not None else None,
+        trouble=await _trouble(desk, agent.name),
+    )
+
+
+async def _before(desk: Desk, session: Session) -> PromptBefore | None:
+    kept = await desk.store.scan(partial(instructions.get, session=session.id))
+    return PromptBefore(show(from_ms(kept.at_ms), desk.zone), kept.text) if kept is not None else None
+
+
+async def _trouble(desk: Desk, agent: str) -> TemplateTrouble | None:
+    """An agent's own template counts where it has one: what is wrong with the house's is then no trouble here."""
+
+    def look() -> TemplateBroken | None:
+        own = (desk.home / FOLDER / agent).is_dir()
+        return findings(desk.home, [agent]).get(agent if own else "house")
+
+    found = await asyncio.to_thread(look)
+    return TemplateTrouble(found.sentence, found.because) if found is not None else None
 
 
 def _find(conn: sa.Connection, *, caller: Principal, asked: Prompt) -> tuple[Agent, Session | None]:

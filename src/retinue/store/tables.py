@@ -378,6 +378,7 @@ delegations = sa.Table(
 sa.Index("ix_delegations_session", delegations.c.session, delegations.c.created_ms)
 sa.Index("ix_delegations_child", delegations.c.child)
 sa.Index("ix_delegations_result", delegations.c.result)
+sa.Index("ix_delegations_created", delegations.c.created_ms, delegations.c.id)
 _partial("ix_delegations_waiting", delegations.c.run, where=delegations.c.wait_ms.is_not(None))
 _partial("ix_delegations_open", delegations.c.session, delegations.c.id, where=delegations.c.state == word("'open'"))
 _partial(
