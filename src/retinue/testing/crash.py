@@ -73,6 +73,7 @@ DESK = frozenset(
         "sign-out",
         "skill",
         "token",
+        "webhook",
     ]
 )
 

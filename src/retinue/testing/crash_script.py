@@ -164,7 +164,7 @@ def _calls(question: Question, whim: str) -> tuple[tuple[str, dict[str, Any]], .
                 for errand in errands(text, question.do)
             )
         case Do.SPAWN:
-            return (("sessions_spawn", {"task": f"{text}/1 errand"}),)
+            return (("sessions_spawn", {"task": f"{text}/1 errand", "cleanup": "delete"}),)
         case Do.PLAIN | Do.FAIL:
             return ()
 
