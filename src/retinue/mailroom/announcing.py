@@ -12,6 +12,7 @@ from retinue.domain.run import TIMED_OUT
 from retinue.domain.text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust
+from retinue.mailroom.delegations import is_silent
 from retinue.policy.wrapping import wrap
 from retinue.store import runs, spending
 from retinue.store.house import Page
@@ -36,7 +37,7 @@ def announced(page: Page, delegation: Delegation, state: DelegationState, words:
         f"task: {one_line(delegation.task)}",
         *_took(page, delegation),
         f"session: {delegation.child_key}, run: {short(delegation.run_id)}",
-        _PASS_ON,
+        *([] if is_silent(delegation) else [_PASS_ON]),
         "",
         "findings:" if state is DelegationState.DONE else "because:",
         words,
