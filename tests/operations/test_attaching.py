@@ -92,3 +92,11 @@ async def test_agents_that_run_here_give_their_sessions_ids_of_their_own(house: 
     with pytest.raises(Invalid) as refused:
         await house.ask(MARIA, "session.attach", agent="ada", id="garden")
     assert refused.value.code == "session.not-external"
+
+
+async def test_an_id_is_forgotten_with_whoever_chose_it(house: DeskHouse) -> None:
+    made = await house.ask(MARIA, "session.attach", agent="rex", id="marias-garden")
+    await house.ask(OWNER, "person.forget", name="maria", confirm="maria")
+    anew = await house.ask(NOOR, "session.attach", agent="rex", id="marias-garden")
+    assert anew["attached"] == "created"
+    assert anew["sessionId"] != made["sessionId"]

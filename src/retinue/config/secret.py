@@ -32,7 +32,7 @@ class Secret:
     def referred(reference: str) -> Secret:
         """The other way round. The text was checked when it was taken in: `checks.secret_reference`."""
         kind, _, where = reference.partition(":")
-        return Secret(env=where) if kind == "env" else Secret(file=Path(where))
+        return Secret(env=where) if kind == "env" else Secret(file=Path(where).expanduser())
 
     def read(self, environment: Mapping[str, str]) -> str:
         """The secret itself, as it is now. A newline at its end is not part of it."""

@@ -19,8 +19,8 @@ from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.mailroom.inbox import Wake, enter, notify
-from retinue.store import delegations, deliveries, envelopes
+from retinue.mailroom.inbox import Wake, enter, is_completion, notify
+from retinue.store import delegations, deliveries, envelopes, webhooks
 from retinue.store.deliveries import DeliveryState
 from retinue.store.house import Page
 
@@ -153,6 +153,8 @@ def _close_sent(page: Page, envelope: Envelope, receipt: str) -> Closed:
     )
     if not ours:  # This very commit went through before, and only the answer to it was lost.
         return Closed()
+    if envelope.reply_to is not None and is_completion(envelope):
+        webhooks.blank(page.conn, envelope.reply_to)
     return Closed(_end(page, envelope, Outcome.DELIVERED, because=f"{envelope.recipient.name} took it: {receipt}"))
 
 

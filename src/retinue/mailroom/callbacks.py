@@ -19,7 +19,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.delegation import Delegation, DelegationKind, DelegationState
 from retinue.domain.envelope import Draft, Kind
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
-from retinue.domain.ids import EnvelopeId, derived
+from retinue.domain.ids import EnvelopeId, SessionId, derived
 from retinue.domain.ports import Clock
 from retinue.domain.session import Session
 from retinue.domain.text import is_storable
@@ -29,14 +29,12 @@ from retinue.mailroom.delegations import end
 from retinue.mailroom.external import named
 from retinue.mailroom.inbox import Entered, Wake, enter, purged_before, seen_before
 from retinue.policy.signatures import LETTER, SIGNATURE, TIMESTAMP, WINDOW_S, Purpose, is_recent, is_signed_by, signed
-from retinue.store import agents, delegations, envelopes, purge
+from retinue.store import agents, delegations, envelopes, purge, sessions
 from retinue.store.connection import Store
 from retinue.store.house import Page
 
 OPEN_LOOKED_AT_MAX = 100
 UNREAD_MAX = 100  # words that nobody asked for and that wait to be read, in one session
-
-
 MESSAGE_ID_LENGTH_MAX = 128
 
 
@@ -50,7 +48,7 @@ class Callback(Struct, frozen=True, kw_only=True):
     """One message from there. `message` is its id, as its sender has it; `request` is the letter that it answers, where
     it says so."""
 
-    session: Session
+    session: SessionId
     message: str
     text: str
     request: str = ""
@@ -92,13 +90,8 @@ class Callbacks:
         if not any(self._has_signed(reference, came) for reference in keys):
             raise _unsigned("its signature is not by the key of an agent who answers here")
         if session is None:
-            raise NotFound(
-                f"no session {came.session[:40]!r}",
-                because="none of that id is an agent's who runs elsewhere, or it was deleted",
-                try_this="answer to the `callbackUrl` that came with the letter",
-                code="session.not-found",
-            )
-        callback = Callback(session=session, message=came.message, text=_text(came.body), request=came.request)
+            raise _no_session(came.session)
+        callback = Callback(session=session.id, message=came.message, text=_text(came.body), request=came.request)
         _check_message(callback.message)
         body = partial(hear, callback=callback, now_ms=to_ms(self._clock.now()))
         return (await self._store.write(body, point="callback", then=self._wake_all))[0]
@@ -173,13 +166,25 @@ def _check_message(message: str) -> None:
         )
 
 
+def _no_session(id_: str) -> NotFound:
+    return NotFound(
+        f"no session {id_[:40]!r}",
+        because="none of that id is an agent's who runs elsewhere, or it was deleted",
+        try_this="answer to the `callbackUrl` that came with the letter",
+        code="session.not-found",
+    )
+
+
 def _unsigned(because: str) -> Unsigned:
     return Unsigned("this was not signed", because=because, try_this="see the guide on external agents for how")
 
 
 def hear(conn: sa.Connection, *, callback: Callback, now_ms: int) -> tuple[Heard, tuple[Wake, ...]]:
     """The commit of a callback."""
-    session = callback.session
+    page = Page(conn, now_ms)
+    session = sessions.get(conn, callback.session)
+    if session is None or session.deleted_at is not None:  # since it was looked up
+        raise _no_session(callback.session)
     draft = Draft(
         id=EnvelopeId(derived(session.id, f"callback/{callback.message}")),
         sender=address.external(session.id),
@@ -190,7 +195,6 @@ def hear(conn: sa.Connection, *, callback: Callback, now_ms: int) -> tuple[Heard
         kind=Kind.ANSWER,
         trust=Trust.UNTRUSTED,
     )
-    page = Page(conn, now_ms)
     if (before := _before(page, draft)) is not None:
         seen = envelopes.get(conn, before.receipt.envelope)
         return Heard(before.receipt.envelope, seen.reply_to if seen is not None else None), ()
@@ -222,7 +226,7 @@ def _before(page: Page, draft: Draft) -> Entered | None:
 
 def _asked(page: Page, callback: Callback) -> Delegation | None:
     """What it answers: the letter it names, and else the oldest that waits for an answer. None where nothing does."""
-    session = callback.session.id
+    session = callback.session
     if callback.request:
         named = delegations.get(page.conn, callback.request)
         if named is None or named.session != session or named.kind is not DelegationKind.EXTERNAL:

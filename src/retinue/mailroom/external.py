@@ -39,7 +39,7 @@ from retinue.tools.web.http import Http
 
 ATTEMPT_S = 5.0  # for one try; what the far side does with it may take as long as the agent's `timeout_s`
 ATTEMPTS_MAX = 21  # more than any agent's own `retries`
-AGENT = "retinue"
+USER_AGENT = "retinue"
 
 _SLASHES = re.compile(r"/{2,}")
 _encode = msgspec.json.Encoder().encode
@@ -71,7 +71,6 @@ class _Work:
     agent: str
     external: External
     session: str  # as the far side knows it
-    asked: bool  # whether anyone still waits for what comes of it
 
 
 def _work(conn: sa.Connection, *, envelope: Envelope) -> _Work | None:
@@ -82,7 +81,7 @@ def _work(conn: sa.Connection, *, envelope: Envelope) -> _Work | None:
     agent = agents.find(conn, delegation.agent)
     if agent is None:
         return None
-    return _Work(agent.name, agent.external, known_as(conn, delegation.session), delegation.state.open)
+    return _Work(agent.name, agent.external, known_as(conn, delegation.session))
 
 
 def named(conn: sa.Connection, id_: str) -> Session | None:
@@ -127,7 +126,7 @@ class Elsewhere:
         at = str(int(self.clock.now().timestamp()))
         signature = signed(self._key(work), Purpose.MESSAGE, at=at, session=work.session, letter=envelope.id, body=body)
         headers = {
-            "User-Agent": AGENT,
+            "User-Agent": USER_AGENT,
             "Content-Type": "application/json",
             LETTER: envelope.id,
             TIMESTAMP: at,

@@ -729,7 +729,8 @@ def ring(page: Page, about: EnvelopeId) -> tuple[Wake, ...]:
 
 def is_completion(envelope: Envelope) -> bool:
     """Whether the house itself has made it, to tell a webhook of a letter."""
-    return envelope.kind is Kind.NOTICE and envelope.sender.kind is AddressKind.HOUSE
+    ours = envelope.kind is Kind.NOTICE and envelope.sender.kind is AddressKind.HOUSE
+    return ours and envelope.recipient.name == COMPLETION
 
 
 def settle_and_tell(

@@ -18,7 +18,7 @@ from retinue.domain.envelope import Envelope, Outcome
 from retinue.domain.errors import Invalid
 from retinue.domain.ports import Clock
 from retinue.domain.webhook import Webhook
-from retinue.mailroom.external import AGENT, way_out
+from retinue.mailroom.external import USER_AGENT, way_out
 from retinue.mailroom.inbox import COMPLETION, is_completion
 from retinue.mailroom.posting import bring
 from retinue.policy.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
@@ -78,16 +78,14 @@ class Completions:
         )
         headers = {
             **webhook.headers,
-            "User-Agent": AGENT,
+            "User-Agent": USER_AGENT,
             "Content-Type": "application/json",
             LETTER: told.id,
             TIMESTAMP: at,
             SIGNATURE: signature,
         }
         last = envelope.attempts >= self.attempts_max
-        delivery = await bring(way_out(settings), webhook.url, body, headers=headers, timeout_s=ATTEMPT_S, last=last)
-        await self.store.write(partial(webhooks.blank, letter=told.id), point="webhook")
-        return delivery
+        return await bring(way_out(settings), webhook.url, body, headers=headers, timeout_s=ATTEMPT_S, last=last)
 
     def _key(self, settings: Settings) -> str:
         secret = settings.external.webhook_secret
