@@ -210,7 +210,6 @@ NOBODY = {
     "agent:nobody": "agent.not-found",
     "person:nobody": "person.not-found",
     "agent:ada/deadbeef": "session.not-found",
-    "agent:background": "agent.not-found",
 }
 
 
