@@ -257,3 +257,13 @@ async def test_an_empty_list_is_nothing_wherever_it_stands_and_one_that_is_not_s
     assert tools == set() and skills == [True, True]
     tools, *_ = await told(base + "[tools]\ncapabilities_allow = []\n")
     assert "read" not in tools and "append_line" in tools, "a tool without capabilities needs none"
+
+
+async def test_what_a_tool_takes_is_described_with_all_that_it_refers_to(house: HandsHouse) -> None:
+    """A model is told of each tool alone: a reference that leads out of it is a tool that a provider refuses."""
+    toolbox = house.house.desk.toolbox
+    assert toolbox is not None
+    for spec in toolbox.specs:
+        whole = msgspec.json.encode(spec.parameters).decode()
+        for name in re.findall(r'"\$ref":"#/\$defs/([^"]+)"', whole):
+            assert name in spec.parameters.get("$defs", {}), f"{spec.name} refers to {name}"
