@@ -75,8 +75,9 @@ async def test_mail_is_handed_out_signed_and_the_answer_goes_to_whoever_asked(tm
             ("Nothing, **really**.", Kind.ANSWER, Trust.UNTRUSTED)
         ]
         assert receipt.session is not None
-        words = [record for record in await house.records(receipt.session) if isinstance(record.body, Reply)]
-        assert [(record.body.text, record.trust) for record in words] == [("Nothing, **really**.", Trust.UNTRUSTED)]
+        found = await house.records(receipt.session)
+        words = [(record.body.text, record.trust) for record in found if isinstance(record.body, Reply)]
+        assert words == [("Nothing, **really**.", Trust.UNTRUSTED)]
         assert await outcome(house, receipt.envelope) is Outcome.ANSWERED
         assert await outcome(house, letter.id) is Outcome.DELIVERED
         await sums_hold(house)
