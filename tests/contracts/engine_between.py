@@ -143,9 +143,9 @@ def _told(conn: Any) -> bool:
     return conn.exec_driver_sql("SELECT 1 FROM envelopes WHERE sender = 'agent:background'").first() is not None
 
 
-async def test_words_from_several_who_work_for_others_are_read_apart(household: Household) -> None:
+async def test_words_from_several_who_work_for_others_are_read_apart(any_household: Household) -> None:
     """One sender may work for several people in turn: their words are not made one turn of."""
-    talkative(household)
+    household = talkative(any_household)
     household.model.rule = saying(
         {
             "tell for": calls("send_agent_message", text="a word", agentId="bo"),
