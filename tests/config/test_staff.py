@@ -220,6 +220,8 @@ def test_an_agents_own_word_goes_before_the_houses_and_that_before_what_is_built
         assert said.subagents_of(bo) == bo.subagents
     assert house.subagents_of(ada) == SubagentRules(model="small", archive_after_s=10.0)
     assert Defaults().subagents_of(ada) == SubagentRules(archive_after_s=3600.0)
+    relative = home.load('[defaults]\nworkspace = "work"').settings
+    assert relative.defaults.workspace == relative.home / "work"
 
 
 # --- templates ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retinue.domain import session_keys
@@ -98,6 +98,7 @@ _PART = st.text(min_size=1, max_size=20).filter(
 )
 
 
+@settings(deadline=None)
 @given(peer=_PART, account=_PART, scope=st.sampled_from(DmScope))
 def test_whatever_the_ids_a_key_is_read_back_as_it_was_made(peer: str, account: str, scope: DmScope) -> None:
     made = session_keys.direct("ada", scope=scope, channel="telegram", account=account, peer=peer)

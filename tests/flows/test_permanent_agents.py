@@ -92,6 +92,15 @@ async def test_it_is_changed_by_name_or_by_id_and_only_by_who_took_it_on(house: 
     again = await house.ask("agent.permanent", who=AS_ADA, **{**ASKED, "name": "Day Clerk", "agent_id": "night-clerk"})
     assert (again["changed"], again["version"]) == ([], 3)
 
+    await house.ask("agent.set", name="night-clerk", turns_max=3)
+    with pytest.raises(NotAllowed):  # the owner has had a word on it
+        await house.ask("agent.permanent", who=AS_ADA, **{**ASKED, "description": "Mine."})
+    await house.ask("agent.permanent", who=AS_ADA, **{**ASKED, "name": "Cook"})
+    await house.ask("agent.delete", name="cook")
+    await house.ask("agent.register", name="cook", instructions="The owner's.")
+    for name in ("cook", "ada"):  # one that the owner took on since, and itself
+        with pytest.raises(NotAllowed):
+            await house.ask("agent.permanent", who=AS_ADA, **{**ASKED, "name": name})
     with pytest.raises(NotAllowed) as others:
         await house.ask("agent.permanent", who=AS_ADA, **{**ASKED, "name": "bo"})
     assert others.value.code == "agent.not-yours"

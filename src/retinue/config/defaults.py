@@ -54,7 +54,8 @@ class Defaults:
 
     workspace: Path | None = setting(
         None,
-        "A folder in which each agent has one of its own to work in, by its name. Not set: each works in its home.",
+        "A folder in which each agent has one of its own to work in, by its name; from the house's home if relative. "
+        "Not set: each works in its home.",
         effect=Effect.MESSAGE,
     )
     time_format: TimeFormat = setting(TimeFormat.AUTO, "How agents are told the time of day.", effect=Effect.MESSAGE)

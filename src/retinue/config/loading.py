@@ -247,6 +247,9 @@ def _settings(home: Path, tree: Table, environment: Mapping[str, str], faults: F
     mirror = found.get("mirror")
     if mirror is not None and mirror.folder is not None:
         found["mirror"] = replace(mirror, folder=home / mirror.folder)
+    defaults = found.get("defaults")
+    if defaults is not None and defaults.workspace is not None:
+        found["defaults"] = replace(defaults, workspace=home / defaults.workspace)
     settings = Settings(home=home, **found)
     _check_exposure(settings, faults)
     return settings

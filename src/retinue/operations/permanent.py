@@ -127,13 +127,18 @@ def _maker(conn: sa.Connection, caller: Principal) -> Agent:
 
 
 def _check_maker(conn: sa.Connection, there: Agent, caller: Principal) -> None:
-    """An agent changes those that it took on itself; a boss among them changes everyone."""
-    first = agents.version(conn, there.name, 1)
-    if caller.level is PermissionLevel.BOSS or (first is not None and first.changed_by == str(caller.address)):
+    """An agent changes those that it took on itself and nobody has changed since; a boss among them changes everyone.
+
+    The last change counts as well as the first: whoever was let go, and taken on again by the owner, is the owner's.
+    """
+    versions = (agents.version(conn, there.name, number) for number in (1, there.version))
+    if caller.level is PermissionLevel.BOSS or all(
+        v is not None and v.changed_by == str(caller.address) for v in versions
+    ):
         return
     raise NotAllowed(
         f"you may not change {there.name}",
-        because="an agent changes only those that it took on itself",
+        because="an agent changes only those that it took on itself and nobody else has changed since",
         try_this="choose another name, or ask the owner of this house",
         code="agent.not-yours",
     )
