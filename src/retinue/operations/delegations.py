@@ -10,19 +10,20 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.approval import ApprovalState
 from retinue.domain.delegation import Delegation, DelegationKind, DelegationState
 from retinue.domain.envelope import Outcome, Status
 from retinue.domain.errors import Invalid
 from retinue.domain.ids import prefix, short
 from retinue.domain.principal import Principal
-from retinue.domain.run import RunStatus
+from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import Session
 from retinue.domain.times import show, to_ms
 from retinue.mailroom.announcing import one_line, outcome_of
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import check_limit, no_cursor
-from retinue.store import delegation_list, delegations, envelopes, model_calls, runs, sessions
+from retinue.store import approvals, delegation_list, delegations, envelopes, model_calls, runs, sessions
 from retinue.store.house import Page
 from retinue.store.sight import sees_session
 from retinue.store.subagents import Place
@@ -34,11 +35,12 @@ SHARED = frozenset({DelegationKind.MESSAGE, DelegationKind.SEND})  # worked on w
 
 
 class Standing(StrEnum):
-    """How it stands: three ways to be open, and four to be over."""
+    """How it stands: four ways to be open, and four to be over."""
 
     WAITING = "waiting"  # nobody has begun
     WORKING = "working"
-    PARKED = "parked"  # whoever works on it waits for somebody
+    PARKED = "parked"  # whoever works on it waits for another agent
+    ASKING = "asking"  # or for a person's yes
     OK = "ok"
     ERROR = "error"
     TIMEOUT = "timeout"
@@ -84,6 +86,7 @@ class DelegationListed(msgspec.Struct, frozen=True, rename="kebab"):
     created_at: str
     started_at: str | None
     ended_at: str | None
+    duration_ms: int | None
     cost_microusd: int
 
 
@@ -187,13 +190,14 @@ def _listed(desk: Desk, conn: sa.Connection, caller: Principal, found: Delegatio
         run=found.worked_by if there is not None else None,
         label=found.label,
         task=one_line(found.task),
-        stands=_stands(conn, found, run.status if run is not None else None),
+        stands=_stands(conn, found, run),
         because=found.because,
         waits=found.state.open and found.wait_until is not None,
         result=found.result,
         created_at=show(found.created_at, desk.zone),
         started_at=show(found.started_at, desk.zone) if found.started_at else None,
         ended_at=show(found.ended_at, desk.zone) if found.ended_at else None,
+        duration_ms=to_ms(found.ended_at) - to_ms(found.started_at or found.created_at) if found.ended_at else None,
         cost_microusd=sum(call.settled_microusd for call in model_calls.of_run(conn, run.id)) if run is not None else 0,
     )
 
@@ -206,12 +210,15 @@ def _seen(conn: sa.Connection, caller: Principal, found: Delegation) -> Session 
     return there
 
 
-def _stands(conn: sa.Connection, found: Delegation, run: RunStatus | None) -> Standing:
+def _stands(conn: sa.Connection, found: Delegation, run: Run | None) -> Standing:
     if found.state is not DelegationState.OPEN:
         return Standing(outcome_of(conn, found, found.state))
     if found.started_at is None:
         return Standing.WAITING
-    return Standing.PARKED if run is RunStatus.PARKED else Standing.WORKING
+    if run is None or run.status is not RunStatus.PARKED:
+        return Standing.WORKING
+    asks = any(each.state is ApprovalState.OPEN for each in approvals.of_run(conn, run.id))
+    return Standing.ASKING if asks else Standing.PARKED
 
 
 def _cursor(found: Delegation) -> str:

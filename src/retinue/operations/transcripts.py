@@ -8,16 +8,18 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.delegation import DelegationKind
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.domain.record import Record, RecordKind, UserTurn
 from retinue.domain.times import show
 from retinue.domain.trust import Trust
+from retinue.mailroom.announcing import outcome_of
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import AttachmentShown, attachments_form
 from retinue.operations.sessions import PartialShown, RecordDamaged, RunShown, damaged_form, partial_form, shown
-from retinue.store import envelopes, news, records, runs, sessions
+from retinue.store import delegations, envelopes, news, records, runs, sessions
 
 LINES_DEFAULT, LINES_MAX = 100, 500
 
@@ -29,8 +31,19 @@ class Transcript(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = LINES_DEFAULT
 
 
+class WorkRead(msgspec.Struct, frozen=True, rename="kebab"):
+    """Work that was handed on. `outcome` is open, ok, error, timeout or stopped."""
+
+    id: str
+    kind: DelegationKind
+    label: str
+    target: str
+    outcome: str
+
+
 class MailRead(msgspec.Struct, frozen=True, rename="kebab"):
-    """An envelope as it was written, without what the house put around it for the model."""
+    """An envelope as it was written, without what the house put around it for the model. `work` is what it hands on, or
+    tells the end of."""
 
     envelope: str
     sender: str = msgspec.field(name="from")
@@ -38,6 +51,7 @@ class MailRead(msgspec.Struct, frozen=True, rename="kebab"):
     text: str
     at: str
     attachments: list[AttachmentShown]
+    work: WorkRead | None
 
 
 class Line(msgspec.Struct, frozen=True, rename="kebab"):
@@ -102,7 +116,7 @@ async def transcript(desk: Desk, caller: Principal, asked: Transcript) -> Transc
 
 def _line(desk: Desk, conn: sa.Connection, record: Record) -> Line:
     read = record.body.envelopes if isinstance(record.body, UserTurn) else ()
-    mail = [_mail(desk, envelope) for id_ in read if (envelope := envelopes.get(conn, id_)) is not None]
+    mail = [_mail(desk, conn, envelope) for id_ in read if (envelope := envelopes.get(conn, id_)) is not None]
     return Line(
         seq=record.seq,
         kind=record.kind,
@@ -114,7 +128,7 @@ def _line(desk: Desk, conn: sa.Connection, record: Record) -> Line:
     )
 
 
-def _mail(desk: Desk, envelope: Envelope) -> MailRead:
+def _mail(desk: Desk, conn: sa.Connection, envelope: Envelope) -> MailRead:
     return MailRead(
         envelope=envelope.id,
         sender=str(envelope.sender),
@@ -122,7 +136,21 @@ def _mail(desk: Desk, envelope: Envelope) -> MailRead:
         text=envelope.text,
         at=show(envelope.accepted_at, desk.zone),
         attachments=attachments_form(envelope.attachments),
+        work=_work(conn, envelope),
     )
+
+
+def _work(conn: sa.Connection, envelope: Envelope) -> WorkRead | None:
+    """Looked for only where it can be: most mail is a person's."""
+    if envelope.kind is Kind.DELEGATION:
+        found = delegations.get(conn, envelope.id)
+    elif envelope.kind in (Kind.ANSWER, Kind.NOTICE):
+        found = delegations.by_result(conn, envelope.id)
+    else:
+        return None
+    if found is None:
+        return None
+    return WorkRead(found.id, found.kind, found.label, found.target, outcome_of(conn, found, found.state))
 
 
 OPERATIONS = (

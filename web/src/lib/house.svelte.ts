@@ -23,6 +23,7 @@ const CHANGES_STATE = new Set([
   "session.deleted",
   "session.restored",
   "session.reset",
+  "session.switched",
   "agent.changed",
   "approval.asked",
   "approval.decided",

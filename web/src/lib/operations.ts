@@ -144,7 +144,7 @@ export type DeadLetters = { "letters": Array<EnvelopeShown> };
 
 export type DelegationKind = "background" | "external" | "message" | "send" | "spawn";
 
-export type DelegationListed = { "id": string; "kind": DelegationKind; "agent": string; "session": string; "session-name": string | null; "asked-by": string; "call": string; "target": string; "to": string | null; "to-name": string | null; "run": string | null; "label": string; "task": string; "stands": Standing; "because": string; "waits": boolean; "result": string | null; "created-at": string; "started-at": string | null; "ended-at": string | null; "cost-microusd": number };
+export type DelegationListed = { "id": string; "kind": DelegationKind; "agent": string; "session": string; "session-name": string | null; "asked-by": string; "call": string; "target": string; "to": string | null; "to-name": string | null; "run": string | null; "label": string; "task": string; "stands": Standing; "because": string; "waits": boolean; "result": string | null; "created-at": string; "started-at": string | null; "ended-at": string | null; "duration-ms": number | null; "cost-microusd": number };
 
 export type DelegationStopped = { "stopped": Array<string>; "cancelled-runs": Array<string> };
 
@@ -294,7 +294,7 @@ export type LogShown = { "entries": Array<LogLine>; "next": string | null };
 
 export type Logs = { "level"?: Level; "text"?: string; "limit"?: number; "cursor"?: string };
 
-export type MailRead = { "envelope": string; "from": string; "kind": Kind; "text": string; "at": string; "attachments": Array<AttachmentShown> };
+export type MailRead = { "envelope": string; "from": string; "kind": Kind; "text": string; "at": string; "attachments": Array<AttachmentShown>; "work": WorkRead | null };
 
 export type McpApproved = { "server": McpShown; "approved": boolean; "difference": Array<string>; "try": string; "lines": Array<string> };
 
@@ -534,7 +534,7 @@ export type SlotsShown = { "lane": LaneKind; "used": number; "total": number; "i
 
 export type Source = "agent" | "extra" | "house" | "plugin" | "workspace";
 
-export type Standing = "error" | "ok" | "parked" | "stopped" | "timeout" | "waiting" | "working";
+export type Standing = "asking" | "error" | "ok" | "parked" | "stopped" | "timeout" | "waiting" | "working";
 
 export type Status = "claimed" | "done" | "parked" | "pending";
 
@@ -619,6 +619,8 @@ export type Webhook = { "url": string; "headers"?: Record<string, string> };
 export type WhenBusy = "collect" | "steer";
 
 export type Why = { "id": string };
+
+export type WorkRead = { "id": string; "kind": DelegationKind; "label": string; "target": string; "outcome": string };
 
 export type WorkspaceAccess = "none" | "ro" | "rw";
 

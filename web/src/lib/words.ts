@@ -69,6 +69,11 @@ export function nameIn(address: string): string {
   return rest.split("/")[0] ?? rest;
 }
 
+/** The session in an address: of `agent:ada/12ab` it is "12ab". */
+export function sessionIn(address: string): string {
+  return /^agent:[^/]+\/([0-9a-f]+)$/.exec(address)?.[1] ?? "";
+}
+
 /** Without the marks that turn the order of letters around: `photo\u{202e}gnp.exe` would read as a picture. */
 export function unturned(text: string): string {
   return text.replace(/[\u202a-\u202e\u2066-\u2069]/g, "\u{fffd}");

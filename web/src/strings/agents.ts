@@ -16,7 +16,7 @@ const fields = {
   elevated: { label: "Commands outside the sandbox", hint: "Until somebody says otherwise in a conversation." },
   workspace: { label: "Workspace", hint: "A folder, or one below its home. Left empty: as the house has it." },
   context_files: { label: "Files it is told", hint: "Of its workspace, with its instructions: paths, or patterns." },
-  instructions_mode: { label: "How much it is told", hint: "" },
+  instructions_mode: { label: "How much it is told", hint: "Beside the instructions above. All of it is under Instructions." },
   provider: { label: "Provider", hint: "" },
   external_url: { label: "Where it is reached", hint: "Only for an agent with the runner external." },
   external_secret: { label: "Where its key is", hint: "env:NAME or file:PATH; never the key itself." },
@@ -151,6 +151,7 @@ export const agents = {
   removeFrom: (name: string, list: string): string => `Remove ${name} from ${list}`,
   drag: "Drag to change the order",
   choices: {
+    instructions_mode: { full: "everything", minimal: "little: no persona, no skills, no other agents", none: "only who it is" },
     queue_mode: {
       collect: "waits, and is read together",
       followup: "waits, and is read one by one",

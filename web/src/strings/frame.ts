@@ -10,6 +10,8 @@ export const frame = {
   talk: "Talk to another agent",
   talkHint: "Type the name of an agent",
   talkTo: (agent: string): string => `Talk to ${agent}`,
+  goOnWith: (agent: string): string => `Go on with ${agent}`,
+  goOnBeside: "and take the topic along",
   talkFresh: "a new conversation",
   talkKeys: "Enter goes on in the newest conversation, Shift Enter begins a new one.",
   paletteNothing: "Nothing by that name.",

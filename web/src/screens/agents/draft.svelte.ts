@@ -3,7 +3,7 @@
 
 import { SvelteMap } from "svelte/reactivity";
 import { ask, Refused, type Answered, type Asked } from "../../lib/api";
-import type { Colour, Delivery, Elevation, Overflow, PermissionLevel, QueueMode, SandboxMode, Scope, SessionsSeen, Verbosity, WorkspaceAccess } from "../../lib/operations";
+import type { Colour, Delivery, Elevation, InstructionMode, Overflow, PermissionLevel, QueueMode, SandboxMode, Scope, SessionsSeen, Verbosity, WorkspaceAccess } from "../../lib/operations";
 import { router } from "../../lib/router.svelte";
 import { attempt, toasts } from "../../lib/toasts.svelte";
 import { agents as s } from "../../strings/agents";
@@ -16,6 +16,7 @@ export interface Values {
   colour: Colour | null;
   visible: boolean;
   instructions: string;
+  instructions_mode: InstructionMode;
   model: string;
   fallbacks: string[] | null;
   effort: string | null;

@@ -36,7 +36,14 @@ export interface Usage {
   cost_microusd: number;
 }
 
-export type Mail = { kind: "mail"; id: string; seq: number; from: string; text: string; at: string; files: File[]; envelope: string | null; trust: string };
+/** Work that was handed on: what a letter asks for, or tells the end of. */
+export type Work = NonNullable<Line["mail"][number]["work"]>;
+export type Mail = {
+  kind: "mail"; id: string; seq: number; from: string; text: string; at: string; files: File[]; envelope: string | null; trust: string;
+  /** The kind of letter it is. */
+  as: string;
+  work: Work | null;
+}; // prettier-ignore
 export type Reply = {
   kind: "reply"; id: string; seq: number; text: string; thinking: string; at: string; run: string | null; model: string; stop: string; usage: Usage | null;
   /** It is being said now. */
@@ -51,6 +58,9 @@ export type Item = Mail | Reply | Called | Note;
 
 /** A whole reply of one of these is recorded and not sent. */
 const SILENT = new Set(["NO_REPLY", "[[SILENT_REPLY]]"]);
+
+/** Calls by which work is handed to somebody else. */
+export const HANDS_ON: ReadonlySet<string> = new Set(["agents_message", "sessions_send", "sessions_spawn", "start_background_agent"]);
 
 type Raw = Record<string, unknown>;
 
@@ -87,15 +97,15 @@ function itemsIn(line: Line, results: ReadonlyMap<string, Line>, session: string
   switch (line.kind) {
     case "user":
       if (!line.mail.length) {
-        return [{ kind: "mail", id: `${seq}`, seq, from: "", text, at, files: filesOf(body["attachments"], here), envelope: null, trust: line.trust }];
+        return [{ kind: "mail", id: `${seq}`, seq, from: "", text, at, files: filesOf(body["attachments"], here), envelope: null, trust: line.trust, as: "message", work: null }];
       }
       return line.mail.map((mail, i) => {
         const id = `${seq}.${i}`;
         const files = filesOf(mail.attachments, `envelope=${mail.envelope}`);
-        if (mail.kind !== "message" && mail.kind !== "answer") {
+        if (mail.kind !== "message" && mail.kind !== "answer" && !mail.work) {
           return { ...note(seq, mail.at, "system", mail.text), id, from: mail.from, files, trust: line.trust };
         }
-        return { kind: "mail", id, seq, from: mail.from, text: mail.text, at: mail.at, files, envelope: mail.envelope, trust: line.trust };
+        return { kind: "mail", id, seq, from: mail.from, text: mail.text, at: mail.at, files, envelope: mail.envelope, trust: line.trust, as: mail.kind, work: mail.work };
       });
     case "assistant": {
       const calls = (body["calls"] ?? []) as Call[];
