@@ -39,6 +39,7 @@ from retinue.logs import LogLine, set_masks
 from retinue.models.base import Prompt
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
+from retinue.policy.groups import GROUPS
 from retinue.policy.masking import Masks, forms_of
 from retinue.policy.tools import Circumstances
 from retinue.store import approvals, envelopes
@@ -51,8 +52,12 @@ from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 OWNER = person("owner")
 ADA = Agent(name="ada", model="scripted")
 WAIT_S = 120.0
-# Tools that tell nothing which another of these does not: what a browser shows, it shows after each act.
-OTHERS = {"browser_act", "request_permission_via_parent", "grant_permission", "gateway", "notify", "ask_questions"}
+# Tools that tell nothing which another of these does not: what a browser shows, it shows after each act, and what goes to
+# others of the staff is masked on its way like every message.
+OTHERS = {
+    *("browser_act", "request_permission_via_parent", "grant_permission", "gateway", "notify", "ask_questions"),
+    *(*GROUPS["agents"], *GROUPS["sessions"]),
+}
 CANARIES = {
     "variable": "canary-in-the-environment-0a1b2c",
     "key file": "canary-in-a-key-file-3d4e5f",

@@ -584,6 +584,7 @@ WHOLE = {
     "runs._clear_approvals",
     "runs._clear",
     "sessions._latest_foreground",  # where an agent asks for whom nobody sits, which is seldom
+    "sessions._latest_of_kind",  # where an agent writes to the heartbeat, which is as seldom
     "sessions._listing",
     "sessions._recent",  # the list of sessions, sorted: it is asked for by people, beside the loop
 }
