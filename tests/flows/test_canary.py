@@ -52,8 +52,8 @@ from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 OWNER = person("owner")
 ADA = Agent(name="ada", model="scripted")
 WAIT_S = 120.0
-# Tools that tell nothing which another of these does not: what a browser shows, it shows after each act, and what goes to
-# others of the staff is masked on its way like every message.
+# Tools that tell nothing which another of these does not: what a browser shows, it shows after each act, and what goes
+# to others of the staff is masked on its way like every message.
 OTHERS = {
     *("browser_act", "request_permission_via_parent", "grant_permission", "gateway", "notify", "ask_questions"),
     *(*GROUPS["agents"], *GROUPS["sessions"]),
