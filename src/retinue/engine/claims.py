@@ -33,7 +33,7 @@ from retinue.domain.session import (
 )
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
-from retinue.engine.custody import Append, Nothing, Work, trust_of_mail
+from retinue.engine.custody import SENT_OUT, Append, Nothing, Work, trust_of_mail
 from retinue.engine.endings import cancel_for_newer, close_run, interrupts
 from retinue.engine.lanes import held_back_s, next_batch
 from retinue.mailroom.background import runner_of
@@ -44,7 +44,6 @@ from retinue.store.house import Page
 
 CLOSED_AT_ONCE_MAX = 100
 LOOKED_AT_MAX = BATCH_MAX + 40
-SENT_OUT = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

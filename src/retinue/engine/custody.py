@@ -19,6 +19,9 @@ from retinue.domain.trust import Trust, least
 from retinue.mailroom.inbox import Wake
 from retinue.store.house import Page
 
+SENT_OUT = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
+"""Sessions that were made for work which an agent handed on as its own."""
+
 
 class Work(Struct, frozen=True, kw_only=True):
     """A run that is ours to work on, as the claiming commit left it."""
@@ -43,7 +46,7 @@ class Work(Struct, frozen=True, kw_only=True):
     def acting(self) -> Agent:
         """As whom it acts: a subagent as whoever sent it out first of all, with their folders and no others."""
         lineage = self.run.lineage
-        if lineage is None or self.session.origin.kind is not OriginKind.SUBAGENT:
+        if lineage is None or self.session.origin.kind not in SENT_OUT:
             return self.agent
         return next((sender for sender in self.senders if sender.name in lineage.sent_by[:1]), self.agent)
 

@@ -404,7 +404,8 @@ def _with_joined(paid: Paid | None, joined: Sequence[Record]) -> Paid | None:
 
 def _notify(page: Page, work: Work, notice: str) -> tuple[Wake, ...]:
     """For a person who waits; nobody else is helped by it. Once in a run, however often it happens."""
-    to = answer_address(work.run.sender, origin=work.session.origin)
+    kind = work.envelopes[0].kind if work.envelopes else Kind.MESSAGE
+    to = answer_address(work.run.sender, origin=work.session.origin, kind=kind)
     if to is None or not work.session.origin.kind.foreground or not work.envelopes:
         return ()
     if work.envelopes[0].kind is Kind.DELEGATION:

@@ -30,7 +30,7 @@ def show_work(page: Page, work: Work, closings: Sequence[Unwritten], opening: St
     """For a person who waits; nobody else is helped by it. Before the answer, where this is the run's last commit."""
     if work.manner == PLAIN or not work.envelopes:
         return ()
-    to = answer_address(work.run.sender, origin=work.session.origin)
+    to = answer_address(work.run.sender, origin=work.session.origin, kind=work.envelopes[0].kind)
     people = to is not None and to.kind in (AddressKind.PERSON, AddressKind.CHANNEL)
     if to is None or not people or not work.session.origin.kind.foreground:
         return ()

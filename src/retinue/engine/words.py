@@ -23,6 +23,7 @@ from retinue.domain.session import Origin, OriginKind, Session
 from retinue.domain.trust import Trust, least
 from retinue.domain.word import Heard, Strategy, Word
 from retinue.engine import switching
+from retinue.engine.custody import SENT_OUT
 from retinue.mailroom.inbox import Wake, enter
 from retinue.policy.delegations import descends, may_hand_over
 from retinue.policy.reaching import may_reach
@@ -65,7 +66,7 @@ def _say(page: Page, word: Word, id_: EnvelopeId) -> tuple[Heard, tuple[Wake, ..
         to, target = _elsewhere(page, word, id_, run, here, speaker)
     else:
         to, target = _to(page, word, id_, run, here, speaker)
-    lineage = _lineage(page, word, run, speaker, to, target)
+    lineage = _lineage(page, word, run, here, speaker, to, target)
     draft = Draft(
         id=id_,
         sender=address.agent(speaker.name, here.id),
@@ -168,9 +169,7 @@ def _named(page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, spe
         speaker,
         owner,
         confined=word.confined,
-        came_of_it=found.id == here.origin.parent
-        or came_of(page.conn, found, here)
-        or _asked_by(page, run) == found.id,
+        came_of_it=found.id in (here.origin.parent, _asked_by(page, run, here)) or came_of(page.conn, found, here),
         behalf_sees=sees(page.conn, who, found),
     )
     if reach.denied:
@@ -246,20 +245,25 @@ def _elsewhere(
 # --- whose work it is ---
 
 
-def _asked_by(page: Page, run: Run) -> SessionId | None:
-    handed = _handed(page, run)
+def _asked_by(page: Page, run: Run, here: Session) -> SessionId | None:
+    handed = _handed(page, run, here)
     return handed.session if handed is not None else None
 
 
-def _handed(page: Page, run: Run) -> Delegation | None:
-    """The work that was handed to this run's session, if it works on some."""
+def _handed(page: Page, run: Run, here: Session) -> Delegation | None:
+    """The work that this run was handed, or for which its session was made. What was once written into a session by
+    somebody else makes nobody who speaks there their envoy."""
     asked = delegations.get(page.conn, run.envelopes[0]) if run.envelopes else None
-    return asked or next(iter(delegations.into(page.conn, run.session, limit=1)), None)
+    if asked is None and here.origin.kind in SENT_OUT:
+        return delegations.get(page.conn, here.origin.key)
+    return asked
 
 
-def _lineage(page: Page, word: Word, run: Run, speaker: Agent, to: Session, target: Agent) -> Lineage | None:
+def _lineage(
+    page: Page, word: Word, run: Run, here: Session, speaker: Agent, to: Session, target: Agent
+) -> Lineage | None:
     """A word back to whoever handed out the work is read as its answer will be; any other is work handed on."""
-    handed = _handed(page, run)
+    handed = _handed(page, run, here)
     if handed is not None and handed.session == to.id:
         return handed.above
     own = target.name == speaker.name

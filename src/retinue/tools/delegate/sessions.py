@@ -15,6 +15,8 @@ from typing import Annotated, Any
 import msgspec
 import sqlalchemy as sa
 
+from retinue.domain.address import AddressKind
+from retinue.domain.agent import Agent
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.delegation import DelegationKind, DelegationState
 from retinue.domain.errors import Invalid, NotAllowed, RetinueError
@@ -25,7 +27,7 @@ from retinue.domain.session import OriginKind, Session
 from retinue.domain.text import clipped_bytes
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolResult, ToolSpec
-from retinue.domain.trust import Trust
+from retinue.domain.trust import Trust, least
 from retinue.policy.reaching import may_reach
 from retinue.store import agents, envelopes, records, runs, sessions
 from retinue.store.behalf import came_of, sees, whose
@@ -53,6 +55,8 @@ KINDS: dict[str, frozenset[OriginKind]] = {
     "hook": frozenset({OriginKind.EXTERNAL}),
 }
 
+SENT_OUT = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
+
 _encode = msgspec.json.Encoder().encode
 
 Confined = Callable[[Scene], bool]
@@ -62,19 +66,54 @@ def _said(body: Any, *, failed: bool = False, trust: Trust = Trust.PRIVATE) -> O
     return Output(text=_encode(body).decode(), failed=failed, trust=trust)
 
 
-def _reach(conn: sa.Connection, scene: Scene, other: Session, *, confined: bool) -> Decision:
-    run = runs.get(conn, scene.run)
-    here = sessions.get(conn, scene.session)
-    target = agents.find(conn, other.agent)
-    if run is None or here is None or target is None:
-        return Decision(Verdict.DENY, "it is not there")
-    return may_reach(
-        scene.agent,
-        target,
-        confined=confined,
-        came_of_it=came_of(conn, other, here),
-        behalf_sees=sees(conn, whose(conn, run), other),
-    )
+class _Look:
+    """The eyes of one call: what its run may look into, in one picture of the store."""
+
+    def __init__(self, conn: sa.Connection, scene: Scene, *, confined: bool) -> None:
+        run, here = runs.get(conn, scene.run), sessions.get(conn, scene.session)
+        if run is None or here is None:
+            raise ToolFailed(
+                "this is part of no conversation",
+                because="what may be looked into follows from whom a run works for, and there is no run",
+                try_this="let the agent do it in a conversation",
+                code="session.no-run",
+            )
+        self._conn = conn
+        self._agent = scene.agent
+        self._confined = confined
+        self._here = here
+        self.who = whose(conn, run)
+        self._staff: dict[str, Agent | None] = {}
+
+    def at(self, other: Session) -> Decision:
+        if other.agent not in self._staff:
+            self._staff[other.agent] = agents.find(self._conn, other.agent)
+        target = self._staff[other.agent]
+        if target is None:
+            return Decision(Verdict.DENY, "it is not there")
+        return may_reach(
+            self._agent,
+            target,
+            confined=self._confined,
+            came_of_it=came_of(self._conn, other, self._here),
+            behalf_sees=sees(self._conn, self.who, other),
+        )
+
+    def around(self) -> list[Session]:
+        """What may be worth a look, the last one first: all that there is lately, what the person it works for sees of
+        that, and what came of this session."""
+        found = sessions.recent(self._conn, limit=LOOKED_AT_MAX)
+        if self.who is not None and self.who.address.kind is AddressKind.PERSON:
+            found += sessions.recent(self._conn, limit=LOOKED_AT_MAX, seen_by=self.who)
+        found += sessions.children(self._conn, self._here.id, limit=LOOKED_AT_MAX)
+        known = {session.id: session for session in found if session.deleted_at is None}
+        return sorted(known.values(), key=lambda session: (session.updated_at, session.id), reverse=True)
+
+    def find(self, text: str) -> Session:
+        session = named(self._conn, text, agent=self._agent.name, whose=self.who)
+        if session is None:
+            raise _not_found(text)
+        return session
 
 
 def _not_found(text: str) -> ToolFailed:
@@ -134,14 +173,15 @@ class SessionsList:
         confined = self.confined(scene)
 
         def read(conn: sa.Connection) -> tuple[list[dict[str, Any]], Trust]:
+            look = _Look(conn, scene, confined=confined)
             listed: list[dict[str, Any]] = []
             trust = Trust.PRIVATE
-            for session in sessions.recent(conn, limit=LOOKED_AT_MAX):
+            for session in look.around():
                 if to_ms(session.updated_at) < since_ms or len(listed) >= arguments.limit:
                     break
                 if wanted and session.origin.kind not in wanted:
                     continue
-                if not _reach(conn, scene, session, confined=confined).allowed:
+                if not look.at(session).allowed:
                     continue
                 row, believed = _row(conn, session, scene, messages=arguments.messageLimit)
                 listed.append(row)
@@ -166,11 +206,20 @@ def _row(conn: sa.Connection, session: Session, scene: Scene, *, messages: int) 
         row["channel"] = session.origin.channel
     if session.origin.parent is not None:
         row["spawnedBy"] = session.origin.parent
+    named = _trust_of_name(conn, session)
     if not messages:
-        return row, Trust.PRIVATE
+        return row, named
     found, trust = _lines(conn, session, limit=messages, tools=False, looked_at_max=LINES_LOOKED_AT_IN_LIST_MAX)
     row["messages"] = [_line(conn, record, bytes_max=MESSAGE_BYTES_MAX) for record in found]
-    return row, trust
+    return row, least((named, trust))
+
+
+def _trust_of_name(conn: sa.Connection, session: Session) -> Trust:
+    """Whoever was sent out is called what its task says, or whoever sent it: no better than what they knew."""
+    if session.origin.kind not in SENT_OUT:
+        return Trust.PRIVATE
+    letter = envelopes.get(conn, session.origin.key)
+    return Trust.UNTRUSTED if letter is None or letter.trust is Trust.UNTRUSTED else Trust.PRIVATE
 
 
 # --- history ---
@@ -215,8 +264,9 @@ class SessionsHistory:
         confined = self.confined(scene)
 
         def read(conn: sa.Connection) -> tuple[dict[str, Any], Trust]:
-            session = _found(conn, scene, text)
-            decision = _reach(conn, scene, session, confined=confined)
+            look = _Look(conn, scene, confined=confined)
+            session = look.find(text)
+            decision = look.at(session)
             if decision.denied:
                 raise _refused(decision, text)
             found, trust = _lines(
@@ -234,14 +284,6 @@ class SessionsHistory:
 
         body, trust = await self.store.scan(read)
         return _said(body, trust=trust)
-
-
-def _found(conn: sa.Connection, scene: Scene, text: str) -> Session:
-    run = runs.get(conn, scene.run)
-    session = named(conn, text, agent=scene.agent.name, whose=whose(conn, run) if run is not None else None)
-    if session is None:
-        raise _not_found(text)
-    return session
 
 
 def _refused(decision: Decision, text: str) -> ToolFailed:
@@ -383,8 +425,9 @@ class SessionsSend:
                 try_this="sessions_list says which there are",
                 code="session.not-named",
             )
+        look = _Look(conn, scene, confined=confined)
         if arguments.sessionKey:
-            session = _found(conn, scene, arguments.sessionKey)
+            session = look.find(arguments.sessionKey)
         else:
             agent = arguments.agentId.removeprefix("agent:") or scene.agent.name
             known = labelled(conn, arguments.label, agent=agent)
@@ -398,7 +441,7 @@ class SessionsSend:
                 try_this="say it, or name another",
                 code="session.same",
             )
-        decision = _reach(conn, scene, session, confined=confined)
+        decision = look.at(session)
         if decision.denied:
             raise _refused(decision, arguments.sessionKey or arguments.label)
         return session
