@@ -238,18 +238,22 @@ def _ask(
 
 def _whom(page: Page, run: Run, session: Session) -> tuple[Address, tuple[Address, ...], Session | None]:
     """The person to ask; rooms in which the owner sits, who reads it there; and, where nobody sits behind the session,
-    the conversation they had last, whose agent hears of it. Who may not decide is not asked: the owner is."""
+    the conversation they had last, whose agent hears of it. Who may not decide is not asked: the owner is. Work that
+    was handed on is the business of whoever it began with, and of nobody else who happens to be here."""
     if session.origin.kind.foreground or run.sender.kind is AddressKind.PERSON:
         to = run.sender if _can_decide(page, run.sender) else OWNER
         rooms = (run.sender,) if run.sender.kind is AddressKind.CHANNEL and _from_owner(page, run) else ()
         return to, rooms, None
+    behalf = run.descent.behalf
+    began = behalf if _can_decide(page, behalf) else OWNER
+    anyone = behalf.kind not in (AddressKind.PERSON, AddressKind.CHANNEL)
     for beside in sessions.latest_foreground(page.conn, limit=CONVERSATIONS_LOOKED_AT_MAX):
         listens = who_listens(beside.origin)
-        if _can_decide(page, listens):
+        if _can_decide(page, listens) and (anyone or listens == began):
             return listens, (), beside
-        if listens.kind is AddressKind.CHANNEL and _only_owner_wrote(page, beside):
+        if listens.kind is AddressKind.CHANNEL and (anyone or began == OWNER) and _only_owner_wrote(page, beside):
             return OWNER, (listens,), beside
-    return OWNER, (), None
+    return began, (), None
 
 
 def _can_decide(page: Page, who: Address) -> bool:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from retinue.domain.delegation import Lineage
 from retinue.domain.envelope import Envelope, Kind, answerable
-from retinue.domain.ids import SessionId
+from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.run import RunRequest
 from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
 from retinue.mailroom.inbox import LaneWake
@@ -19,6 +19,7 @@ from retinue.mailroom.inbox import LaneWake
 READY_MAX = 10_000
 HELD_BACK_TIMES = 10  # so often, at most, the first of several messages waits for one more
 ALONE = frozenset({Kind.DECISION, Kind.DELEGATION, Kind.JOB})  # each has a run of its own
+CAME_OF_IT = frozenset({Kind.ANSWER, Kind.NOTICE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +58,15 @@ class Batch(Struct, frozen=True):
     work: tuple[Envelope, ...]
 
 
-def voice(envelope: Envelope) -> tuple[str, str, str, Kind | bool, RunRequest | None, Lineage | None]:
+def voice(
+    envelope: Envelope,
+) -> tuple[str, str, str, Kind | bool, RunRequest | None, Lineage | None, EnvelopeId | None]:
     """Who speaks, whether an answer is owed and to whom, what is asked of the run and whose work it is: a change of any
-    ends a batch."""
+    ends a batch. What came of work that was handed on is of the one who had it handed on, each of its own."""
     context = envelope.context
     owed = Kind.SYSTEM if envelope.kind is Kind.SYSTEM else answerable(envelope.kind)
-    return str(envelope.sender), context.sender_name, context.username, owed, context.request, context.lineage
+    about = envelope.reply_to if envelope.kind in CAME_OF_IT else None
+    return str(envelope.sender), context.sender_name, context.username, owed, context.request, context.lineage, about
 
 
 def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
