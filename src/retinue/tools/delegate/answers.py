@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.delegation import Delegation, DelegationState, Notify
+from retinue.domain.envelope import Kind
 from retinue.domain.handing import Handed
 from retinue.domain.record import Reply
 from retinue.domain.text import clipped_bytes
@@ -27,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Worked(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What whoever was asked did for it."""
+    """What whoever was asked did for it. Their thoughts are as believable as all that they knew."""
 
     session_name: str = ""
     tool_call_count: int = 0
@@ -73,10 +74,13 @@ async def told(store: Store, handed: Handed, *, mode: str, wait_s: float, now: d
             body["timeoutSeconds"] = wait_s
         return Output(text=_encode(body).decode(), trust=Trust.PRIVATE)
     done = await store.read(lambda conn: worked(conn, delegation))
+    answer = handed.answer
+    if answer is None or answer.kind is not Kind.ANSWER:
+        # Their thoughts are labelled as their answer is. What the house says instead has another label.
+        done = msgspec.structs.replace(done, thinking_text="")
     body |= msgspec.to_builtins(done)
     began, ended = delegation.created_at, delegation.ended_at or now
     body["durationMs"] = to_ms(ended) - to_ms(began)
-    answer = handed.answer
     if answer is None:
         body["message"] = "What came of it was told already, as mail." if handed.elsewhere else delegation.because
         return Output(text=_encode(body).decode(), trust=Trust.PRIVATE)
