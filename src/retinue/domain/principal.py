@@ -7,17 +7,20 @@ from msgspec import Struct
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.delegation import Lineage
 from retinue.domain.person import Role
 from retinue.domain.trust import Trust
 
 
 class Principal(Struct, frozen=True, kw_only=True):
-    """A person or an agent, with what they may ask for. `key` names the token they came with."""
+    """A person or an agent, with what they may ask for. `key` names the token they came with; `descent` is that of the
+    run in which an agent asks."""
 
     address: Address
     level: PermissionLevel
     trust: Trust
     key: str = ""
+    descent: Lineage | None = None
 
     @property
     def sees_all(self) -> bool:

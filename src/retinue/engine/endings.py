@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.delegation import DelegationState
-from retinue.domain.envelope import NO_CONTEXT, TEXT_BYTES_MAX, Draft, Envelope, Kind, Outcome, answerable
+from retinue.domain.envelope import NO_CONTEXT, TEXT_BYTES_MAX, Context, Draft, Envelope, Kind, Outcome, answerable
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
 from retinue.domain.record import Mark, Note, RecordKind, Reply, Stop
@@ -160,11 +160,18 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
         key=f"{work.run.id}/answer",
         # What is said of work that was handed out answers nothing: whoever began it has had their answer.
         kind=Kind.ANSWER if owed else Kind.MESSAGE,
-        context=exchanges.context_of_answer(page, delegation) if delegation is not None else NO_CONTEXT,
+        context=exchanges.context_of_answer(page, delegation) if delegation is not None else _still_for(work, to),
         reply_to=reply_to,
         silent=silent,
         trust=finished.trust,
     )
+
+
+def _still_for(work: Work, to: address.Address) -> Context:
+    """An agent that reads an answer goes on with work of whoever it was for, also where none was handed on."""
+    if work.run.lineage is None or to.kind is not address.AddressKind.AGENT:
+        return NO_CONTEXT
+    return Context(lineage=work.run.lineage)
 
 
 def _asked_as(page: Page, letter: Envelope) -> Kind:

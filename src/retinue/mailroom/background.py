@@ -6,6 +6,8 @@ on as the agent who sent the request would, and never begun a second time. What 
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, EXTERNAL, Address, AddressKind
 from retinue.domain.agent import ARCHIVE_AFTER_S, Agent
@@ -44,8 +46,9 @@ def take_up(page: Page, request: Draft) -> Delegation | str:
     if asker is None or request.recipient.rest:
         return NOT_AN_AGENT
     home = _home(page, request, asker)
-    # No run began it, so its own letter stands for one.
-    above = Lineage(root=RunId(request.id), behalf=address.agent(asker.name), agents=(asker.name,))
+    # No run hands it on, so its own letter stands for one; and for the first, where no run had it sent either.
+    began = Lineage(root=RunId(request.id), behalf=address.agent(asker.name), agents=(asker.name,))
+    above = request.context.lineage or began
     open_count = delegations.count_open(page.conn, home.id)
     decision = may_hand_over(asker, asker, DelegationKind.BACKGROUND, descent=above, open_count=open_count)
     if decision.denied:
@@ -54,7 +57,7 @@ def take_up(page: Page, request: Draft) -> Delegation | str:
     made = Delegation(
         id=request.id,
         kind=DelegationKind.BACKGROUND,
-        run=above.root,
+        run=began.root,
         call="",
         agent=asker.name,
         session=home.id,
@@ -115,7 +118,7 @@ def job_of(request: Draft, work: Delegation) -> Draft:
         key=f"{request.id}/job",
         kind=Kind.JOB,
         attachments=request.attachments,
-        context=request.context,
+        context=replace(request.context, lineage=None) if request.context.lineage else request.context,
         reply_to=request.id,
         trust=request.trust,
         deliver_at=request.deliver_at,

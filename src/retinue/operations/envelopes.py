@@ -15,6 +15,7 @@ from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.attachment import Attachment, safe_name
+from retinue.domain.delegation import DelegationKind, Lineage
 from retinue.domain.envelope import (
     ATTACHMENTS_MAX,
     NO_CONTEXT,
@@ -39,8 +40,9 @@ from retinue.mailroom.inbox import Entered, Wake, settle_and_tell
 from retinue.mailroom.retry import retry
 from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import check_own
+from retinue.policy.delegations import descends
 from retinue.policy.webhooks import check as check_webhook
-from retinue.store import deliveries, envelopes, sessions, webhooks
+from retinue.store import agents, deliveries, envelopes, sessions, webhooks
 from retinue.store.dead import DeadLetter, dead
 from retinue.store.deliveries import Attempt, DeliveryState
 from retinue.store.files import safe_media_type
@@ -193,6 +195,10 @@ async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
     )
     if asked.webhook is not None:
         draft = await _with_webhook(desk, caller, draft, asked.webhook)
+    if caller.descent is not None and recipient.kind is AddressKind.AGENT:
+        lineage = await desk.store.read(partial(_lineage, caller=caller, descent=caller.descent, to=recipient))
+        context = msgspec.structs.replace(draft.context, lineage=lineage)
+        draft = msgspec.structs.replace(draft, context=context)
     receipt = await desk.post.post(draft)
     return Sent(
         envelope=receipt.envelope,
@@ -202,6 +208,23 @@ async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
         outcome=receipt.outcome,
         because=receipt.because,
     )
+
+
+def _lineage(conn: sa.Connection, *, caller: Principal, descent: Lineage, to: Address) -> Lineage:
+    """Whose work it is that a run sends to another agent: of the one with whom it all began, as if it were handed on.
+    A job in the background is the sender's own."""
+    asker, target = agents.find(conn, caller.address.name), agents.find(conn, to.name)
+    if asker is None or target is None:
+        return descent
+    if descent.depth >= asker.delegation.depth_max:
+        key = f"agents.{asker.name}.delegation.depth_max"
+        raise NotAllowed(
+            f"{asker.name} cannot send this to {target.name}",
+            because=f"this work was handed on {descent.depth} times already, and `{key}` is its limit",
+            try_this=f"ask the owner to change `{key}`, or do it yourself",
+            code="delegation.refused",
+        )
+    return descends(descent, asker, target, DelegationKind.MESSAGE)
 
 
 async def _with_webhook(desk: Desk, caller: Principal, draft: Draft, webhook: Webhook) -> Draft:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.errors import RetinueError
@@ -14,6 +16,8 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation, perform, without_secrets
 from retinue.policy.permissions import least_level
+from retinue.store import runs
+from retinue.store.behalf import whose
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 
 _encode = msgspec.json.Encoder().encode
@@ -25,8 +29,9 @@ _QUOTE_WITH_EFFECT = frozenset({"envelope.list", "inbox.list", "tool.invoke"})
 
 
 class OperationTool:
-    """One operation, asked by an agent for itself: it can do no more than its level lets it over HTTP, and a subagent
-    no more than whoever sent it out, as whom it asks.
+    """One operation, asked by an agent for itself: it can do no more than its level lets it over HTTP, a subagent no
+    more than whoever sent it out, as whom it asks, and neither more than the person for whom the run works. Whatever is
+    not the owner's work reads what that person sees.
 
     An effect carries the call's id as its key, so that a call which is made again after a crash has its effect once.
     """
@@ -46,8 +51,7 @@ class OperationTool:
 
     async def perform(self, arguments: Any, scene: Scene) -> str:
         trust = Trust.UNTRUSTED if scene.trust is Trust.UNTRUSTED else Trust.AGENT
-        level = least_level(each.permission_level for each in (scene.agent, *scene.senders))
-        principal = Principal(address=address.agent(scene.acts_as.name), level=level, trust=trust)
+        principal = await self._desk().store.read(partial(self._who, scene=scene, trust=trust))
         key = f"{scene.session}/{scene.call}" if self._operation.effect else ""
         try:
             answer = await perform(self._desk(), principal, self._operation, _encode(arguments), key=key)
@@ -56,6 +60,19 @@ class OperationTool:
         except RetinueError as error:
             raise as_tool_failed(error) from error
         return without_secrets(answer, self._operation).decode()  # it becomes a record, and part of every prompt
+
+    def _who(self, conn: sa.Connection, *, scene: Scene, trust: Trust) -> Principal:
+        level = least_level(each.permission_level for each in (scene.agent, *scene.senders))
+        asks = address.agent(scene.acts_as.name)
+        run = runs.get(conn, scene.run)
+        if run is None:
+            return Principal(address=asks, level=level, trust=trust)
+        behalf = whose(conn, run)
+        if behalf is not None:
+            level = least_level((level, behalf.level))
+            if not behalf.sees_all and not self._operation.effect:
+                asks = behalf.address
+        return Principal(address=asks, level=level, trust=trust, descent=run.descent)
 
 
 def _effects(operation: Operation) -> frozenset[Effect]:
