@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from contracts.engine_house import Hands, ada, answers_to, as_time_goes_by, opened, power_cuts, results, rows, witness
 
 from retinue.domain.agent import DelegationRules
@@ -76,9 +77,15 @@ async def test_a_word_is_said_once_and_worked_on_once(new_household: Callable[[]
     assert lived > 10
 
 
-async def test_two_sessions_say_each_thing_once(new_household: Callable[[], Household], hands: Hands) -> None:
+@pytest.mark.parametrize(
+    ("turns", "between"),
+    [(0, ["asked:\nq0\n\nanswered:\na0"]), (2, ["a0", "q1", "asked:\nq0\n\nanswered:\na0\n\nlast:\na1"])],
+)
+async def test_two_sessions_say_each_thing_once(
+    new_household: Callable[[], Household], hands: Hands, turns: int, between: list[str]
+) -> None:
     def exchanging() -> Household:
-        household = talkative(new_household(), histories=True, exchanges_max=2)
+        household = talkative(new_household(), histories=True, exchanges_max=turns)
         household.model.rule = saying(
             {
                 "hello": "hello",
@@ -103,7 +110,7 @@ async def test_two_sessions_say_each_thing_once(new_household: Callable[[], Hous
         said = [
             row.text for row in await rows(house, "SELECT text FROM envelopes WHERE source = 'exchange' ORDER BY seq")
         ]
-        assert said == ["a0", "q1", "asked:\nq0\n\nanswered:\na0\n\nlast:\na1"]
+        assert said == between
         mail = [mail.text for mail in await house.mail_for("owner")]
         assert sorted(mail) == ["announced", "bo says a0", "hello"]
         ((session,),) = await rows(house, "SELECT id FROM sessions WHERE agent = 'ada'")

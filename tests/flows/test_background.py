@@ -122,6 +122,32 @@ async def test_the_words_of_a_job_are_its_text_and_the_list_of_what_came_with_it
         await sums_hold(house)
 
 
+@pytest.mark.spec("H88")
+async def test_a_follow_up_is_a_request_of_its_own_that_says_what_it_follows(tmp_path: Path) -> None:
+    async with hands_house(tmp_path) as house:
+        house.model.rule = plays(
+            {
+                "Have it counted": [job(), "I will."],
+                JOB: ["Three."],
+                "Three.": ["Three chairs.", "Three chairs."],
+            }
+        )
+        session = await house.turn("Have it counted.")
+        (first,) = await house.mail("agent:background")
+        again = job("Of the three chairs in the shop, which are red?", reply_to=first.id[:8])
+        house.model.rule = plays({"Which": [again, "I ask."], "Of the three": ["Two."], "Two.": ["Two are red."]})
+        await house.turn("Which are red?")
+        second = (await house.mail("agent:background"))[-1]
+        assert second.reply_to == first.id
+        strangers = job("Go on.", reply_to="0123456789abcdef")
+        house.model.rule = plays({"And": [strangers, "No."]})
+        await house.turn("And now?")
+        assert (await house.results(session))[-1].failed, "what it does not see it cannot follow up"
+        told = [p.instructions for p in house.model.prompts if p.instructions]
+        assert all("Do not acknowledge the result of work in the background" in text for text in told)
+        assert all("full context and a reply link" in text for text in told)
+
+
 @pytest.mark.spec("H53")
 async def test_an_agent_with_a_token_of_its_own_sends_one_and_reads_the_result_where_it_reads_all_of_them(
     tmp_path: Path,

@@ -16,7 +16,7 @@ from retinue.domain.delegation import (
     session_made_for,
 )
 from retinue.domain.envelope import Envelope
-from retinue.domain.ids import RunId
+from retinue.domain.ids import EnvelopeId, RunId
 from retinue.domain.run import RunRequest
 from retinue.domain.trust import Trust
 from retinue.domain.webhook import Webhook
@@ -39,6 +39,7 @@ class Handing(Struct, frozen=True, kw_only=True):
     request: RunRequest | None = None
     attachments: tuple[Attachment, ...] = ()
     webhook: Webhook | None = None  # who is told elsewhere what came of it
+    reply_to: EnvelopeId | None = None  # what it follows up
     confined: bool = False  # only sessions that came of the asker's own may be named
 
 

@@ -96,6 +96,8 @@ def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tup
         created_at=from_ms(page.at_ms),
     )
     delegations.add(page.conn, made)
+    if handing.webhook is not None:
+        webhooks.add(page.conn, id_, handing.webhook, at_ms=page.at_ms)
     page.tell(
         NewsKind.DELEGATION_OPENED,
         session=session.id,
@@ -223,7 +225,8 @@ def _letter(handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, t
         key=f"{handing.run}/{handing.call}/delegation",
         kind=Kind.DELEGATION,
         attachments=handing.attachments,
-        context=Context(request=handing.request) if handing.request is not None else NO_CONTEXT,
+        reply_to=handing.reply_to,
+        context=_context(handing),
         trust=least((Trust.AGENT, handing.trust)),
     )
 

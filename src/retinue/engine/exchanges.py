@@ -35,10 +35,10 @@ def turns_max(page: Page, delegation: Delegation) -> int:
 
 def context_of_answer(page: Page, delegation: Delegation) -> Context:
     """What goes with the first answer where nobody waits for it: whoever reads it has the first turn."""
-    most = turns_max(page, delegation)
-    if delegation.kind is not DelegationKind.SEND or delegation.wait_until is not None or most == 0:
+    if delegation.kind is not DelegationKind.SEND or delegation.wait_until is not None:
         return NO_CONTEXT
-    return _context(delegation, 1, most, to=delegation.session)
+    most = turns_max(page, delegation)
+    return _context(delegation, 1, most, to=delegation.session) if most else NO_CONTEXT
 
 
 def begin(page: Page, delegation: Delegation, answer: Envelope) -> Draft | None:
@@ -78,9 +78,11 @@ def following(page: Page, work: Work, finished: Finished) -> Draft | None:
 
 
 def announcement(page: Page, delegation: Delegation, last: str, *, trust: Trust) -> Draft | None:
-    """All is said: whoever was written to is asked to tell the person there of it, if one is there."""
+    """All is said: whoever was written to is asked to tell the person there of it, if one is there. Once: the call that
+    took the answer may be made again."""
+    id_ = EnvelopeId(derived(delegation.id, "announce"))
     there = sessions.get(page.conn, delegation.to) if delegation.to is not None else None
-    if there is None or not there.origin.kind.foreground:
+    if there is None or not there.origin.kind.foreground or envelopes.get(page.conn, id_) is not None:
         return None
     first = envelopes.get(page.conn, delegation.result) if delegation.result is not None else None
     answered = first.text if first is not None else ""
@@ -88,7 +90,7 @@ def announcement(page: Page, delegation: Delegation, last: str, *, trust: Trust)
     letter = envelopes.get(page.conn, delegation.id)
     trusts = [each.trust for each in (first, letter) if each is not None]
     return Draft(
-        id=EnvelopeId(derived(delegation.id, "announce")),
+        id=id_,
         sender=address.agent(delegation.agent, delegation.session),
         recipient=address.agent(there.agent, there.id),
         text="\n\n".join(f"{what}:\n{clipped_bytes(text, TOLD_BYTES_MAX)}" for what, text in said if text),

@@ -12,6 +12,7 @@ import msgspec
 
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind
+from retinue.domain.agent import PermissionLevel
 from retinue.domain.attachment import Attachment
 from retinue.domain.delegation import DelegationKind, Notify
 from retinue.domain.envelope import ATTACHMENTS_MAX, Draft
@@ -20,8 +21,10 @@ from retinue.domain.handing import Handing, HandOver
 from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.permission import Access
 from retinue.domain.ports import Post
+from retinue.domain.principal import Principal
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust, least
+from retinue.store import envelopes
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files import Ground
 from retinue.tools.files.looking import look
@@ -38,6 +41,7 @@ class MessageArguments(msgspec.Struct, forbid_unknown_fields=True):
         list[str], msgspec.Meta(max_length=ATTACHMENTS_MAX, description="Paths of files to send with it")
     ] = []
     silent: Annotated[bool, msgspec.Meta(description="To be noticed when they next look, and not at once")] = False
+    reply_to: Annotated[str, msgspec.Meta(description="The id of the envelope that this follows up")] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,9 @@ class Message:
     async def perform(self, arguments: MessageArguments, scene: Scene) -> str:
         try:
             to = address.parse(arguments.to)
+            reply_to = await self._followed_up(arguments.reply_to, scene)
             if to == JOBS:
-                return await self._hand_over(arguments, scene)
+                return await self._hand_over(arguments, scene, reply_to)
             if to.kind not in (AddressKind.PERSON, AddressKind.CHANNEL):
                 raise ToolFailed(
                     f"'{arguments.to[:100]}' gets no messages this way",
@@ -84,6 +89,7 @@ class Message:
                 source="run",
                 key=f"{scene.run}/{scene.call}/message",
                 attachments=tuple(attachment for attachment, _ in attached),
+                reply_to=reply_to,
                 trust=least((Trust.AGENT, scene.trust, *(trust for _, trust in attached))),
                 silent=arguments.silent,
             )
@@ -96,7 +102,14 @@ class Message:
             return f"Not delivered: {receipt.because}."
         return f"Sent to {to} (envelope {short(receipt.envelope)})."
 
-    async def _hand_over(self, arguments: MessageArguments, scene: Scene) -> str:
+    async def _followed_up(self, text: str, scene: Scene) -> EnvelopeId | None:
+        """Of those that the agent sees: its own mail, and what is in its sessions."""
+        if not text:
+            return None
+        agent = Principal(address=address.agent(scene.agent.name), level=PermissionLevel.RESTRICTED, trust=Trust.AGENT)
+        return await self.ground.store.read(partial(envelopes.resolve, text=text, seen_by=agent))
+
+    async def _hand_over(self, arguments: MessageArguments, scene: Scene, reply_to: EnvelopeId | None) -> str:
         attached = [await self._attach(path, scene) for path in arguments.files]
         handing = Handing(
             kind=DelegationKind.BACKGROUND,
@@ -107,6 +120,7 @@ class Message:
             trust=least((scene.trust, *(trust for _, trust in attached))),
             notify=Notify.NOTE if arguments.silent else Notify.WAKE,
             attachments=tuple(attachment for attachment, _ in attached),
+            reply_to=reply_to,
         )
         handed = await self.hand_over(handing)
         return (
