@@ -62,7 +62,7 @@ class Client:
                 news = json.loads(line[6:])
                 for envelope in news["envelopes"]:
                     waiting = self._answered.pop(envelope, None)
-                    if news["outcome"] != "answered":
+                    if news["outcome"] not in ("answered", "noted"):
                         raise RuntimeError(f"not answered: {news}")
                     if waiting is not None:
                         waiting.set_result(time.perf_counter())
@@ -84,6 +84,11 @@ class Client:
         if not waiting.done():
             raise RuntimeError("no answer came") from (self._follow.exception() if self._follow.done() else None)
         return waiting.result() - before
+
+    def check(self) -> None:
+        """Raise what went wrong while we listened."""
+        if self._follow is not None and self._follow.done():
+            self._follow.result()
 
     def close(self) -> None:
         if self._follow is not None:

@@ -15,12 +15,13 @@ import msgspec
 
 from benchmarks.core_model import WINDOW_TOKENS, CoreModel
 from benchmarks.mock import TOOL
+from benchmarks.staff_model import HELPER, StaffModel
 from retinue.config import Settings
 from retinue.config.minds import Context, Models, ModelSettings, ProviderSettings, WireFormat
 from retinue.config.secret import Secret
-from retinue.config.settings import Listen
+from retinue.config.settings import Limits, Listen
 from retinue.daemon import Parts, run
-from retinue.domain.agent import Agent
+from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.tool import ToolSpec
 from retinue.engine.lanes import Slots
 from retinue.logs import set_up_logs
@@ -29,6 +30,7 @@ from retinue.store.connection import NO_FAULTS
 from retinue.tools.base import Scene, schema_of
 
 SESSIONS_MAX = 100
+SUBAGENTS_AT_ONCE = 8
 KEY = "BENCH_API_KEY"
 
 
@@ -55,6 +57,7 @@ def main() -> None:
         store=home / "house.db",
         zone=ZoneInfo("UTC"),
         listen=Listen(enabled=False),
+        limits=Limits(calls_per_minute=1_000_000, envelopes_per_minute=1_000_000, requests_per_minute=1_000_000),
         providers={
             "bench": ProviderSettings(
                 format=WireFormat.OPENAI_CHAT, url=f"http://127.0.0.1:{port}/v1", key=Secret(env=KEY)
@@ -69,12 +72,14 @@ def main() -> None:
         ids=RandomIds(),
         faults=NO_FAULTS,
         tools=[LooksAtTheClock()],
-        models=[CoreModel(port)],
+        models=[CoreModel(port), StaffModel(port)],
         staff=[
             Agent(name="core", model="core", concurrency=SESSIONS_MAX),
             Agent(name="thinker", model="bench/mock", concurrency=SESSIONS_MAX),
+            Agent(name="asker", model="staff", concurrency=SESSIONS_MAX, delegation=DelegationRules(open_max=1_000)),
+            Agent(name=HELPER, model="staff", concurrency=SESSIONS_MAX),
         ],
-        slots=Slots(main=SESSIONS_MAX),
+        slots=Slots(main=SESSIONS_MAX, subagent=SUBAGENTS_AT_ONCE),
     )
     run(settings, parts, announce=False)
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from retinue.config import Settings
-from retinue.config.hands import ToolSettings
+from retinue.config.hands import Lists, ToolSettings
 from retinue.domain import address
 from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
@@ -28,6 +28,7 @@ from retinue.domain.trust import Trust
 from retinue.engine.custody import trust_of_mail
 from retinue.policy.origin_rules import house_policy
 from retinue.policy.origin_words import said
+from retinue.policy.tools import Circumstances
 from retinue.policy.wrapping import is_wrapped, wrap
 from retinue.runners import turn_input
 from retinue.testing.fake_clock import FakeClock
@@ -293,3 +294,21 @@ async def test_a_call_knows_whether_its_agent_has_another_tool(denied: bool) -> 
     assert plan.scenes["c1"].can_use("listen") is not denied
     assert plan.scenes["c1"].can_use("tell") and not plan.scenes["c1"].can_use("nothing")
     assert (await toolbox.decide_directly(call(), occasion())).scene.can_use("listen") is not denied
+
+
+def test_rules_are_put_together_once_for_all_whom_they_do_not_tell_apart() -> None:
+    """Every subagent reports from an address of its own: a house that kept rules for each would never stop growing."""
+    settings = [ToolSettings()]
+    toolbox = Toolbox([], settings=lambda: settings[0])
+    agent = Agent(name="ada")
+    senders = [address.agent("bo", f"{number:032x}") for number in range(3)]
+
+    def chains(**more: Any) -> set[int]:
+        return {id(toolbox.chain(agent, Circumstances(sender=sender, **more))) for sender in senders}
+
+    assert len(chains()) == 1
+    assert len(chains(behalf=address.person("maria"))) == 1
+    settings[0] = ToolSettings(by_sender={str(senders[0]): Lists(deny=("exec",)), "person:maria": Lists()})
+    assert len(chains()) == 2, "one of them has rules of its own"
+    assert chains() != chains(behalf=address.person("maria"))
+    assert toolbox.chain(agent, Circumstances(senders=(Agent(name="cy"),))) is not toolbox.chain(agent, Circumstances())

@@ -257,7 +257,7 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
     if (lists := settings.by_session.get(where.origin.value)) is not None:
         name = f"the rules for {where.origin} sessions"
         layers.append(Layer(name=name, key=f"tools.by_session.{where.origin}", lists=lists))
-    layers += _by_sender(settings, where)
+    layers += by_sender(settings, where)
     if where.hidden:
         layers.append(Layer(name="skills", key="skills.exposure", lists=ToolLists(deny=where.hidden)))
     if where.read_only:
@@ -293,8 +293,13 @@ def _by_provider(rules: Mapping[str, ToolLists], key: str, where: Circumstances,
     return []
 
 
-def _by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
-    """Whoever works for another is bound by the rules for both, so that nobody gains by asking through an agent."""
+def by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
+    """Whoever works for another is bound by the rules for both, so that nobody gains by asking through an agent.
+
+    All that layers depend on of `sender`, `behalf` and `channel`.
+    """
+    if not settings.by_sender and not settings.by_channel:
+        return []
     layers = _for_sender(settings, where.sender, where.channel)
     behalf = where.behalf
     if behalf is None or behalf == where.sender:

@@ -34,7 +34,7 @@ from retinue.policy.judging import Judgement, judge
 from retinue.policy.origin_entries import label
 from retinue.policy.origin_rules import OriginPolicy
 from retinue.policy.rates import Buckets
-from retinue.policy.tools import Chain, Circumstances, Layer, layers_for
+from retinue.policy.tools import Chain, Circumstances, Layer, by_sender, layers_for
 from retinue.policy.wrapping import is_wrapped, wrap
 from retinue.tools.base import Output, Pending, Reaching, Ruled, Scene, Tool, ToolFailed, Walled
 from retinue.tools.grants import Grants
@@ -199,7 +199,9 @@ class Toolbox:
             self._ruled_by = settings
         more = tuple(self._more(agent))  # by other settings than those of tools
         above = tuple(tuple(self._more(sender)) for sender in where.senders) if where.senders else ()
-        key = (agent.name, agent.tools, where, more, above)
+        # Not by who asks: almost all are under the same rules, and every subagent has an address of its own.
+        ruled = tuple(by_sender(settings, where))
+        key = (agent.name, agent.tools, replace(where, sender=None, behalf=None, channel=""), ruled, more, above)
         known = self._chains.get(key)
         if known is None:
             specs = self.specs

@@ -1,0 +1,45 @@
+"""A model that makes the floor's own request, and hands work on where its mail asks for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+from benchmarks.core_model import CoreModel
+from retinue.domain.model import ModelFacts, ModelRef
+from retinue.domain.record import Stop, Usage, UserTurn
+from retinue.domain.tool import Call, ToolResult
+from retinue.models.base import Asks, Chunk, Ended, Prompt
+
+HELPER = "helper"
+ASK = "Ask the helper"
+SEND = re.compile(r"Send out (\d+)")
+AT_ONCE = 50  # calls of one reply
+
+
+class StaffModel(CoreModel):
+    """`Ask the helper` has one agent asked, and `Send out N` has N subagents sent out."""
+
+    name = "staff"
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self.facts = ModelFacts(ref=ModelRef("", self.name), price=None, window_tokens=self.facts.window_tokens)
+
+    async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
+        chunks = [chunk async for chunk in super().reply(prompt, key=key)]
+        at = max(index for index, record in enumerate(prompt.records) if isinstance(record.body, UserTurn))
+        turn, done = prompt.records[at].body, len(prompt.records) - at - 1
+        words = turn.text if isinstance(turn, UserTurn) else ""
+        made = sum(isinstance(record.body, ToolResult) for record in prompt.records[at:]) if done else 0
+        wanted = SEND.search(words)
+        if ASK in words and not made:
+            yield Asks(Call(id="c0", tool="agents_message", arguments={"agentId": HELPER, "content": "plain work"}))
+            yield Ended(Stop.CALLS, Usage(input_tokens=100, output_tokens=40))
+        elif wanted is not None and made < int(wanted[1]):
+            for number in range(made, min(made + AT_ONCE, int(wanted[1]))):
+                yield Asks(Call(id=f"c{number}", tool="sessions_spawn", arguments={"task": f"small task {number}"}))
+            yield Ended(Stop.CALLS, Usage(input_tokens=100, output_tokens=40))
+        else:
+            for chunk in chunks:
+                yield chunk
