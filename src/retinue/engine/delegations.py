@@ -59,6 +59,8 @@ def hand_over(
 
 def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tuple[Wake, ...]]:
     run = runs.get(page.conn, handing.run)
+    if run is not None and not run.status.open:  # ended by another worker, while this one was about to make its call
+        run = None
     session = sessions.get(page.conn, run.session) if run is not None else None
     asker = agents.find(page.conn, run.agent) if run is not None else None
     if run is None or session is None or asker is None:
