@@ -291,28 +291,6 @@ def test_what_the_house_says_does_not_look_like_what_people_and_agents_say(front
     assert violations(page) == []
 
 
-def test_mail_of_another_agent_is_told_apart_and_words_from_outside_are_marked(front: Front) -> None:
-    session = new_session(front)
-    send(front, session, "echo hello")
-    until_quiet(front, session)
-    page = open_talk(front, session)
-
-    def from_another(route: Route) -> None:
-        """As the house will tell it once agents write to each other."""
-        told = route.fetch().json()
-        for line in told["lines"]:
-            if line["kind"] == "user":
-                line["trust"], line["mail"][0]["from"] = "untrusted", "agent:main"
-        route.fulfill(json=told)
-
-    page.route("**/api/session/transcript", from_another)
-    page.reload()
-    mail = lines(page).locator("article").filter(has_text="echo hello")
-    expect(mail.locator("header")).to_contain_text("main")
-    expect(mail.locator("header")).to_contain_text("From outside")
-    expect(own(page, "echo hello")).to_have_count(0)
-
-
 def test_a_word_is_found_wherever_it_was_said(front: Front) -> None:
     words = ["the needle in the hay" if i == 20 else f"line {i}" for i in range(1_000)]
     session = import_session(front, [{"type": "user_message", "text": each} for each in words])
