@@ -21,7 +21,10 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolSpec
-from retinue.store import agents, grants
+from retinue.policy.approvals import LEAST_LEVEL
+from retinue.policy.permissions import reaches
+from retinue.store import agents, grants, runs
+from retinue.store.behalf import whose
 from retinue.store.connection import Store
 from retinue.store.house import Page
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
@@ -102,7 +105,8 @@ class RequestPermission:
 
 @dataclass(frozen=True, slots=True)
 class GrantPermission:
-    """Nobody hands on what they do not hold, or for longer than they hold it."""
+    """Nobody hands on what they do not hold, or for longer than they hold it; and nobody has it handed on who may
+    decide about nothing themselves."""
 
     store: Store
     clock: Clock
@@ -129,6 +133,7 @@ class GrantPermission:
                 try_this="ask for it with request_permission",
                 code="permission.to-yourself",
             )
+        await self.store.read(partial(_may_give, scene=scene))
         now = self.clock.now()
         giver = await self._holds(scene, wanted, now)
         ends = now + timedelta(seconds=HANDED_ON_S) if giver.session is not None else None
@@ -165,6 +170,18 @@ class GrantPermission:
                 code="permission.not-held",
             )
         return max(good, key=lambda grant: (grant.session is None, grant.expires_at is None))
+
+
+def _may_give(conn: sa.Connection, scene: Scene) -> None:
+    run = runs.get(conn, scene.run)
+    behalf = whose(conn, run) if run is not None else None
+    if behalf is not None and not reaches(behalf.level, LEAST_LEVEL):
+        raise ToolFailed(
+            f"nothing is granted for {behalf.address}",
+            because=f"deciding about permissions needs {LEAST_LEVEL}, and whom you work for here has {behalf.level}",
+            try_this="ask the owner for it with request_permission",
+            code="permission.not-theirs",
+        )
 
 
 def _hand_on(conn: sa.Connection, grant: Grant) -> None:
