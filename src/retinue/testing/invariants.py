@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from retinue.config.defaults import PLAIN
@@ -328,7 +328,10 @@ class Judge:
         assert session is not None
         stored, _ = records.read(self.disk.conn, id_, first=session.context_from, last=session.record_seq)
         # Both made whole: in memory, results stand in the order in which they came.
-        expected, given = [_gist(r) for r in as_read(stored)], [_gist(r) for r in as_read(prompt.records)]
+        read = as_read(prompt.records)
+        expected, given = [_gist(r) for r in as_read(stored)], [_gist(r) for r in read]
+        if len(expected) == len(given):  # a result that is too long for what is left of a window is read in part
+            expected = [_as_cut(e, r.body) for e, r in zip(expected, read, strict=True)]
         if expected != given:
             pairs = zip(expected, given, strict=False)
             differs = next((f"has {g} for {e}" for e, g in pairs if e != g), f"has {len(given)} for {len(expected)}")
@@ -709,6 +712,15 @@ class Judge:
 
 def _gist(record: Record) -> tuple[Any, ...]:
     return record.seq, record.kind, record.body
+
+
+def _as_cut(whole: tuple[Any, ...], read: object) -> tuple[Any, ...]:
+    """What is in the store, cut where what was read of it is, if that says so."""
+    body = whole[-1]
+    if not (isinstance(body, ToolResult) and isinstance(read, ToolResult) and body != read):
+        return whole
+    kept, cut, _ = read.output.rpartition("\n\n[cut: this is the beginning of ")
+    return (*whole[:-1], replace(body, output=read.output)) if cut and body.output.startswith(kept) else whole
 
 
 def _output(body: ToolResult | Note) -> str:
