@@ -34,7 +34,7 @@ def shown_after(chat: PtyChat, header: str, *, number: int) -> str:
 
 
 def test_an_answer_stands_there_exactly_once_through_five_kills(own_house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(own_house.home, "chat", columns=50, rows=20)
+    chat = terminal(own_house.home, "chat", "--agent", "guide", columns=50, rows=20)
     chat.wait_for(PROMPT)
     expected: list[str] = []
     for number in range(5):
@@ -55,7 +55,7 @@ def test_an_answer_stands_there_exactly_once_through_five_kills(own_house: House
 
 
 def test_a_long_answer_that_scrolls_away_is_still_there_once(own_house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(own_house.home, "chat", columns=20, rows=6)
+    chat = terminal(own_house.home, "chat", "--agent", "guide", columns=20, rows=6)
     chat.wait_for(PROMPT)
     chat.type("count to 60\r")
     chat.wait_for("33 34 35 36 37")
@@ -69,7 +69,7 @@ def test_a_long_answer_that_scrolls_away_is_still_there_once(own_house: HousePro
 
 
 def test_one_question_from_a_terminal_survives_a_kill_too(own_house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(own_house.home, "chat", "--once", f"echo {words(0)}", columns=40, rows=8)
+    chat = terminal(own_house.home, "chat", "--agent", "guide", "--once", f"echo {words(0)}", columns=40, rows=8)
     chat.wait_for("w30")
     own_house.kill()
     chat.wait_for("the house is closed, waiting...")
@@ -82,7 +82,7 @@ def test_one_question_from_a_terminal_survives_a_kill_too(own_house: HouseProces
 def test_what_is_typed_while_the_house_is_closed_is_sent_once_when_it_opens(
     own_house: HouseProcess, terminal: Terminal
 ) -> None:
-    chat = terminal(own_house.home, "chat")
+    chat = terminal(own_house.home, "chat", "--agent", "guide")
     chat.wait_for(PROMPT)
     chat.type("echo before\r")
     chat.wait_for(PROMPT, times=2)
@@ -117,7 +117,10 @@ def test_a_later_attempt_that_says_something_else_takes_the_place_of_the_first(
             case "/api/session/list":
                 reply(link, {"sessions": []})
             case "/api/envelope/send":
-                reply(link, {"envelope": "e", "session": "s", "outcome": None, "duplicate": False, "because": ""})
+                reply(
+                    link,
+                    {"envelope": "e", "session": "s", "outcome": None, "duplicate": False, "cursor": 0, "because": ""},
+                )
             case _:
                 attempt, pieces = next(attempts), next(tries)
                 link.sendall(STREAM_HEAD + chunk(event("hello", {"cursor": 0, "partials": []})))
@@ -133,7 +136,7 @@ def test_a_later_attempt_that_says_something_else_takes_the_place_of_the_first(
 
     seen, leaving = threading.Event(), threading.Event()
     with fake_house(tmp_path, script):
-        chat = terminal(tmp_path, "chat", columns=30, rows=24)
+        chat = terminal(tmp_path, "chat", "--agent", "guide", columns=30, rows=24)
         chat.wait_for(PROMPT)
         chat.type("hello\r")
         chat.wait_for(PROMPT, times=2)
@@ -161,7 +164,7 @@ def ending(text: str) -> list[dict[str, Any]]:
 
 
 def test_words_calls_results_and_thoughts_are_seen_in_their_order(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--session", "order")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "order")
     chat.wait_for(PROMPT)
     chat.type("call session_status; read SOUL.md\r")
     chat.wait_for(PROMPT, times=2)
@@ -204,7 +207,7 @@ def test_a_question_is_answered_from_the_terminal(house: HouseProcess, terminal:
 
 
 def test_mail_of_others_and_its_answer_appear_above_the_prompt(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--session", "shared")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "shared")
     chat.wait_for(PROMPT)
     chat.type("echo mine\r")
     chat.wait_for(PROMPT, times=2)
@@ -215,7 +218,7 @@ def test_mail_of_others_and_its_answer_appear_above_the_prompt(house: HouseProce
 
 
 def test_mail_that_comes_while_a_line_is_typed_waits_for_the_line(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--session", "typing")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "typing")
     chat.wait_for(PROMPT)
     chat.type("echo mine\r")
     chat.wait_for(PROMPT, times=2)
@@ -229,7 +232,7 @@ def test_mail_that_comes_while_a_line_is_typed_waits_for_the_line(house: HousePr
 
 
 def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--session", "ctrl-c")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "ctrl-c")
     chat.wait_for(PROMPT)
     chat.type("count to 900\r")
     chat.wait_for("3 4 5")
@@ -242,7 +245,7 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(house: HouseProces
 
 
 def test_ctrl_c_twice_leaves_and_the_terminal_is_as_it_was(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--session", "leave")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "leave")
     chat.wait_for(PROMPT)
     chat.type("\x03")
     chat.wait_for("Ctrl-C once more leaves")
@@ -253,7 +256,7 @@ def test_ctrl_c_twice_leaves_and_the_terminal_is_as_it_was(house: HouseProcess, 
 
 
 def test_ctrl_c_twice_in_an_answer_leaves_at_once(own_house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(own_house.home, "chat")
+    chat = terminal(own_house.home, "chat", "--agent", "guide")
     chat.wait_for(PROMPT)
     chat.type("count to 900\r")
     chat.wait_for("3 4 5")
@@ -269,7 +272,7 @@ def test_ctrl_c_twice_in_an_answer_leaves_at_once(own_house: HouseProcess, termi
 
 
 def test_a_polite_end_puts_the_terminal_in_order(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--session", "term")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "term")
     chat.wait_for(PROMPT)
     assert not chat.echoes
     chat.process.terminate()
@@ -279,7 +282,7 @@ def test_a_polite_end_puts_the_terminal_in_order(house: HouseProcess, terminal: 
 
 
 def test_ctrl_c_gives_up_a_message_for_a_closed_house(own_house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(own_house.home, "chat")
+    chat = terminal(own_house.home, "chat", "--agent", "guide")
     chat.wait_for(PROMPT)
     own_house.kill()
     chat.type("echo never mind\r")
@@ -294,7 +297,7 @@ def test_ctrl_c_gives_up_a_message_for_a_closed_house(own_house: HouseProcess, t
 
 
 def test_a_terminal_that_can_only_print_has_a_prompt_too(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--session", "printer", term="dumb")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "printer", term="dumb")
     chat.wait_for(PROMPT)
     chat.type("echo hello\r")
     chat.wait_for(PROMPT, times=2)
@@ -307,7 +310,7 @@ def test_a_terminal_that_can_only_print_has_a_prompt_too(house: HouseProcess, te
 
 @pytest.mark.parametrize("leave", ["\x04", "/quit\r"])
 def test_leaving_is_no_failure(house: HouseProcess, terminal: Terminal, leave: str) -> None:
-    chat = terminal(house.home, "chat", "--session", "bye")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "bye")
     chat.wait_for(PROMPT)
     chat.type("fail\r")
     chat.wait_for(PROMPT, times=2)
@@ -320,7 +323,7 @@ def test_leaving_is_no_failure(house: HouseProcess, terminal: Terminal, leave: s
 def test_typing_ahead_is_not_echoed_into_the_answer_and_is_sent_after_it(
     house: HouseProcess, terminal: Terminal
 ) -> None:
-    chat = terminal(house.home, "chat", "--session", "ahead")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "ahead")
     chat.wait_for(PROMPT)
     chat.type(f"echo {words(0, 40)}\r")
     chat.wait_for("w10", times=2)
@@ -331,7 +334,7 @@ def test_typing_ahead_is_not_echoed_into_the_answer_and_is_sent_after_it(
 
 
 def test_commands_and_mistakes_are_answered_at_the_prompt(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--session", "mistakes")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "mistakes")
     chat.wait_for(PROMPT)
     chat.type("/hlep\r")
     assert "There is no command /hlep. Did you mean /help?" in chat.wait_for(PROMPT, times=2)
@@ -345,7 +348,7 @@ def test_commands_and_mistakes_are_answered_at_the_prompt(house: HouseProcess, t
 
 
 def test_words_of_others_cannot_act_on_our_terminal(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--session", "hostile")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "hostile")
     chat.wait_for(PROMPT)
     chat.type("echo mine\r")
     chat.wait_for(PROMPT, times=2)
@@ -361,7 +364,7 @@ def test_words_of_others_cannot_act_on_our_terminal(house: HouseProcess, termina
 
 
 def test_the_way_to_one_answer_is_told_beside_it(house: HouseProcess, terminal: Terminal) -> None:
-    chat = terminal(house.home, "chat", "--session", "once", "--once", "read SOUL.md")
+    chat = terminal(house.home, "chat", "--agent", "guide", "--session", "once", "--once", "read SOUL.md")
 
     assert chat.wait_for_end() == 0
     assert chat.screen.lines == [
@@ -375,12 +378,12 @@ def test_the_way_to_one_answer_is_told_beside_it(house: HouseProcess, terminal: 
 def test_without_colours_there_are_none_and_a_dumb_terminal_gets_no_signs_at_all(
     house: HouseProcess, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dumb = terminal(house.home, "chat", "--session", "dumb", "--once", "echo plain", term="dumb")
+    dumb = terminal(house.home, "chat", "--agent", "guide", "--session", "dumb", "--once", "echo plain", term="dumb")
     assert dumb.wait_for_end() == 0
     assert dumb.raw == "plain\r\n"
 
     monkeypatch.setenv("NO_COLOR", "1")
-    plain = terminal(house.home, "chat", "--session", "plain", "--once", "think about tea")
+    plain = terminal(house.home, "chat", "--agent", "guide", "--session", "plain", "--once", "think about tea")
     assert plain.wait_for_end() == 0
     assert "\x1b[2m" not in plain.raw
 

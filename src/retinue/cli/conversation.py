@@ -119,6 +119,7 @@ class Conversation:
         if ending.answer:
             self._told.add(ending.answer)
             self._view.answered(ending.text, to, ours=True)
+            self._view.ended(ending)
         self.ended(envelope, ending)
 
     @property
