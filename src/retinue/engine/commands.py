@@ -30,10 +30,11 @@ from retinue.domain.command import (
     unknown,
 )
 from retinue.domain.context import Part
+from retinue.domain.context_line import line_of
 from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Kind, Outcome, Receipt
 from retinue.domain.errors import RetinueError
 from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
+from retinue.domain.ids import EnvelopeId, RunId, derived
 from retinue.domain.ports import Clock
 from retinue.domain.principal import LEVEL_OF, Principal
 from retinue.domain.run import NO_REQUEST, RunRequest
@@ -182,7 +183,8 @@ def _calling(draft: Draft, skill: Called) -> Draft:
     """Mail to the agent, whose run uses the skill, or makes its call and nothing else."""
     request = draft.context.request or NO_REQUEST
     asked = replace(request, skill=skill.skill) if skill.call is None else replace(request, call=skill.call)
-    return replace(draft, text=skill.text or draft.text, context=replace(draft.context, request=asked))
+    text = line_of(draft.text) + skill.text if skill.text else draft.text
+    return replace(draft, text=text, context=replace(draft.context, request=asked))
 
 
 def _aside(draft: Draft, command: Command) -> Draft:
@@ -326,7 +328,7 @@ def _do(command: Command, at: _Scene) -> _Done:
             done = cancel_in(
                 page, session.id, by=str(at.draft.sender), why=f"/{command.word}", clear_due=True, said=at.said
             )
-            return _Done(_stopped(done, session.id), done)
+            return _Done(reporting.stopped(done, session.id), done)
         case CommandName.RESET:
             done = cancel_in(page, session.id, by=str(at.draft.sender), why="/reset", reset=rest)
             kept = " Your words are kept in it." if rest else ""
@@ -391,17 +393,3 @@ def _who(page: Page, draft: Draft) -> Principal:
     known = people.find(page.conn, draft.sender.name) if draft.sender.kind is AddressKind.PERSON else None
     level = LEVEL_OF[known.role] if known is not None else PermissionLevel.RESTRICTED
     return Principal(address=draft.sender, level=level, trust=draft.trust)
-
-
-def _stopped(done: Cancelled, session: SessionId) -> str:
-    if not done.runs and not done.cleared:
-        return "Nothing was running here, and nothing waited."
-    below = sum(lane != session for lane in done.lanes)
-    told = [f"{_counted(len(done.runs) - below, 'run')} stopped", f"{done.cleared} waiting cleared"]
-    if below:
-        told.append(f"{_counted(below, 'subagent')} stopped")
-    return f"{', '.join(told)}."
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count != 1 else ''}"

@@ -10,11 +10,12 @@ import msgspec
 from retinue.domain.agent import Agent
 from retinue.domain.context import Part, PartKind
 from retinue.domain.envelope import Draft
-from retinue.domain.ids import short
+from retinue.domain.ids import SessionId, short
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show
 from retinue.domain.trust import Trust
 from retinue.engine.choosing import Choices, queue_words
+from retinue.engine.endings import Cancelled
 from retinue.store import agents, envelopes, records, runs, spending
 from retinue.store.house import Page
 from retinue.store.spending import Used
@@ -137,6 +138,21 @@ def staff(page: Page, agent: Agent) -> str:
             said = f": {' '.join(each.description.split())}" if each.description else ""
             lines.append(f"{'*' if here else ' '} {each.name}{said}")
     return "\n".join([*lines, "Go on with another one: /switch AGENT [WORDS]."])
+
+
+def stopped(done: Cancelled, session: SessionId) -> str:
+    """/stop, in numbers."""
+    if not done.runs and not done.cleared:
+        return "Nothing was running here, and nothing waited."
+    below = sum(lane != session for lane in done.lanes)
+    told = [f"{_counted(len(done.runs) - below, 'run')} stopped", f"{done.cleared} waiting cleared"]
+    if below:
+        told.append(f"{_counted(below, 'subagent')} stopped")
+    return f"{', '.join(told)}."
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"
 
 
 def _lines(figures: Mapping[str, object]) -> str:
