@@ -88,6 +88,14 @@ def test_once_takes_its_words_from_stdin(house: HouseProcess) -> None:
     assert told.stdout == "one\ntwo\n"
 
 
+def test_without_a_name_it_talks_to_whoever_answers_for_the_house(house: HouseProcess) -> None:
+    assert house.json("status")["default_agent"] == "main"
+    house.retinue("chat", "--session", "whose", "--once", "echo hello")
+    house.retinue("send", "echo to nobody in particular", "--conversation", "whose")
+    found = [each for each in house.json("sessions")["sessions"] if each["origin"].endswith("/whose")]
+    assert [each["agentId"] for each in found] == ["main"]
+
+
 def test_once_does_not_print_the_answer_to_someone_else(house: HouseProcess) -> None:
     house.retinue("send", "agent:guide", f"echo {words(0, 30)}", "--conversation", "shared")
     told = house.retinue("chat", "--session", "shared", "--once", "echo mine")

@@ -95,6 +95,6 @@ async def test_an_agent_may_choose_its_own_look_and_not_whether_it_is_shown(hous
 def test_the_file_declares_a_look_too(tmp_path: Path) -> None:
     home = Home(tmp_path)
     [declared] = home.load('[agents.ada]\nicon = "\U0001f98a"\ncolour = "amber"\nvisible = false').staff.agents
-    assert (declared.agent.icon, declared.agent.colour, declared.agent.visible) == ("\U0001f98a", Colour.AMBER, False)
+    assert (declared.icon, declared.colour, declared.visible) == ("\U0001f98a", Colour.AMBER, False)
     for wrong in ('icon = "two words"', 'colour = "mauve"', 'visible = "no"'):
         assert home.fault(f"[agents.ada]\n{wrong}").path == f"agents.ada.{wrong.partition(' ')[0]}"
