@@ -317,3 +317,23 @@ async def test_mail_that_waits_for_more_is_found_again_after_a_restart(household
     async with household.open() as house:
         assert await house.answer_to(two) == "Second."
         await books_hold(house)
+
+
+# On the other database
+
+
+async def test_commands_do_the_same_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
+    household = Household(tmp_path, agents=STAFF, url=postgres_url)
+    household.model.rule = lambda _: says("Yes.")
+    async with household.open() as house:
+        await say(house, "hello /think high")
+        assert household.model.prompts[-1].effort == "high"
+        assert "calls: 1" in (await say(house, "/usage")).splitlines()
+        assert "effort: low" in (await say(house, "/think low /status")).splitlines()
+        assert (await say(house, "/queue cap:3 debounce:1s")).startswith("Queue: collect debounce:1s cap:3")
+        assert (await say(house, "/switch bo hello")).startswith("You go on with bo")
+        await house.quiet()
+        assert (await say(house, "/switch back", recipient="agent:bo")).startswith("You go on with ada")
+        assert await say(house, "/stop") == "Nothing was running here, and nothing waited."
+        await house.quiet()
+        await books_hold(house)
