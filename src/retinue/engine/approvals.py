@@ -86,7 +86,8 @@ def park(
     moments = [parked.until] if parked.until is not None else []
     if approval is not None:
         moments.append(min(approval.asked_at + timedelta(seconds=work.agent.approval_wait_s), approval.expires_at))
-    runs.park(conn, work.run.id, wake_ms=to_ms(min(moments)))
+    wake_ms = to_ms(min(moments))
+    runs.park(conn, work.run.id, wake_ms=wake_ms)
     page.tell(
         NewsKind.RUN_PARKED,
         session=work.session.id,
@@ -95,7 +96,7 @@ def park(
         waits=list(parked.waits),
     )
     page.close()
-    return waits, (*shown, *wakes, ClockWake())
+    return waits, (*shown, *wakes, ClockWake(wake_ms))
 
 
 def _ask_about(page: Page, work: Work, parked: Parked, asking: ApprovalSettings) -> tuple[Approval, tuple[Wake, ...]]:

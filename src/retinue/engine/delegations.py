@@ -34,7 +34,7 @@ from retinue.domain.trust import Trust, least
 from retinue.engine import exchanges
 from retinue.mailroom import background
 from retinue.mailroom.delegations import end
-from retinue.mailroom.inbox import ClockWake, Wake, enter, take_job
+from retinue.mailroom.inbox import Wake, enter, take_job
 from retinue.policy.delegations import SENT_OUT, descends, may_hand_over
 from retinue.policy.reaching import may_reach
 from retinue.store import agents, delegations, envelopes, runs, sessions, webhooks
@@ -116,10 +116,9 @@ def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tup
         request = replace(letter, recipient=background.HERE, kind=Kind.MESSAGE)
         return Handed(delegation=made), take_job(page, request, made).wakes
     entered = enter(page, letter)
-    wakes = (*entered.wakes, ClockWake()) if made.wait_until else entered.wakes
     if entered.receipt.outcome is not None:  # there was no room for it: what came of it is there already
-        return _look(page, delegations.get(page.conn, id_) or made), wakes
-    return Handed(delegation=made, queued=to is not None and to.wakefulness is Wakefulness.ACTIVE), wakes
+        return _look(page, delegations.get(page.conn, id_) or made), entered.wakes
+    return Handed(delegation=made, queued=to is not None and to.wakefulness is Wakefulness.ACTIVE), entered.wakes
 
 
 def _target(page: Page, asker: Agent, handing: Handing) -> Agent:

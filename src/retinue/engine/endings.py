@@ -200,8 +200,8 @@ def _end_delegation(page: Page, letter: Envelope, answer: Draft | None) -> tuple
     delegation = delegations.get(page.conn, about) if about is not None else None
     if delegation is None:
         return ()
-    later = end(page, delegation, DelegationState.DONE, because="", result=answer.id if answer else None)
-    wakes: tuple[Wake, ...] = (ClockWake(),) if later else ()
+    archive_ms = end(page, delegation, DelegationState.DONE, because="", result=answer.id if answer else None)
+    wakes: tuple[Wake, ...] = (ClockWake(archive_ms),) if archive_ms is not None else ()
     said = exchanges.said_at_once(page, delegation, answer) if answer is not None else None
     return (*wakes, *enter(page, said).wakes) if said is not None else wakes
 

@@ -43,7 +43,7 @@ from retinue.engine.subagents import put_away
 from retinue.engine.words import pass_on
 from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
 from retinue.runners.base import Runner
-from retinue.schedules.clock import Alarm
+from retinue.schedules.clock import TICK_MAX_S, Alarm
 from retinue.store import agents, approvals, delegations, envelopes, runs, sessions
 from retinue.store.connection import NO_FAULTS, Store
 from retinue.store.house import Page, latest_ms
@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 DRAIN_S = 30.0
 STORE_RETRY_S = 1.0
 LANES_LOOKED_UP_MAX = 1_000
+LATEST_MS = 2**62  # later than any time
 
 
 class Engine(Protocol):
@@ -211,6 +212,7 @@ class EmbeddedEngine:
         self._in_hand: set[RunId] = set()  # runs that began from a seat, before their lane was known
         self._side: set[asyncio.Task[Any]] = set()
         self._looked_ms = 0
+        self._rings_ms = LATEST_MS  # when the alarm rings next
         self._refill = False
         self._alarm = Alarm(clock, self._ring)
         self._stopping = False
@@ -257,8 +259,9 @@ class EmbeddedEngine:
         match wake:
             case RoomWake(channel):
                 self._deliver(channel)
-            case ClockWake():
-                self._alarm.poke()
+            case ClockWake(at_ms):
+                if at_ms <= self._rings_ms or self._rings_ms < self._now_ms():
+                    self._alarm.poke()
             case LaneWake():
                 self._wake_lane(wake)
 
@@ -549,6 +552,7 @@ class EmbeddedEngine:
     async def _ring(self) -> float | None:
         """Wake whatever came due; say when to ring again, as seconds from now."""
         now_ms = self._now_ms()
+        self._rings_ms = LATEST_MS  # whatever is written while we look may have been missed
         refill, self._refill = self._refill, False
         body = partial(look_around, since_ms=0 if refill else self._looked_ms, now_ms=now_ms, active=refill)
         try:
@@ -570,9 +574,10 @@ class EmbeddedEngine:
             for session in over:
                 self._aside(self._session_ended(session, "its session was put away"))
             self._alarm.poke()  # more may wait behind them
-        if look.next_ms is None:
-            return None
-        return max(0.0, (look.next_ms - self._now_ms()) / 1000)  # as it is now: looking may have taken a while
+        now_ms = self._now_ms()  # as it is now: looking may have taken a while
+        wait_s = TICK_MAX_S if look.next_ms is None else min(max(0.0, (look.next_ms - now_ms) / 1000), TICK_MAX_S)
+        self._rings_ms = now_ms + round(wait_s * 1000)
+        return wait_s
 
     async def _wake_later(self, wake: LaneWake, seconds: float = STORE_RETRY_S) -> None:
         await self._clock.sleep(seconds)

@@ -23,8 +23,10 @@ def is_silent(delegation: Delegation) -> bool:
     return delegation.wait_until is None and delegation.notify is Notify.NOTE
 
 
-def end(page: Page, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None) -> bool:
-    """In the commit that settles its letter. Says whether its session is to be put away later."""
+def end(
+    page: Page, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None
+) -> int | None:
+    """In the commit that settles its letter. Says when its session is to be put away, if it is."""
     archive_ms = _archive_ms(page, delegation)
     done = delegations.end(
         page.conn,
@@ -45,7 +47,7 @@ def end(page: Page, delegation: Delegation, state: DelegationState, *, because: 
             result=result,
             to=delegation.to,
         )
-    return done and archive_ms is not None
+    return archive_ms if done else None
 
 
 def withdraw(page: Page, run: RunId) -> None:

@@ -83,7 +83,9 @@ class RoomWake(Struct, frozen=True):
 
 
 class ClockWake(Struct, frozen=True):
-    """Something waits for a time: the alarm may have to ring earlier than it thought."""
+    """Something waits for a time: the alarm may have to ring earlier than it thought, if that is before it does."""
+
+    at_ms: int = 0  # 0: whoever says so does not know
 
 
 Wake = LaneWake | RoomWake | ClockWake
@@ -686,7 +688,8 @@ def notify(
     if kind in HANDED_ON and (delegation := delegations.get(page.conn, about)) is not None:
         told = is_told(delegation)
         state = DelegationState.CANCELLED if purpose == Outcome.CANCELLED.value else DelegationState.FAILED
-        wakes = (ClockWake(),) if end(page, delegation, state, because=text, result=id_ if told else None) else ()
+        archive_ms = end(page, delegation, state, because=text, result=id_ if told else None)
+        wakes = (ClockWake(archive_ms),) if archive_ms is not None else ()
         if not told:
             return (*wakes, *rung)
         silent = silent or is_silent(delegation)

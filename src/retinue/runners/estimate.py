@@ -84,6 +84,8 @@ class Weight(NamedTuple):
 
 
 NOTHING = Weight()
+TOOLS_WEIGHED_MAX = 4_096
+_WEIGHED: dict[int, tuple[ToolSpec, Weight]] = {}
 
 
 def weight_of_text(text: str) -> Weight:
@@ -157,8 +159,19 @@ def _weight_of_attachment(attachment: Attachment) -> Weight:
 def weight_of_tools(tools: Sequence[ToolSpec]) -> Weight:
     weight = NOTHING
     for tool in tools:
-        weight = weight.plus(weight_of_text(tool.name + tool.description + json_of(tool.parameters)))
+        weight = weight.plus(_weight_of_tool(tool))
     return weight
+
+
+def _weight_of_tool(tool: ToolSpec) -> Weight:
+    """Weighed once: every session has the same ones."""
+    known = _WEIGHED.get(id(tool))
+    if known is None or known[0] is not tool:
+        if len(_WEIGHED) >= TOOLS_WEIGHED_MAX:
+            _WEIGHED.clear()
+        weight = weight_of_text(tool.name + tool.description + json_of(tool.parameters))
+        known = _WEIGHED[id(tool)] = (tool, weight)
+    return known[1]
 
 
 def json_of(value: Any) -> str:
