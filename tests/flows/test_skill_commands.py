@@ -10,8 +10,10 @@ from agents.skill_folders import write_skill
 from flows.hands_house import HandsHouse, hands_house
 
 from retinue.domain.envelope import Outcome
+from retinue.domain.record import UserTurn
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
+from retinue.models.base import Prompt
 from retinue.store import envelopes
 
 CONFIG = '[skills]\ntrusted = ["house"]\n'
@@ -39,13 +41,20 @@ async def say(house: HandsHouse, text: str, **kw: object) -> str:
     return answer
 
 
+def _words(prompt: Prompt) -> str:
+    """The newest mail in it."""
+    body = prompt.records[-1].body
+    assert isinstance(body, UserTurn)
+    return body.text
+
+
 @pytest.mark.spec("C33")
 @pytest.mark.parametrize("command", ["/weather in Rome", "/skill weather in Rome", "/WEATHER: in Rome"])
 async def test_a_skill_is_used_on_the_words_behind_its_command(house: HandsHouse, command: str) -> None:
     house.model.will_reply("Sunny.")
     assert await say(house, command) == "Sunny."
     prompt = house.model.prompts[-1]
-    assert "Use the skill `weather` for this.\n\nin Rome" in prompt.records[-1].body.text
+    assert "Use the skill `weather` for this.\n\nin Rome" in _words(prompt)
     assert "Look out of the window." in prompt.instructions, "and it is told in full"
     house.model.will_reply("Yes.")
     await say(house, "and now?")
@@ -99,12 +108,11 @@ async def test_a_skill_whose_tool_is_not_there_says_so(house: HandsHouse) -> Non
 async def test_a_strangers_skill_command_is_refused_and_an_agents_is_words(house: HandsHouse) -> None:
     receipt = await house.post("/note buy milk", sender="channel:quiet:7", trust=Trust.UNTRUSTED)
     assert receipt.outcome is Outcome.REFUSED
-    house.model.rule = lambda _: "Yes."  # pyright: ignore[reportAttributeAccessIssue]
     house.model.will_reply("Read.", "Read.")
     await house.post("/note buy milk", sender="agent:bo", trust=Trust.AGENT)
     await house.rest()
     assert house.lines == []
-    assert "/note buy milk" in house.model.prompts[0].records[-1].body.text
+    assert "/note buy milk" in _words(house.model.prompts[0])
 
 
 async def test_skills_are_listed_where_help_is_and_near_misses_are_named(house: HandsHouse) -> None:
