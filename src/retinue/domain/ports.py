@@ -144,8 +144,7 @@ class Journal(Protocol):
         ...
 
     async def keep(self, bodies: Sequence[ToolResult | Reply]) -> None:
-        """Keep what took no act: results that were refused, are unknown or still wait; calls that no model asked for.
-        """
+        """Keep what took no act: results that were refused, are unknown or still wait; calls nobody's model made."""
         ...
 
     async def keep_note(self, result: ToolResult) -> None:
