@@ -15,7 +15,7 @@ from retinue.testing.planted import Bug, plant, planted
 from retinue.testing.simulation import main, run
 
 RUNS = 60
-SEEDS = (20, 8, 1, 2, 9, 13)
+SEEDS = (4, 1, 2, 3, 10, 8)
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +23,16 @@ def this_is_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETINUE_TEST", "1")
 
 
+OF_THE_STAFF = frozenset({Bug.ANSWER_READ_TWICE, Bug.ANSWER_TO_ANOTHER_CALL, Bug.FAILURE_NOT_TOLD})
+
+
 def violations(bug: Bug, rules: Collection[str]) -> Iterator[Violation]:
     """What is found wrong, seed by seed, by those rules alone."""
+    runs = 3 * RUNS if bug in OF_THE_STAFF else RUNS  # not every run hands work on
     for seed in SEEDS:
         with planted(bug):
             try:
-                run(seed, runs=RUNS, rules=rules)
+                run(seed, runs=runs, rules=rules)
             except Violation as violation:
                 yield violation
 
