@@ -111,7 +111,7 @@ class SlotCounts:
 
     main: int = setting(4, "Runs for people, agents and channels.", least=1, most=1000)
     subagent: int = setting(8, "Runs of subagents.", least=1, most=1000)
-    background: int = setting(4, "Runs in the background.", least=1, most=1000)
+    background: int = setting(4, "Jobs of `agent:background`.", least=1, most=32)
     schedule: int = setting(2, "Runs that the clock began.", least=1, most=1000)
 
 
