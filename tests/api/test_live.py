@@ -55,7 +55,8 @@ def test_a_hello_with_another_protocol_version_is_refused_with_a_code_and_a_reas
     with rim.live(protocol=2) as live:
         assert closed_by(live) == (4406, "this house speaks protocol 1, not 2")
     with rim.live() as live:
-        assert live.hear() | {"cursor": 0} == {"type": "hello", "protocol": 1, "cursor": 0, "partials": [], "nested": []}
+        hello = {"type": "hello", "protocol": 1, "cursor": 0, "partials": [], "nested": []}
+        assert live.hear() | {"cursor": 0} == hello
 
 
 def test_frames_that_are_not_understood_end_the_connection(rim: Rim) -> None:

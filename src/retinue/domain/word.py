@@ -33,7 +33,7 @@ class Word(Struct, frozen=True, kw_only=True):
     strategy: str = ""
     silent: bool = False  # written down for the next turn there, and nothing else
     confined: bool = False
-    switches: bool = False  # the person who sits here goes on there: with the agent named, or `back` where they came from
+    switches: bool = False  # the person who sits here goes on there: with who is named, or `back` where they came from
 
 
 class Heard(Struct, frozen=True, kw_only=True):
