@@ -162,9 +162,12 @@ async def house_with(
     host = far.url.removeprefix("http://").partition("/")[0]
     settings = f'[external]\ncallback_url = "http://127.0.0.1:{port}"\nprivate_hosts = ["{host}"]\n{config}'
     try:
-        async with hands_house(
-            root, staff=(*staff, rex(far, **more)) if staff else (ADA, rex(far, **more)), config=settings
-        ) as house, _served(house, listener):
+        async with (
+            hands_house(
+                root, staff=(*staff, rex(far, **more)) if staff else (ADA, rex(far, **more)), config=settings
+            ) as house,
+            _served(house, listener),
+        ):
             yield house
     finally:
         listener.close()
