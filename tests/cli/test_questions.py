@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from retinue.cli.answers import status_lines
-from retinue.cli.chat import _decision  # pyright: ignore[reportPrivateUsage]
+from retinue.cli.chat import named
+from retinue.cli.errors import CliError
 from retinue.cli.views import question_lines
 
 ID = "9c8d7e6f" + 24 * "0"
@@ -67,16 +68,22 @@ def test_nothing_in_a_question_hides_or_acts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "read"),
+    ("words", "sent"),
     [
-        ("", ("", "once", "")),
-        ("9c8d7e6f", ("9c8d7e6f", "once", "")),
-        ("9c8d7e6f session", ("9c8d7e6f", "session", "")),
-        ("9c8d7e6f always since I said so", ("9c8d7e6f", "always", "since I said so")),
-        ("9c8d7e6f since I said so", ("9c8d7e6f", "once", "since I said so")),
-        ("session", ("", "session", "")),
-        ("always since I said so", ("", "always", "since I said so")),
+        ("", "/allow 9c8d7e6f"),
+        ("12345678", "/allow 12345678"),
+        ("12345678 always since I said so", "/allow 12345678 always since I said so"),
+        ("session", "/allow 9c8d7e6f session"),
+        ("always since I said so", "/allow 9c8d7e6f always since I said so"),
     ],
 )
-def test_a_decision_is_read_as_it_is_meant(words: str, read: tuple[str, str, str]) -> None:
-    assert _decision(words) == read
+def test_a_decision_without_an_id_is_about_the_one_question_that_is_open(words: str, sent: str) -> None:
+    assert named("allow", words, [ID]) == sent
+
+
+@pytest.mark.parametrize("still_open", [[], [ID, "1" * 32]])
+def test_a_decision_about_none_or_several_is_not_guessed(still_open: list[str]) -> None:
+    with pytest.raises(CliError) as refused:
+        named("deny", "", still_open)
+    assert refused.value.code == "approval.unnamed"
+    assert named("deny", "12345678", still_open) == "/deny 12345678"

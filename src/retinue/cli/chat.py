@@ -14,7 +14,7 @@ from retinue.cli.talk import Talk
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
     from typing import Any
 
 READ_BYTES = 64 * 1024
@@ -104,7 +104,7 @@ def _take(talk: Talk, line: str) -> None:
         return
     deciding = name in DECIDING
     parked = talk.conversation.parked and not deciding  # the house answers a command, and what waited still waits
-    if envelope := _send(talk, _named(talk, name, words.strip()) if deciding else line):
+    if envelope := _send(talk, named(name, words.strip(, list(talk.conversation.approvals))) if deciding else line):
         talk.conversation.parked = parked
         talk.wait_for(envelope)
         talk.hear_all()
@@ -126,10 +126,9 @@ def _send(talk: Talk, text: str) -> str:
         return ""
 
 
-def _named(talk: Talk, name: str, words: str) -> str:
+def named(name: str, words: str, still_open: Sequence[str]) -> str:
     """A decision with the id of what it is about, which may be left out where one question is open."""
     first = words.partition(" ")[0].casefold()
-    still_open = list(talk.conversation.approvals)
     if first and first not in SCOPES and not (name == "approve" and first == "deny"):
         return f"/{name} {words}"
     if len(still_open) != 1:
