@@ -104,7 +104,7 @@ def _take(talk: Talk, line: str) -> None:
         return
     deciding = name in DECIDING
     parked = talk.conversation.parked and not deciding  # the house answers a command, and what waited still waits
-    if envelope := _send(talk, named(name, words.strip(, list(talk.conversation.approvals))) if deciding else line):
+    if envelope := _send(talk, named(name, words.strip(), list(talk.conversation.approvals)) if deciding else line):
         talk.conversation.parked = parked
         talk.wait_for(envelope)
         talk.hear_all()
