@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -436,3 +437,21 @@ def test_rules_for_whom_it_is_done_in_the_end_take_away_and_give_nothing() -> No
     room = address.parse("channel:telegram:42")
     assert chain(settings, known=known, sender=asker, behalf=room).decide(spec("write")).denied
     assert not chain(settings, known=known, sender=asker, behalf=owner).decide(spec("write")).denied
+
+
+def test_rules_are_kept_by_all_that_they_depend_on() -> None:
+    asks = {"sender", "behalf", "channel"}
+    others = {
+        "provider": "openai",
+        "model": "gpt",
+        "origin": OriginKind.CHAT,
+        "door": Door.MCP,
+        "hidden": ("exec",),
+        "read_only": True,
+        "browser": False,
+        "senders": (Agent(name="bo"),),
+    }
+    assert {field.name for field in fields(Circumstances)} == asks | set(others)
+    plain = Circumstances().apart_from_who_asks
+    for name, value in others.items():
+        assert Circumstances(**{name: value}).apart_from_who_asks != plain, name

@@ -58,6 +58,14 @@ class Circumstances:
     read_only: bool = False  # the workspace is not to be written, by commands or by anything else
     browser: bool = True  # whether its sandbox lets it have one
 
+    @property
+    def apart_from_who_asks(self) -> tuple[object, ...]:
+        """All but what `by_sender` looks at: with that, what layers depend on."""
+        return (
+            *(self.provider, self.model, self.origin, self.door),
+            *(self.hidden, self.read_only, self.browser, self.senders),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:

@@ -201,7 +201,7 @@ class Toolbox:
         above = tuple(tuple(self._more(sender)) for sender in where.senders) if where.senders else ()
         # Not by who asks: almost all are under the same rules, and every subagent has an address of its own.
         ruled = tuple(by_sender(settings, where))
-        key = (agent.name, agent.tools, replace(where, sender=None, behalf=None, channel=""), ruled, more, above)
+        key = (agent.name, agent.tools, where.apart_from_who_asks, ruled, more, above)
         known = self._chains.get(key)
         if known is None:
             specs = self.specs
