@@ -156,7 +156,7 @@ OPERATIONS: tuple[Operation, ...] = (
             ("limit", "--limit", "number", "", 10, (), "how many"),
             ("agent", "--agent", "text", "", "", (), "an agent by name"),
             ("cursor", "--cursor", "text", "", "", (), "where the last page ended"),
-            ("archived", "--archived", "flag", "", False, (), "archived"),
+            ("archived", "--archived", "flag", "", False, (), "also those that were put away"),
         ),
     ),
     (

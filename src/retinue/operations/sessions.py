@@ -84,7 +84,7 @@ class Listing(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 10
     agent: str = ""
     cursor: str = ""
-    archived: bool = False  # also those that were put away
+    archived: Annotated[bool, msgspec.Meta(description="also those that were put away")] = False
 
 
 class History(msgspec.Struct, forbid_unknown_fields=True):
