@@ -101,7 +101,8 @@ class Instructing:
     ) -> str:
         """What a run is told before it asks this model."""
         at = await self._situation(assignment, equipment, facts, tools)
-        whose = Whose(assignment.agent, assignment.home, assignment.workspace, session=assignment.session)
+        place = assignment.told_from or assignment.workspace
+        whose = Whose(assignment.agent, assignment.home, place, session=assignment.session)
         return (await self._briefing.brief(whose, at)).text
 
     async def shown(

@@ -265,3 +265,19 @@ async def test_what_is_explained_and_called_directly_in_its_session_is_what_it_m
         assert explained["verdict"] == "deny" and "agents.ada.tools.deny" in json.dumps(explained)
         explained = await house.ask("policy.explain", agent="bo", tool="append_line")
         assert explained["verdict"] == "allow"
+
+
+async def test_one_that_is_sent_out_as_another_is_told_that_ones_instructions(tmp_path: Path) -> None:
+    bo = Agent(name="bo", model="scripted", instructions="You are bo.", context_files=("rules.md",))
+    async with hands_house(tmp_path, staff=(ada(instructions="You are ada."), bo)) as house:
+        for name in ("ada", "bo"):
+            house.home(name).mkdir(parents=True, exist_ok=True)
+            (house.home(name) / "AGENTS.md").write_text(f"As {name} does it.")
+        (house.home("bo") / "rules.md").write_text("Count twice.")
+        plays(house.model, {ENDED: "NO_REPLY", "Go.": [spawn("count", agentId="bo"), "out"], "count": "Three."})
+        session = await house.turn("Go.")
+        [made] = await house.house.store.read(lambda conn: delegations.of_session(conn, session, limit=1))
+        [told] = [prompt.instructions for prompt in house.model.prompts if prompt.session == made.to]
+        assert "You are bo." in told and "As bo does it." in told
+        assert "ada does it" not in told and "You are ada." not in told
+        assert str(house.home("ada")) in told, "and where it works"

@@ -175,6 +175,7 @@ class Watch:
             senders=work.senders,
             acting=acting if ground is not home else None,
             ground=ground if ground is not home else None,
+            told_from=defaults.workspace_of(work.agent, home) if ground is not home else None,
             stored=work.stored,
             request=_request_of(work),
             manner=work.manner,

@@ -33,7 +33,8 @@ class Assignment(Struct, frozen=True, kw_only=True):
     place: Path | None = None  # where it works, if that is not its home
     senders: tuple[Agent, ...] = ()  # whose rules hold beside its agent's: it is a subagent of theirs
     acting: Agent | None = None  # as whom it acts, if that is not its agent
-    ground: Path | None = None  # their home: what its hands are bound to, while its instructions are its own
+    ground: Path | None = None  # their home: what its hands are bound to
+    told_from: Path | None = None  # where its own instructions lie, if that is not where it works
     stored: tuple[Call, ...] = ()
     request: RunRequest = NO_REQUEST
     manner: Manner = PLAIN
