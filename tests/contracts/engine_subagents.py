@@ -3,6 +3,7 @@ leaves nothing behind that is not put away in its time."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from contracts.engine_house import (
     notices_to,
     opened,
     power_cuts,
+    results,
     rows,
     user_turns,
     witness,
@@ -126,6 +128,9 @@ async def test_a_subagent_does_its_work_once_and_is_told_of_once_wherever_the_po
             assert set(written) <= {"errand 1", "errand 2"}  # one that was cut off in the middle is not made again
             assert [each.state for each in made] == [DelegationState.DONE] * 2
             assert read.count("has ended: ok.") == 2
+            told_of = [json.loads(each.output) for each in results(await house.records(session))]
+            assert [each["status"] for each in told_of] == ["accepted"] * 2
+            assert {each["runId"] for each in told_of} == {each.worked_by for each in made}
             assert answered == ["it is out"] * 2
             counted = [int(text.removeprefix("told of ")) for text in await messages_to(house, "maria")]
             assert sum(counted) == 2
