@@ -74,6 +74,8 @@ DESK = frozenset(
         "skill",
         "token",
         "webhook",
+        "callback",
+        "word",
     ]
 )
 

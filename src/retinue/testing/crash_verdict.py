@@ -188,7 +188,7 @@ def _rising(numbers: Sequence[int], what: str) -> Iterator[Finding]:
 def _told(case: _Case) -> Iterator[Finding]:
     """The news told of every answer, once, and of nothing that did not stay so; outcomes are what was told."""
     heard: Counter[str] = Counter()
-    texts = {letter.text for letter in case.answers}
+    texts = {letter.text for letter in case.evidence.letters if letter.recipient == SENDER}
     retried = {letter.token for letter in case.evidence.letters if letter.retry_of}  # answered later than their turn
     for entry in case.evidence.log:
         match entry:
