@@ -249,9 +249,7 @@ def _context(handing: Handing) -> Context:
 def _look(page: Page, delegation: Delegation) -> Handed:
     """What became of it. An answer that is there belongs to whoever looks; a wait that is over ends."""
     if delegation.kind in SENT_OUT and delegation.started_at is not None:
-        return Handed(
-            delegation=delegation
-        )  # no call waits for it: what comes of it is mail, also of one made again
+        return Handed(delegation=delegation)  # no call waits for it: what comes of it is mail, also of one made again
     if not delegation.state.open:
         return _collect(page, delegation)
     if delegation.wait_until is None or from_ms(page.at_ms) < delegation.wait_until:
