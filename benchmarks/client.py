@@ -69,11 +69,11 @@ class Client:
                     else:
                         self._early[envelope] = time.perf_counter()
 
-    async def ask(self, text: str, conversation: str) -> float:
+    async def ask(self, text: str, conversation: str, *, agent: str = "") -> float:
         """Send, wait for the answer, and say how long both took together, in seconds."""
         before = time.perf_counter()
         sent = await self.call(
-            "envelope.send", {"to": f"agent:{self._agent}", "text": text, "conversation": conversation}
+            "envelope.send", {"to": f"agent:{agent or self._agent}", "text": text, "conversation": conversation}
         )
         envelope = sent["envelope"]
         if envelope in self._early:

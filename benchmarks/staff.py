@@ -42,24 +42,22 @@ def measure(folder: Path) -> list[Figure]:
 
 async def _round_trips(home: Path, pid: int) -> tuple[list[float], list[float]]:
     """CPU of a plain turn, and of one in which another agent is asked: in turn, under the same load."""
-    core, asker = Client(home), Client(home, agent="asker")
-    for client in (core, asker):
-        await client.follow()
-    await core.ask("warm up", "warm-up")
-    await asker.ask(f"{ASK}: warm up", "warm-up")
+    client = Client(home)  # one follows the news, as in every other turn that is measured
+    await client.follow()
+    await client.ask("warm up", "warm-up")
+    await client.ask(f"{ASK}: warm up", "warm-up", agent="asker")
     plain: list[float] = []
     asked: list[float] = []
     for number in range(ROUNDS):
         before = cpu_s(pid)
         for _ in range(TURNS):
-            await core.ask("message number 1", f"plain-{number}")
+            await client.ask("message number 1", f"plain-{number}")
         plain.append((cpu_s(pid) - before) / TURNS)
         before = cpu_s(pid)
         for _ in range(TURNS):
-            await asker.ask(f"{ASK}: message number 1", f"asked-{number}")
+            await client.ask(f"{ASK}: message number 1", f"asked-{number}", agent="asker")
         asked.append((cpu_s(pid) - before) / TURNS)
-    for client in (core, asker):
-        client.close()
+    client.close()
     return plain, asked
 
 

@@ -335,8 +335,8 @@ async def test_what_follows_a_commit_is_done_once_and_in_order_whoever_still_wai
 
         return body
 
-    async with place.open() as store:
-        with place.outside() as outside:
+    with place.outside() as outside:  # it stays until the store has closed, and with it what nobody waits for
+        async with place.open() as store:
 
             def follow(n: int | None) -> None:
                 assert n is None or (n, "x") in counted(outside)

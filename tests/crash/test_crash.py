@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.testing.crash import KILLS, KILLS_QUICK, Plan, Trial, crash, crash_points, quick_points, trial
+from retinue.testing.crash import KILLS, KILLS_QUICK, Life, Plan, Trial, crash, crash_points, quick_points, trial
 from retinue.testing.crash_client import Habit
 from retinue.testing.crash_evidence import read_evidence
 from retinue.testing.crash_script import Do
@@ -94,7 +94,7 @@ async def taken_over(folder: Path, *, bugs: str) -> Verdict:
     async with trial(folder, seed=1, habits=[habit], letters_max=1, bugs=f"lock-not-held{bugs}") as (tried, writing):
         first = await tried.start()
         await until(lambda: stored(tried, "SELECT count(*) FROM steps WHERE kind = 'model' AND state = 'open'") == 1)
-        first.signal(signal.SIGSTOP)
+        await pause_between_commits(tried, first)
         second = await tried.start()
         await until(lambda: stored(tried, "SELECT count(*) FROM runs WHERE status = 'completed'") == 1)
         first.signal(signal.SIGCONT)
@@ -102,6 +102,29 @@ async def taken_over(folder: Path, *, bugs: str) -> Verdict:
         await first.kill()
         await come_to_rest(tried, writing, sound=not bugs)
     return judge(read_evidence(tried.home, tried.outside))
+
+
+async def pause_between_commits(tried: Trial, life: Life) -> None:
+    """A house that is paused in the middle of a commit keeps the store to itself, and nobody could take over."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            life.signal(signal.SIGSTOP)
+            if writable(tried):
+                return
+            life.signal(signal.SIGCONT)
+            await asyncio.sleep(0.01)
+
+
+def writable(tried: Trial) -> bool:
+    conn = sqlite3.connect(tried.home / "house.db", timeout=0.2, isolation_level=None)
+    try:
+        conn.execute("BEGIN IMMEDIATE")
+        conn.execute("ROLLBACK")
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        conn.close()
+    return True
 
 
 async def come_to_rest(tried: Trial, writing: asyncio.Task[None], *, sound: bool) -> None:

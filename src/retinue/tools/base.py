@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -120,14 +120,26 @@ class Ruled(Protocol):
 
 
 def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON schema of a struct, as providers take it: an object at the top, and whatever it refers to beside it."""
+    """The JSON schema of a struct, as every provider takes it: an object at the top that refers to nothing."""
     schema = msgspec.json.schema(arguments)
-    definitions: dict[str, Any] = dict(schema["$defs"])
-    top: dict[str, Any] = definitions.pop(schema["$ref"].rpartition("/")[2])
-    flat: dict[str, Any] = {
+    definitions: dict[str, Any] = schema["$defs"]
+    top: dict[str, Any] = _spelled_out(schema, definitions)
+    return {
         "type": "object",
         "properties": top["properties"],
         "required": top.get("required", []),
         "additionalProperties": False,
     }
-    return flat | {"$defs": definitions} if definitions else flat
+
+
+def _spelled_out(schema: Any, definitions: dict[str, Any]) -> Any:
+    """With the definition in place of each reference to it. No argument is a struct that holds itself."""
+    if isinstance(schema, list):
+        return [_spelled_out(part, definitions) for part in cast(list[Any], schema)]
+    if not isinstance(schema, dict):
+        return schema
+    parts = cast(dict[str, Any], schema)
+    if (name := parts.get("$ref")) is None:
+        return {key: _spelled_out(part, definitions) for key, part in parts.items()}
+    beside = {key: part for key, part in parts.items() if key not in ("$ref", "$defs")}
+    return _spelled_out(definitions[name.rpartition("/")[2]], definitions) | beside
