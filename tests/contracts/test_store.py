@@ -335,19 +335,19 @@ async def test_what_follows_a_commit_is_done_once_and_in_order_whoever_still_wai
 
         return body
 
-    with place.outside() as outside:  # it stays until the store has closed, and with it what nobody waits for
-        async with place.open() as store:
+    async with place.open() as store:
 
-            def follow(n: int | None) -> None:
+        def follow(n: int | None) -> None:
+            with place.outside() as outside:
                 assert n is None or (n, "x") in counted(outside)
-                followed.append(n)
+            followed.append(n)
 
-            tasks = [asyncio.create_task(store.write(numbered(n), point="test", then=follow)) for n in range(1, 21)]
-            await asyncio.sleep(0)
-            for task in tasks[::2]:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await store.write(count(99, "after"), point="test")
+        tasks = [asyncio.create_task(store.write(numbered(n), point="test", then=follow)) for n in range(1, 21)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await store.write(count(99, "after"), point="test")
     assert len(followed) == 20
     kept = [n for n in followed if n is not None]
     assert set(range(2, 21, 2)) <= set(kept)
