@@ -214,6 +214,7 @@ class Plain(Record):
 
 _BODY = Record._fields.index("body")
 _words: Callable[[Plain], str] = itemgetter(len(Record._fields))
+_trust: Callable[[Record], Trust] = itemgetter(Record._fields.index("trust"))
 
 
 def plain_records(
@@ -260,9 +261,12 @@ def believed(record: Record) -> Trust:
 
 def least_believed(context: Sequence[Record]) -> Trust:
     """Of the least trusted words in a context. It is asked for every turn, and a context may have thousands."""
-    if any(believed(record) is Trust.UNTRUSTED for record in context if record.kind is RecordKind.USER):
+    trusts = set(map(_trust, context))
+    if Trust.UNTRUSTED in trusts:
         return Trust.UNTRUSTED
-    return least({record.trust for record in context})
+    # Of an owner's words that is known already, and most of those that are said to an agent are.
+    said = (record for record in context if record.kind is RecordKind.USER and record.trust is not Trust.OWNER)
+    return Trust.UNTRUSTED if any(believed(record) is Trust.UNTRUSTED for record in said) else least(trusts)
 
 
 def kind_of(body: Body) -> RecordKind:

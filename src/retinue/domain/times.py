@@ -90,7 +90,7 @@ MS_MAX = to_ms(datetime.max.replace(tzinfo=UTC))
 def from_ms(ms: int) -> datetime:
     """The moment of a unix millisecond, aware and UTC: `to_ms` of it is `ms` again."""
     try:
-        return _EPOCH + timedelta(milliseconds=ms)
+        return _EPOCH + ms * _MS  # half of what `timedelta(milliseconds=ms)` takes
     except OverflowError:
         raise _out_of_range("so many milliseconds") from None
 

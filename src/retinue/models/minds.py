@@ -128,20 +128,22 @@ class Minds:
     ) -> Plan:
         """Whom to ask for one reply, and whom after that."""
         chain = self.catalog.chain(agent=agent, mind=mind, override=override, images=images, role=role)
-        known = await self._look() if any(ref.provider for ref in chain) else _Known(self._clock.now(), (), States())
-        return self._plan(chain, agent, mind, known)
+        now = self._clock.now()
+        known = await self._look(now) if any(ref.provider for ref in chain) else _Known(now, (), States())
+        return self._plan(chain, agent, mind, known, now)
 
     async def why_now(self, agent: Agent, mind: Mind, chain: Sequence[ModelRef]) -> list[str]:
         """A line for each model of a chain: whether it would be asked now, and why or why not."""
-        return why_now(self._plan(chain, agent, mind, await self._look()), self._clock.now())
+        now = self._clock.now()
+        return why_now(self._plan(chain, agent, mind, await self._look(now), now), now)
 
     def plan_in(self, conn: sa.Connection, agent: Agent, mind: Mind) -> Plan:
         """The same for whoever has a connection in hand, and only wants to know."""
         now = self._clock.now()
         known = self._learn(now, *_read(conn, now=now))
-        return self._plan(self.catalog.chain(agent=agent, mind=mind), agent, mind, known)
+        return self._plan(self.catalog.chain(agent=agent, mind=mind), agent, mind, known, now)
 
-    def _plan(self, chain: Sequence[ModelRef], agent: Agent, mind: Mind, known: _Known) -> Plan:
+    def _plan(self, chain: Sequence[ModelRef], agent: Agent, mind: Mind, known: _Known, now: datetime) -> Plan:
         catalog = self.catalog
         keyring = Keyring(
             agent=agent.name,
@@ -156,14 +158,13 @@ class Minds:
             mind,
             needs_key=catalog.needs_key,
             retries_max=self._settings().models.retries_max,
-            now=self._clock.now(),
+            now=now,
             chance=self._chance,
             none_because=keyring.none_because,
             zone=self._zone,
         )
 
-    async def _look(self) -> _Known:
-        now = self._clock.now()
+    async def _look(self, now: datetime) -> _Known:
         known = self._known
         if known is None or not 0 <= (now - known.at).total_seconds() < KNOWN_FOR_S:
             stored, states = await self._store.read(lambda conn: _read(conn, now=now))
@@ -180,7 +181,7 @@ class Minds:
         """The house opens, or someone has changed what is known of credentials: which providers have a key decides
         what the house thinks with."""
         self._known = None
-        await self._look()
+        await self._look(self._clock.now())
 
     def key(self, candidate: Candidate) -> str:
         return key_of(candidate.credential, self._environment) if candidate.credential else ""
@@ -216,7 +217,7 @@ class Minds:
         if credential is None:
             return mind
         now = self._clock.now()
-        known = await self._look()
+        known = await self._look(now)
         stale = credential.used_at is None or (now - credential.used_at).total_seconds() >= USE_WRITTEN_EVERY_S
         after = served(mind, credential)
         moves = after != mind

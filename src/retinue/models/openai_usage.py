@@ -56,7 +56,10 @@ def _part(usage: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _count(usage: dict[str, Any], *names: str) -> int | None:
     """Under the first of these names that says a number."""
-    return next((count for name in names if (count := tokens(usage.get(name))) is not None), None)
+    for name in names:
+        if (count := tokens(usage.get(name))) is not None:
+            return count
+    return None
 
 
 def _number(usage: dict[str, Any], name: str) -> float:

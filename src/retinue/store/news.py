@@ -17,6 +17,7 @@ from retinue.store.sight import PerScope, Scope, me, scope_of
 
 _b = sa.bindparam
 _body = msgspec.json.Decoder(dict[str, Any])
+_KINDS = {kind.value: kind for kind in NewsKind}
 _newest = sa.select(t.house.c.news_seq)
 _oldest = sa.select(sa.func.min(t.news.c.seq))
 _columns = (
@@ -79,7 +80,7 @@ def news_of(row: sa.Row[Any]) -> News:
         body["record"] = {"seq": row.record_seq, "kind": row.r_kind, "body": msgspec.Raw(row.r_body.encode())}
     return News(
         seq=row.seq,
-        kind=NewsKind(row.kind),
+        kind=_KINDS[row.kind],
         session=SessionId(row.session) if row.session else None,
         at=from_ms(row.at_ms),
         body=body,
