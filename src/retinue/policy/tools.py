@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from retinue.config.hands import ToolSettings
 from retinue.domain.address import Address, AddressKind
@@ -42,9 +43,9 @@ class Door(StrEnum):
     SKILL = "skill"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
-    """What is known of whoever wants to use a tool, beside who they are."""
+class Circumstances(NamedTuple):
+    """What is known of whoever wants to use a tool, beside who they are. A tuple: rules are looked up by it, several
+    times a turn."""
 
     provider: str = ""
     model: str = ""

@@ -191,7 +191,7 @@ class Asker:
         candidate = await next_of(await plan_for(self._minds, case, Role.REASONING), self._clock)
         facts = self._minds.model(candidate.ref).facts
         await self._be_told(case, facts)
-        before = self._sizes.measure(case, facts)
+        before = self._sizes.measure(case, facts, case.tools(facts))
         session = case.assignment.session
         summary = summary_of(case.journal.records)
         if summary is not None and summary.run == case.journal.run.id:  # done, and then the house stopped
@@ -199,7 +199,7 @@ class Asker:
         wanted = keeping.asked(before, self._minds.settings.context, facts.window_tokens)
         if not await self._keeper.compact(case, 0, wanted, facts, focus=focus):
             return keeping.NOT_COMPACTED
-        after = self._sizes.measure(case, facts)
+        after = self._sizes.measure(case, facts, case.tools(facts))
         return keeping.compacted_notice(before.tokens, after.tokens, session.compactions + 1)
 
 

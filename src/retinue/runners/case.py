@@ -92,7 +92,8 @@ class Sizes:
     def __init__(self) -> None:
         self._meters: OrderedDict[SessionId, Meter] = OrderedDict()
 
-    def measure(self, case: Case, facts: ModelFacts) -> Measure:
+    def measure(self, case: Case, facts: ModelFacts, tools: Sequence[ToolSpec]) -> Measure:
+        """With the tools that this model is offered."""
         meter = self._meters.pop(case.session, None) or Meter()
         self._meters[case.session] = meter
         if len(self._meters) > METERS_MAX:
@@ -100,7 +101,7 @@ class Sizes:
         return meter.measure(
             case.journal.records,
             instructions=case.instructions,
-            tools=case.tools(facts),
+            tools=tools,
             result_chars_max=result_chars_max(facts.window_tokens),
         )
 

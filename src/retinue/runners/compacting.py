@@ -97,9 +97,10 @@ class ContextKeeper:
         """How large the context is, once it is as small as it has to be; or how the run ends, because it cannot be."""
         settings = self._minds.settings.context
         while True:
+            tools = case.tools(facts)
             state = keeping.ContextState(
-                measure=self._sizes.measure(case, facts),
-                can_write=any(tool.name == keeping.WRITE_TOOL for tool in case.tools(facts)),
+                measure=self._sizes.measure(case, facts, tools),
+                can_write=any(tool.name == keeping.WRITE_TOOL for tool in tools),
                 failed_at=case.failed_at,
             )
             match keeping.assess(state, settings, facts.window_tokens):
@@ -118,7 +119,7 @@ class ContextKeeper:
     async def after_overflow(self, case: Case, turn: int, failure: ModelFailed, facts: ModelFacts) -> Finished | None:
         settings = self._minds.settings.context
         while True:
-            measure = self._sizes.measure(case, facts)
+            measure = self._sizes.measure(case, facts, case.tools(facts))
             match keeping.after_overflow(failure.failure, case.tries, measure, settings, facts.window_tokens):
                 case keeping.Compact() as wanted:
                     helped = await self.compact(case, turn, wanted, facts)

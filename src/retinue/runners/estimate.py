@@ -310,9 +310,9 @@ class Meter:
 
     def _weight_of_head(self, instructions: str, tools: Sequence[ToolSpec]) -> Weight:
         said, offered, weight = self._head
-        if said != instructions or list(offered) != list(tools):
+        if said != instructions or not (offered is tools or list(offered) == list(tools)):
             weight = weight_of_text(instructions).plus(weight_of_tools(tools))
-            self._head = (instructions, tuple(tools), weight)
+            self._head = (instructions, tools, weight)
         return weight
 
 

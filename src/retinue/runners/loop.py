@@ -142,7 +142,7 @@ class Offers:
     def to(self, ref: ModelRef) -> Sequence[ToolSpec]:
         where = self._at.get(ref)
         if where is None:
-            where = self._at[ref] = replace(self._where, provider=ref.provider, model=ref.model)
+            where = self._at[ref] = self._where._replace(provider=ref.provider, model=ref.model)
         return self._toolbox.offered(self._agent, where)
 
 
@@ -314,7 +314,7 @@ def _occasion(case: Case) -> Occasion:
         home=assignment.reach,
         acting=assignment.acting,
         rights=replace(rights, read=(*rights.read, *equipment.readable)) if equipment.readable else rights,
-        where=replace(where, provider=asked_by.provider, model=bare_model(asked_by)) if asked_by else where,
+        where=where._replace(provider=asked_by.provider, model=bare_model(asked_by)) if asked_by else where,
         context=journal.records,
         environment=equipment.environment,
         elevated=assignment.manner.elevated,
