@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -11,6 +12,7 @@ from sqlalchemy import exc
 from retinue.store import quick
 from retinue.store.opening import open_inline
 from retinue.store.quick import QuickConnection
+from retinue.store.sqlite import connect
 from retinue.store.tables import outcomes, tally
 
 _insert = tally.insert()
@@ -46,6 +48,14 @@ def test_an_update_says_how_many_rows_it_changed(conn: sa.Connection) -> None:
     assert conn.execute(_raise, {"the_day": 1}).rowcount == 1
     assert conn.execute(_raise, {"the_day": 2}).rowcount == 0
     assert conn.execute(_all).one().accepted == 2
+
+
+def test_what_was_written_last_does_not_keep_the_file_open(tmp_path: Path) -> None:
+    conn = connect(tmp_path / "house.db", writable=True)
+    tally.create(conn)
+    conn.execute(_insert, [_row(1), _row(2)])
+    conn.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["house.db"]  # the log is gone with the last who had it open
 
 
 def test_booleans_come_back_as_booleans(conn: sa.Connection) -> None:

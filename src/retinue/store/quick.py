@@ -12,10 +12,12 @@ import sqlite3
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from operator import itemgetter
 from typing import Any, ClassVar, cast
 
 import sqlalchemy as sa
+from msgspec import Struct
 from sqlalchemy import exc
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -29,7 +31,7 @@ _DIRECTLY = (sa.Select, sa.UpdateBase)
 class Prepared:
     """One statement, compiled for SQLite: its text, where each parameter goes, and how its rows read."""
 
-    __slots__ = ("_defaults", "_pick", "_row", "_tidy", "text", "writes_to")
+    __slots__ = ("_defaults", "_pick", "_row", "_tidy", "gives_rows", "text", "writes_to")
 
     def __init__(self, statement: Any, dialect: Dialect, keys: Sequence[str]) -> None:
         compiled: Any = statement.compile(dialect=dialect, column_keys=list(keys) or None)
@@ -44,6 +46,7 @@ class Prepared:
         columns: list[Any] = list(getattr(compiled, "_result_columns", ()))
         self._row: Callable[[Sequence[Any]], Any] = tuple
         self._tidy: list[tuple[int, Callable[[Any], Any]]] = []
+        self.gives_rows = bool(columns)
         if columns:
             self._row = _row_type([column.keyname for column in columns])
             for i, column in enumerate(columns):
@@ -80,7 +83,7 @@ def _picker(names: list[str]) -> Callable[[Parameters], Sequence[Any]]:
 
 def _row_type(names: list[str]) -> Callable[[Sequence[Any]], Any]:
     made: Any = namedtuple("Row", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
-    return made._make
+    return partial(cast(Any, tuple).__new__, made)  # as `_make` does, which is written in Python
 
 
 class Rows:
@@ -134,6 +137,12 @@ class Rows:
         return Scalars(self)
 
 
+class Written(Struct, frozen=True):
+    """What a statement gave back that only writes."""
+
+    rowcount: int
+
+
 class Scalars:
     """The first column of each row."""
 
@@ -160,6 +169,9 @@ class QuickConnection(sa.Connection):
     # asked for again; then all are forgotten, and those of the house are compiled once more.
     _prepared: ClassVar[dict[int, tuple[Any, Prepared]]] = {}
     _raw: sqlite3.Connection | None = None
+    _cursor: sqlite3.Cursor | None = (
+        None  # of all that only write: a new one for each takes as long as binding its values
+    )
     _written: set[str] | None = None
 
     def written(self) -> AbstractSet[str] | None:
@@ -175,18 +187,27 @@ class QuickConnection(sa.Connection):
         raw = self._raw
         if raw is None:
             raw = self._raw = cast(sqlite3.Connection, self.connection.dbapi_connection)
-        if isinstance(parameters, list):
-            rows = cast(list[Parameters], parameters)
-            prepared = kept[1] if kept is not None else self._prepare(statement, rows[0])
-            if prepared.writes_to is not None and self._written is not None:
-                self._written.add(prepared.writes_to)
-            if len(rows) > 1:
-                return Rows(raw.executemany(prepared.text, [prepared.arrange(row) for row in rows]), prepared)
-            return Rows(raw.execute(prepared.text, prepared.arrange(rows[0])), prepared)
-        prepared = kept[1] if kept is not None else self._prepare(statement, parameters or _NONE)
+        rows = cast(list[Parameters], parameters) if isinstance(parameters, list) else [parameters or _NONE]
+        prepared = kept[1] if kept is not None else self._prepare(statement, rows[0])
         if prepared.writes_to is not None and self._written is not None:
             self._written.add(prepared.writes_to)
-        return Rows(raw.execute(prepared.text, prepared.arrange(parameters or _NONE)), prepared)
+        if prepared.gives_rows:
+            return Rows(raw.execute(prepared.text, prepared.arrange(rows[0])), prepared)
+        cursor = self._cursor
+        if cursor is None:
+            cursor = self._cursor = raw.cursor()
+        if len(rows) > 1:
+            cursor.executemany(prepared.text, [prepared.arrange(row) for row in rows])
+        else:
+            cursor.execute(prepared.text, prepared.arrange(rows[0]))
+        return Written(cursor.rowcount)
+
+    def close(self) -> None:
+        """With its cursor, which else would keep the file open behind it."""
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None
+        super().close()
 
     def _prepare(self, statement: Any, parameters: Parameters) -> Prepared:
         keys = tuple(parameters) if isinstance(statement, sa.Insert) else ()
