@@ -219,7 +219,7 @@ class Tries:
 
     def replied(self) -> Tries:
         """A model had room to reply, so compactions may help again. Results stay short: they would not fit whole."""
-        return replace(self, compactions=0)
+        return replace(self, compactions=0) if self.compactions else self
 
 
 def is_overflow(failure: Failure) -> bool:
