@@ -343,9 +343,7 @@ def _head(begin: str, headers: Mapping[str, str], size_bytes: int) -> bytes:
 
 def slabs(pieces: Sequence[bytes]) -> Iterator[bytes]:
     """The same bytes, in pieces of about the size of a slab. One that is larger goes out as it is."""
-    ends = list(
-        accumulate(map(len, pieces))
-    )  # at the speed of C: a long session has thousands, sent with every request
+    ends = list(accumulate(map(len, pieces)))  # in C: a long session has thousands, sent with every request
     first = sent_bytes = 0
     while first < len(pieces):
         end = max(bisect_right(ends, sent_bytes + SLAB_BYTES), first + 1)

@@ -31,7 +31,7 @@ _DIRECTLY = (sa.Select, sa.UpdateBase)
 class Prepared:
     """One statement, compiled for SQLite: its text, where each parameter goes, and how its rows read."""
 
-    __slots__ = ("_defaults", "_pick", "_row", "_tidy", "gives_rows", "text", "writes_to")
+    __slots__ = ("_row", "_tidy", "gives_rows", "pick", "text", "writes_to")
 
     def __init__(self, statement: Any, dialect: Dialect, keys: Sequence[str]) -> None:
         compiled: Any = statement.compile(dialect=dialect, column_keys=list(keys) or None)
@@ -40,9 +40,8 @@ class Prepared:
         writes = isinstance(statement, sa.Insert | sa.Update | sa.Delete)
         self.writes_to: str | None = cast(Any, statement).table.name if writes else None
         names: list[str] = list(compiled.positiontup or ())
-        self._pick = _picker(names)
         # Only what the statement itself fixes has a default: a parameter that a caller forgot is an error, never NULL.
-        self._defaults = {n: v for n, v in compiled.params.items() if not compiled.binds[n].required}
+        self.pick = _picker(names, {n: v for n, v in compiled.params.items() if not compiled.binds[n].required})
         columns: list[Any] = list(getattr(compiled, "_result_columns", ()))
         self._row: Callable[[Sequence[Any]], Any] = tuple
         self._tidy: list[tuple[int, Callable[[Any], Any]]] = []
@@ -61,7 +60,7 @@ class Prepared:
     def arrange(self, parameters: Parameters) -> Sequence[Any]:
         """Parameters in the order the text wants them."""
         try:
-            return self._pick({**self._defaults, **parameters} if self._defaults else parameters)
+            return self.pick(parameters)
         except KeyError as missing:
             raise exc.StatementError(f"no value for {missing}", self.text, None, None) from missing
 
@@ -74,8 +73,11 @@ class Prepared:
         return self._row(values)
 
 
-def _picker(names: list[str]) -> Callable[[Parameters], Sequence[Any]]:
+def _picker(names: list[str], defaults: Parameters) -> Callable[[Parameters], Sequence[Any]]:
     """Takes values out by name, in this order, at the speed of C."""
+    if defaults:
+        of_all = _picker(names, _NONE)
+        return lambda parameters: of_all({**defaults, **parameters})
     if len(names) > 1:
         return itemgetter(*names)
     return lambda parameters: [parameters[name] for name in names]
@@ -86,14 +88,11 @@ def _row_type(names: list[str]) -> Callable[[Sequence[Any]], Any]:
     return partial(cast(Any, tuple).__new__, made)  # as `_make` does, which is written in Python
 
 
-class Rows:
+class Rows(Struct, frozen=True):
     """What a statement gave back: the part of SQLAlchemy's result that we use."""
 
-    __slots__ = ("_cursor", "_prepared")
-
-    def __init__(self, cursor: sqlite3.Cursor, prepared: Prepared) -> None:
-        self._cursor = cursor
-        self._prepared = prepared
+    _cursor: sqlite3.Cursor
+    _prepared: Prepared
 
     @property
     def rowcount(self) -> int:
@@ -168,10 +167,8 @@ class QuickConnection(sa.Connection):
     # on every connection. Bounded: statements built once all fit. Those built on the fly fill it with what is never
     # asked for again; then all are forgotten, and those of the house are compiled once more.
     _prepared: ClassVar[dict[int, tuple[Any, Prepared]]] = {}
-    _raw: sqlite3.Connection | None = None
-    _cursor: sqlite3.Cursor | None = (
-        None  # of all that only write: a new one for each takes as long as binding its values
-    )
+    # Of all that only write: a new one for each takes as long as binding its values.
+    _cursor: sqlite3.Cursor | None = None
     _written: set[str] | None = None
 
     def written(self) -> AbstractSet[str] | None:
@@ -181,26 +178,35 @@ class QuickConnection(sa.Connection):
 
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
         kept = self._prepared.get(id(statement))  # what is in there was looked at before, and is one of these
+        cursor = self._cursor
+        given: list[Any] = cast(list[Any], parameters) if isinstance(parameters, list) else [parameters]
+        if kept is None or cursor is None or execution_options is not None or len(given) != 1:
+            return self._execute(statement, parameters, execution_options)
+        prepared = kept[1]
+        values = prepared.arrange(given[0] or _NONE)
+        if prepared.gives_rows:
+            return Rows(cursor.connection.execute(prepared.text, values), prepared)
+        if self._written is not None and prepared.writes_to is not None:
+            self._written.add(prepared.writes_to)
+        cursor.execute(prepared.text, values)
+        return Written(cursor.rowcount)
+
+    def _execute(self, statement: Any, parameters: Any, execution_options: Any) -> Any:
+        """Whatever is not one of ours with one set of parameters, or is asked for the first time."""
+        kept = self._prepared.get(id(statement))
         if execution_options is not None or (kept is None and not isinstance(statement, _DIRECTLY)):
             self._written = None
             return super().execute(statement, parameters, execution_options=execution_options)
-        raw = self._raw
-        if raw is None:
-            raw = self._raw = cast(sqlite3.Connection, self.connection.dbapi_connection)
+        if self._cursor is None:
+            self._cursor = cast(sqlite3.Connection, self.connection.dbapi_connection).cursor()
         rows = cast(list[Parameters], parameters) if isinstance(parameters, list) else [parameters or _NONE]
         prepared = kept[1] if kept is not None else self._prepare(statement, rows[0])
-        if prepared.writes_to is not None and self._written is not None:
+        if len(rows) == 1:
+            return self.execute(cast(Any, statement), rows[0])
+        if self._written is not None and prepared.writes_to is not None:
             self._written.add(prepared.writes_to)
-        if prepared.gives_rows:
-            return Rows(raw.execute(prepared.text, prepared.arrange(rows[0])), prepared)
-        cursor = self._cursor
-        if cursor is None:
-            cursor = self._cursor = raw.cursor()
-        if len(rows) > 1:
-            cursor.executemany(prepared.text, [prepared.arrange(row) for row in rows])
-        else:
-            cursor.execute(prepared.text, prepared.arrange(rows[0]))
-        return Written(cursor.rowcount)
+        self._cursor.executemany(prepared.text, [prepared.arrange(row) for row in rows])
+        return Written(self._cursor.rowcount)
 
     def close(self) -> None:
         """With its cursor, which else would keep the file open behind it."""

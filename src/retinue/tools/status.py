@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
+import sqlalchemy as sa
 
 from retinue.domain.ids import short
 from retinue.domain.ports import Clock
+from retinue.domain.session import Session
 from retinue.domain.times import show, show_by_12, to_ms, zone
 from retinue.domain.tool import ToolSpec
 from retinue.store import envelopes, sessions
@@ -35,15 +37,19 @@ class SessionStatus:
             description="Show this conversation's state: time, agent, model, length of its history, mail that waits.",
             parameters=schema_of(StatusArguments),
             repeatable=True,
+            looks=True,
         )
     )
 
     async def perform(self, arguments: StatusArguments, scene: Scene) -> str:
         now = self.clock.now()
-        session = await self.store.read(lambda conn: sessions.get(conn, scene.session))
+
+        def look(conn: sa.Connection) -> tuple[Session | None, int]:
+            return sessions.get(conn, scene.session), envelopes.count_due(conn, scene.session, to_ms(now))
+
+        session, waiting = await self.store.read(look)
         if session is None:
             raise ToolFailed("this session is not in the store", because="it was removed meanwhile")
-        waiting = await self.store.read(lambda conn: envelopes.count_due(conn, scene.session, to_ms(now)))
         lines = {
             "now": (show_by_12 if self.by_12() else show)(now, zone(self.zone_name)),
             "agent": scene.agent.name,
