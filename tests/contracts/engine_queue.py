@@ -92,8 +92,8 @@ async def test_steer_joins_the_run_at_its_next_turn_in_one_commit(any_household:
         assert await run_batches(house) == [(first,)], "it has no run of its own"
         (joined,) = await all_news(house, NewsKind.RUN_JOINED)
         assert joined.body["envelopes"] == [second]
-        # Result, joined words and the next intent are one commit; the call's intent was the other.
-        assert hands.points.count("step") == steps + 2
+        # Reply, look, joined words and the next intent are one commit.
+        assert hands.points.count("step") == steps + 1
         prompt = household.model.prompts[1]
         assert [record.kind for record in prompt.records][-3:] == [
             RecordKind.ASSISTANT,

@@ -76,8 +76,10 @@ def desk(tmp_path: Path) -> Desk:
     return desk
 
 
-async def test_a_plain_turn_takes_two_commits_and_one_with_a_call_four(desk: Desk) -> None:
-    desk.household.model.will_reply("plain", calls("session_status"), "with a call")
+async def test_a_plain_turn_takes_two_commits_one_with_a_call_four_and_one_with_a_look_three(desk: Desk) -> None:
+    desk.household.model.will_reply(
+        "plain", calls("append_line", text="x"), "with a call", calls("session_status"), "l"
+    )
     async with desk.open() as house:
         await house.outcome((await house.post("one")).envelope)
         await house.quiet()
@@ -86,6 +88,10 @@ async def test_a_plain_turn_takes_two_commits_and_one_with_a_call_four(desk: Des
         await house.outcome((await house.post("two")).envelope)
         await house.quiet()
         assert desk.points == ["accept", "step", "step", "finish"]
+        desk.stores[-1].points.clear()
+        await house.outcome((await house.post("three")).envelope)
+        await house.quiet()
+        assert desk.points == ["accept", "step", "finish"]
 
 
 async def test_a_run_that_goes_over_into_the_next_needs_no_claim_for_it(desk: Desk) -> None:

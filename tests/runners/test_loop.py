@@ -205,6 +205,7 @@ class MemoryJournal:
         act: Callable[[], Awaitable[ToolResult]],
         *,
         repeatable: bool,
+        looks: bool = False,
         stored: bool = False,
         because: str = "",
     ) -> ToolResult:

@@ -133,13 +133,15 @@ class Journal(Protocol):
         act: Callable[[], Awaitable[ToolResult]],
         *,
         repeatable: bool,
+        looks: bool = False,
         stored: bool = False,
         because: str = "",
     ) -> ToolResult:
         """Write the intent, and because of what it is allowed; act, keep the result. `stored`: its turn has gone by, so
         the result is kept as a note.
 
-        A call cut off by a crash is not acted on again unless repeatable.
+        A call cut off by a crash is not acted on again unless repeatable. One that only looks is begun at once, and its
+        intent is written with its result, or when it takes long.
         """
         ...
 

@@ -24,10 +24,15 @@ class Effect(StrEnum):
     RUNS_CODE = "runs-code"
 
 
+_LOOKING = frozenset({Effect.READS_PRIVATE})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
     """What a tool declares of itself. `repeatable` means: after a crash it may simply run again.
 
+    `looks`: it only looks, and only at what the house has. Whether it ran at all makes no difference to anyone but the
+    one who reads its result, so it may begin before its intent is written (decision 0013).
     `by_name`: an agent has it only where a rule names it, more closely than with a bare `*`. `source` is who brings it:
     `house`, `operation`, `plugin:NAME`, `mcp:NAME`. `capabilities` are words such as `files.read` that rules can name.
     """
@@ -37,10 +42,16 @@ class ToolSpec:
     parameters: dict[str, Any]
     effects: frozenset[Effect] = frozenset()
     repeatable: bool = False
+    looks: bool = False
     by_name: bool = False
     capabilities: frozenset[str] = frozenset()
     source: str = "house"
     timeout_s: float = TOOL_TIMEOUT_S
+
+    @property
+    def only_looks(self) -> bool:
+        """Believed of no tool that names an effect on anything, or may not be repeated."""
+        return self.looks and self.repeatable and self.effects <= _LOOKING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

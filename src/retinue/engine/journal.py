@@ -1,10 +1,14 @@
 """The journal of one run: each step is written before it is taken, and its result with the next intent.
 
 intent -> commit -> act -> (result + next intent) -> commit -> act -> ... -> (last result + finish) -> commit
+
+A call that only looks shares its commit: act -> (intent + result + next intent) -> commit. See
+docs/decisions/0013-a-look-shares-its-commit.md.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from zoneinfo import ZoneInfo
@@ -32,7 +36,7 @@ from retinue.engine.custody import Append, Work, trust_of_mail
 from retinue.engine.endings import interrupted
 from retinue.engine.lanes import voice
 from retinue.engine.showing import show_work
-from retinue.engine.writing import Closing, Failing, Leaving, Paid, Summed, Unwritten, write_closings
+from retinue.engine.writing import Closing, Failing, Leaving, Paid, Summed, Unwritten, tell_opened, write_closings
 from retinue.mailroom.inbox import Wake, notify
 from retinue.mailroom.routing import answer_address
 from retinue.policy.budgets import days, input_bound
@@ -45,6 +49,7 @@ from retinue.store.connection import Store
 from retinue.store.house import Page
 
 SUMMARIES_MAX = 100  # of one worker over one run
+UNWRITTEN_S_MAX = 0.02  # so long what came back may wait for the end of a look, to be written with it
 JOINING_LOOKED_AT_MAX = 50  # of what waits: what wants to wait may stand before what wants to join
 
 
@@ -75,6 +80,7 @@ class RunJournal:
         self._wake = wake
         self._resumed = not work.fresh  # then nobody has told us what came in meanwhile
         self._closings: list[Unwritten] = []
+        self._unwritten_since_ms = 0  # when the first of these came back
         self._asked: _Asked | None = None  # the model that is being asked, until it replied or failed
         self._summaries = 0
         self._left_out = False  # a silent reply: kept, and not read again
@@ -187,6 +193,7 @@ class RunJournal:
         act: Callable[[], Awaitable[ToolResult]],
         *,
         repeatable: bool,
+        looks: bool = False,
         stored: bool = False,
         because: str = "",
     ) -> ToolResult:
@@ -209,6 +216,8 @@ class RunJournal:
                 call=call,
                 because=because,
             )
+            if looks and (left_s := self._unwritten_s_left()) > 0:
+                return await self._look(step, act, stored=stored, within_s=left_s)
             await self._commit(opening=step)
         self._faults.reach("tool.before")
         self._open[turn, index] = step  # a call that waits for something is made again later
@@ -218,6 +227,42 @@ class RunJournal:
         self._close(step, _kept(result, stored=stored))
         return result
 
+    def _unwritten_s_left(self) -> float:
+        """How much longer what came back may wait. A wall that was set back does not make it wait longer."""
+        if not self._closings:
+            return UNWRITTEN_S_MAX
+        waited_s = (to_ms(self._clock.now()) - self._unwritten_since_ms) / 1000
+        return UNWRITTEN_S_MAX - waited_s if waited_s >= 0 else 0.0
+
+    async def _look(
+        self, step: Step, act: Callable[[], Awaitable[ToolResult]], *, stored: bool, within_s: float
+    ) -> ToolResult:
+        """Act at once. The intent is written with the result; or by itself, while the act goes on, where that takes
+        longer than it may."""
+        begun_ms = to_ms(self._clock.now())
+        writing: list[asyncio.Future[Granted]] = []
+        looking = True
+
+        def write_intent() -> None:
+            if looking:
+                writing.append(asyncio.ensure_future(self._commit(opening=step)))
+
+        call_off = self._clock.later(within_s, write_intent)
+        self._faults.reach("tool.before")
+        try:
+            result = await act()
+        finally:
+            looking = False
+            call_off()
+            # Whole or not there, before anyone writes anything else of this run: also where it was told to stop.
+            written = await asyncio.gather(*writing, return_exceptions=True) if writing else ()
+        for outcome in written:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        self._faults.reach("tool.after")
+        self._close(step, _kept(result, stored=stored), begun_ms=None if writing else begun_ms)
+        return result
+
     async def keep(self, bodies: Sequence[ToolResult | Reply]) -> None:
         for body in bodies:
             self._remember(Closing(body, None))
@@ -225,11 +270,14 @@ class RunJournal:
     async def keep_note(self, result: ToolResult) -> None:
         self._remember(Closing(_kept(result, stored=True), None))
 
-    def _close(self, step: Step, body: ToolResult | Note) -> None:
-        self._remember(Closing(body, _closed(step)))
+    def _close(self, step: Step, body: ToolResult | Note, *, begun_ms: int | None = None) -> None:
+        self._remember(Closing(body, _closed(step), begun_ms=begun_ms))
 
     def _remember(self, closing: Closing) -> None:
         """Into the context now, into the store with the next commit, under the same number."""
+        now_ms = to_ms(self._clock.now())
+        if not self._closings:
+            self._unwritten_since_ms = now_ms
         self._closings.append(closing)
         self._unnumbered += 1
         record = Record(
@@ -237,7 +285,7 @@ class RunJournal:
             seq=self.work.session.record_seq + self._unnumbered,
             kind=kind_of(closing.body),
             body=closing.body,
-            at_ms=to_ms(self._clock.now()),
+            at_ms=now_ms,
             run=self.run.id,
             trust=trust_of(closing.body),
         )
@@ -373,16 +421,7 @@ def write_step(
         runs.open_step(conn, opening, at_ms=page.at_ms)
         if paid is not None:
             granted = _reserve(page, work.run, opening, paid)
-        if opening.kind is StepKind.TOOL and opening.call is not None:
-            page.tell(
-                NewsKind.STEP_OPENED,
-                session=work.session.id,
-                run=work.run.id,
-                turn=opening.turn,
-                index=opening.index,
-                tool=opening.call.tool,
-                arguments=opening.call.arguments,
-            )
+        tell_opened(append, opening)
     if again is not None:
         runs.try_step_again(conn, again)
         if paid is not None:

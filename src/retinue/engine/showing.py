@@ -44,7 +44,10 @@ def show_work(page: Page, work: Work, closings: Sequence[Unwritten], opening: St
 def _told(work: Work, closings: Sequence[Unwritten], opening: Step | None) -> list[tuple[str, str]]:
     verbose, reasoning = work.manner.verbose, work.manner.reasoning
     told: list[tuple[str, str]] = []
+    calls_told = verbose in (Verbosity.ON, Verbosity.FULL)
     for closing in closings:
+        if calls_told and isinstance(closing, Closing) and closing.begun_ms is not None and closing.step is not None:
+            told.append(_begun(closing.step))
         match closing:
             case Closing(Reply(thinking=thoughts), Step(turn=turn)) if thoughts and reasoning is Reasoning.ON:
                 told.append((f"thoughts {turn}", f"{THOUGHTS}\n{clipped_bytes(thoughts, THOUGHTS_BYTES_MAX)}"))
@@ -52,9 +55,13 @@ def _told(work: Work, closings: Sequence[Unwritten], opening: Step | None) -> li
                 told.append((f"output {result.call}", _output(result)))
             case _:
                 pass
-    if opening is not None and opening.kind is StepKind.TOOL and verbose in (Verbosity.ON, Verbosity.FULL):
-        told.append((f"call {opening.turn}.{opening.index}", _call(opening)))
+    if calls_told and opening is not None and opening.kind is StepKind.TOOL:
+        told.append(_begun(opening))
     return told
+
+
+def _begun(step: Step) -> tuple[str, str]:
+    return f"call {step.turn}.{step.index}", _call(step)
 
 
 def _call(step: Step) -> str:

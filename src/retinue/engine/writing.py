@@ -27,11 +27,15 @@ class Paid(Struct, frozen=True, kw_only=True):
 
 
 class Closing(Struct, frozen=True):
-    """What came back and is not written yet. `step` is None for a result that took no act."""
+    """What came back and is not written yet. `step` is None for a result that took no act.
+
+    `begun_ms`: a look that has ended before its intent was written. Both are written now.
+    """
 
     body: Reply | ToolResult | Note | Summary
     step: Step | None
     paid: Paid | None = None
+    begun_ms: int | None = None
 
 
 class Summed(Struct, frozen=True):
@@ -62,10 +66,13 @@ Unwritten = Closing | Summed | Failing | Leaving
 
 def write_closings(append: Append, unwritten: Sequence[Unwritten], *, opening: Step | None = None) -> None:
     """What came back so far; and, for the audit, that `opening` is about to be performed."""
-    entries = [entry for each in unwritten if (entry := _audited(append, each)) is not None]
-    if opening is not None and opening.call is not None:
-        tool, agent = opening.call.tool, append.session.agent
-        entries.append(call_allowed(tool, opening.hash, agent=agent, run=opening.run, because=opening.because))
+    entries: list[Entry] = []
+    for each in unwritten:
+        if isinstance(each, Closing) and each.begun_ms is not None:
+            entries += _allowed(append, each.step)
+        if (entry := _audited(append, each)) is not None:
+            entries.append(entry)
+    entries += _allowed(append, opening)
     if entries:
         audit.append(append.page, append.session.id, entries)
     for each in unwritten:
@@ -79,6 +86,14 @@ def write_closings(append: Append, unwritten: Sequence[Unwritten], *, opening: S
                 _fail(append, each)
             case Leaving(step):
                 runs.leave_step(append.page.conn, step, at_ms=append.page.at_ms)
+
+
+def _allowed(append: Append, step: Step | None) -> Sequence[Entry]:
+    """The line that the audit has of a call that is performed."""
+    if step is None or step.call is None:
+        return ()
+    agent = append.session.agent
+    return (call_allowed(step.call.tool, step.hash, agent=agent, run=step.run, because=step.because),)
 
 
 def _audited(append: Append, unwritten: Unwritten) -> Entry | None:
@@ -108,7 +123,11 @@ def _close(append: Append, closing: Closing) -> None:
     step = closing.step
     if step is None:
         return
-    runs.close_step(page.conn, step, record_seq=record.seq, at_ms=page.at_ms)
+    if closing.begun_ms is not None:
+        runs.add_ended_step(page.conn, step, record_seq=record.seq, begun_ms=closing.begun_ms, at_ms=page.at_ms)
+        tell_opened(append, step)
+    else:
+        runs.close_step(page.conn, step, record_seq=record.seq, at_ms=page.at_ms)
     if closing.paid is not None and isinstance(closing.body, Reply):
         _settle(append, step, closing.paid, closing.body.usage)
     if step.kind is StepKind.TOOL or _asks(closing.body):
@@ -121,6 +140,20 @@ def _close(append: Append, closing: Closing) -> None:
             index=step.index,
             interrupted=step.state is StepState.INTERRUPTED,
         )
+
+
+def tell_opened(append: Append, step: Step) -> None:
+    if step.call is None:
+        return
+    append.page.tell(
+        NewsKind.STEP_OPENED,
+        session=append.session.id,
+        run=step.run,
+        turn=step.turn,
+        index=step.index,
+        tool=step.call.tool,
+        arguments=step.call.arguments,
+    )
 
 
 def _compact(append: Append, summary: Summary, *, record_seq: int) -> None:

@@ -262,13 +262,15 @@ class Loop:
     ) -> None:
         """One that is not in the plan can only have been cut off: it is not made again. One that waits stays open."""
         spec = self._toolbox.spec(call.tool)
+        planned = spec if call.id in plan.scenes else None
         try:
             await case.journal.perform(
                 turn,
                 index,
                 call,
                 partial(self._act, case, call, plan, ask, occasion),
-                repeatable=call.id in plan.scenes and spec is not None and spec.repeatable,
+                repeatable=planned is not None and planned.repeatable,
+                looks=planned is not None and planned.only_looks,
                 stored=stored,
                 because=plan.reasons.get(call.id, ""),
             )

@@ -207,6 +207,17 @@ def next_wake_ms(conn: sa.Connection, *, after_ms: int) -> int | None:
 
 def open_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
     """The intent: written before the act."""
+    _add_step(conn, step, record_seq=None, opened_ms=at_ms, closed_ms=None)
+
+
+def add_ended_step(conn: sa.Connection, step: Step, *, record_seq: int, begun_ms: int, at_ms: int) -> None:
+    """One that only looked, and has ended before its intent was written."""
+    _add_step(conn, step, record_seq=record_seq, opened_ms=min(begun_ms, at_ms), closed_ms=at_ms)
+
+
+def _add_step(
+    conn: sa.Connection, step: Step, *, record_seq: int | None, opened_ms: int, closed_ms: int | None
+) -> None:
     conn.execute(
         _step_insert,
         {
@@ -218,9 +229,9 @@ def open_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
             "state": step.state.value,
             "attempt": step.attempt,
             "call": _encode(step.call).decode() if step.call else None,
-            "record_seq": None,
-            "opened_ms": at_ms,
-            "closed_ms": None,
+            "record_seq": record_seq,
+            "opened_ms": opened_ms,
+            "closed_ms": closed_ms,
         },
     )
 

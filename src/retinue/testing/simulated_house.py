@@ -379,6 +379,33 @@ class PassOn:
         return "sent"
 
 
+@dataclass(frozen=True, slots=True)
+class LookAround:
+    """Only looks, and may take its time over it: longer than it may go on without its intent being written."""
+
+    house: SimulatedHouse
+    chance: random.Random
+    arguments: type[msgspec.Struct] = AppendLineArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="look_around",
+            description="See what there is.",
+            parameters=schema_of(AppendLineArguments),
+            repeatable=True,
+            looks=True,
+        )
+    )
+
+    async def perform(self, arguments: AppendLineArguments, scene: Scene) -> str:
+        await self.house.power.gate()
+        self.house.world.act_begins(self.house, scene.session, f"looks around in {scene.call}")
+        try:
+            await self.house.clock.sleep(self.chance.choice((0.0, 0.005, 0.05, 3.0)))
+        finally:
+            self.house.world.act_ends(self.house, scene.session)
+        return "the same as ever"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Furniture:
     """What every house of a simulation has in common."""
@@ -420,13 +447,14 @@ class SimulatedHouse:
         self.store.on_commit(live.committed)
         chance = random.Random(f"tools {seed} {number}")
         tools: list[Tool] = [WitnessTool(self, name, chance) for name in WITNESSED]
+        looks: list[Tool] = [SessionStatus(self.store, self.clock), LookAround(self, chance)]
         grants = Grants(self.store, self.clock)
         asking = AgentsMessage(self._hand_over, self.store, self.clock)
         sending = Sending(
             self._hand_over, self.store, lambda: thinking.minds.catalog, lambda: thinking.settings.defaults
         )
         staff: list[Tool] = [PassOn(self), asking, SessionsSpawn(sending)]
-        toolbox = Toolbox([SessionStatus(self.store, self.clock), *staff, *tools], grants=grants)
+        toolbox = Toolbox([*looks, *staff, *tools], grants=grants)
         models = [SimulatedModel(self, name, furniture.price_microusd) for name in WINDOWS]
         thinking = Thinking(self.store, self.clock, models, toolbox, furniture.zone, seed=number)
         self.engine = WatchedEngine(

@@ -383,6 +383,8 @@ class Toolbox:
         except msgspec.ValidationError as error:
             return refusal(call, _does_not_fit(call, error))
         except Pending:
+            if tool.spec.only_looks:  # and has set nothing going: there is no step that could stay open
+                return refusal(call, f"'{call.tool}' broke: it waits for something, and only looks.")
             raise
         except ToolFailed as error:  # told in the house's own words where the tool is the house's
             return refusal(call, self._mask(str(error)), trust=_trust_of_failure(tool.spec, own=_is_ours(tool.spec)))

@@ -77,6 +77,7 @@ class Find:
             effects=frozenset({Effect.READS_PRIVATE}),
             capabilities=frozenset({"files.read"}),
             repeatable=True,
+            looks=True,
         )
     )
 

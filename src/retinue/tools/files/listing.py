@@ -63,6 +63,7 @@ class Ls:
             effects=frozenset({Effect.READS_PRIVATE}),
             capabilities=frozenset({"files.read"}),
             repeatable=True,
+            looks=True,
         )
     )
 

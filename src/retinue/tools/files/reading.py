@@ -60,6 +60,7 @@ class Read:
             effects=frozenset({Effect.READS_PRIVATE}),
             capabilities=frozenset({"files.read"}),
             repeatable=True,
+            looks=True,
         )
     )
 
