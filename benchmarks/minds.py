@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.client import Client
 from benchmarks.floor import Floor, LongFloor
 from benchmarks.measure import Figure, cpu_s, median
-from benchmarks.mock import USE_TOOL
+from benchmarks.mock import ASKS_FOR, LOOK, TOOL
 from benchmarks.processes import house, mock
 
 ROUNDS, TURNS = 10, 15
@@ -22,31 +22,39 @@ RESTORED_RATIO_MAX = 4.0
 
 
 def measure_tools(folder: Path) -> list[Figure]:
+    """With a tool of the house that only looks, as most calls do, and with one whose intent has a commit of its own."""
     with mock(0) as port, house(folder / "tools", port) as (pid, _):
         base = Floor(folder, port, requests=2)
-        cpus = asyncio.run(_tool_turns(folder / "tools", pid, base))
+        looks, calls = asyncio.run(_tool_turns(folder / "tools", pid, base))
         base.close()
-    ratio = median([ours / theirs for ours, theirs in zip(cpus, base.cpus_s, strict=True)])
+
+    def ratio(cpus: list[float]) -> float:
+        return median([ours / theirs for ours, theirs in zip(cpus, base.cpus_s, strict=True)])
+
     return [
         Figure("tool-floor-cpu", median(base.cpus_s) * 1000, "ms", note="two requests, one commit"),
-        Figure("tool-cpu", median(cpus) * 1000, "ms"),
-        Figure("tool-cpu-ratio", ratio, "x", TOOL_RATIO_MAX),
+        Figure("tool-cpu", median(looks) * 1000, "ms", note=f"{LOOK}, which only looks"),
+        Figure("tool-cpu-ratio", ratio(looks), "x", TOOL_RATIO_MAX),
+        Figure("tool-effect-cpu", median(calls) * 1000, "ms", note="a tool that might have an effect"),
+        Figure("tool-effect-cpu-ratio", ratio(calls), "x"),
     ]
 
 
-async def _tool_turns(home: Path, pid: int, base: Floor) -> list[float]:
+async def _tool_turns(home: Path, pid: int, base: Floor) -> tuple[list[float], list[float]]:
     client = Client(home, agent="thinker")
     await client.follow()
-    await client.ask(USE_TOOL, "warm-up")
-    cpus: list[float] = []
-    for _ in range(ROUNDS):  # in turn: whatever else the machine does, it does to both
+    cpus: dict[str, list[float]] = {LOOK: [], TOOL: []}
+    for tool in cpus:
+        await client.ask(f"{ASKS_FOR}{tool}", "warm-up")
+    for _ in range(ROUNDS):  # in turn: whatever else the machine does, it does to all
         await base.turns(TURNS)
-        before = cpu_s(pid)
-        for number in range(TURNS):
-            await client.ask(f"{number}: {USE_TOOL}", "tools")
-        cpus.append((cpu_s(pid) - before) / TURNS)
+        for tool, taken in cpus.items():
+            before = cpu_s(pid)
+            for number in range(TURNS):
+                await client.ask(f"{number}: {ASKS_FOR}{tool}", tool)
+            taken.append((cpu_s(pid) - before) / TURNS)
     client.close()
-    return cpus
+    return cpus[LOOK], cpus[TOOL]
 
 
 def measure_restored(folder: Path) -> list[Figure]:

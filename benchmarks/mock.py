@@ -2,7 +2,7 @@
 
 It speaks three ways, told apart by the path. `/v1/chat` is the floor's own: one small body of JSON. The other two are
 streams as real providers send them, a chunk for each event: OpenAI's chat completions and Anthropic's messages.
-Whoever says `USE_TOOL` last is asked for a call first, and answered once its result is there.
+Whoever says the words of a tool last is asked for that call first, and answered once its result is there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 WORDS = 40
-USE_TOOL = "Please look at the clock."
-TOOL, ARGUMENTS = "clock", {"zone": "UTC"}
+ASKS_FOR = "Please make this call: "
+TOOL, LOOK = "clock", "session_status"  # one that is journaled as an effect would be, and one that only looks
+ARGUMENTS: Mapping[str, Mapping[str, str]] = {TOOL: {"zone": "UTC"}, LOOK: {}}
 _CALL_ID = "call_000000"  # counted up in its place, so that every call has one of its own
 
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
@@ -65,29 +66,37 @@ def _messages(block: Mapping[str, Any], deltas: Iterable[Mapping[str, Any]], rea
     return _chunked(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
 
 
-_ARGUMENTS = json.dumps(ARGUMENTS)
-_CALL = {"index": 0, "id": _CALL_ID, "type": "function", "function": {"name": TOOL, "arguments": _ARGUMENTS}}
+def _chat_call(tool: str, arguments: str) -> bytes:
+    call = {"index": 0, "id": _CALL_ID, "type": "function", "function": {"name": tool, "arguments": arguments}}
+    return _chat(({"role": "assistant", "content": None, "tool_calls": [call]},), "tool_calls")
+
+
+def _messages_call(tool: str, arguments: str) -> bytes:
+    block = {"type": "tool_use", "id": _CALL_ID, "name": tool, "input": {}}
+    return _messages(block, ({"type": "input_json_delta", "partial_json": arguments},), "tool_use")
+
+
+_TOLD = {tool: json.dumps(arguments) for tool, arguments in ARGUMENTS.items()}
 CHAT_WORDS = _chat(({"role": "assistant", "content": "word "} for _ in range(WORDS)), "stop")
-CHAT_CALL = _chat(({"role": "assistant", "content": None, "tool_calls": [_CALL]},), "tool_calls")
+CHAT_CALLS = {tool: _chat_call(tool, arguments) for tool, arguments in _TOLD.items()}
 MESSAGES_WORDS = _messages(
     {"type": "text", "text": ""}, ({"type": "text_delta", "text": "word "} for _ in range(WORDS)), "end_turn"
 )
-MESSAGES_CALL = _messages(
-    {"type": "tool_use", "id": _CALL_ID, "name": TOOL, "input": {}},
-    ({"type": "input_json_delta", "partial_json": _ARGUMENTS},),
-    "tool_use",
-)
+MESSAGES_CALLS = {tool: _messages_call(tool, arguments) for tool, arguments in _TOLD.items()}
 
 
 def answer_to(head: bytes, body: bytes) -> bytes:
     """What is said to a request. Its body is only searched from the end: what is asked must not be what is measured."""
     if b"/chat/completions" in head:
-        return _numbered(CHAT_CALL) if _wants_call(body, b'"role":"tool"') else CHAT_WORDS
+        tool = _wanted(body, b'"role":"tool"')
+        return _numbered(CHAT_CALLS[tool]) if tool else CHAT_WORDS
     if b"/messages" in head:
-        return _numbered(MESSAGES_CALL) if _wants_call(body, b'"tool_result"') else MESSAGES_WORDS
+        tool = _wanted(body, b'"tool_result"')
+        return _numbered(MESSAGES_CALLS[tool]) if tool else MESSAGES_WORDS
     return _PLAIN
 
 
+_ASKS_FOR = ASKS_FOR.encode()
 _numbers = itertools.count(1)
 
 
@@ -95,8 +104,12 @@ def _numbered(call: bytes) -> bytes:
     return call.replace(_CALL_ID.encode(), b"call_%06d" % next(_numbers))
 
 
-def _wants_call(body: bytes, result: bytes) -> bool:
-    return body.rfind(USE_TOOL.encode()) > body.rfind(result)
+def _wanted(body: bytes, result: bytes) -> str | None:
+    """The tool that was asked for, and has not been called yet."""
+    asked = body.rfind(_ASKS_FOR)
+    if asked <= body.rfind(result):
+        return None
+    return next(tool for tool in ARGUMENTS if body.startswith(tool.encode(), asked + len(_ASKS_FOR)))
 
 
 class Mock(asyncio.Protocol):
