@@ -127,24 +127,27 @@ class Minds:
         role: Role = Role.REASONING,
     ) -> Plan:
         """Whom to ask for one reply, and whom after that."""
-        chain = self.catalog.chain(agent=agent, mind=mind, override=override, images=images, role=role)
+        catalog = self.catalog
+        chain = catalog.chain(agent=agent, mind=mind, override=override, images=images, role=role)
         now = self._clock.now()
         known = await self._look(now) if any(ref.provider for ref in chain) else _Known(now, (), States())
-        return self._plan(chain, agent, mind, known, now)
+        return self._plan(catalog, chain, agent, mind, known, now)
 
     async def why_now(self, agent: Agent, mind: Mind, chain: Sequence[ModelRef]) -> list[str]:
         """A line for each model of a chain: whether it would be asked now, and why or why not."""
         now = self._clock.now()
-        return why_now(self._plan(chain, agent, mind, await self._look(now), now), now)
+        return why_now(self._plan(self.catalog, chain, agent, mind, await self._look(now), now), now)
 
     def plan_in(self, conn: sa.Connection, agent: Agent, mind: Mind) -> Plan:
         """The same for whoever has a connection in hand, and only wants to know."""
         now = self._clock.now()
         known = self._learn(now, *_read(conn, now=now))
-        return self._plan(self.catalog.chain(agent=agent, mind=mind), agent, mind, known, now)
-
-    def _plan(self, chain: Sequence[ModelRef], agent: Agent, mind: Mind, known: _Known, now: datetime) -> Plan:
         catalog = self.catalog
+        return self._plan(catalog, catalog.chain(agent=agent, mind=mind), agent, mind, known, now)
+
+    def _plan(
+        self, catalog: Catalog, chain: Sequence[ModelRef], agent: Agent, mind: Mind, known: _Known, now: datetime
+    ) -> Plan:
         keyring = Keyring(
             agent=agent.name,
             credentials=known.credentials,

@@ -50,9 +50,11 @@ class WindowGuard:
         self._warned: set[tuple[str, int]] = set()  # as many as there are models in the settings
 
     def admit(self, facts: ModelFacts) -> None:
+        if not window_warning(facts):
+            return
         require_window(facts)
         known = (str(facts.ref), facts.window_tokens)
-        if window_warning(facts) and known not in self._warned:
+        if known not in self._warned:
             self._warned.add(known)
             fields = {"model": known[0], "window_tokens": known[1], "small_below_tokens": WINDOW_TOKENS_SMALL}
             log.warning("model window small", extra=fields)
