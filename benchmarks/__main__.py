@@ -39,7 +39,7 @@ class Turns:
 
 
 async def _plain_turns(folder: Path, port: int, pid: int) -> Turns:
-    base = floor.Floor(folder, port)
+    base = floor.Floor(folder / "floor.db", port)
     client = Client(folder / "one")
     await client.follow()
     await client.ask("warm up", "warm-up")

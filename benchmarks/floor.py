@@ -5,12 +5,36 @@ from __future__ import annotations
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from benchmarks.measure import median
+from benchmarks.mock import ASKS_FOR, TOOL
 from benchmarks.wire import WirePool
 
+HEAD = msgspec.json.encode(
+    {
+        "model": "mock",
+        "stream": True,
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": TOOL,
+                    "description": "Tells the time.",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"zone": {"type": "string"}},
+                        "required": ["zone"],
+                        "additionalProperties": False,
+                    },
+                },
+            }
+        ],
+        "messages": [],
+    }
+)[:-2]  # where the messages go
 SYNCED = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 
 
@@ -25,8 +49,8 @@ def _open(path: Path) -> sqlite3.Connection:
 class Floor:
     """One conversation at the lowest price there is. `requests` are those of one turn: each tool makes one more."""
 
-    def __init__(self, folder: Path, port: int, *, requests: int = 1) -> None:
-        self._db = _open(folder / "floor.db")
+    def __init__(self, path: Path, port: int, *, requests: int = 1) -> None:
+        self._db = _open(path)
         self._pool = WirePool(port)
         self._requests = requests
         self._parts: list[bytes] = []
@@ -53,6 +77,48 @@ class Floor:
 
     def close(self) -> None:
         self._db.close()
+
+
+class Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    delta: Delta
+
+
+class Event(msgspec.Struct):
+    choices: list[Choice]
+
+
+class ToolFloor(Floor):
+    """Turns with a tool, at the lowest price there is: the daemon's own two requests, for a call and for words, to the
+    same streams of the same mock. What it sends of the head is the least: one tool, and no instructions."""
+
+    def __init__(self, path: Path, port: int) -> None:
+        super().__init__(path, port)
+        self._decode = msgspec.json.Decoder(Event).decode
+
+    async def _turn(self) -> None:
+        asked = f"{len(self.walls_s)}: {ASKS_FOR}{TOOL}"
+        before = time.perf_counter()
+        self._say({"role": "user", "content": asked})
+        await self._ask()
+        call = {"id": "call_000001", "type": "function", "function": {"name": TOOL, "arguments": '{"zone": "UTC"}'}}
+        self._say({"role": "assistant", "content": None, "tool_calls": [call]})
+        self._say({"role": "tool", "tool_call_id": "call_000001", "content": "It is noon in UTC."})
+        said = await self._ask()
+        self._say({"role": "assistant", "content": said})
+        self._db.execute("INSERT INTO turns (asked, said) VALUES (?, ?)", (asked, said))
+        self.walls_s.append(time.perf_counter() - before)
+
+    def _say(self, message: dict[str, Any]) -> None:
+        self._parts.append(msgspec.json.encode(message))
+
+    async def _ask(self) -> str:
+        stream = await self._pool.request([HEAD, b",".join(self._parts), b"]}"], path=b"/v1/chat/completions")
+        events = [self._decode(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: {")]
+        return "".join(event.choices[0].delta.content or "" for event in events if event.choices)
 
 
 class LongFloor:

@@ -1,6 +1,7 @@
 """What a turn with a tool costs the whole daemon, and the first turn of a long session after a restart.
 
-The floor of both is a raw request for each one that the daemon makes, and one durable commit.
+The floor of both is a raw request for each one that the daemon makes, and one durable commit. For a turn with a tool
+these are the daemon's own: a stream that asks for a call, and a stream of words.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.client import Client
-from benchmarks.floor import Floor, LongFloor
+from benchmarks.floor import Floor, LongFloor, ToolFloor
 from benchmarks.measure import Figure, cpu_s, median
 from benchmarks.mock import ASKS_FOR, LOOK, TOOL
 from benchmarks.processes import house, mock
@@ -24,30 +25,35 @@ RESTORED_RATIO_MAX = 4.0
 def measure_tools(folder: Path) -> list[Figure]:
     """With a tool of the house that only looks, as most calls do, and with one whose intent has a commit of its own."""
     with mock(0) as port, house(folder / "tools", port) as (pid, _):
-        base = Floor(folder, port, requests=2)
-        looks, calls = asyncio.run(_tool_turns(folder / "tools", pid, base))
-        base.close()
+        floor, small = ToolFloor(folder / "floor.db", port), Floor(folder / "small-floor.db", port, requests=2)
+        looks, calls = asyncio.run(_tool_turns(folder / "tools", pid, floor, small))
+        floor.close()
+        small.close()
 
-    def ratio(cpus: list[float]) -> float:
+    def ratio(cpus: list[float], base: Floor) -> float:
         return median([ours / theirs for ours, theirs in zip(cpus, base.cpus_s, strict=True)])
 
     return [
-        Figure("tool-floor-cpu", median(base.cpus_s) * 1000, "ms", note="two requests, one commit"),
+        Figure("tool-floor-cpu", median(floor.cpus_s) * 1000, "ms", note="the same two streams, one commit"),
         Figure("tool-cpu", median(looks) * 1000, "ms", note=f"{LOOK}, which only looks"),
-        Figure("tool-cpu-ratio", ratio(looks), "x", TOOL_RATIO_MAX),
+        Figure("tool-cpu-ratio", ratio(looks, floor), "x", TOOL_RATIO_MAX),
         Figure("tool-effect-cpu", median(calls) * 1000, "ms", note="a tool that might have an effect"),
-        Figure("tool-effect-cpu-ratio", ratio(calls), "x"),
+        Figure("tool-effect-cpu-ratio", ratio(calls, floor), "x", TOOL_RATIO_MAX),
+        Figure("tool-small-floor-cpu", median(small.cpus_s) * 1000, "ms", note="two small bodies of JSON, one commit"),
+        Figure("tool-small-cpu-ratio", ratio(looks, small), "x"),
+        Figure("tool-small-effect-cpu-ratio", ratio(calls, small), "x"),
     ]
 
 
-async def _tool_turns(home: Path, pid: int, base: Floor) -> tuple[list[float], list[float]]:
+async def _tool_turns(home: Path, pid: int, *floors: Floor) -> tuple[list[float], list[float]]:
     client = Client(home, agent="thinker")
     await client.follow()
     cpus: dict[str, list[float]] = {LOOK: [], TOOL: []}
     for tool in cpus:
         await client.ask(f"{ASKS_FOR}{tool}", "warm-up")
     for _ in range(ROUNDS):  # in turn: whatever else the machine does, it does to all
-        await base.turns(TURNS)
+        for floor in floors:
+            await floor.turns(TURNS)
         for tool, taken in cpus.items():
             before = cpu_s(pid)
             for number in range(TURNS):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+PATH = b"/v1/chat"
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+
 
 class Wire(asyncio.Protocol):
     """One connection, one request at a time."""
@@ -28,18 +31,22 @@ class Wire(asyncio.Protocol):
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0 or self._waiting is None:
             return
-        at = self._buffer.find(b"content-length: ")
-        length = int(self._buffer[at + 16 : self._buffer.find(b"\r", at)])
-        if len(self._buffer) < end + 4 + length:
+        at = self._buffer.find(b"content-length: ", 0, end)
+        if at >= 0:
+            length = int(self._buffer[at + 16 : self._buffer.find(b"\r", at)])
+            whole = end + 4 + length
+        else:  # a stream, in chunks
+            whole = len(self._buffer) if self._buffer.endswith(LAST_CHUNK) else len(self._buffer) + 1
+        if len(self._buffer) < whole:
             return
-        body = bytes(self._buffer[end + 4 : end + 4 + length])
-        del self._buffer[: end + 4 + length]
+        body = bytes(self._buffer[end + 4 : whole])
+        del self._buffer[:whole]
         waiting, self._waiting = self._waiting, None
         if not waiting.done():
             waiting.set_result(body)
 
-    async def request(self, parts: list[bytes], *, path: bytes = b"/v1/chat", headers: bytes = b"") -> bytes:
-        """Send a body joined from its parts, and give back the body of the answer."""
+    async def request(self, parts: list[bytes], *, path: bytes = PATH, headers: bytes = b"") -> bytes:
+        """Send a body joined from its parts, and give back the body of the answer: a stream's with its chunks."""
         assert self._transport is not None
         body = b"".join(parts)
         self._waiting = asyncio.get_running_loop().create_future()
@@ -59,9 +66,9 @@ class WirePool:
         self._port = port
         self._free: list[Wire] = []
 
-    async def request(self, parts: list[bytes]) -> bytes:
+    async def request(self, parts: list[bytes], *, path: bytes = PATH) -> bytes:
         wire = unused(self._free) or await self._connect()
-        answer = await wire.request(parts)
+        answer = await wire.request(parts, path=path)
         self._free.append(wire)
         return answer
 
