@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from benchmarks.core_model import CoreModel
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.domain.record import Stop, Usage, UserTurn
+from retinue.domain.record import Record, Stop, Usage, UserTurn
 from retinue.domain.tool import Call, ToolResult
 from retinue.models.base import Asks, Chunk, Ended, Prompt
 
@@ -28,10 +28,7 @@ class StaffModel(CoreModel):
 
     async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         chunks = [chunk async for chunk in super().reply(prompt, key=key)]
-        at = max(index for index, record in enumerate(prompt.records) if isinstance(record.body, UserTurn))
-        turn, done = prompt.records[at].body, len(prompt.records) - at - 1
-        words = turn.text if isinstance(turn, UserTurn) else ""
-        made = sum(isinstance(record.body, ToolResult) for record in prompt.records[at:]) if done else 0
+        words, made = _asked(prompt.records)
         wanted = SEND.search(words)
         if ASK in words and not made:
             yield Asks(Call(id="c0", tool="agents_message", arguments={"agentId": HELPER, "content": "plain work"}))
@@ -43,3 +40,13 @@ class StaffModel(CoreModel):
         else:
             for chunk in chunks:
                 yield chunk
+
+
+def _asked(records: Sequence[Record]) -> tuple[str, int]:
+    """What the newest mail says, and how many results came since. From the end: a model has no CPU in a real house."""
+    made = 0
+    for record in reversed(records):
+        if isinstance(record.body, UserTurn):
+            return record.body.text, made
+        made += isinstance(record.body, ToolResult)
+    return "", made

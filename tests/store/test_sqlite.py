@@ -475,13 +475,15 @@ async def where(store: SqliteStore) -> str:
     return await store.write(lambda _: threading.current_thread().name, point="test")
 
 
-async def test_a_lone_commit_is_made_on_the_loop_and_a_crowds_beside_it(path: Path) -> None:
+async def test_a_commit_of_one_or_two_is_made_on_the_loop_and_a_crowds_beside_it(path: Path) -> None:
     here = threading.current_thread().name
     async with opened(path) as store:
         assert await where(store) == here
-        together = await asyncio.gather(*(where(store) for _ in range(5)))
+        together = await asyncio.gather(*(where(store) for _ in range(8)))
         assert set(together) == {"retinue-writer"}
-        assert {await where(store) for _ in range(sqlite.ALONE_MIN)} == {"retinue-writer"}
+        assert {await where(store) for _ in range(sqlite.FEW_COMMITS)} == {"retinue-writer"}
+        assert await where(store) == here
+        assert set(await asyncio.gather(where(store), where(store))) == {here}, "one who asks, and one who is asked"
         assert await where(store) == here
 
 
@@ -537,7 +539,9 @@ async def test_a_job_for_the_loop_waits_for_what_the_thread_still_has(path: Path
     """Two threads never share the connection, and commits stay in the order in which they were asked for."""
     async with opened(path) as store:
         free = threading.Event()
-        slow = [asyncio.create_task(store.write(lambda _: free.wait(10), point="test")) for _ in range(2)]
+        slow = [
+            asyncio.create_task(store.write(lambda _: free.wait(10), point="test")) for _ in range(sqlite.HERE_MAX + 1)
+        ]
         await asyncio.sleep(0.01)
         lone = asyncio.create_task(where(store))
         await asyncio.sleep(0.01)

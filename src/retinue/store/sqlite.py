@@ -30,7 +30,8 @@ GROUP_MAX = 256
 COMMIT_HERE_S_MAX = 0.002  # where commits take longer, they are not the loop's to wait for
 COMMITS_BELIEVED = 8  # the latest ones
 QUICK_AMONG_THEM = 4  # one in so many is quick on any disk that is: the others may have waited for the processor
-ALONE_MIN = 16
+HERE_MAX = 2  # jobs that one commit on the loop may hold
+FEW_COMMITS, FEW_JOBS = 16, 20  # in so many of the latest commits, at most so many jobs: little happens
 BUSY_TIMEOUT_MS = 5_000
 CACHE_KIB = 2_048
 SCAN_CACHE_KIB = 512  # a scan reads each page once: new memory for it costs more than reading it again from the system
@@ -187,7 +188,7 @@ class SqliteStore:
         self._jobs: SimpleQueue[list[_Job] | None] = SimpleQueue()
         self._with_thread = 0  # how many jobs the writer thread has: while it has any, the connection is its own
         self._commits_s: deque[float] = deque(maxlen=COMMITS_BELIEVED)  # how long the latest ones took
-        self._alone = ALONE_MIN  # how many commits in a row were of one job
+        self._sizes: deque[int] = deque([1] * FEW_COMMITS, FEW_COMMITS)  # how many jobs the latest ones held
         self._listeners = Listeners()
         self._closed = False
         self._thread = threading.Thread(target=self._write_forever, name="retinue-writer", daemon=True)
@@ -212,7 +213,7 @@ class SqliteStore:
         are quick. See docs/decisions/0005-a-lone-commit-is-made-on-the-loop.md.
         """
         group, self._waiting = self._waiting, []
-        here = len(group) == 1 and self._with_thread == 0 and self._alone >= ALONE_MIN
+        here = len(group) <= HERE_MAX and self._with_thread == 0 and sum(self._sizes) <= FEW_JOBS
         if here and self._is_quick():
             self._answer(self._commit(group), self._writer.written())
         else:
@@ -309,7 +310,7 @@ class SqliteStore:
         self._answer(done, written)
 
     def _answer(self, done: list[_Done], written: AbstractSet[str] | None) -> None:
-        self._alone = self._alone + 1 if len(done) == 1 else 0
+        self._sizes.append(len(done))
         for d in done:
             follow_up(d.job.then, d.result)
             resolve(d.job.future, d.result, d.error)
