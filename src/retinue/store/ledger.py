@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.sql.selectable import GenerativeSelect
@@ -15,8 +15,10 @@ from sqlalchemy.sql.selectable import GenerativeSelect
 from retinue.domain.ids import ID_LENGTH, short
 from retinue.store import sums
 from retinue.store import tables as t
-from retinue.store.equations import AT, RULES, Finding, Rule
 from retinue.store.sums import Sums
+
+if TYPE_CHECKING:
+    from retinue.store.equations import Finding, Rule
 
 FINDINGS_SHOWN_MAX = 10
 
@@ -93,6 +95,8 @@ class Ledger:
 
 def check(conn: sa.Connection, *, now_ms: int) -> Ledger:
     """Take the sums and try every equation. Changes nothing."""
+    from retinue.store.equations import RULES  # much SQL that is seldom asked for: a start does not wait for it
+
     # The house's time never goes back, and what is due is judged by it, also where the wall clock did go back.
     at_ms = max(now_ms, conn.execute(_latest).scalar_one())
     return Ledger(sums=sums.take(conn), equations=tuple(_try(conn, rule, at_ms) for rule in RULES))
@@ -115,6 +119,8 @@ def _try(conn: sa.Connection, rule: Rule, at_ms: int) -> Equation:
 
 
 def _few_and_count(conn: sa.Connection, wrong: GenerativeSelect, at_ms: int) -> tuple[list[Finding], int]:
+    from retinue.store.equations import AT, Finding
+
     rows = conn.execute(_bounded(wrong), {AT: at_ms}).all()
     return [Finding(row.id, row.because) for row in rows], rows[0].n if rows else 0
 
