@@ -6,10 +6,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from retinue.testing.postgres import PostgresMissing, PostgresServer, running_server
 
 pytest_plugins = ["spec_plugin", "pytester"]
+
+# A machine that has much to do is no fault of what is tested.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # Whoever runs the tests may have keys, and no test is to spend them.
 for _name in [name for name in os.environ if name.endswith("_API_KEY")]:
