@@ -106,7 +106,7 @@ async def test_a_fork_bomb_ends_where_it_was_allowed_to(sandbox: Bubblewrap, fol
 async def test_a_bomb_that_never_stops_is_over_when_it_is_killed(folder: Path) -> None:
     sandbox = Bubblewrap(folder=folder)
     child = await sandbox.start(
-        ["/bin/sh", "-c", "b() { b | b & }; b; sleep 30"], _confined(folder, replace(SMALL, processes=64))
+        ["/bin/sh", "-c", "b() { b | b & }; b; exec sleep 30"], _confined(folder, replace(SMALL, processes=64))
     )
     await asyncio.sleep(0.5)
     await child.kill()
