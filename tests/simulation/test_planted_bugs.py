@@ -15,7 +15,7 @@ from retinue.testing.planted import Bug, plant, planted
 from retinue.testing.simulation import main, run
 
 RUNS = 60
-SEEDS = (4, 1, 2, 3, 10, 8)
+SEEDS = (3, 4, 1, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def this_is_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETINUE_TEST", "1")
 
 
-OF_THE_STAFF = frozenset({Bug.ANSWER_READ_TWICE, Bug.ANSWER_TO_ANOTHER_CALL, Bug.FAILURE_NOT_TOLD})
+OF_THE_STAFF = frozenset(Bug) - {Bug.ACKNOWLEDGE_BEFORE_COMMIT, Bug.EFFECT_BEFORE_INTENT, Bug.EPOCH_NOT_CHECKED}
 
 
 def violations(bug: Bug, rules: Collection[str]) -> Iterator[Violation]:
@@ -59,6 +59,10 @@ def test_a_planted_bug_is_caught_in_the_act(bug: Bug, rule: str) -> None:
         (Bug.ANSWER_READ_TWICE, {"handed"}),
         (Bug.ANSWER_TO_ANOTHER_CALL, {"handed"}),
         (Bug.FAILURE_NOT_TOLD, {"ledger"}),
+        (Bug.CALLBACK_HEARD_TWICE, {"doubled"}),
+        (Bug.CALLBACK_HEARD_TWICE, {"handed"}),
+        (Bug.CALLBACK_TO_ANOTHER_SESSION, {"handed"}),
+        (Bug.CALLBACK_TO_ANOTHER_SESSION, {"ledger"}),
     ],
 )
 def test_a_planted_bug_is_caught_by_its_consequences_alone(bug: Bug, rules: set[str]) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue import daemon
-from retinue.domain.delegation import Delegation, DelegationState
+from retinue.domain.delegation import Delegation, DelegationKind, DelegationState
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.handing import Handed
 from retinue.domain.ids import EnvelopeId, derived
@@ -19,8 +20,11 @@ from retinue.domain.tool import Call, ToolResult
 from retinue.engine import delegations as handing
 from retinue.engine.custody import Append
 from retinue.engine.journal import RunJournal
+from retinue.mailroom import callbacks
+from retinue.mailroom.callbacks import Callback
 from retinue.mailroom.inbox import Inbox
 from retinue.store import delegations, envelopes, sessions
+from retinue.store import tables as t
 from retinue.store.house import Page
 
 COMMITS_AFTER_S = 0.1
@@ -33,6 +37,7 @@ _sessions: Any = sessions
 _daemon: Any = daemon
 _handing: Any = handing
 _delegations: Any = delegations
+_callbacks: Any = callbacks
 
 
 def acknowledge_before_commit() -> None:
@@ -127,6 +132,41 @@ def failure_not_told() -> None:
     _delegations.end = only_good_ends
 
 
+def callback_heard_twice() -> None:
+    """Take what is said again, by an agent elsewhere who was not sure that we heard it, for something new."""
+    hear = callbacks.hear
+
+    def always_new(conn: sa.Connection, *, callback: Callback, now_ms: int) -> Any:
+        times = conn.execute(_TIMES, {"key": callback.message}).scalar_one()
+        new = replace(callback, message=f"{callback.message}+{times}") if times else callback
+        return hear(conn, callback=new, now_ms=now_ms)
+
+    _callbacks.hear = always_new
+
+
+def callback_to_another_session() -> None:
+    """Take what an agent elsewhere says for the answer to the oldest of its letters, whichever session that is of."""
+
+    def oldest_of_all(page: Page, callback: Callback) -> Delegation | None:
+        del callback
+        found = page.conn.execute(_OLDEST_OUT).one_or_none()
+        return delegations.get(page.conn, found.id) if found is not None else None
+
+    _callbacks._asked = oldest_of_all
+
+
+_e, _d = t.envelopes, t.delegations
+_TIMES = sa.select(sa.func.count()).where(
+    _e.c.source.like("external:%"), _e.c.dedupe_key.like(sa.bindparam("key", type_=sa.String) + "%")
+)
+_OLDEST_OUT = (
+    sa.select(_d.c.id)
+    .where(_d.c.kind == DelegationKind.EXTERNAL.value, _d.c.state == DelegationState.OPEN.value)
+    .order_by(_d.c.created_ms, _d.c.id)
+    .limit(1)
+)
+
+
 def lock_not_held() -> None:
     """Serve a home that another process serves: not a bug of ours, but what a bad network disk makes of a lock."""
 
@@ -147,6 +187,8 @@ BUGS: dict[str, Callable[[], None]] = {
         answer_read_twice,
         answer_to_another_call,
         failure_not_told,
+        callback_heard_twice,
+        callback_to_another_session,
         lock_not_held,
     )
 }

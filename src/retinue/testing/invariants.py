@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from retinue.config.defaults import PLAIN
 from retinue.domain.agent import Agent, Delivery
-from retinue.domain.envelope import Draft, Receipt
+from retinue.domain.envelope import Draft, Outcome, Receipt
 from retinue.domain.ids import SessionId, short
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.session import LaneKind, OriginKind, lane_kind
@@ -169,6 +169,9 @@ WHERE e.status = 'pending' AND e.session IS NOT NULL AND e.due_ms <= (SELECT lat
     SELECT 1 FROM delegations d WHERE d.result = e.id AND d.run = r.id AND d.wait_ms IS NOT NULL AND (
       EXISTS (SELECT 1 FROM delegations o WHERE o.run = r.id AND o.wait_ms IS NOT NULL AND o.state = 'open')
       OR EXISTS (SELECT 1 FROM approvals a WHERE a.run = r.id AND a.state = 'open' AND NOT a.released))))
+  -- And before all mail while its work is done elsewhere: that cannot be called back.
+  AND NOT (r.id IS NOT NULL AND EXISTS (
+    SELECT 1 FROM delegations d WHERE d.run = r.id AND d.kind = 'external' AND d.state = 'open'))
   AND (e.deliver_ms IS NULL OR NOT ?)
 ORDER BY e.seq
 """
@@ -190,10 +193,17 @@ SELECT 1 FROM steps s JOIN runs r ON r.id = s.run WHERE r.session = ? AND r.stat
     WHERE m.run = s.run AND m.turn = s.turn AND m.idx = s.idx AND m.attempt = s.attempt AND m.held_microusd > 0))
 """
 
+_OF_A_CHILD = """
+SELECT d.kind, d.wait_ms IS NOT NULL FROM approvals a JOIN delegations d ON d.worked_by = a.run WHERE a.id = ?
+"""
+
 _GRANTED = """
 SELECT 1 FROM grants g JOIN sessions s ON s.id = ? WHERE g.agent = s.agent AND g.permission = ? AND g.revoked_ms IS NULL
   AND (g.session = s.id OR (g.session IS NULL AND s.origin_kind IN ('chat', 'web', 'terminal')))
 """
+
+_OF_THE_OUTBOX = frozenset({"deliver-claim", "deliver-done"})
+"""Commits that put a letter on its way out back in line, to be brought again."""
 
 _OF_A_WORKER = frozenset({"step", "finish", "park", "fail"})
 """Commits that only the worker who holds the run may make; claims and cancels take it over by raising the epoch."""
@@ -229,7 +239,9 @@ class Judge:
     touched: tuple[SessionId, ...] = ()  # by the last commit
     takeovers: int = 0
     compactions: int = 0
+    children: Counter[str] = field(default_factory=Counter[str])  # how questions of those who work for others ended
     _ids_by_key: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    _refused_at_the_door: set[str] = field(default_factory=set[str])
     _calls: set[str] = field(default_factory=set[str])
     _news_seq: int = 0
     _news_ms: int = 0
@@ -269,6 +281,8 @@ class Judge:
         if known != receipt.envelope:
             self.blame("doubled", f"{draft.key} was acknowledged as {short(known)} and as {short(receipt.envelope)}")
         self.acknowledged.append(Acknowledged(receipt.envelope, draft))
+        if receipt.outcome is Outcome.REFUSED:
+            self._refused_at_the_door.add(receipt.envelope)
 
     def check_allowed(self, scene: Scene, tool: str, text: str) -> str:
         """By what a call is allowed that is about to happen, right after it was found good."""
@@ -362,7 +376,8 @@ class Judge:
 
     def _judge(self, change: Change, house: SimulatedHouse, point: str) -> None:
         moves = _MOVES.get(change.what)
-        if moves is not None and (change.a, change.b) not in moves:
+        again = change.what == "envelope" and point in _OF_THE_OUTBOX and (change.a, change.b) == ("claimed", "pending")
+        if moves is not None and (change.a, change.b) not in moves and not again:
             self.blame("status", f"{change.what} {short(change.id)} went from {change.a} to {change.b} in {point}")
         match change:
             case Change("accepted", id_, seq, accepted_ms):
@@ -405,6 +420,10 @@ class Judge:
                 self.note("  session {} is compacted, {} -> {}", short(session), old, new)
                 if new < old:
                     self.blame("context", f"the context of {short(session)} went from {old} back to {new} in {point}")
+            case Change("approval", id_, _, state):
+                for kind, waited_for in self._all(_OF_A_CHILD, id_):
+                    whose = f"{kind}, waited for" if waited_for else kind
+                    self.children[f"approvals of children ({whose}) {state}"] += 1
             case Change("news", _, seq, at_ms):
                 if seq != self._news_seq + 1 or at_ms < self._news_ms:
                     self.blame("news", f"news {seq} at {at_ms} follows {self._news_seq} at {self._news_ms}")
@@ -420,7 +439,8 @@ class Judge:
         if old_epoch != new_epoch:
             if old == "running" and self._worker[run] is not house:
                 self.takeovers += 1
-                if attempts != 1:
+                # A house that stood still before its claim does not know of the crash that the others saw in it.
+                if attempts != 1 and not house.replaced:
                     self.blame("status", f"run {short(run)} was cut off and taken up, which is {attempts} attempts")
             self._worker[run] = house
             self.note("  run {} is taken up by {}", short(run), house)
@@ -539,7 +559,7 @@ class Judge:
             return self.blame("lost", f"{short(ack.envelope)} is {status} with the outcome {outcome}")
         if outcome == "answered" and not silently:
             told = self._one("SELECT 1 FROM envelopes WHERE id = ? AND kind = 'answer'", answer)
-        elif outcome in ("answered", "noted", "delivered") or quiet:
+        elif outcome in ("answered", "noted", "delivered") or quiet or ack.envelope in self._refused_at_the_door:
             return None
         elif sender.startswith("schedule:"):
             # A schedule has no ears: how a run of it ended is told to a person, and what never ran to nobody.
@@ -655,7 +675,7 @@ class Judge:
         told: Counter[str] = Counter()
         for delegation, session, result, text, status in self._all(
             "SELECT d.id, d.session, d.result, e.text, r.status FROM delegations d JOIN runs r ON r.id = d.run"
-            " LEFT JOIN envelopes e ON e.id = d.result"
+            " LEFT JOIN envelopes e ON e.id = d.result WHERE d.kind <> 'external'"  # of which the far end knows more
         ):
             if result is None:
                 continue

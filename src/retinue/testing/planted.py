@@ -16,6 +16,7 @@ from retinue.domain.errors import Invalid
 from retinue.engine import delegations as handing
 from retinue.engine.custody import Append
 from retinue.engine.journal import RunJournal
+from retinue.mailroom import callbacks
 from retinue.mailroom.inbox import Inbox
 from retinue.store import delegations, sessions
 from retinue.testing.crash_bugs import BUGS
@@ -28,6 +29,8 @@ class Bug(StrEnum):
     ANSWER_READ_TWICE = "answer-read-twice"
     ANSWER_TO_ANOTHER_CALL = "answer-to-another-call"
     FAILURE_NOT_TOLD = "failure-not-told"
+    CALLBACK_HEARD_TWICE = "callback-heard-twice"
+    CALLBACK_TO_ANOTHER_SESSION = "callback-to-another-session"
 
 
 _TOUCHED: tuple[tuple[Any, str], ...] = (
@@ -39,6 +42,8 @@ _TOUCHED: tuple[tuple[Any, str], ...] = (
     (handing, "_collect"),
     (handing, "delegation_id"),
     (delegations, "end"),
+    (callbacks, "hear"),
+    (callbacks, "_asked"),
 )
 """What the bugs replace, and `planted` puts back."""
 

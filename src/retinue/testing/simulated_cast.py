@@ -17,6 +17,8 @@ from retinue.engine.lanes import READY_MAX, Slots
 from retinue.models.base import Prompt
 from retinue.runners.keeping import WRITE_TOOL
 from retinue.testing.scripted_model import Line
+from retinue.testing.simulated_elsewhere import NAME as ELSEWHERE
+from retinue.testing.simulated_elsewhere import rex
 from retinue.testing.simulated_house import BREAKS_OFF, MODEL, SMALL, SPARE, WINDOWS, is_summary
 
 TOKENS_PER_CHAR = 2  # the models count more than the house thinks, so that conversations soon fill a small window
@@ -45,7 +47,7 @@ class Casting:
         modes = list(QueueMode)
         chance.shuffle(modes)
         modes.append(chance.choice(modes))
-        return [self._agent(name, mode) for name, mode in zip(NAMES, modes, strict=True)]
+        return [*(self._agent(name, mode) for name, mode in zip(NAMES, modes, strict=True)), rex(chance)]
 
     def _agent(self, name: str, mode: QueueMode) -> Agent:
         chance = self._chance
@@ -132,11 +134,19 @@ def _line(prompt: Prompt, chance: random.Random) -> Line:
         return _fails(chance)
     if luck < 0.08:
         return Line(text="I was about to", thinking=BREAKS_OFF)
-    if luck < 0.5 / (1 + replies / 2):  # some runs are long enough to be compacted in their middle
+    if luck < (0.7 if _works_for_another(prompt) else 0.5) / (
+        1 + replies / 2
+    ):  # some runs are long enough to be compacted in their middle
         words = chance.choices(("One moment.", f"One moment {LONG_WORDS}"), (70, 30))[0]
         return Line(text=words, calls=tuple(_calls(prompt, chance)))
     words = f"Done, {prompt.records[-1].seq}."
     return Line(text=chance.choices((words, f"{words} {LONG_WORDS}", "NO_REPLY", ""), (75, 15, 7, 3))[0])
+
+
+def _works_for_another(prompt: Prompt) -> bool:
+    """Whether these are words of an agent: all others write letters, and say so."""
+    turns = [record.body.text for record in prompt.records if isinstance(record.body, UserTurn)]
+    return bool(turns) and "letter " not in turns[-1]
 
 
 def _summary(chance: random.Random) -> Line:
@@ -165,14 +175,21 @@ _TOOLS = {
     "pass_on": 10,
     "agents_message": 20,
     "sessions_spawn": 12,
+    "send_agent_message": 8,
+    "start_job": 6,
     "no_such_tool": 3,
 }
+
+_WORDS_TO = (("", ""), ("", "most-recent-foreground"), *((name, "") for name in (*NAMES, ELSEWHERE)))
+"""Whom an agent tells something, and else by which strategy one is found."""
 
 
 def _calls(prompt: Prompt, chance: random.Random) -> list[tuple[str, dict[str, Any]]]:
     made: list[tuple[str, dict[str, Any]]] = []
     for number in range(chance.choice((1, 1, 1, 2, 3))):
         tool = chance.choices(list(_TOOLS), list(_TOOLS.values()))[0]
+        if chance.random() < 0.4 and _works_for_another(prompt):  # so that some have to ask while others wait for them
+            tool = "sign_line"
         words = f"{short(prompt.session)}-{prompt.records[-1].seq}-{number}-{chance.randrange(10**6)}"
         match tool:
             case "session_status":
@@ -180,8 +197,13 @@ def _calls(prompt: Prompt, chance: random.Random) -> list[tuple[str, dict[str, A
             case "agents_message":
                 made.append((tool, _asking(words, chance)))
             case "sessions_spawn":
-                whom, cleanup = chance.choice(("", *NAMES)), chance.choice(list(Cleanup)).value
+                whom, cleanup = chance.choice(("", *NAMES, ELSEWHERE)), chance.choice(list(Cleanup)).value
                 made.append((tool, {"task": words, "agentId": whom, "cleanup": cleanup}))
+            case "send_agent_message":
+                to, strategy = chance.choice(_WORDS_TO)
+                made.append(
+                    (tool, {"text": words, "agentId": to, "strategy": strategy, "silent": chance.random() < 0.3})
+                )
             case _:
                 made.append((tool, {"text": words}))
     return made
@@ -190,7 +212,7 @@ def _calls(prompt: Prompt, chance: random.Random) -> list[tuple[str, dict[str, A
 def _asking(words: str, chance: random.Random) -> dict[str, Any]:
     """Work for another agent: waited for a while, for long or not at all."""
     return {
-        "agentId": chance.choice(NAMES),
+        "agentId": chance.choice((*NAMES, ELSEWHERE)),
         "content": words,
         "session": chance.choices((LATEST_OR_CREATE, CREATE, LATEST), (6, 3, 1))[0],
         "mode": chance.choices(("sync", "async"), (2, 1))[0],

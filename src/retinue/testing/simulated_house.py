@@ -22,6 +22,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import sqlalchemy as sa
 
+from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.handing import Handed, Handing
@@ -31,21 +32,29 @@ from retinue.domain.person import Person, Role
 from retinue.domain.ports import Faults, Ids
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolSpec
+from retinue.domain.word import Heard, Word
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
+from retinue.mailroom.callbacks import Callbacks
+from retinue.mailroom.external import Elsewhere
 from retinue.mailroom.inbox import Inbox
+from retinue.mailroom.outbox import Outbox
 from retinue.models.base import Chunk, Ended, Prompt
+from retinue.runners.external import External
 from retinue.runners.keeping import WRITE_TOOL
 from retinue.store import agents, people
 from retinue.store.connection import Body, Listeners, Then, explain, follow_up
 from retinue.store.sqlite import InlineStore
 from retinue.testing.scripted_model import Line, ScriptedModel
+from retinue.testing.simulated_elsewhere import BASE, ENVIRONMENT, FarEnd, Wire
+from retinue.testing.simulated_jobs import StartJob
 from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLineArguments
 from retinue.testing.virtual_time import VirtualClock
 from retinue.tools.base import Scene, Tool, schema_of
 from retinue.tools.delegate.agents import AgentsMessage
+from retinue.tools.delegate.messages import SendAgentMessage
 from retinue.tools.delegate.spawn import Sending, SessionsSpawn
 from retinue.tools.grants import Grants
 from retinue.tools.status import SessionStatus
@@ -75,6 +84,9 @@ class Unreachable(Exception):
 
 class World(Protocol):
     """What a simulated house stands in: who watches its commits and its acts, and what strikes it."""
+
+    far: FarEnd
+    """Where the agent works that is not here."""
 
     def strike(self, house: SimulatedHouse, point: str) -> None:
         """A named point is reached: the disk may be full, or the power may go."""
@@ -453,7 +465,8 @@ class SimulatedHouse:
         sending = Sending(
             self._hand_over, self.store, lambda: thinking.minds.catalog, lambda: thinking.settings.defaults
         )
-        staff: list[Tool] = [PassOn(self), asking, SessionsSpawn(sending)]
+        words = SendAgentMessage(self._say, lambda _scene: False)
+        staff: list[Tool] = [PassOn(self), asking, SessionsSpawn(sending), words, StartJob(self._hand_over)]
         toolbox = Toolbox([*looks, *staff, *tools], grants=grants)
         models = [SimulatedModel(self, name, furniture.price_microusd) for name in WINDOWS]
         thinking = Thinking(self.store, self.clock, models, toolbox, furniture.zone, seed=number)
@@ -461,19 +474,27 @@ class SimulatedHouse:
             self.store,
             self.clock,
             furniture.ids,
-            {"loop": thinking.loop},
+            {"loop": thinking.loop, EXTERNAL: External(self.store, self._hand_over)},
             live=live,
             homes=lambda _name: NOWHERE,
             zone=furniture.zone,
             slots=furniture.slots,
             ready_max=furniture.ready_max,
+            deliver=lambda channel: self.outbox.wake(channel),
             choices=thinking.choices,
             faults=self.faults,
         )
         self.inbox = Inbox(self.store, self.clock, self.engine.wake, self.engine.seat, self.engine.command)
+        elsewhere = Elsewhere(self.store, self.clock, lambda: Wire(self, world.far), lambda: BASE, ENVIRONMENT)
+        self.outbox = Outbox(self.store, self.clock, {EXTERNAL: elsewhere}, faults=self.faults)
+        self.outbox.on_wake(self.engine.wake)
+        self.callbacks = Callbacks(self.store, self.clock, self.engine.wake, ENVIRONMENT)
 
     async def _hand_over(self, handing: Handing) -> Handed:
         return await self.engine.hand_over(handing)
+
+    async def _say(self, word: Word) -> Heard:
+        return await self.engine.pass_on(word)
 
     def __repr__(self) -> str:
         return f"house {self.number}"
@@ -482,6 +503,7 @@ class SimulatedHouse:
         """Move in, the first time, and go to work."""
         settle = partial(_settle_in, furniture=self._furniture, at_ms=to_ms(self.clock.now()))
         await self.store.write(settle, point="setup")
+        await self.outbox.start()
         await self.engine.start()
 
     async def call(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -506,6 +528,7 @@ class SimulatedHouse:
         self.doors_open = False
         self.power.cut()
         self.engine.abandon()
+        self.outbox.abandon()
         for guest in sorted(self._guests, key=hash):
             guest.cancel()
 
@@ -513,6 +536,7 @@ class SimulatedHouse:
         """As the daemon does: no more guests, what runs may finish, the rest is left to be taken up."""
         self.doors_open = False
         await self.engine.stop(drain_s=drain_s)
+        await self.outbox.stop(drain_s=drain_s)
         self.cut_power()
 
 

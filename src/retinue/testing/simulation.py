@@ -86,6 +86,7 @@ async def live(seed: int, notes: Notes, *, runs: int, rules: Collection[str]) ->
         await _come_to_rest(storm)
         await _wait_for_the_future(storm)
         storm.judge.check_the_end()
+        storm.far.check_the_end()
         looking.cancel()
         await asyncio.sleep(0)  # what was found is raised after a step, as everything is
     return _verdict(storm)
@@ -100,7 +101,9 @@ async def _come_to_rest(storm: Storm) -> None:
     (waking_ms,) = raw.execute("SELECT coalesce(max(wake_ms), 0) FROM runs").fetchone()
     # The house's time never goes back: where the wall's did, it stands still until the wall's has caught up.
     deadline = storm.loop.time() + AT_REST_WITHIN_S + max(0, latest_ms - now_ms, waking_ms - now_ms) / 1000
-    while (left := storm.judge.open_business()) or (storm.house is not None and storm.house.engine.active):
+    while (
+        (left := storm.judge.open_business()) or storm.busy or (storm.house is not None and storm.house.engine.active)
+    ):
         if storm.loop.time() > deadline:
             for line in left:
                 storm.note("left: {}", line)
@@ -134,7 +137,7 @@ def _verdict(storm: Storm) -> Verdict:
         commits=judge.commits,
         steps=storm.loop.steps,
         virtual_s=storm.loop.time(),
-        strikes=storm.strikes + Counter(compactions=judge.compactions),
+        strikes=storm.strikes + judge.children + Counter(compactions=judge.compactions),
         outcomes=Counter(dict(outcomes)),
         takeovers=judge.takeovers,
         fingerprint=storm.loop.fingerprint,

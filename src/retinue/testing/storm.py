@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 from msgspec.structs import replace
 
 from retinue.domain import address
-from retinue.domain.address import AddressKind
+from retinue.domain.address import BACKGROUND, AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, StoreError
@@ -36,6 +36,7 @@ from retinue.testing.household import CountedIds, boss
 from retinue.testing.invariants import Judge, keep_watch
 from retinue.testing.scripted_model import Line
 from retinue.testing.simulated_cast import LONG_WORDS, PEOPLE, Casting, Correspondence, say, tool_rules
+from retinue.testing.simulated_elsewhere import FarEnd
 from retinue.testing.simulated_house import Disk, Furniture, PowerCut, SimulatedHouse, Unreachable
 from retinue.testing.virtual_time import SimulationError, VirtualClock, VirtualTimeLoop
 from retinue.tools.base import Scene
@@ -47,10 +48,13 @@ LOOK_EVERY_QUIET_S = 2.0
 PROVOKED = 0.05
 """How many of the commits in a session provoke someone to strike it at once."""
 
-COMMITS = ("accept", "claim", "step", "finish", "park", "fail", "cancel", "decide", "sweep", "delegate")
+COMMITS = (
+    *("accept", "claim", "step", "finish", "park", "fail", "cancel", "decide", "sweep", "delegate"),
+    *("deliver-claim", "deliver-done", "callback", "word"),
+)
 CRASH_POINTS = (
     *(f"{commit}.{side}-commit" for commit in COMMITS for side in ("before", "after")),
-    *("model.before", "model.after", "tool.before", "tool.after"),
+    *(f"{effect}.{side}" for effect in ("model", "tool", "deliver") for side in ("before", "after")),
 )
 
 
@@ -113,6 +117,17 @@ class Storm:
         self._broken: BaseException | None = None
         keep_watch(self.disk)
         self.judge = Judge(self.disk, self.staff, slots, self.note, free=free, rules=rules)
+        self.far = FarEnd(
+            seed=seed,
+            raw=self.disk.raw,
+            clock=self.clock,
+            timeout_s=self.staff[-1].external.timeout_s,
+            house=lambda: self.house,
+            do=self._do,
+            note=self.note,
+            blame=self.judge.blame,
+            strikes=self.strikes,
+        )
         self.loop.after_step = self._after_step
         self.loop.set_exception_handler(self._unhandled)
 
@@ -130,6 +145,11 @@ class Storm:
         while self._tasks:  # noqa: ASYNC110 - virtual seconds cost nothing
             await asyncio.sleep(2)
         self._armed = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether anyone outside still has something to say."""
+        return bool(self._tasks)
 
     async def keep_looking(self) -> None:
         """Whether anything waits that need not, for as long as the storm lasts."""
@@ -250,7 +270,8 @@ class Storm:
     def acknowledged(self, draft: Draft, receipt: Receipt) -> None:
         self.judge.acknowledge(draft, receipt)
         place = (receipt.session, draft.recipient.name)
-        if receipt.session is not None and draft.recipient.kind is AddressKind.AGENT and place not in self._known:
+        to_one_of_them = draft.recipient.kind is AddressKind.AGENT and draft.recipient.name != BACKGROUND
+        if receipt.session is not None and to_one_of_them and place not in self._known:
             self._known.append((receipt.session, draft.recipient.name))
 
     def gave_up(self, draft: Draft) -> None:
@@ -541,7 +562,9 @@ class Storm:
         return Draft(
             id=EnvelopeId(self._furniture.ids.new()),
             sender=address.agent(scene.agent.name, scene.session),
-            recipient=address.agent(agent, session if chance.random() < 0.7 else ""),
+            recipient=address.agent(BACKGROUND)
+            if chance.random() < 0.1
+            else address.agent(agent, session if chance.random() < 0.7 else ""),
             text=text,
             source="run",
             key=f"{scene.run}/{scene.call}",
