@@ -15,6 +15,7 @@ from collections import Counter
 import pytest
 
 from retinue.domain.model import Failure
+from retinue.testing.simulated_elsewhere import Mood, Taking
 from retinue.testing.simulation import RUNS, Verdict, main, run
 from retinue.testing.storm import EVENTS
 
@@ -53,6 +54,14 @@ def test_between_them_the_seeds_strike_in_every_way_there_is() -> None:
     assert struck.keys() >= {"allowed by a rule", "allowed by a yes", "allowed by a grant"}
     assert struck.keys() >= {f"failures: {failure}" for failure in Failure} and struck["compactions"] > ALWAYS
     assert struck.keys() >= {f"crashes at {place}" for place in ("accept", "claim", "step", "finish", "model", "tool")}
+    assert struck.keys() >= {f"letters {what}" for what in (*Mood, *Taking)}
+    assert struck.keys() >= {"callbacks that answer", "callbacks that answer nothing", "callbacks heard again"}
+    assert struck.keys() >= {
+        f"crashes at {place}" for place in ("deliver", "deliver-claim", "deliver-done", "callback")
+    }
+    waited_for = "approvals of children (message, waited for)"
+    assert struck.keys() >= {f"{waited_for} {end}" for end in ("allowed", "denied", "expired")}
+    assert struck.keys() >= {f"approvals of children (spawn) {end}" for end in ("allowed", "denied", "expired")}
 
 
 @pytest.mark.slow
