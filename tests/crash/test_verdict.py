@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from retinue.testing.crash_evidence import Approval, Asking, Cut, Evidence, Letter, Mark, Run
+from retinue.testing.crash_evidence import Approval, Asking, Cut, Evidence, HandedOut, Letter, Mark, Run
 from retinue.testing.crash_log import (
     Acknowledged,
     Answered,
+    Brought,
     Complaint,
     Decided,
+    Heard,
     LogEntry,
     Retried,
+    Said,
     Sent,
     Settled,
     Shown,
@@ -45,6 +48,11 @@ def answer(seq: int, id_: str, text: str, reply_to: str) -> Letter:
     return letter(seq, id_, text, "delivered", **kw)
 
 
+def from_elsewhere(seq: int, id_: str, message: str, text: str, *, reply_to: str | None) -> Letter:
+    kw = {"kind": "answer", "source": "external:f", "key": message, "recipient": "agent:fay/f", "reply_to": reply_to}
+    return letter(seq, id_, text, "noted", **kw)
+
+
 LETTERS = [
     letter(1, "q1", "s0-m1 two-tools 0.1", "answered", answer="a1", run="r1"),
     letter(2, "q2", "s0-m2 plain", "answered", answer="a2", run="r2"),
@@ -60,6 +68,11 @@ LETTERS = [
     letter(12, "q8", "s3-m1 fail", "dead", run="r4", source="retry", key="q7/1", retry_of="q7"),
     letter(13, "n8", "it broke", "delivered", kind="notice", source="house", reply_to="q8"),
     letter(14, "d1", "owner allowed", "noted", kind="decision", key="p1/decision"),
+    letter(15, "q10", "s4-m1 plain", "answered", answer="a10", run="r5", recipient="agent:fay/f"),
+    letter(16, "x1", "s4-m1 plain", "delivered", kind="delegation", source="run", recipient="channel:external:f"),
+    from_elsewhere(17, "c1", "x1-1", "<s4-m1>", reply_to="x1"),
+    answer(18, "a10", "<s4-m1>", "q10"),
+    from_elsewhere(19, "c2", "x1-2", "by the way: x1", reply_to=None),
 ]
 QUESTIONS = [each for each in LETTERS if each.kind == "message" and each.source == "person:owner"]
 LOG: list[LogEntry] = [
@@ -72,10 +85,19 @@ LOG: list[LogEntry] = [
     Decided(t=2, approval="p1", token="s0-m3", allow=True),
     Answered(t=2, seq=20, envelope="a1", text="<s0-m1 appended interrupted>"),
     Answered(t=2, seq=21, envelope="a2", text="<s0-m2>\n<s0-m3 appended>"),
+    Answered(t=2, seq=22, envelope="a10", text="<s4-m1>"),
+    Brought(t=2, letter="x1", session="f", text="s4-m1 plain"),
+    Said(t=2, session="f", message="x1-1", request="x1", text="<s4-m1>"),
+    Heard(t=2, session="f", message="x1-1", envelope="c1", answers="x1"),
+    Said(t=2, session="f", message="x1-2", request="x1", text="by the way: x1"),
+    Heard(t=2, session="f", message="x1-2", envelope="c2", answers=None),
+    Heard(t=2, session="f", message="x1-2", envelope="c2", answers=None),
     Settled(t=3, envelope="q1", outcome="answered"),
     Retried(t=3, envelope="q7"),
     Shown(t=4, session="s", answers=["<s0-m1 appended interrupted>", "<s0-m2>\n<s0-m3 appended>"]),
 ]
+ELSEWHERE = Run(id="r5", status="completed", final_text="<s4-m1>")
+HANDED_OUT = HandedOut(id="x1", session="f", state="done", result="c1", run="r5")
 SOUND = Evidence(
     log=LOG,
     witness=[Mark("r1-0-1", "s0-m1/1"), Mark("r2-0-1", "s0-m3")],
@@ -89,10 +111,12 @@ SOUND = Evidence(
         Run(id="r2", status="completed", final_text="<s0-m2>\n<s0-m3 appended>"),
         Run(id="r3", status="failed", final_text=None),
         Run(id="r4", status="failed", final_text=None),
+        ELSEWHERE,
     ],
+    handed_out=[HANDED_OUT],
     cuts=[Cut(run="r1", word="s0-m1/2")],
     approvals=[Approval(id="p1", state="allowed", run="r2", word="s0-m3", decision="noted")],
-    told={20: "a1", 21: "a2"},
+    told={20: "a1", 21: "a2", 22: "a10"},
 )
 
 
@@ -235,6 +259,43 @@ DOCTORED: dict[str, tuple[Wrong, Callable[[], Evidence]]] = {
         Wrong.LOST,
         lambda: replace(SOUND, runs=[*SOUND.runs, Run(id="r9", status="parked", final_text=None)]),
     ),
+    "what was heard from elsewhere is not stored": (Wrong.LOST, lambda: without("c2")),
+    "what was said again was heard as something new": (
+        Wrong.DOUBLED,
+        lambda: logged(Heard(t=5, session="f", message="x1-1", envelope="c2", answers=None)),
+    ),
+    "what was said elsewhere is stored twice": (
+        Wrong.DOUBLED,
+        lambda: with_letter(from_elsewhere(20, "c3", "x1-2", "by the way: x1", reply_to=None)),
+    ),
+    "a letter is answered twice from elsewhere": (Wrong.DOUBLED, lambda: changed("c2", reply_to="x1")),
+    "what was said elsewhere went to another session": (
+        Wrong.MISDELIVERED,
+        lambda: changed("c1", recipient="agent:fay/g"),
+    ),
+    "what was said to one letter was taken for the answer to another": (
+        Wrong.MISDELIVERED,
+        lambda: logged(Heard(t=5, session="f", message="x1-1", envelope="c1", answers="x9")),
+    ),
+    "a letter ended with the answer to another": (Wrong.MISDELIVERED, lambda: changed("c1", text="<s4-m2>")),
+    "a letter ended with what another session was told": (
+        Wrong.MISDELIVERED,
+        lambda: replace(SOUND, handed_out=[replace(HANDED_OUT, session="g")]),
+    ),
+    "the run says something else than was answered": (
+        Wrong.MISDELIVERED,
+        lambda: replace(SOUND, runs=[*SOUND.runs[:-1], replace(ELSEWHERE, final_text="<s4-m1 other>")]),
+    ),
+    "a letter that was answered is given up": (
+        Wrong.LOST,
+        lambda: replace(SOUND, handed_out=[replace(HANDED_OUT, state="failed", result=None)]),
+    ),
+    "a letter to elsewhere is still open": (
+        Wrong.LOST,
+        lambda: replace(SOUND, handed_out=[replace(HANDED_OUT, state="open", result=None)]),
+    ),
+    "a letter is delivered and never came there": (Wrong.LOST, lambda: unlogged(Brought)),
+    "something is stored that nobody said elsewhere": (Wrong.UNASKED, lambda: unlogged(Said)),
     "the ledger does not hold": (Wrong.LEDGER, lambda: replace(SOUND, ledger=["WRONG counted"])),
 }
 

@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ from pathlib import Path
 import retinue
 from retinue.testing import crash_script as script
 from retinue.testing.crash_client import Client, Closed, Habit, Line, Refused
+from retinue.testing.crash_elsewhere import KEY, KEY_NAME, FarSide
 from retinue.testing.crash_evidence import read_evidence
 from retinue.testing.crash_log import Answered, Log
 from retinue.testing.crash_verdict import Verdict, judge
@@ -74,7 +76,6 @@ DESK = frozenset(
         "skill",
         "token",
         "webhook",
-        "callback",
         "word",
     ]
 )
@@ -156,6 +157,7 @@ class Trial:
     home: Path
     outside: Path
     client: Client
+    far: FarSide
     log: Log
     bugs: str = ""
     lives: list[Life] = field(default_factory=list[Life])
@@ -185,6 +187,8 @@ class Trial:
             "RETINUE_TEST_OUTSIDE": str(self.outside),
             "RETINUE_TEST_CRASH": crash,
             "RETINUE_TEST_BUG": self.bugs,
+            "RETINUE_TEST_ELSEWHERE": self.far.url,
+            KEY_NAME: KEY,
         }
 
     async def opened(self, life: Life) -> None:
@@ -207,7 +211,10 @@ class Trial:
         self.client.stop()
         life = self.lives[-1]
         await self.opened(life)
+        deadline = time.monotonic() + within_s
         _, unfinished = await asyncio.wait({writing}, timeout=within_s)
+        while (self.far.talking or self._handed_out()) and time.monotonic() < deadline:  # noqa: ASYNC110 - a test may
+            await asyncio.sleep(LOOK_S)
         waiting = sorted(self.client.pending.values())
         life.signal(signal.SIGTERM)
         status = await life.end(within_s=CLOSE_S_MAX)
@@ -216,6 +223,17 @@ class Trial:
         if status != 0:
             return f"the house did not close: {status}\n{life.said[-2000:]}"
         return ""
+
+    def _handed_out(self) -> int:
+        """How many letters to the agent elsewhere somebody waits for."""
+        store = sqlite3.connect(f"file:{self.home / 'house.db'}?mode=ro", uri=True)
+        try:
+            return store.execute(_HANDED_OUT).fetchone()[0]
+        finally:
+            store.close()
+
+
+_HANDED_OUT = "SELECT count(*) FROM delegations WHERE kind = 'external' AND state = 'open'"
 
 
 @asynccontextmanager
@@ -227,13 +245,16 @@ async def trial(
     outside.mkdir(parents=True)
     log = Log(outside / "client.log")
     client = Client(home, log, seed=seed, habits=habits, letters_max=letters_max)
-    made = Trial(home, outside, client, log, bugs)
+    far = FarSide(home, log)
+    await far.open()
+    made = Trial(home, outside, client, far, log, bugs)
     writing = asyncio.create_task(client.write_letters())
     try:
         yield made, writing
     finally:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
+        await far.close()
         for life in made.lives:
             await life.kill()
         log.close()

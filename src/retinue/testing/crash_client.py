@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -55,16 +55,19 @@ class Line:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, operation: str, **parameters: Any) -> Parameters:
-        body = json.dumps(parameters).encode()
+        return await self.post("/api/" + operation.replace(".", "/"), json.dumps(parameters).encode())
+
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Parameters:
+        """With the owner's token, unless there are headers that say who it is from."""
         whole = False
         try:
             async with asyncio.timeout(CALL_S_MAX):
-                reader = await self._ask("POST", "/api/" + operation.replace(".", "/"), body)
-                status, headers = await _read_head(reader)
-                answer = json.loads(await reader.readexactly(int(headers["content-length"])))
+                reader = await self._ask("POST", path, body, headers)
+                status, said = await read_head(reader)
+                answer = json.loads(await reader.readexactly(int(said["content-length"])))
                 whole = True
         except (OSError, EOFError, ValueError, LookupError, TimeoutError) as error:
-            raise Closed(operation) from error
+            raise Closed(path) from error
         finally:
             if not whole:
                 self.hang_up()
@@ -76,7 +79,7 @@ class Line:
         """(event, data) pairs until the line breaks, which always ends in `Closed`."""
         try:
             reader = await self._ask("GET", f"/api/news?after={after}", b"")
-            status, _ = await _read_head(reader)
+            status, _ = await read_head(reader)
             if status != 200:
                 raise Closed("news")
             waiting = b""
@@ -98,27 +101,37 @@ class Line:
             self._streams[1].close()
             self._streams = None
 
-    async def _ask(self, method: str, path: str, body: bytes) -> asyncio.StreamReader:
+    async def _ask(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> asyncio.StreamReader:
         if self._streams is None:
             self._streams = await asyncio.open_unix_connection((self._home / "socket").read_text())
         reader, writer = self._streams
-        token = (self._home / "owner-token").read_text().strip()
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: retinue\r\nAuthorization: Bearer {token}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        writer.write(head.encode() + body)
+        if headers is None:
+            token = (self._home / "owner-token").read_text().strip()
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        lines = [
+            f"{name}: {value}" for name, value in {"Host": "retinue", "Content-Length": len(body), **headers}.items()
+        ]
+        writer.write("\r\n".join((f"{method} {path} HTTP/1.1", *lines, "", "")).encode() + body)
         await writer.drain()
         return reader
 
 
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    status_line = await reader.readline()
+def _asked_about(call: Parameters) -> str:
+    """What identifies a call that a person is asked about: the words it would leave, or else itself."""
+    return call["arguments"].get("text") or call["id"]
+
+
+async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    """The status of an answer and its headers, their names in small letters. A request has no status, and gets 0."""
+    first_line = await reader.readline()
     headers: dict[str, str] = {}
     while (line := await reader.readline()) not in (b"\r\n", b""):
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.strip().lower()] = value.strip()
-    return int(status_line.split()[1]), headers
+    word = first_line.split()[1]
+    return int(word) if word.isdigit() else 0, headers
 
 
 # Who writes
@@ -138,11 +151,15 @@ class Habit:
     restless: bool = False  # stops, resets and reconfigures its session
 
 
-MIXED = {Do.PLAIN: 4, Do.STATUS: 1, Do.TOOL: 3, Do.TWO_TOOLS: 2, Do.ASK: 2, Do.HAND: 2, Do.HAND_TWO: 1, Do.SPAWN: 1}
+ERRANDS = {Do.HAND: 2, Do.HAND_TWO: 1, Do.HAND_ASK: 1, Do.SPAWN: 1, Do.SPAWN_ASK: 1}
+MIXED = {Do.PLAIN: 4, Do.STATUS: 1, Do.TOOL: 3, Do.TWO_TOOLS: 2, Do.ASK: 2, **ERRANDS}
 ONLY_PLAIN = {Do.PLAIN: 1}
 # Who writes to whom: fifty in all. The agents are those of `crash_daemon`.
 HABITS: Sequence[tuple[int, Habit]] = (
-    (19, Habit(to="agent:ada", does=MIXED)),
+    (14, Habit(to="agent:ada", does=MIXED)),
+    # Alone in their sessions: what comes from elsewhere is not believed, and whoever has read it must ask for much.
+    (2, Habit(to="agent:ada", does={Do.PLAIN: 1, Do.HAND_OUT: 2}, waiting_max=1)),
+    (3, Habit(to=f"agent:{script.ELSEWHERE}", does=ONLY_PLAIN)),
     (8, Habit(to="agent:bob", does=MIXED)),
     (7, Habit(to="agent:cat", does=MIXED)),
     (4, Habit(to="agent:eve", does=MIXED)),
@@ -348,7 +365,7 @@ class Client:
             case "envelope.settled":
                 await self._note_settled(news["envelope"], news["outcome"])
             case "approval.asked":
-                task = asyncio.create_task(self._decide(news["approval"], news["calls"][0]["arguments"]["text"]))
+                task = asyncio.create_task(self._decide(news["approval"], _asked_about(news["calls"][0])))
                 self._decisions.add(task)
                 task.add_done_callback(self._decisions.discard)
             case _:
@@ -385,7 +402,7 @@ class Client:
         await asyncio.sleep(delay_s)
         line = Line(self._home)
         try:
-            await self._insist(lambda: line.call("approval.answer", id=approval, allow=allow, scope=scope))
+            await self._answer(line, approval, allow=allow, scope=scope)
         except Refused as refused:
             # Only we decide here: if someone has, it was us, and the house went down before it could say so.
             if refused.code != "approval.not-open" or "by owner" not in refused.because:
@@ -395,6 +412,15 @@ class Client:
         finally:
             line.hang_up()
         await self._log.write(Decided(t=time.monotonic(), approval=approval, token=token, allow=allow))
+
+    async def _answer(self, line: Line, approval: str, *, allow: bool, scope: str) -> None:
+        """A yes for longer, where that can be had: to some calls there is only one for this once."""
+        try:
+            await self._insist(lambda: line.call("approval.answer", id=approval, allow=allow, scope=scope))
+        except Refused as refused:
+            if refused.code != "approval.only-once":
+                raise
+            await self._insist(lambda: line.call("approval.answer", id=approval, allow=allow, scope="once"))
 
     async def _retry(self, envelope: str) -> None:
         line = Line(self._home)

@@ -1,6 +1,7 @@
 """The house under test: the real daemon, with a model by rule, and tools and rooms that leave marks outside.
 
-`python -m retinue.testing.crash_daemon`, with RETINUE_TEST=1 and RETINUE_TEST_OUTSIDE naming the folder for the marks.
+`python -m retinue.testing.crash_daemon`, with RETINUE_TEST=1, RETINUE_TEST_OUTSIDE naming the folder for the marks, and
+RETINUE_TEST_ELSEWHERE the address of the agent who does not work here.
 RETINUE_TEST_CRASH=point:n ends it at a crash point; RETINUE_TEST_BUG plants a bug that the verdict must catch.
 """
 
@@ -14,12 +15,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from retinue import daemon
 from retinue.config import from_environment
-from retinue.domain.agent import Agent, Delivery, ToolRules
+from retinue.domain.address import EXTERNAL
+from retinue.domain.agent import Agent, Delivery, External, ToolRules
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.session import QueueMode, QueuePolicy
@@ -30,6 +33,7 @@ from retinue.real import RandomIds, RealClock, faults_from
 from retinue.testing import crash_script as script
 from retinue.testing.crash_bugs import BUGS
 from retinue.testing.crash_client import APPROVAL_WAIT_S
+from retinue.testing.crash_elsewhere import KEY_NAME, WAIT_S
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import ScriptedModel
 from retinue.testing.tools import AppendLine
@@ -62,6 +66,11 @@ STAFF = (
     _agent("eve", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.STEER)),
     _agent("ivy", attempts_max=ATTEMPTS_MAX, queue=QueuePolicy(mode=QueueMode.INTERRUPT)),
 )
+
+
+def _who_works_elsewhere(url: str) -> Agent:
+    place = External(url=url, secret=f"env:{KEY_NAME}", timeout_s=WAIT_S, retries=ATTEMPTS_MAX)
+    return _agent(script.ELSEWHERE, runner=EXTERNAL, external=place, attempts_max=ATTEMPTS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +127,7 @@ def parts(environment: Mapping[str, str]) -> daemon.Parts:
         faults=faults_from(dict(environment)),
         models=[model],
         tools=[Lingering(append), Lingering(_asking(append))],
-        staff=STAFF,
+        staff=(*STAFF, _who_works_elsewhere(environment["RETINUE_TEST_ELSEWHERE"])),
         connectors=[
             _room(outside, script.STEADY, repeats_safely=True),
             _room(outside, script.RISKY, repeats_safely=False),
@@ -146,6 +155,8 @@ def main() -> int:
         settings = from_environment(os.environ)
         # Fifty correspondents have the staff make more calls in a minute than a sane owner lets it.
         settings = replace(settings, limits=replace(settings.limits, calls_per_minute=CALLS_PER_MINUTE))
+        place = urlsplit(os.environ["RETINUE_TEST_ELSEWHERE"]).netloc
+        settings = replace(settings, external=replace(settings.external, private_hosts=(place,)))
         daemon.run(settings, parts(os.environ), announce=False)
     except RetinueError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -53,6 +53,17 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOut:
+    """Work that went out to the agent elsewhere."""
+
+    id: str
+    session: str
+    state: str
+    result: str | None
+    run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """A call of which nobody saw the end."""
 
@@ -101,6 +112,7 @@ class Evidence:
     told: dict[int, str | None]  # news: seq -> envelope
     asking: Sequence[Asking] = ()
     granted: frozenset[str] = frozenset()  # sessions in which nothing need be asked any more
+    handed_out: Sequence[HandedOut] = ()
     ledger: Sequence[str] = ()  # what the house's own ledger found
 
 
@@ -128,6 +140,7 @@ def read_evidence(home: Path, outside: Path) -> Evidence:
             ],
             asking=[Asking(row["session"], _word(row["call"])) for row in store.execute(_ASKING)],
             granted=frozenset(row["session"] for row in store.execute(_GRANTED)),
+            handed_out=[HandedOut(**dict(row)) for row in store.execute(_HANDED_OUT)],
             told={row["seq"]: row["envelope"] for row in store.execute("SELECT seq, envelope FROM news")},
             ledger=[*_damage(store), *_ledger(home)],
         )
@@ -150,6 +163,7 @@ _ASKING = """
 SELECT r.session, s.call FROM steps s JOIN runs r ON r.id = s.run
 WHERE s.kind = 'tool' AND json_extract(s.call, '$.tool') = 'ask_line'
 """
+_HANDED_OUT = "SELECT id, session, state, result, run FROM delegations WHERE kind = 'external'"
 _GRANTED = "SELECT session FROM grants WHERE permission = 'tool:ask_line'"
 
 

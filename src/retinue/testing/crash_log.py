@@ -56,6 +56,32 @@ class Retried(Entry, frozen=True, kw_only=True, tag="retried"):
     envelope: str
 
 
+class Brought(Entry, frozen=True, kw_only=True, tag="brought"):
+    """A letter, as it came to the agent elsewhere: each time that it did."""
+
+    letter: str
+    session: str
+    text: str
+
+
+class Said(Entry, frozen=True, kw_only=True, tag="said"):
+    """What the agent elsewhere says. Written before the first try."""
+
+    session: str
+    message: str
+    request: str
+    text: str
+
+
+class Heard(Entry, frozen=True, kw_only=True, tag="heard"):
+    """What the house says to have made of it."""
+
+    session: str
+    message: str
+    envelope: str
+    answers: str | None
+
+
 class Shown(Entry, frozen=True, kw_only=True, tag="shown"):
     """The answers a session shows at the end, oldest first."""
 
@@ -69,7 +95,7 @@ class Complaint(Entry, frozen=True, kw_only=True, tag="complaint"):
     text: str
 
 
-LogEntry = Sent | Acknowledged | Answered | Settled | Decided | Retried | Shown | Complaint
+LogEntry = Sent | Acknowledged | Answered | Settled | Decided | Retried | Brought | Said | Heard | Shown | Complaint
 
 
 class Log:

@@ -5,7 +5,9 @@ A question is a line `s12-m7 two-tools 0.05`: its token, what to do, and how lon
 `<s12-m7 appended interrupted>`: the token, and what the model read of each call it made for it.
 
 An errand is a line `s12-m7/1 errand` that one agent hands to another, who says `did s12-m7/1`. Where that comes as mail
-of its own, the one who asked says `later: did s12-m7/1`.
+of its own, the one who asked says `later: did s12-m7/1`. Of `s12-m7/1 errand asking`, a person is asked first.
+
+An agent elsewhere says the same to the same words; and now and then `by the way: LETTER`, which nobody asked for.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from retinue.testing.scripted_model import Line
 
 STEADY = "steady"  # a room whose place knows an envelope that comes twice
 RISKY = "risky"  # a room whose place does not
+ELSEWHERE = "fay"  # who runs elsewhere
 
 
 class Do(StrEnum):
@@ -35,7 +38,10 @@ class Do(StrEnum):
     WHIM = "whim"  # a call with other arguments each time the model is asked: real models are like that
     HAND = "hand"  # an errand for another agent
     HAND_TWO = "hand-two"  # two at once
+    HAND_ASK = "hand-ask"  # an errand for which the other must ask a person
+    HAND_OUT = "hand-out"  # an errand for an agent elsewhere
     SPAWN = "spawn"  # an errand for a subagent
+    SPAWN_ASK = "spawn-ask"  # the same, and it must ask a person
     FAIL = "fail"  # the model breaks
 
 
@@ -56,9 +62,10 @@ class Said(StrEnum):
 
 _QUESTION = re.compile(r"^(s\d+-m\d+) ([a-z-]+)(?: ([0-9.]+))?$", re.MULTILINE)
 _ANSWER = re.compile(r"<(s\d+-m\d+)((?: [a-z]+)*)>")
-_ERRAND = re.compile(r"^(s\d+-m\d+/\d) errand$", re.MULTILINE)
+_ERRAND = re.compile(r"^(s\d+-m\d+/\d) errand( asking)?$", re.MULTILINE)
 _DONE = re.compile(r"^did (s\d+-m\d+/\d)$", re.MULTILINE)
 _LATER = re.compile(r"^later: did (s\d+-m\d+/\d)$", re.MULTILINE)
+_LATE_RESPONSE = re.compile(r'"response":\s*"did (s\d+-m\d+/\d)')
 _TOKEN = re.compile(r"s(\d+)-m(\d+)")
 
 
@@ -102,18 +109,32 @@ def answers(text: str) -> list[Answer]:
 
 
 def told_later(text: str) -> list[str]:
-    """The errands of which a text tells that they were done after all."""
-    return [m[1] for m in _LATER.finditer(text)]
+    """The errands of which a text tells that they were done after all: in so many words, or as the result of a call
+    that was allowed after its turn had gone by."""
+    return [m[1] for m in (*_LATER.finditer(text), *_LATE_RESPONSE.finditer(text))]
 
 
 def errands(token: str, do: Do) -> list[str]:
     match do:
-        case Do.HAND | Do.SPAWN:
+        case Do.HAND | Do.HAND_ASK | Do.HAND_OUT | Do.SPAWN | Do.SPAWN_ASK:
             return [f"{token}/1"]
         case Do.HAND_TWO:
             return [f"{token}/1", f"{token}/2"]
         case _:
             return []
+
+
+def answered_elsewhere(text: str) -> str:
+    """What an agent elsewhere says to a letter."""
+    return "\n".join((*_did(text), *(str(Answer(question.token)) for question in questions(text))))
+
+
+def by_the_way(letter: str) -> str:
+    return f"by the way: {letter}"
+
+
+def _did(text: str) -> list[str]:
+    return [f"did {m[1]}" for m in _ERRAND.finditer(text)]
 
 
 def rule(prompt: Prompt, whim: str) -> Line:
@@ -127,7 +148,9 @@ def rule(prompt: Prompt, whim: str) -> Line:
     for question in asked:
         if question.do is Do.FAIL:
             return Line(fails=f"{question.token} was to fail", after_s=question.after_s)
+    mail = [record.body.text for record in own if isinstance(record.body, UserTurn)]
     wanting = [question for question in asked if _calls(question, whim)]
+    wanting += [Question(m[1], Do.ASK) for text in mail for m in _ERRAND.finditer(text) if m[2]]
     replies = [record.body for record in own if isinstance(record.body, Reply)]
     if len(replies) < len(wanting):
         question = wanting[len(replies)]
@@ -139,8 +162,8 @@ def rule(prompt: Prompt, whim: str) -> Line:
     }
     said = [str(Answer(question.token, by_token.get(question.token, ()))) for question in asked]
     thinking_s = sum(question.after_s for question in asked if question not in wanting)
-    mail = [record.body.text for record in own if isinstance(record.body, UserTurn)]
-    did = [f"did {m[1]}" for text in mail for m in _ERRAND.finditer(text)]
+    did = [line for text in mail for line in _did(text)]
+    did += [f"({word})" for token, words in by_token.items() if "/" in token for word in words]
     later = [f"later: did {m[1]}" for text in mail for m in _DONE.finditer(text)]
     return Line(text="\n".join([*_late(own), *later, *did, *said]) or "Noted.", after_s=thinking_s)
 
@@ -159,20 +182,28 @@ def _calls(question: Question, whim: str) -> tuple[tuple[str, dict[str, Any]], .
         case Do.WHIM:
             return (("append_line", {"text": f"{text} {whim}"}),)
         case Do.HAND | Do.HAND_TWO:
-            return tuple(
-                ("agents_message", {"agentId": "dee", "content": f"{errand} errand", "session": "create"})
-                for errand in errands(text, question.do)
-            )
+            return tuple(_hand("dee", f"{errand} errand") for errand in errands(text, question.do))
+        case Do.HAND_ASK:
+            return (_hand("dee", f"{text}/1 errand asking"),)
+        case Do.HAND_OUT:
+            return (_hand(ELSEWHERE, f"{text}/1 errand"),)
         case Do.SPAWN:
             return (("sessions_spawn", {"task": f"{text}/1 errand", "cleanup": "delete"}),)
+        case Do.SPAWN_ASK:
+            return (("sessions_spawn", {"task": f"{text}/1 errand asking", "cleanup": "keep"}),)
         case Do.PLAIN | Do.FAIL:
             return ()
 
 
+def _hand(to: str, content: str) -> tuple[str, dict[str, Any]]:
+    return "agents_message", {"agentId": to, "content": content, "session": "create"}
+
+
 def _read(result: ToolResult | None, call: Call) -> Said:
     output = result.output if result else ""
-    if call.tool in ("agents_message", "sessions_spawn") and output.startswith("{"):
-        return _came_of(json.loads(output), call)
+    if call.tool in ("agents_message", "sessions_spawn") and "{" in output:
+        told, _ = json.JSONDecoder().raw_decode(output, output.index("{"))  # words from outside stand between markers
+        return _came_of(told, call)
     for beginning, said in (
         ("appended", Said.APPENDED),
         ("Interrupted", Said.INTERRUPTED),
@@ -188,7 +219,7 @@ def _read(result: ToolResult | None, call: Call) -> Said:
 def _came_of(told: dict[str, Any], call: Call) -> Said:
     if told["status"] == "complete":
         errand = str(call.arguments["content"]).split(" ", 1)[0]
-        return Said.HANDED if told.get("response") == f"did {errand}" else Said.MIXED
+        return Said.HANDED if str(told.get("response")).split("\n")[0] == f"did {errand}" else Said.MIXED
     return Said.FAILED if told["status"] in ("failed", "error", "forbidden") else Said.LATER
 
 

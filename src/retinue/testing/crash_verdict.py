@@ -10,8 +10,20 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from retinue.testing import crash_script as script
-from retinue.testing.crash_evidence import Evidence, Letter
-from retinue.testing.crash_log import Acknowledged, Answered, Complaint, Decided, Retried, Sent, Settled, Shown
+from retinue.testing.crash_evidence import Evidence, HandedOut, Letter, Run
+from retinue.testing.crash_log import (
+    Acknowledged,
+    Answered,
+    Brought,
+    Complaint,
+    Decided,
+    Heard,
+    Retried,
+    Sent,
+    Settled,
+    Shown,
+)
+from retinue.testing.crash_log import Said as SaidElsewhere
 from retinue.testing.crash_script import Do, Said
 
 SENDER = "person:owner"
@@ -70,6 +82,8 @@ def judge(evidence: Evidence) -> Verdict:
         *_told(case),
         *_performed(case),
         *_handed(case),
+        *_heard(case),
+        *_handed_out(case),
         *_decided(case),
         *_delivered(case),
         *_unasked(case),
@@ -91,6 +105,7 @@ class _Case:
     answers: list[Letter] = field(init=False)
     by_token: dict[str, list[Letter]] = field(init=False)  # the answers that hold a token
     written: Counter[str] = field(init=False)  # how often a word was written by a call
+    from_elsewhere: list[Letter] = field(init=False)  # what the agent elsewhere said
 
     def __post_init__(self) -> None:
         log, letters = self.evidence.log, self.evidence.letters
@@ -104,6 +119,13 @@ class _Case:
             for answer in script.answers(letter.text):
                 self.by_token[answer.token].append(letter)
         self.written = Counter(mark.word for mark in self.evidence.witness)
+        self.from_elsewhere = [letter for letter in letters if letter.source.startswith(_ELSEWHERE)]
+
+    @property
+    def unasked(self) -> Counter[str]:
+        """Tokens of which the agent elsewhere speaks when nobody waits for it any more, and how often."""
+        late = (letter for letter in self.from_elsewhere if letter.reply_to is None)
+        return Counter(answer.token for letter in late for answer in script.answers(letter.text))
 
 
 def _complaints(case: _Case) -> Iterator[Finding]:
@@ -139,7 +161,7 @@ def _settled_once(case: _Case) -> Iterator[Finding]:
             yield Finding(Wrong.LOST, f"{name} is {letter.status}, outcome {letter.outcome}")
         elif not letter.because:
             yield Finding(Wrong.UNEXPLAINED, f"{name} ended {letter.outcome} without a because")
-        elif letter.kind == "message" and letter.outcome not in ("answered", "delivered"):
+        elif letter.kind == "message" and letter.outcome not in ("answered", "delivered") and not _is_aside(letter):
             if letter.id not in told and letter.run not in told_runs:
                 yield Finding(Wrong.UNEXPLAINED, f"{name} ended {letter.outcome}, and nobody was told")
     for run in case.evidence.runs:
@@ -147,9 +169,14 @@ def _settled_once(case: _Case) -> Iterator[Finding]:
             yield Finding(Wrong.LOST, f"run {run.id[:8]} is still {run.status}")
 
 
+def _is_aside(letter: Letter) -> bool:
+    """Words between agents that start nothing: read with the next turn, and answered by nobody."""
+    return letter.source != SENDER and letter.outcome == "noted"
+
+
 def _answered_once(case: _Case) -> Iterator[Finding]:
     """Each question that is answered is in one answer, the one it names; any other is in none."""
-    owed: Counter[str] = Counter()
+    owed = case.unasked
     for letter in case.evidence.letters:
         if letter.kind != "message" or letter.outcome != "answered":
             continue
@@ -189,6 +216,7 @@ def _told(case: _Case) -> Iterator[Finding]:
     """The news told of every answer, once, and of nothing that did not stay so; outcomes are what was told."""
     heard: Counter[str] = Counter()
     texts = {letter.text for letter in case.evidence.letters if letter.recipient == SENDER}
+    unasked = case.unasked
     retried = {letter.token for letter in case.evidence.letters if letter.retry_of}  # answered later than their turn
     for entry in case.evidence.log:
         match entry:
@@ -209,7 +237,7 @@ def _told(case: _Case) -> Iterator[Finding]:
                     if text not in texts
                 )
                 shown = [answer.token for text in answers for answer in script.answers(text)]
-                numbers = [script.place(token)[1] for token in shown if token not in retried]
+                numbers = [script.place(token)[1] for token in shown if token not in retried and token not in unasked]
                 yield from _rising(numbers, f"shown in session {session[:8]}")
             case _:
                 pass
@@ -248,7 +276,7 @@ def _words(token: str, do: Do) -> list[str]:
             return [token]
         case Do.TWO_TOOLS:
             return [f"{token}/1", f"{token}/2"]
-        case Do.STATUS | Do.HAND | Do.SPAWN:
+        case Do.STATUS | Do.HAND | Do.HAND_ASK | Do.HAND_OUT | Do.SPAWN | Do.SPAWN_ASK:
             return [""]
         case Do.HAND_TWO:
             return ["", ""]
@@ -274,7 +302,7 @@ def _handed(case: _Case) -> Iterator[Finding]:
     came = {letter.reply_to: letter for letter in case.evidence.letters if letter.kind == "answer"}
     answered = {letter.token for letter in case.questions if letter.outcome == "answered"}
     for letter in case.evidence.letters:
-        if letter.kind != "delegation":
+        if letter.kind != "delegation" or letter.recipient.startswith("channel:"):
             continue
         back = came.get(letter.id)
         if told[letter.token] > 1:
@@ -284,6 +312,70 @@ def _handed(case: _Case) -> Iterator[Finding]:
         taken = (back.because or "").startswith("the run ") and letter.token.split("/")[0] in answered
         if taken or (back.because or "").startswith("read;"):
             yield Finding(Wrong.LOST, f"what came of {letter.token} was told to nobody ({back.because})")
+
+
+_ELSEWHERE = "external:"
+
+
+def _heard(case: _Case) -> Iterator[Finding]:
+    """What the agent elsewhere said is kept once, in the session that it was said to, and told on once."""
+    said = {(e.session, e.message): e for e in case.evidence.log if isinstance(e, SaidElsewhere)}
+    first: dict[tuple[str, str], Heard] = {}
+    for entry in case.evidence.log:
+        if not isinstance(entry, Heard):
+            continue
+        before = first.setdefault((entry.session, entry.message), entry)
+        letter = case.by_id.get(entry.envelope)
+        if (before.envelope, before.answers) != (entry.envelope, entry.answers):
+            yield Finding(Wrong.DOUBLED, f"{entry.message} was heard twice, and not as the same")
+        if letter is None or (letter.key, letter.reply_to) != (entry.message, entry.answers):
+            yield Finding(Wrong.LOST, f"{entry.message} was heard as {entry.envelope[:8]}, which is not stored so")
+        words = said.get((entry.session, entry.message))
+        if words is not None and entry.answers not in (None, words.request):
+            yield Finding(Wrong.MISDELIVERED, f"{entry.message} was taken for the answer to {entry.answers}")
+    for place, times in Counter((letter.source, letter.key) for letter in case.from_elsewhere).items():
+        if times > 1:
+            yield Finding(Wrong.DOUBLED, f"{place[1]} is stored {times} times")
+    for letter in case.from_elsewhere:
+        session = letter.source.removeprefix(_ELSEWHERE)
+        words = said.get((session, letter.key))
+        if words is None or words.text != letter.text:
+            yield Finding(Wrong.UNASKED, f"{letter.key} is stored, and nobody said so")
+        elif letter.recipient != f"agent:{script.ELSEWHERE}/{session}":
+            yield Finding(Wrong.MISDELIVERED, f"{letter.key} was said to {session[:8]} and went to {letter.recipient}")
+        if letter.outcome == "answered":
+            told = case.by_id.get(letter.answer or "")
+            if told is not None and letter.text not in told.text:
+                yield Finding(Wrong.LOST, f"{letter.key} is down as told on, and was not")
+
+
+def _handed_out(case: _Case) -> Iterator[Finding]:
+    """Each letter that went out has come there, and ended once: with what was said to it, as its run says it."""
+    brought = {entry.letter for entry in case.evidence.log if isinstance(entry, Brought)}
+    answered = Counter(letter.reply_to for letter in case.from_elsewhere if letter.reply_to is not None)
+    runs = {run.id: run for run in case.evidence.runs}
+    for work in case.evidence.handed_out:
+        letter = case.by_id.get(work.id)
+        if letter is None or work.state == "open":
+            yield Finding(Wrong.LOST, f"the letter {work.id[:8]} is {work.state if letter else 'not stored'}")
+            continue
+        if letter.outcome == "delivered" and work.id not in brought:
+            yield Finding(Wrong.LOST, f"the letter {work.id[:8]} is delivered, but it never came there")
+        if answered[work.id] > 1:
+            yield Finding(Wrong.DOUBLED, f"the letter {work.id[:8]} was answered {answered[work.id]} times")
+        if work.state == "done":
+            yield from _ended_with(work, letter, case.by_id.get(work.result or ""), runs.get(work.run))
+        elif answered[work.id]:
+            yield Finding(Wrong.LOST, f"the letter {work.id[:8]} was answered, and is {work.state}")
+
+
+def _ended_with(work: HandedOut, letter: Letter, back: Letter | None, run: Run | None) -> Iterator[Finding]:
+    if back is None or (back.reply_to, back.source) != (work.id, f"{_ELSEWHERE}{work.session}"):
+        yield Finding(Wrong.MISDELIVERED, f"the letter {work.id[:8]} ended with what was not said to it")
+    elif back.text != script.answered_elsewhere(letter.text):
+        yield Finding(Wrong.MISDELIVERED, f"the letter {work.id[:8]} ended with the answer to another: {back.text}")
+    elif run is not None and run.status == "completed" and run.final_text != back.text:
+        yield Finding(Wrong.MISDELIVERED, f"the letter {work.id[:8]} was answered, and its run says {run.final_text}")
 
 
 def _not_so(said: Said, *, times: int, cut: bool) -> str:
@@ -316,6 +408,8 @@ def _decided(case: _Case) -> Iterator[Finding]:
         if case.written[call.word] and call.word not in allowed and call.session not in case.evidence.granted:
             yield Finding(Wrong.UNASKED, f"{call.word} was written, and nobody has allowed it")
     for approval in approvals.values():
+        if not approval.word:  # of a call that leaves no line
+            continue
         times = case.written[approval.word]
         if times and approval.word not in allowed:
             yield Finding(Wrong.UNASKED, f"{approval.word} was written, but it is {approval.state}")
@@ -375,6 +469,12 @@ def _retried(case: _Case) -> Iterator[Finding]:
             yield Finding(Wrong.DOUBLED, f"{id_[:8]} was retried {len(letters)} times, and once would have done")
 
 
+def _approvals_of_errands(case: _Case) -> dict[str, int]:
+    """Questions to a person by whoever ran an errand: their words are of an errand, and of no other call that asks."""
+    states = Counter(approval.state for approval in case.evidence.approvals if "/" in approval.word)
+    return {f"asked on errands, {state}": states[state] for state in sorted(states)}
+
+
 def _figures(case: _Case) -> dict[str, int]:
     """What was looked at: a verdict over nothing would be worth nothing."""
     outcomes = Counter(letter.outcome or "open" for letter in case.questions)
@@ -391,6 +491,11 @@ def _figures(case: _Case) -> dict[str, int]:
         "sessions that need not ask": len(case.evidence.granted),
         "approvals decided": sum(isinstance(entry, Decided) for entry in case.evidence.log),
         "errands handed on": sum(letter.kind == "delegation" for letter in case.evidence.letters),
+        **_approvals_of_errands(case),
+        "letters handed out": len(case.evidence.handed_out),
+        "letters answered elsewhere": sum(work.state == "done" for work in case.evidence.handed_out),
+        "words that answer nothing": sum(letter.reply_to is None for letter in case.from_elsewhere),
+        "callbacks heard": sum(isinstance(entry, Heard) for entry in case.evidence.log),
         "deliveries": sum(len(marks) for marks in case.evidence.rooms.values()),
         "dead letters retried": sum(isinstance(entry, Retried) for entry in case.evidence.log),
         "news read": max((entry.seq for entry in case.evidence.log if isinstance(entry, Answered)), default=0),

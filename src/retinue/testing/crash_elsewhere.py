@@ -1,0 +1,166 @@
+"""The crash test's agent elsewhere: a place on loopback that outlives the house, however often that is killed.
+
+Letters are brought to it by HTTP, and it says what comes of them at the house's own door. Like the clients it trusts
+nobody: what it was brought, what it is about to say and what the house said to that are on disk before they count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retinue.policy.signatures import ABOUT, LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
+from retinue.testing import crash_script as script
+from retinue.testing.crash_client import CALL_AGAIN_S, Closed, Line, Refused, read_head
+from retinue.testing.crash_log import Brought, Complaint, Heard, Log, Said
+
+KEY_NAME = "RETINUE_TEST_FAR_KEY"
+KEY = "a key that the two share"
+WAIT_S = 12.0  # how long the house waits for an answer
+TRIED_S_MAX = 60.0
+_MOODS = {"at-once": 4, "soon": 8, "twice": 4, "more": 3, "busy": 3, "unsure": 2, "late": 1, "never": 1}
+
+
+@dataclass(slots=True)
+class FarSide:
+    """Answers every letter in the script's own language; how, follows from its id."""
+
+    home: Path
+    log: Log
+    url: str = ""
+    _server: asyncio.Server | None = None
+    _known: set[str] = field(default_factory=set[str])
+    _busy: set[str] = field(default_factory=set[str])  # letters that were turned away once
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/in"
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def talking(self) -> bool:
+        """Whether there is anything left to say."""
+        return bool(self._tasks)
+
+    # Letters come in
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            _, headers = await read_head(reader)
+            body = await reader.readexactly(int(headers["content-length"]))
+            status = await self._take(headers, body)
+            if status:
+                writer.write(f"HTTP/1.1 {status} Noted\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+                await writer.drain()
+        except (OSError, EOFError, ValueError, LookupError):
+            pass  # whoever brought it died on the way
+        finally:
+            writer.close()
+
+    async def _take(self, headers: dict[str, str], body: bytes) -> int:
+        """The status to answer with; none where the line is to break."""
+        told = json.loads(body)
+        letter, session = told["id"], told["sessionId"]
+        at = headers[TIMESTAMP.lower()]
+        expected = signed(KEY, Purpose.MESSAGE, at=at, session=session, letter=letter, body=body)
+        if headers[SIGNATURE.lower()] != expected:
+            await self.log.write(Complaint(t=time.monotonic(), text=f"the letter {letter} is not signed"))
+            return 400
+        chance = random.Random(letter)
+        mood = chance.choices(list(_MOODS), list(_MOODS.values()))[0]
+        if mood == "busy" and letter not in self._busy:
+            self._busy.add(letter)
+            return 503
+        first = letter not in self._known
+        self._known.add(letter)
+        text = told["message"]["text"]
+        await self.log.write(Brought(t=time.monotonic(), letter=letter, session=session, text=text))
+        path = told["callbackUrl"].partition("//")[2].partition("/")[2]
+        if first:
+            answering = self._do(self._answer(letter, session, f"/{path}", script.answered_elsewhere(text), mood))
+            if mood == "at-once":
+                await asyncio.wait({answering}, timeout=1)
+        return 0 if mood == "unsure" and first else 202
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Answers go out
+
+    async def _answer(self, letter: str, session: str, path: str, text: str, mood: str) -> None:
+        said = Said(t=time.monotonic(), session=session, message=f"{letter}-1", request=letter, text=text)
+        match mood:
+            case "never":
+                return
+            case "twice":
+                await asyncio.gather(self._say(said, path), self._say(said, path))
+            case "more":
+                await self._say(said, path)
+                more = script.by_the_way(letter)
+                await self._say(
+                    Said(t=time.monotonic(), session=session, message=f"{letter}-2", request=letter, text=more), path
+                )
+            case "late":
+                await asyncio.sleep(WAIT_S + 0.5)
+                await self._say(said, path)
+            case "at-once":
+                await self._say(said, path)
+            case _:
+                await asyncio.sleep(random.Random(letter).random() * 0.3)
+                await self._say(said, path)
+
+    async def _say(self, said: Said, path: str) -> None:
+        """Until the house answers, the same again under the same id."""
+        await self.log.write(said)
+        line, until = Line(self.home), time.monotonic() + TRIED_S_MAX
+        try:
+            while time.monotonic() < until:
+                try:
+                    heard = await line.post(path, said.text.encode(), _headers(said))
+                    break
+                except Refused as refused:
+                    if not refused.for_now:
+                        return await self.log.write(
+                            Complaint(t=time.monotonic(), text=f"{said.message} was refused: {refused}")
+                        )
+                except Closed:
+                    pass
+                await asyncio.sleep(CALL_AGAIN_S)
+            else:
+                return None
+        finally:
+            line.hang_up()
+        await self.log.write(
+            Heard(
+                t=time.monotonic(),
+                session=said.session,
+                message=said.message,
+                envelope=heard["envelope"],
+                answers=heard["answers"],
+            )
+        )
+
+
+def _headers(said: Said) -> dict[str, str]:
+    at, body = str(int(time.time())), said.text.encode()
+    signature = signed(
+        KEY, Purpose.CALLBACK, at=at, session=said.session, letter=said.message, about=said.request, body=body
+    )
+    return {TIMESTAMP: at, LETTER: said.message, ABOUT: said.request, SIGNATURE: signature}
