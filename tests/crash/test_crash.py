@@ -109,10 +109,18 @@ async def pause_between_commits(tried: Trial, life: Life) -> None:
     async with asyncio.timeout(WAIT_S):
         while True:
             life.signal(signal.SIGSTOP)
+            while not stands_still(life.process.pid):
+                await asyncio.sleep(0.001)
             if writable(tried):
                 return
             life.signal(signal.SIGCONT)
             await asyncio.sleep(0.01)
+
+
+def stands_still(pid: int) -> bool:
+    """A signal is heard of a little later than it is sent, and by each thread for itself."""
+    states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return set(states) == {"T"}
 
 
 def writable(tried: Trial) -> bool:
