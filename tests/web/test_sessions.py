@@ -149,25 +149,28 @@ def test_conversations_are_searched_also_those_that_are_not_in_the_list_yet(fron
     expect(other.get_by_role("heading", level=1)).to_have_text("A very old one")
 
 
-def test_keys_go_through_the_conversations(front: Front) -> None:
-    two, one = new_session(front, agent="main", name="Key two"), new_session(front, agent="main", name="Key one")
-    page = open_talk(front, one)
+def leave(page: Page) -> None:
+    """Go out of where one writes, which a conversation that opens has one in a moment later."""
     expect(composer(page)).to_be_focused()
     page.keyboard.press("Escape")
     expect(composer(page)).not_to_be_focused()
+
+
+def test_keys_go_through_the_conversations(front: Front) -> None:
+    two, one = new_session(front, agent="main", name="Key two"), new_session(front, agent="main", name="Key one")
+    page = open_talk(front, one)
+    leave(page)
     page.keyboard.press("j")
     expect(page).to_have_url(re.compile(two))
-    expect(composer(page)).to_be_focused()
-    page.keyboard.press("Escape")
+    leave(page)
     page.keyboard.press("k")
     expect(page).to_have_url(re.compile(one))
-    page.keyboard.press("Escape")
+    leave(page)
     page.keyboard.press("s")
     expect(page.get_by_role("searchbox", name="Find a conversation")).to_be_focused()
     page.get_by_role("searchbox", name="Find a conversation").blur()
     page.keyboard.press("/")
-    expect(composer(page)).to_be_focused()
-    page.keyboard.press("Escape")
+    leave(page)
     page.keyboard.press("n")
     expect(page).not_to_have_url(re.compile(one))
     expect(page.get_by_text("Say something to main")).to_be_visible()
