@@ -68,7 +68,8 @@ async def test_one_who_has_not_talked_to_the_person_yet_gets_a_session_with_them
         (word,) = await letters(house, Kind.SYSTEM)
         assert word.session != owners, "nobody else's"
         assert (await said_to(house, "person:maria"))[-1] == "Which chairs, maria?"
-        run = await house.house.store.scan(lambda conn: runs.get(conn, word.run))
+        run = await house.house.store.scan(lambda conn: runs.get(conn, word.run or ""))
+        assert run is not None and run.lineage is not None
         assert (str(run.lineage.behalf), run.lineage.depth) == ("person:maria", 1)
         seen = await house.ask("session.list", who=_maria())
         assert word.session in [row["sessionId"] for row in seen["sessions"]]

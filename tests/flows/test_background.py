@@ -20,6 +20,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Kind, Outcome
 from retinue.domain.errors import Invalid
 from retinue.domain.event import NewsKind
+from retinue.domain.record import UserTurn
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec
 from retinue.domain.trust import Trust
@@ -117,6 +118,7 @@ async def test_the_words_of_a_job_are_its_text_and_the_list_of_what_came_with_it
             for prompt in house.model.prompts
             if getattr(prompt.records[-1].body, "text", "").startswith(JOB)
         ]
+        assert isinstance(read, UserTurn)
         (attached,) = read.attachments
         assert read.text == f"{JOB}\n\nattachments:\n- [file] chairs.txt ({attached.hash}, 5 bytes)"
         await sums_hold(house)
@@ -321,7 +323,7 @@ async def test_no_more_jobs_are_at_work_than_there_are_slots_also_after_a_crash(
         await play_on(household, house, results_expected=7)
         assert await most_at_once(house, since=fallen) == 2, "those of before are not at work any more"
         told = await results(house)
-        assert sorted(reply for _, reply in told) == sorted(first)
+        assert sorted(str(reply) for _, reply in told) == sorted(first)
         assert sum(text.startswith(FAILED) for text, _ in told) == 2, "those that were at work"
         assert sum(text == "done" for text, _ in told) == 5
         await ledger_holds(house)

@@ -18,6 +18,7 @@ from retinue.domain.event import Nested, NestedKind
 from retinue.domain.ids import SessionId
 from retinue.domain.person import Role
 from retinue.domain.principal import Principal
+from retinue.domain.record import Reply
 from retinue.domain.trust import Trust
 from retinue.engine.live import NESTED_CHARS_MAX
 from retinue.testing.scripted_model import Line, calls, says
@@ -74,7 +75,9 @@ async def test_whoever_watches_a_call_that_waits_sees_what_is_said_and_called_fo
         async with watching(house, person("owner"), session) as heard:
             await house.turn("Ask bo.")
         (call,) = [
-            record.body.calls[0].id for record in await house.records(session) if getattr(record.body, "calls", ())
+            record.body.calls[0].id
+            for record in await house.records(session)
+            if isinstance(record.body, Reply) and record.body.calls
         ]
         assert {(piece.session, piece.call, piece.agent) for piece in nested(heard)} == {(session, call, "bo")}
         assert words(heard) == "Three chairs it is."

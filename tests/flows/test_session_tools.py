@@ -187,6 +187,7 @@ async def test_a_history_has_calls_only_where_they_are_asked_for_and_no_thoughts
 
 async def test_a_history_is_cut_to_what_a_model_is_shown_at_most_and_says_so(tmp_path: Path) -> None:
     async with hands_house(tmp_path, config=OPEN) as house:
+        long = ""
         for n in range(4):
             long = await house.turn(f"{n} {'🪑' * 9_000}", f"Noted {n}.", origin="person:owner/long")
         odd = await house.turn("Say it.", "🪑" * 30_000, origin="person:owner/odd")
@@ -347,7 +348,8 @@ async def test_two_sessions_answer_each_other_so_often_and_no_more_and_the_one_w
         turns = [prompt.instructions for prompt in house.model.prompts if "answer each other" in prompt.instructions]
         assert ["turn 1 of 3" in turns[0], "turn 3 of 3" in turns[-1]] == [True, True]
         for mail in said:
-            run = await house.house.store.scan(lambda conn, id_=mail.run: runs.get(conn, id_))
+            run = await house.house.store.scan(lambda conn, id_=mail.run or "": runs.get(conn, id_))
+            assert run is not None and run.lineage is not None
             assert run.lineage.behalf.name == "owner"
             assert run.lineage.depth == (0 if mail.session == session else 1)
             assert (await outcome(house, mail.id)).outcome is Outcome.NOTED
@@ -403,6 +405,7 @@ async def test_a_session_before_which_nobody_sits_announces_nothing(tmp_path: Pa
         house.model.rule = plays({"Again.": [send(letter.session or "", "q0"), "a0!"], "q0": ["a0"], "a0": ["q1"]})
         await house.turn("Again.")
         assert [mail.text for mail in await house.mail() if mail.source == "exchange"] == ["a0"]
-        found = await house.house.store.scan(lambda conn: sessions.get(conn, letter.session))
+        found = await house.house.store.scan(lambda conn: sessions.get(conn, letter.session or ""))
+        assert found is not None
         assert not found.origin.kind.foreground
         await sums_hold(house)

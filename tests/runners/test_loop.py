@@ -222,8 +222,8 @@ class MemoryJournal:
         self._keep(Note(text=done.output, call=done.call) if stored else done)
         return done
 
-    async def keep(self, results: Sequence[ToolResult]) -> None:
-        for kept in results:
+    async def keep(self, bodies: Sequence[ToolResult | Reply]) -> None:
+        for kept in bodies:
             self._keep(kept)
 
     async def keep_note(self, result: ToolResult) -> None:
