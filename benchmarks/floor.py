@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.measure import median
-from benchmarks.mock import ASKS_FOR, TOOL
+from benchmarks.mock import ASKS_FOR, TOLD, TOOL
 from benchmarks.wire import WirePool
 
 HEAD = msgspec.json.encode(
@@ -104,7 +104,7 @@ class ToolFloor(Floor):
         before = time.perf_counter()
         self._say({"role": "user", "content": asked})
         await self._ask()
-        call = {"id": "call_000001", "type": "function", "function": {"name": TOOL, "arguments": '{"zone": "UTC"}'}}
+        call = {"id": "call_000001", "type": "function", "function": {"name": TOOL, "arguments": TOLD[TOOL]}}
         self._say({"role": "assistant", "content": None, "tool_calls": [call]})
         self._say({"role": "tool", "tool_call_id": "call_000001", "content": "It is noon in UTC."})
         said = await self._ask()

@@ -76,13 +76,13 @@ def _messages_call(tool: str, arguments: str) -> bytes:
     return _messages(block, ({"type": "input_json_delta", "partial_json": arguments},), "tool_use")
 
 
-_TOLD = {tool: json.dumps(arguments) for tool, arguments in ARGUMENTS.items()}
+TOLD = {tool: json.dumps(arguments) for tool, arguments in ARGUMENTS.items()}
 CHAT_WORDS = _chat(({"role": "assistant", "content": "word "} for _ in range(WORDS)), "stop")
-CHAT_CALLS = {tool: _chat_call(tool, arguments) for tool, arguments in _TOLD.items()}
+CHAT_CALLS = {tool: _chat_call(tool, arguments) for tool, arguments in TOLD.items()}
 MESSAGES_WORDS = _messages(
     {"type": "text", "text": ""}, ({"type": "text_delta", "text": "word "} for _ in range(WORDS)), "end_turn"
 )
-MESSAGES_CALLS = {tool: _messages_call(tool, arguments) for tool, arguments in _TOLD.items()}
+MESSAGES_CALLS = {tool: _messages_call(tool, arguments) for tool, arguments in TOLD.items()}
 
 
 def answer_to(head: bytes, body: bytes) -> bytes:

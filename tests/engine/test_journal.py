@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from engine.commits import Ledgerful
 from msgspec.structs import replace
 
 from retinue.domain.agent import Agent, ToolRules
@@ -24,30 +25,11 @@ from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import Call
 from retinue.engine.journal import Answers
 from retinue.models.base import Chunk, Prompt
-from retinue.store.connection import Body, Store, Then
+from retinue.store.connection import Store
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
-
-
-class Ledgerful:
-    """A store that remembers what was written at which point, and can do something right before."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.points: list[str] = []
-        self.before: Callable[[str], None] = lambda point: None
-        self.read = store.read
-        self.scan = store.scan
-        self.on_commit = store.on_commit
-        self.close = store.close
-
-    async def write(self, body: Body[Any], *, point: str, then: Then[Any] | None = None) -> Any:
-        self.before(point)
-        done = await self._store.write(body, point=point, then=then)
-        self.points.append(point)
-        return done
 
 
 @dataclass(slots=True)

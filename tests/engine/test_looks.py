@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from engine.commits import Ledgerful
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import StoreError
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.engine.journal import UNWRITTEN_S_MAX
-from retinue.store.connection import Body, Store, Then
+from retinue.store.connection import Store
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, calls
@@ -53,27 +53,11 @@ class Peek:
         return "nothing to see"
 
 
-class Held:
-    """A store that names its commits, and may do something right before one."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.points: list[str] = []
-        self.before: Callable[[str], None] = lambda point: None
-        self.read, self.scan, self.on_commit, self.close = store.read, store.scan, store.on_commit, store.close
-
-    async def write(self, body: Body[Any], *, point: str, then: Then[Any] | None = None) -> Any:
-        self.before(point)
-        done = await self._store.write(body, point=point, then=then)
-        self.points.append(point)
-        return done
-
-
 @dataclass(slots=True)
 class Room:
     household: Household
     peek: Peek
-    stores: list[Held] = field(default_factory=list[Held])
+    stores: list[Ledgerful] = field(default_factory=list[Ledgerful])
 
     @property
     def points(self) -> list[str]:
@@ -87,7 +71,7 @@ def room(tmp_path: Path) -> Room:
     household.tools = (room.peek,)
 
     def through(store: Store) -> Any:
-        room.stores.append(Held(store))
+        room.stores.append(Ledgerful(store))
         return room.stores[-1]
 
     household.through = through

@@ -42,6 +42,10 @@ class OriginKind(StrEnum):
         return self in (OriginKind.CHAT, OriginKind.WEB, OriginKind.TERMINAL)
 
 
+SENT_OUT = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
+"""Sessions that were made for work which an agent handed on as its own."""
+
+
 class LaneKind(StrEnum):
     MAIN = "main"
     SCHEDULE = "schedule"

@@ -23,6 +23,7 @@ from retinue.domain.record import UserTurn
 from retinue.domain.run import Run, RunStatus, Step, StepKind, StepState
 from retinue.domain.session import (
     BATCH_MAX,
+    SENT_OUT,
     SNIPPET_LENGTH_MAX,
     LaneKind,
     OriginKind,
@@ -33,7 +34,7 @@ from retinue.domain.session import (
 )
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
-from retinue.engine.custody import SENT_OUT, Append, Nothing, Work, trust_of_mail
+from retinue.engine.custody import Append, Nothing, Work, trust_of_mail
 from retinue.engine.endings import cancel_for_newer, close_run, interrupts
 from retinue.engine.lanes import held_back_s, next_batch
 from retinue.mailroom.background import runner_of

@@ -13,14 +13,11 @@ from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.record import Body, Record, RecordKind, kind_of, trust_of
 from retinue.domain.run import Run, Step
-from retinue.domain.session import OriginKind, QueuePolicy, Session
+from retinue.domain.session import SENT_OUT, QueuePolicy, Session
 from retinue.domain.tool import Call
 from retinue.domain.trust import Trust, least
 from retinue.mailroom.inbox import Wake
 from retinue.store.house import Page
-
-SENT_OUT = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
-"""Sessions that were made for work which an agent handed on as its own."""
 
 
 class Work(Struct, frozen=True, kw_only=True):

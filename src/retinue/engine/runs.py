@@ -19,7 +19,7 @@ from retinue.domain.ids import RunId
 from retinue.domain.ports import Clock, Faults
 from retinue.domain.record import Record
 from retinue.domain.run import NO_REQUEST, RunRequest
-from retinue.domain.session import OriginKind, Wakefulness
+from retinue.domain.session import SENT_OUT, Wakefulness
 from retinue.domain.times import to_ms
 from retinue.engine.approvals import park
 from retinue.engine.claims import Terms, claim_next
@@ -37,8 +37,6 @@ from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
 
 log = logging.getLogger(__name__)
-
-ONE_SHOT = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
 
 
 class Ended(Struct, frozen=True):
@@ -99,7 +97,7 @@ class Watch:
         finally:
             self._live.ended(work.run.id)
         # Whoever was sent out for one thing is seldom heard of again: those who are, want their contexts kept.
-        if journal.is_whole and work.session.origin.kind not in ONE_SHOT:
+        if journal.is_whole and work.session.origin.kind not in SENT_OUT:
             self.transcripts.give_back(transcript, context_from=journal.work.session.context_from)
         return ended
 

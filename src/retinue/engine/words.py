@@ -19,11 +19,10 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.ids import EnvelopeId, SessionId, derived
 from retinue.domain.principal import Principal
 from retinue.domain.run import Run
-from retinue.domain.session import Origin, OriginKind, Session
+from retinue.domain.session import SENT_OUT, Origin, OriginKind, Session
 from retinue.domain.trust import Trust, least
 from retinue.domain.word import Heard, Strategy, Word
 from retinue.engine import switching
-from retinue.engine.custody import SENT_OUT
 from retinue.mailroom.inbox import Wake, enter
 from retinue.policy.delegations import descends, may_hand_over
 from retinue.policy.reaching import may_reach

@@ -23,7 +23,7 @@ from retinue.domain.errors import Invalid, NotAllowed, RetinueError
 from retinue.domain.handing import Handed, Handing, HandOver
 from retinue.domain.ports import Clock
 from retinue.domain.record import Record, Reply, UserTurn, least_believed
-from retinue.domain.session import OriginKind, Session
+from retinue.domain.session import SENT_OUT, OriginKind, Session
 from retinue.domain.text import clipped_bytes
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolResult, ToolSpec
@@ -54,8 +54,6 @@ KINDS: dict[str, frozenset[OriginKind]] = {
     "cron": frozenset({OriginKind.SCHEDULE}),
     "hook": frozenset({OriginKind.EXTERNAL}),
 }
-
-SENT_OUT = frozenset({OriginKind.SUBAGENT, OriginKind.BACKGROUND})
 
 _encode = msgspec.json.Encoder().encode
 

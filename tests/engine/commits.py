@@ -1,0 +1,27 @@
+"""What is committed, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from retinue.store.connection import Body, Store, Then
+
+
+class Ledgerful:
+    """A store that remembers what was written at which point, and can do something right before."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.points: list[str] = []
+        self.before: Callable[[str], None] = lambda point: None
+        self.read = store.read
+        self.scan = store.scan
+        self.on_commit = store.on_commit
+        self.close = store.close
+
+    async def write(self, body: Body[Any], *, point: str, then: Then[Any] | None = None) -> Any:
+        self.before(point)
+        done = await self._store.write(body, point=point, then=then)
+        self.points.append(point)
+        return done
