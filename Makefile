@@ -94,8 +94,8 @@ run: setup ## open the house in the foreground
 test: setup system web ## every test but the slow ones
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-slow: $(VENV)/.slow system web ## the slow tests, with all 200 seeds
-	@RETINUE_SEEDS=200 $(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
+test-slow: $(VENV)/.slow system web ## the slow tests, with all 500 seeds and three months
+	@RETINUE_SEEDS=500 $(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
 
 crash: setup ## kill a real house again and again, and count what it lost
 	@$(BIN)/python -m retinue.testing.crash $(ARGS)

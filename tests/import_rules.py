@@ -18,7 +18,7 @@ ROOT = "retinue"
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "daemon hands instructing plugins testing real premises logs offline restore service",
+        "daemon hands instructing plugins testing real premises logs offline rehearsal restore service",
         "api",
         "operations",
         "engine",
@@ -44,6 +44,9 @@ ACQUAINTED = frozenset(
         ("daemon", "logs"),
         ("offline", "premises"),
         ("offline", "real"),
+        ("rehearsal", "offline"),
+        ("rehearsal", "real"),
+        ("rehearsal", "testing"),  # for its loop, in which time passes when everyone waits
         ("restore", "premises"),
         ("restore", "real"),
         ("testing", "daemon"),
@@ -58,8 +61,13 @@ ACQUAINTED = frozenset(
 APART = {"cli": frozenset[str](), "__main__": frozenset({"cli"})}
 
 STANDARD_LIBRARY_ONLY = frozenset({"domain", "policy", "cli", "__main__"})
-# For what its nouns are made of, and nothing else: docs/decisions/0011-what-travels-is-a-struct.md.
-BESIDE_IT = {"domain": frozenset({"msgspec.Struct", "msgspec.field"})}
+# For what its nouns are made of (docs/decisions/0011-what-travels-is-a-struct.md), and for the calendar that a cron
+# expression means (docs/decisions/0015-a-schedule-goes-on-where-its-mail-ends.md). Nothing else.
+_NOUNS = frozenset({"msgspec.Struct", "msgspec.field"})
+BESIDE_IT = {
+    "domain": _NOUNS | {"msgspec.structs", "cronsim.CronSim", "cronsim.CronSimError"},
+    "policy": _NOUNS,
+}
 
 # Only these may ask the system what time it is, or for a random number.
 MAY_ASK_THE_SYSTEM = frozenset({"real", "testing", "cli"})

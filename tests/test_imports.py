@@ -43,7 +43,7 @@ def test_every_module_is_read() -> None:
         ("retinue.daemon", "import retinue.testing", "neighbours do not know each other"),
         ("retinue.domain.run", "import msgspec", "domain has only the standard library"),
         ("retinue.domain.run", "from msgspec import json", "domain has only the standard library"),
-        ("retinue.policy.sight", "from msgspec import Struct", "policy has only the standard library"),
+        ("retinue.policy.sight", "from msgspec import json", "policy has only the standard library"),
         ("retinue.policy.sight", "from sqlalchemy import select", "policy has only the standard library"),
         ("retinue.cli.main", "import httptools", "cli has only the standard library"),
         ("retinue.cli.main", "from retinue.domain import ids", "the command line stands apart"),

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from flows.provider import provider
 from flows.provider import says as provider_says
 
 from retinue.agents.home import home_of
+from retinue.api.live import Feed
 from retinue.config import BadConfig, load
 from retinue.config.secret import Secret
 from retinue.config.skills import PluginSettings
@@ -33,6 +34,7 @@ from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.envelope import Draft
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.nouns import names
 from retinue.domain.permission import WEB, Rights
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import Call, ToolSpec
@@ -93,8 +95,7 @@ def load(host, settings):
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuestDesk(Desk):
+class GuestDesk(Desk, frozen=True, kw_only=True):
     plugins: Plugins | None = None
 
 
@@ -605,7 +606,7 @@ async def opened(tmp_path: Path, text: str, **kw: Any) -> AsyncGenerator[tuple[G
     async with desk_house(Household(tmp_path)) as house:
         keeper = Keeper(load(environment), environment)
         guests = Plugins(tmp_path, Registry(), FakeClock(), **kw)
-        held = {each.name: getattr(house.desk, each.name) for each in fields(Desk)}
+        held = {name: getattr(house.desk, name) for name in names(house.desk)}
         held["policy"] = {**house.desk.policy, **{name: each.permission for name, each in OPERATIONS.items()}}
         desk = GuestDesk(**{**held, "config": keeper, "plugins": guests})
         await guests.fit(keeper.current.settings.plugins)
@@ -729,8 +730,7 @@ async def test_the_doctor_says_why_a_plugin_is_not_here(offered: Packages, tmp_p
     offered.add("lonely", exclusive=True)
     offered.add("meek")
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class WithPlugins(HealthScene):
+    class WithPlugins(HealthScene, frozen=True, kw_only=True):
         plugins: Plugins | None = None
 
     text = "[plugins.broken]\n[plugins.lonely]\n[plugins.meek]\n"
@@ -832,6 +832,53 @@ async def test_an_agent_of_the_type_that_the_example_brings_takes_its_turns_by_i
         receipt = await house.post("And today?", to="agent:rita")
         await house.rest()
         assert any("[runner.not-found]" in mail.text for mail in await house.mail("person:owner"))
+
+
+@pytest.mark.spec("D65")
+async def test_whoever_follows_is_told_first_how_things_are_and_then_all_that_happens(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of conversations and runs, of schedules, of heartbeats, of what is permitted, and of plug-ins."""
+    monkeypatch.setenv("RETINUE_HOME", str(tmp_path / "home"))
+    async with hands_house(tmp_path / "home", config="[plugins.diary]") as house:
+        feed = Feed(house.house.desk, person("owner"))
+        feed.follow_all()
+        [hello] = await feed.open(None)
+        assert hello.name == "hello" and hello.data["partials"] == [] and hello.data["cursor"] > 0
+        heard: dict[str, list[dict[str, Any]]] = {}
+
+        async def until(kind: str, **fields: Any) -> None:
+            async with asyncio.timeout(20):
+                while not any(fields.items() <= body.items() for body in heard.get(kind, [])):
+                    for event in await feed.next() or []:
+                        if event.name == "news":
+                            told = msgspec.json.decode(msgspec.json.encode(event.data))
+                            heard.setdefault(told["news"], []).append(told)
+
+        house.model.will_reply("Good morning.")
+        await house.post("Good morning.")
+        for kind in ("session.started", "run.started", "run.ended"):
+            await until(kind)
+        house.model.will_reply("Watered.")
+        made = await house.ask("schedule.add", name="plants", to="agent:ada", text="Water them.", every="1d")
+        await until("schedule.changed", schedule=made["id"], change="added")
+        await house.ask("schedule.run", schedule="plants")
+        await until("schedule.changed", schedule=made["id"], change="ran")
+        house.model.will_reply("HEARTBEAT_OK")
+        await house.ask("heartbeat.add", agent="ada", id="door", text="Is it shut?")
+        await until("heartbeat.changed", agent="ada", change="added")
+        await house.ask("heartbeat.run", agent="ada", ids=["door"])
+        await until("heartbeat.changed", agent="ada", change="beat", indicator="ok")
+        await until("heartbeat.changed", agent="ada", change="ran")
+        await house.ask("grant.add", agent="ada", permission="web", because="it asked")
+        await until("grant.changed")
+        await house.ask("plugin.disable", name="diary")
+        await until("plugin.changed", plugin="diary", change="unloaded")
+        await house.ask("plugin.enable", name="diary")
+        await until("plugin.changed", plugin="diary", change="loaded")
+        await house.ask("session.reset", session=heard["session.started"][0]["session"])
+        await until("session.reset")
+        feed.close()
 
 
 async def test_a_runner_that_no_plugin_brings_is_refused_when_it_is_applied(

@@ -12,7 +12,6 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, EnumType
 from functools import cache, partial
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct, field
 
 from retinue import __version__
 from retinue.agents.briefing import Briefing
@@ -40,8 +40,10 @@ from retinue.domain import address
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.event import NewsKind
 from retinue.domain.ids import TokenId
 from retinue.domain.model import ModelFacts, ModelRef
+from retinue.domain.nouns import replace
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.principal import Principal
@@ -50,10 +52,11 @@ from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.domain.trust import Trust
 from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
 from retinue.hands import Hands, called_by_people, equip, skills_told
-from retinue.instructing import Instructing, look_for
+from retinue.instructing import Instructing
 from retinue.logs import set_level, set_masks, set_up_logs
 from retinue.mailroom.callbacks import Callbacks
 from retinue.mailroom.external import Elsewhere, own_address, way_out
@@ -71,12 +74,14 @@ from retinue.models.shelf import Maker
 from retinue.operations.audit import anchor_forever, anchor_now
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
+from retinue.operations.cron_tool import clock_tools
 from retinue.operations.gateway import Gateway
 from retinue.operations.keeper import Keeper
 from retinue.operations.keeping import tidy_forever
 from retinue.operations.known_secrets import refresh as refresh_masks
 from retinue.operations.permanent import CreatePermanentAgent
 from retinue.operations.restarts import tell
+from retinue.operations.schedules import why_no_command
 from retinue.operations.tools import tools_of
 from retinue.plugins.guests import Plugins
 from retinue.plugins.registry import Furnished, Kind, Registry
@@ -91,9 +96,14 @@ from retinue.runners.external import External
 from retinue.runners.loop import Loop
 from retinue.runners.media import FileMedia
 from retinue.runners.mirrored import Mirrored
+from retinue.schedules.checklists import Checklists
+from retinue.schedules.files import ScheduleFiles
+from retinue.schedules.heartbeats import Heartbeats, Wishes
+from retinue.schedules.labelled import look_for
 from retinue.store import agents, people, tokens
 from retinue.store.connection import Store
 from retinue.store.files import Files
+from retinue.store.house import Page
 from retinue.store.opening import open_store
 from retinue.tools.base import Tool
 from retinue.tools.mcp.servers import layers as mcp_layers
@@ -129,8 +139,7 @@ FIRST_STAFF = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Parts(Struct, frozen=True, kw_only=True):
     """What a test or a bench puts in place of our own, or beside it."""
 
     clock: Clock
@@ -145,8 +154,7 @@ class Parts:
     configuration: Configuration | None = None  # where the settings come from, to be read again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class House:
+class House(Struct, frozen=True, kw_only=True):
     """The house, open."""
 
     store: Store
@@ -212,9 +220,13 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             chance=parts.chance,
         )
         gateway = Gateway(lambda: desk, OPERATIONS)
-        own_tools = (gateway, CreatePermanentAgent(lambda: desk))
+        own_tools = (gateway, CreatePermanentAgent(lambda: desk), *clock_tools(lambda: desk, OPERATIONS, hands.ground))
         tools: tuple[Tool, ...] = (*hands.tools, *own_tools, *parts.tools, *tools_of(OPERATIONS.values(), lambda: desk))
-        plugins = Plugins(settings.home, registry, clock)
+
+        def plugin_told(instance: str, change: str, because: str) -> None:
+            on_the_side(_plugin_told(store, clock, instance, change, because))
+
+        plugins = Plugins(settings.home, registry, clock, told=plugin_told)
         toolbox = Toolbox(
             tools,
             clock=clock,
@@ -237,6 +249,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             store,
             clock,
             {c.instance: Masked(c, masks.mask) for c in (elsewhere, completions, *parts.connectors)},
+            sessions=lambda: current().sessions,
             faults=parts.faults,
         )
         briefing = Briefing(
@@ -281,6 +294,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             deliver=outbox.wake,
             asking=lambda: current().approvals,
             defaults=lambda: current().defaults,
+            sessions=lambda: current().sessions,
             session_ended=hands.session_ended,
             choices=HouseChoices(
                 minds,
@@ -292,6 +306,17 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
                 partial(skills_told, skills, current),
             ),
             skills=partial(called_by_people, skills, current),
+            gates=hands.gates,
+            checklists=Checklists(
+                clock=clock,
+                look=partial(look_for, hands.ground),
+                is_busy=lambda session: store.read(partial(is_busy, session=session, now_ms=to_ms(clock.now()))),
+                home_of=partial(ensure_home, settings.home),
+                workspace_of=lambda agent, home: current().defaults.workspace_of(agent, home),
+                gates=hands.gates,
+                why_no_gate=partial(why_no_command, toolbox),
+                mask=masks.mask,
+            ),
             faults=parts.faults,
         )
         outbox.on_wake(engine.wake)
@@ -341,6 +366,16 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             asides.add(task)
             task.add_done_callback(asides.discard)
 
+        schedule_files = ScheduleFiles(store, clock, ids, settings.home, settings.zone)
+        heartbeats = Heartbeats(
+            store,
+            clock,
+            lambda: _wishes(current()),
+            home_of=partial(ensure_home, settings.home),
+            workspace_of=lambda agent, home: current().defaults.workspace_of(agent, home),
+        )
+        if keeper is not None:
+            keeper.on_change(lambda _: heartbeats.poke())
         desk = Desk(
             store=store,
             post=Inbox(store, clock, engine.wake, engine.seat, engine.command),
@@ -358,6 +393,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             ground=hands.ground,
             plugins=plugins,
             mcp=hands.servers,
+            schedule_files=schedule_files,
+            heartbeats=heartbeats,
             windows=hands.windows,
             previews=instructing,
             mask=masks.mask,
@@ -381,6 +418,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await mirror.start()
         await outbox.start()
         await engine.start()
+        await schedule_files.start()
+        await heartbeats.start()
         await tell(settings.home, desk.post, ids)
 
         aside = [asyncio.create_task(tidy_forever(desk, lambda: current().retention))]
@@ -395,6 +434,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
                 task.cancel()
             await asyncio.gather(*aside, return_exceptions=True)
             drain_s = current().drain_s
+            await heartbeats.stop()
+            await schedule_files.stop()
             await engine.stop(drain_s=drain_s)
             await hands.close()
             await plugins.close()
@@ -429,6 +470,21 @@ def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> Maker:
         return Bridges(facts)
 
     return lambda ref, entry: bridges().find(ref, entry)
+
+
+async def _plugin_told(store: Store, clock: Clock, instance: str, change: str, because: str) -> None:
+    """For whoever follows the house: a plug-in has come or gone, or could not come."""
+
+    def body(conn: sa.Connection) -> None:
+        page = Page(conn, to_ms(clock.now()))
+        page.tell(NewsKind.PLUGIN_CHANGED, person=OWNER.name, plugin=instance, change=change, because=because)
+        page.close()
+
+    await store.write(body, point="plugin")
+
+
+def _wishes(settings: Settings) -> Wishes:
+    return Wishes(house=settings.defaults.heartbeat, default_agent=settings.default_agent, zone=settings.zone)
 
 
 def _mirror(store: Store, settings: Settings) -> Mirror:

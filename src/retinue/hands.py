@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from retinue.agents.home import ensure_home
 from retinue.agents.instructions import Mode, mode_of
@@ -35,6 +34,7 @@ from retinue.domain.errors import Invalid
 from retinue.domain.handing import Handed, Handing, HandOver
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.manner import Elevation
+from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission, Withheld
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.session import OriginKind, Session
@@ -48,7 +48,8 @@ from retinue.plugins.guests import Plugins
 from retinue.policy import command_rules
 from retinue.policy.command_rules import Rule
 from retinue.policy.origin_rules import OriginPolicy, house_policy
-from retinue.policy.placing import ExecPolicy, Gates
+from retinue.policy.placing import ExecPolicy
+from retinue.policy.placing import Gates as Doors
 from retinue.policy.sandboxing import is_confined, is_main, sandbox_of
 from retinue.policy.visibility import Sight, sessions_seen
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
@@ -56,6 +57,7 @@ from retinue.runners.estimate import tokens_of_text
 from retinue.sandbox.base import Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host
+from retinue.schedules.gates import Gates
 from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.tools.base import Scene, Tool
@@ -92,8 +94,7 @@ log = logging.getLogger(__name__)
 NO_SKILLS = SkillSettings()
 
 
-@dataclass(slots=True)
-class Ways:
+class Ways(Struct):
     """Into the mailroom, and to whoever can be asked: for tools, which are made before these are there."""
 
     mask: Callable[[str], str]
@@ -174,6 +175,16 @@ class Hands:
             homes=home / "agents",
             is_owner=_is_owner,
             environment=environment,
+        )
+        self.gates = Gates(
+            store=store,
+            clock=clock,
+            ids=ids,
+            grants=self.grants,
+            confining=self.confining,
+            withheld=withheld,
+            home_of=partial(ensure_home, home),
+            mask=mask,
         )
         rules, confined = _rules(self.confining, settings), _only_spawned(settings)
         self.servers = Servers(
@@ -268,8 +279,8 @@ def _only_spawned(settings: Callable[[], Settings]) -> Callable[[Scene], bool]:
     return confined
 
 
-def _gates(scene: Scene) -> Gates:
-    return Gates(
+def _gates(scene: Scene) -> Doors:
+    return Doors(
         owner=_is_owner(scene),
         foreground=scene.origin.foreground,
         agent=all(each.elevated is not Elevation.OFF for each in (scene.agent, *scene.senders)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ import sqlalchemy as sa
 from retinue import __version__
 from retinue.agents.briefing import Briefing, Told, Whose
 from retinue.agents.home import ensure_home, ensure_workspace
-from retinue.agents.instruction_files import FILE_BYTES_MAX, Looked
 from retinue.agents.instructions import (
     Alias,
     Colleague,
@@ -52,8 +50,6 @@ from retinue.runners.base import Assignment, Equip, Equipment
 from retinue.store import agents, delegations, envelopes, senders, sessions
 from retinue.store import tables as t
 from retinue.store.connection import Store
-from retinue.tools.files.ground import Ground
-from retinue.tools.files.looking import look_if_there
 from retinue.tools.windows import Windows
 
 LISTS_MAX = 64  # of tools that are remembered as they are told
@@ -344,12 +340,3 @@ def _person(origin: Origin) -> str:
 def _name(value: Any) -> str:
     """What a panel says of its item: ids alone. Anything else could be words of a stranger's."""
     return value if isinstance(value, str) and _NAME.fullmatch(value) else ""
-
-
-async def look_for(ground: Ground, real: str) -> Looked | None:
-    """A file with its label, as the file tools would have it."""
-    async with ground.alone_with(real):
-        found = await asyncio.to_thread(
-            partial(look_if_there, real, text=os.path.basename(real), bytes_max=FILE_BYTES_MAX)
-        )
-        return Looked(found.data, await ground.trust_of(real, found)) if found is not None else None

@@ -124,20 +124,25 @@ def closed_store(settings: Settings) -> Generator[Store]:
             try_this="retinue up, then ask again",
             code="store.not-a-file",
         )
-    with instance_lock(settings.home):
-        path = settings.store
-        if not path.exists():
-            raise _is_closed(f"no house was ever opened in {settings.home}")
-        try:
-            _refuse_other_schema(look(path, SCHEMA.known))
-            store = ClosedStore(path)
-        except (exc.SQLAlchemyError, sqlite3.Error) as error:
-            raise explain(error) from error
-        with closing(store._conn):  # pyright: ignore[reportPrivateUsage]
-            yield store
+    with instance_lock(settings.home), read_only(settings.store) as store:
+        yield store
 
 
-def _refuse_other_schema(revision: str | None) -> None:
+@contextmanager
+def read_only(path: Path) -> Generator[Store]:
+    """A store's file, to read from. Whoever does not hold the house's lock reads beside a house that is open."""
+    if not path.exists():
+        raise _is_closed(f"no house was ever opened in {path.parent}")
+    try:
+        refuse_other_schema(look(path, SCHEMA.known))
+        store = ClosedStore(path)
+    except (exc.SQLAlchemyError, sqlite3.Error) as error:
+        raise explain(error) from error
+    with closing(store._conn):  # pyright: ignore[reportPrivateUsage]
+        yield store
+
+
+def refuse_other_schema(revision: str | None) -> None:
     if revision != SCHEMA.head:
         raise StoreError(
             "this store is of another version",

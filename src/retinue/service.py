@@ -9,9 +9,10 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from retinue.config import examine
 from retinue.domain.errors import Invalid, RetinueError
@@ -20,8 +21,7 @@ NAME = "retinue"
 STOP_S_BEYOND_DRAIN = 20.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installation:
+class Installation(Struct, frozen=True, kw_only=True):
     path: Path  # where the unit belongs
     text: str
     commands: tuple[str, ...]  # to type, one after the other

@@ -203,7 +203,7 @@ async def test_an_id_that_is_none_is_not_a_folder(mirrored: MirroredHousehold) -
     async with mirrored.open() as house:
         await house.sql(
             "INSERT INTO sessions SELECT '../../escaped', name, 'web', 'x', NULL, '', 'sleeping', '{}', '{}', 0, 1, 1,"
-            " 0, '', 1, 1, NULL, NULL, NULL, '{}', 0, NULL FROM agents LIMIT 1"
+            " 0, '', 1, 1, NULL, NULL, NULL, '{}', 0, NULL, 1, 1, NULL, NULL FROM agents LIMIT 1"
         )
         shutil.rmtree(mirrored.folder)
         again = Mirror(house.store, mirrored.folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from retinue.agents.skills_shelf import Shelf
 from retinue.config import Settings
 from retinue.config.skills import Exposure, SkillLists, SkillSettings, Trusted
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
+from retinue.domain.nouns import replace
 from retinue.operations import skills
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS

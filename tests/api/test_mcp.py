@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from retinue.domain import address
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.ids import TokenId
+from retinue.domain.nouns import replace
 from retinue.domain.session import OriginKind
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.operations.base import Desk

@@ -42,8 +42,8 @@ class Recorder:
     def ended(self, ending: Ending) -> None:
         self.shown.append(("ended", ending.outcome))
 
-    def was_reset(self) -> None:
-        self.shown.append(("reset",))
+    def was_reset(self, because: str) -> None:
+        self.shown.append(("reset", because))
 
 
 class Teller:

@@ -37,6 +37,7 @@ LOCAL = {
     "down",
     "run",
     "logs",
+    "rehearse",
     "restore",
     "service",
     "completion",

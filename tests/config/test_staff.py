@@ -169,9 +169,7 @@ def test_an_external_agent_has_an_address_and_a_secret_that_stays_where_it_is(ho
 # --- keys whose part comes later ---
 
 
-@pytest.mark.parametrize(
-    "key", ["memory_search", "memorySearch", "human_delay", "groupChat", "heartbeat", "cli-backends"]
-)
+@pytest.mark.parametrize("key", ["memory_search", "memorySearch", "human_delay", "groupChat", "cli-backends"])
 @pytest.mark.parametrize("section", ["agents.ada", "templates.careful", "defaults"])
 def test_a_key_whose_part_is_not_there_yet_is_refused_by_name(home: Home, section: str, key: str) -> None:
     with pytest.raises(BadConfig) as refused:
@@ -383,10 +381,10 @@ def test_people_bindings_and_schedules_are_kept_as_tables(home: Home) -> None:
     connector = "telegram"
     [schedules.tick]
     agent = "ada"
-    kind = "heartbeat"
+    kind = "every"
     every_s = 60
     """
     staff = home.load(text).staff
     assert staff.people == {"maria": {"role": Role.MEMBER}}
     assert staff.bindings["chat"] == {"agent": "ada", "connector": "telegram", "peer": "42"}
-    assert staff.schedules == {"tick": {"agent": "ada", "kind": ScheduleKind.HEARTBEAT, "every_s": 60.0}}
+    assert staff.schedules == {"tick": {"agent": "ada", "kind": ScheduleKind.EVERY, "every_s": 60.0}}

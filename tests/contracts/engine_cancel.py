@@ -407,7 +407,7 @@ async def test_a_reset_keeps_the_session_and_starts_its_context_afresh(any_house
         assert await house.answer_to(second.envelope) == "who are you?"
         read = household.model.prompts[1].records
         assert kinds(read) == [RecordKind.RESET, RecordKind.USER]
-        assert read[0].body == Mark(text="She is called Maria.")
+        assert read[0].body == Mark(text="She is called Maria.", because="maria asked for it: the session was reset")
         assert not any("my name is Maria" in text for text in user_turns(read))
         # Nothing is taken away: the history is still there, with a marker in it.
         assert kinds(await house.records(first.session)) == [

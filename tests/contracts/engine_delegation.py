@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +27,7 @@ from contracts.engine_house import (
 
 from retinue.domain.agent import Agent, DelegationRules, Delivery
 from retinue.domain.envelope import Outcome
+from retinue.domain.nouns import replace
 from retinue.domain.record import UserTurn
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope, Outcome
 from retinue.domain.errors import StoreError
 from retinue.domain.event import News, NewsKind
+from retinue.domain.nouns import replace
 from retinue.domain.record import Record, RecordKind, UserTurn
 from retinue.domain.session import QueueOverride
 from retinue.domain.times import to_ms

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from contracts.engine_house import (
 
 from retinue.domain.envelope import Context, Kind, Outcome
 from retinue.domain.event import NewsKind
+from retinue.domain.nouns import replace
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueuePolicy
 from retinue.engine.lanes import Slots
 from retinue.testing.household import House, Household

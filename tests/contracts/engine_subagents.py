@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +29,7 @@ from retinue.config.defaults import PLAIN
 from retinue.domain.agent import DelegationRules, Delivery, SubagentRules, ToolRules
 from retinue.domain.delegation import Delegation, DelegationState
 from retinue.domain.envelope import Kind, Status
+from retinue.domain.nouns import replace
 from retinue.domain.record import UserTurn
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots

@@ -16,7 +16,7 @@ import pytest
 from retinue.testing.crash import KILLS, KILLS_QUICK, Life, Plan, Trial, crash, crash_points, quick_points, trial
 from retinue.testing.crash_client import Habit
 from retinue.testing.crash_evidence import read_evidence
-from retinue.testing.crash_script import Do
+from retinue.testing.crash_script import EVERY_S, Do
 from retinue.testing.crash_verdict import Verdict, Wrong, judge
 
 WAIT_S = 40.0
@@ -34,6 +34,7 @@ async def test_a_house_killed_at_its_crash_points_and_at_random_loses_doubles_an
     assert set(report.visited) == set(points)
     assert report.killed == KILLS_QUICK
     assert report.verdict.figures["acknowledged"] > 100
+    assert report.verdict.figures["slots ran"] > len(EVERY_S)
 
 
 @pytest.mark.slow

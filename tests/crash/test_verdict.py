@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from retinue.testing.crash_evidence import Approval, Asking, Cut, Evidence, HandedOut, Letter, Mark, Run
+from retinue.domain.nouns import replace
+from retinue.testing.crash_evidence import Approval, Asking, Cut, Evidence, HandedOut, Letter, Mark, Run, Slot
 from retinue.testing.crash_log import (
     Acknowledged,
     Answered,
@@ -98,6 +98,21 @@ LOG: list[LogEntry] = [
 ]
 ELSEWHERE = Run(id="r5", status="completed", final_text="<s4-m1>")
 HANDED_OUT = HandedOut(id="x1", session="f", state="done", result="c1", run="r5")
+
+
+def slot(schedule: str, at_s: int, state: str, envelope: str | None = None, **kw: Any) -> Slot:
+    given: dict[str, Any] = {"until_ms": None, "because": "", "outcome": "answered" if state == "ran" else None}
+    return Slot(schedule=schedule, at_ms=at_s * 1000, state=state, envelope=envelope, **given | kw)
+
+
+SLOTS = [
+    slot("tick", 2, "ran", "t1"),
+    slot("tick", 4, "skipped", until_ms=9_000, because="missed: the house was closed"),
+    slot("tick", 10, "waiting", "t2"),
+    slot("gated", 3, "ran", "g1"),
+    slot("gated", 6, "working", "g2"),
+    slot("gated", 9, "waiting", "g3"),
+]
 SOUND = Evidence(
     log=LOG,
     witness=[Mark("r1-0-1", "s0-m1/1"), Mark("r2-0-1", "s0-m3")],
@@ -114,6 +129,7 @@ SOUND = Evidence(
         ELSEWHERE,
     ],
     handed_out=[HANDED_OUT],
+    slots=SLOTS,
     cuts=[Cut(run="r1", word="s0-m1/2")],
     approvals=[Approval(id="p1", state="allowed", run="r2", word="s0-m3", decision="noted")],
     told={20: "a1", 21: "a2", 22: "a10"},
@@ -151,7 +167,29 @@ def logged(entry: LogEntry) -> Evidence:
     return replace(SOUND, log=[*LOG, entry])
 
 
+def came(*others: Slot, without: tuple[Slot, ...] = ()) -> Evidence:
+    slots = sorted(
+        (each for each in (*SLOTS, *others) if each not in without), key=lambda each: (each.schedule, each.at_ms)
+    )
+    return replace(SOUND, slots=slots)
+
+
 DOCTORED: dict[str, tuple[Wrong, Callable[[], Evidence]]] = {
+    "a schedule never came": (Wrong.LOST, lambda: came(without=tuple(SLOTS[:3]))),
+    "a slot is told of nowhere": (Wrong.LOST, lambda: came(without=(SLOTS[1],))),
+    "a slot came twice": (Wrong.DOUBLED, lambda: came(slot("tick", 2, "ran", "t3"))),
+    "an envelope stands for two slots": (
+        Wrong.DOUBLED,
+        lambda: came(slot("gated", 6, "working", "g1"), without=(SLOTS[4],)),
+    ),
+    "a slot was skipped, and nobody knows why": (
+        Wrong.UNEXPLAINED,
+        lambda: came(slot("tick", 4, "skipped", until_ms=9_000), without=(SLOTS[1],)),
+    ),
+    "a slot ran, and its envelope is still open": (
+        Wrong.LOST,
+        lambda: came(slot("tick", 2, "ran", "t1", outcome=None), without=(SLOTS[0],)),
+    ),
     "an acknowledged envelope is not stored": (Wrong.LOST, lambda: without("q2")),
     "an acknowledged envelope is another": (Wrong.CONTRADICTED, lambda: changed("q2", key="another")),
     "an envelope is stored twice": (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from retinue.domain.agent import ToolRules
 from retinue.domain.command import CommandName
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import NotFound
+from retinue.domain.nouns import replace
 from retinue.domain.record import RecordKind
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from retinue.config import BadConfig, load
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed
+from retinue.domain.nouns import replace
 from retinue.domain.times import to_ms
 from retinue.domain.token import hash_of
 from retinue.operations.keeper import Keeper

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from retinue.config import load
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed
+from retinue.domain.nouns import replace
 from retinue.operations.keeper import Keeper
 from retinue.operations.settings import changes_between
 from retinue.testing.household import Household

@@ -105,6 +105,8 @@ async def test_no_operation_tells_a_stranger_of_what_is_not_theirs(house: DeskHo
         ("session.stop", "session", "session"),
         ("session.reset", "session", "session"),
         ("session.queue", "session", "session"),
+        ("session.policy", "session", "session"),
+        ("session.refresh", "session", "session"),
     ],
 )
 async def test_a_strangers_look_up_answers_as_if_nothing_were_there(
@@ -143,9 +145,8 @@ async def test_an_agent_sees_its_own_sessions_and_no_others(house: DeskHouse) ->
 
 
 async def test_an_open_question_is_shown_to_whom_it_concerns_alone(house: DeskHouse) -> None:
-    from dataclasses import replace
-
     from retinue.domain.agent import ToolRules
+    from retinue.domain.nouns import replace
     from retinue.store import agents
 
     def ask_first(conn: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.permission import Rights
 from retinue.domain.tool import Call
 from retinue.operations.catalog import OPERATIONS

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.domain.cutting import Cut, answered, begins_at, copies, kept, requests
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.record import (
     Body,
     Mark,

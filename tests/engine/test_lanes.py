@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from retinue.domain import address
 from retinue.domain.envelope import Context, Envelope, Kind, Status
 from retinue.domain.ids import EnvelopeId, SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
 from retinue.domain.trust import Trust
 from retinue.engine import engine as engine_module

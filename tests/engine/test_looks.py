@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from engine.commits import Ledgerful
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import StoreError
+from retinue.domain.nouns import replace
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.engine.journal import UNWRITTEN_S_MAX
 from retinue.store.connection import Store

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from outages import Unheard
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.envelope import Outcome, Status
 from retinue.domain.errors import NotFound, StoreError
+from retinue.domain.nouns import replace
 from retinue.domain.session import LaneKind, QueuePolicy, Wakefulness
 from retinue.engine import engine as engine_module
 from retinue.engine.lanes import Slots

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Draft, Envelope, Receipt
 from retinue.domain.ids import EnvelopeId, SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
 from retinue.domain.record import Record
 from retinue.domain.session import Origin, OriginKind

@@ -12,13 +12,14 @@ import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from retinue.config import Settings, load
 from retinue.domain.agent import Agent
+from retinue.domain.nouns import replace
 from retinue.testing.household import House, Household
 
 KEY = "sk-flows-0123456789abcdefghij"

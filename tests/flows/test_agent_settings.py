@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from retinue.config.sandbox import WorkspaceAccess
 from retinue.domain.agent import SandboxRules, ToolRules
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import NotFound, Unfit
+from retinue.domain.nouns import replace
 from retinue.store import envelopes
 from retinue.testing.scripted_model import calls, says
 
@@ -179,17 +179,22 @@ async def test_it_is_told_what_holds_for_an_agent_and_who_says_so(tmp_path: Path
     subagents = { archive_after_s = 10 }
     [sandbox]
     workspace = "ro"
+    [sessions.reset]
+    daily_at = "04:00"
+    idle_minutes = 30
     """
     async with hands_house(tmp_path / "home", config=config) as house:
         await house.ask(
             "agent.set",
             name="ada",
             run_seconds_max=60,
+            reset_idle_minutes=0,
             subagents_model="scripted",
             sandbox_workspace="rw",
             sandbox_scope="session",
         )
         told = (await house.ask("agent.show", name="ada"))["in_force"]
+        told = {name: each for name, each in told.items() if not name.startswith("heartbeat_")}
         assert {name: (each["value"], each["by"], each["key"]) for name, each in told.items()} == {
             "model": ("scripted", "agent", "agents.ada.model"),
             "effort": (None, "built-in", "defaults.effort"),
@@ -202,6 +207,9 @@ async def test_it_is_told_what_holds_for_an_agent_and_who_says_so(tmp_path: Path
             "subagents_effort": (None, "built-in", "defaults.subagents.effort"),
             "subagents_run_seconds_max": (None, "built-in", "defaults.subagents.run_seconds_max"),
             "subagents_archive_after_s": (10.0, "house", "defaults.subagents.archive_after_s"),
+            "reset_daily_at": ("04:00", "house", "sessions.reset.daily_at"),
+            "reset_idle_minutes": (0.0, "agent", "agents.ada.reset.idle_minutes"),
+            "reset_context_tokens_max": (None, "built-in", "sessions.reset.context_tokens_max"),
             "sandbox_mode": ("all", "built-in", "sandbox.mode"),
             "sandbox_scope": ("session", "agent", "agents.ada.sandbox.scope"),
             "sandbox_workspace": ("ro", "house", "sandbox.workspace"),

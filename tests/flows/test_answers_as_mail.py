@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from flows.staff_house import letters, outcome, plays, said_to, sums_hold
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.envelope import Envelope, Kind, Outcome
 from retinue.domain.event import NewsKind
+from retinue.domain.nouns import replace
 from retinue.domain.record import Reply
 from retinue.store import news
 from retinue.testing.scripted_model import Line, calls, says

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Kind, Outcome
 from retinue.domain.errors import Invalid
 from retinue.domain.event import NewsKind
+from retinue.domain.nouns import replace
 from retinue.domain.record import UserTurn
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec

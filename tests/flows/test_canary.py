@@ -15,7 +15,7 @@ import os
 import shlex
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,6 +34,7 @@ from retinue.connectors.masked import Masked
 from retinue.daemon import House, default_parts, open_house
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.nouns import replace
 from retinue.domain.tool import ToolResult
 from retinue.logs import LogLine, set_masks
 from retinue.models.base import Prompt
@@ -53,9 +54,9 @@ OWNER = person("owner")
 ADA = Agent(name="ada", model="scripted")
 WAIT_S = 120.0
 # Tools that tell nothing which another of these does not: what a browser shows, it shows after each act, and what goes
-# to others of the staff is masked on its way like every message.
+# to others of the staff, or to oneself at another time, is masked on its way like every message.
 OTHERS = {
-    *("browser_act", "request_permission_via_parent", "grant_permission", "gateway", "notify", "ask_questions"),
+    *("browser_act", "request_permission_via_parent", "grant_permission", "gateway", "notify", "ask_questions", "cron"),
     *(*GROUPS["agents"], *GROUPS["sessions"]),
 }
 CANARIES = {

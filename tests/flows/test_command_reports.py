@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from flows.hands_house import ADA, BO, HandsHouse, hands_house
 from retinue.config.hands import Elevated
 from retinue.domain.agent import ToolRules
 from retinue.domain.manner import Elevation, Manner
+from retinue.domain.nouns import replace
 from retinue.domain.person import Person, Role
 from retinue.store import envelopes, people, sessions
 from retinue.testing.scripted_model import calls, says

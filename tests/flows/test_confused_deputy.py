@@ -6,7 +6,6 @@ nothing by it, and by whoever may, or without the words from outside, where it i
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from flows.staff_house import let_in, letters
 
 from retinue.domain.agent import Agent, DelegationRules, PermissionLevel, SubagentRules, ToolRules
 from retinue.domain.envelope import Kind
+from retinue.domain.nouns import replace
 from retinue.domain.person import Role
 from retinue.domain.record import UserTurn
 from retinue.domain.session import QueueMode, QueuePolicy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -28,6 +28,7 @@ from retinue.config.minds import (
 from retinue.domain.agent import Agent
 from retinue.domain.event import NewsKind
 from retinue.domain.model import Failure
+from retinue.domain.nouns import replace
 from retinue.domain.permission import Withheld
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, Usage, UserTurn
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueuePolicy

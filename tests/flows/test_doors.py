@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from retinue.config.hands import Lists, ToolSettings
 from retinue.domain.agent import Agent, ToolLists, ToolRules
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import NotAllowed, NotFound
+from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB, Permission
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import Effect, ToolSpec

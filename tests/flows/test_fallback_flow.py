@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.credential import Credential
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import NotAllowed
+from retinue.domain.nouns import replace
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.run import RunRequest
 from retinue.engine.engine import EmbeddedEngine

@@ -7,7 +7,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from flows.provider import provider
 from flows.provider import says as provider_says
 
 from retinue.domain.agent import ToolRules
+from retinue.domain.nouns import replace
 from retinue.domain.tool import ToolResult
 from retinue.testing.scripted_model import Line, calls
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ import pytest
 from flows.hands_house import ADA, HandsHouse, Visit, hands_house
 
 from retinue.domain.agent import ToolRules
+from retinue.domain.nouns import replace
 from retinue.domain.record import Note
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.domain.trust import Trust

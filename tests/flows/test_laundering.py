@@ -7,7 +7,6 @@ after which it is simply done. What was done is read off a file that no tool but
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from retinue.domain.address import agent as agent_address
 from retinue.domain.agent import ToolRules
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Context, Kind
+from retinue.domain.nouns import replace
 from retinue.domain.record import Note, Summary, UserTurn
 from retinue.domain.session import Overflow, QueueMode, QueuePolicy
 from retinue.domain.tool import ToolResult

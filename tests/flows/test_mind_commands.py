@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -10,11 +9,11 @@ from pathlib import Path
 import pytest
 from contracts.engine_house import books_hold, rows
 from flows.provider import KEY, Provider, household_of, provider, says, section, settings_of
-from msgspec.structs import replace
 
 from retinue.domain.credential import Credential
 from retinue.domain.envelope import Outcome
 from retinue.domain.model import EFFORTS
+from retinue.domain.nouns import replace
 from retinue.domain.session import Mind
 from retinue.domain.trust import Trust
 from retinue.store import credentials
@@ -210,7 +209,7 @@ async def test_a_message_has_the_first_word_on_effort_then_session_agent_house_a
 ) -> None:
     config = section("mock", mock.url) + ENTRIES + '\n[defaults]\neffort = "low"\n'
     household = household_of(tmp_path, config, environment=ENVIRONMENT)
-    household.agents = (*household.agents, dataclasses.replace(household.agents[0], name="bo", effort="medium"))
+    household.agents = (*household.agents, replace(household.agents[0], name="bo", effort="medium"))
 
     async def effort(house: House, text: str, agent: str) -> str | None:
         receipt = await house.post(text, origin=terminal("maria"), recipient=f"agent:{agent}")

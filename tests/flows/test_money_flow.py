@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from outages import time_passing, until
 from retinue.domain.agent import Agent
 from retinue.domain.caps import OUTPUT_TOKENS_LEAST
 from retinue.domain.envelope import Outcome
+from retinue.domain.nouns import replace
 from retinue.domain.record import Reply
 from retinue.domain.times import to_ms
 from retinue.engine.lanes import Slots

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from flows.hands_house import ADA, BO, OWNER, HandsHouse, hands_house
 
 from retinue.domain.agent import Agent, PermissionLevel, SandboxRules, ToolRules
 from retinue.domain.errors import Invalid, NotAllowed
+from retinue.domain.nouns import replace
 from retinue.domain.sandbox import SandboxMode
 from retinue.operations.permanent import TOOL
 from retinue.store import agents

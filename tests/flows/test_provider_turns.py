@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from outages import time_passing
 
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Outcome
+from retinue.domain.nouns import replace
 from retinue.domain.record import Reply
 from retinue.domain.tool import ToolSpec
 from retinue.engine.engine import EmbeddedEngine

@@ -4,7 +4,6 @@ answer each other."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from flows.staff_house import SendOut, let_in, letters, outcome, plays, said_to,
 
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.envelope import Kind, Outcome
+from retinue.domain.nouns import replace
 from retinue.domain.person import Role
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust

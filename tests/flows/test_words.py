@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from flows.staff_house import SendOut, let_in, letters, outcome, plays, said_to,
 
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.envelope import Kind, Outcome
+from retinue.domain.nouns import replace
 from retinue.domain.person import Role
 from retinue.domain.record import UserTurn
 from retinue.domain.session import Origin, OriginKind

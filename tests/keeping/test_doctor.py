@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from retinue.config import Settings
 from retinue.config.settings import Listen
 from retinue.domain.agent import Agent
 from retinue.domain.errors import NotAllowed, StoreError
+from retinue.domain.nouns import replace
 from retinue.domain.times import zone
 from retinue.operations import checks
 from retinue.operations.checks import (
@@ -216,6 +216,7 @@ async def test_mail_that_nobody_reads_is_found(household: Household) -> None:
         sent = await desk.ask(OWNER, "envelope.send", to="agent:ada", text="hello")
         await desk.house.outcome(sent["envelope"])
         await desk.house.quiet()
+        desk.house.engine.abandon()  # so that nobody reads it meanwhile
         await desk.house.sql(
             "UPDATE envelopes SET status = 'pending', due_ms = 0, settled_ms = NULL WHERE id = :id", id=sent["envelope"]
         )

@@ -13,7 +13,7 @@ from retinue.domain import address
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import ATTACHMENTS_MAX, KEY_LENGTH_MAX, TEXT_BYTES_MAX, Context, Envelope, Kind, Receipt
 from retinue.domain.session import OriginKind
-from retinue.domain.session_keys import DmScope
+from retinue.domain.session_keys import ChatType, DmScope
 from retinue.domain.trust import Trust
 from retinue.mailroom.doorway import Doorway, message_key
 from retinue.testing.household import House, Household
@@ -115,7 +115,7 @@ async def test_a_message_becomes_an_envelope_from_its_channel(household: Househo
         assert envelope.kind is Kind.MESSAGE
         assert (envelope.source, envelope.key) == ("connector:quiet", "team/kitchen:1/77")
         assert envelope.context == Context(
-            sender_name="Alice", username="alice", chat_title="Kitchen", platform_id="77"
+            sender_name="Alice", username="alice", chat_title="Kitchen", platform_id="77", chat_type=ChatType.GROUP
         ), "what only the house may say is not taken from a connector"
         assert envelope.trust is Trust.UNTRUSTED
         session = await house.session(envelope.session)

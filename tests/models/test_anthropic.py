@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from models.rules_of_formats import follows, raw_count
 from retinue.config.minds import WireFormat
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFailed
+from retinue.domain.nouns import replace
 from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Stop, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.anthropic import AnthropicWire

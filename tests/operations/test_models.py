@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from retinue.cli.answers import lines_of, table_of
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.domain.model import ModelRef
+from retinue.domain.nouns import replace
 from retinue.domain.session import Mind
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.declared import Kind, parameters

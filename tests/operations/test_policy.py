@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from flows.hands_house import ADA, HandsHouse, Visit, hands_house
 
 from retinue.domain.agent import ToolRules
 from retinue.domain.errors import Invalid, NotFound
+from retinue.domain.nouns import replace
 from retinue.testing.scripted_model import calls
 
 
@@ -58,7 +58,7 @@ deny = ["read"]
         assert await key("exec", door="invoke") == ("deny", "tools.invoke_allow")
         assert await key("config_show") == ("deny", "agents.ada.tools.also_allow")
         found = await house.ask("policy.explain", agent="ada", tool="write")
-        assert layers(found) == {"the house": "ask", "the agent ada": "allow"}
+        assert layers(found) == {"the house": "ask", "the agent ada": "allow", "the rule for schedules": "allow"}
         assert found["would-grant"] == ["tool:write"]
 
 

@@ -7,7 +7,6 @@ import os
 import socket
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.credential import Credential
 from retinue.domain.errors import NotAllowed
 from retinue.domain.ids import TokenId
+from retinue.domain.nouns import replace
 from retinue.domain.person import Person, Role
 from retinue.domain.principal import Principal
 from retinue.domain.session import Origin, OriginKind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from retinue.config import load
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid
 from retinue.domain.model import FREE, ModelRef
+from retinue.domain.nouns import replace
 from retinue.domain.record import Usage
 from retinue.domain.run import Run
 from retinue.operations.keeper import Keeper

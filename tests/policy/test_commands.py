@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import Invalid
 from retinue.domain.manner import Elevation
+from retinue.domain.nouns import replace
 from retinue.policy.command_rules import RUNS_WHAT_IT_IS_TOLD, Program, allows, programs_named, rule
 from retinue.policy.commands import (
     COMMAND_CHARS_MAX,

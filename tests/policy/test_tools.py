@@ -327,10 +327,10 @@ def test_the_layers_stand_in_the_order_of_the_design() -> None:
     whole = chain(settings, rules, provider="openai", sender=address.parse("person:maria"), door=Door.INVOKE)
     assert [layer.key for layer in whole.layers] == [
         *("tools", "tools.by_provider.openai", "tools.policies.careful", "agents.ada.tools"),
-        *("agents.ada.tools.by_provider.openai", "tools.by_session.terminal", "tools.by_sender.person:maria"),
-        "tools.invoke_allow",
+        *("agents.ada.tools.by_provider.openai", "tools.by_session.schedule", "tools.by_session.terminal"),
+        *("tools.by_sender.person:maria", "tools.invoke_allow"),
     ]
-    assert [finding.verdict for finding in whole.findings(spec("read"))] == [Verdict.ALLOW] * 8
+    assert [finding.verdict for finding in whole.findings(spec("read"))] == [Verdict.ALLOW] * 9
 
 
 # --- what always holds ---
@@ -377,7 +377,7 @@ def test_what_is_decided_is_the_worst_that_any_layer_found(layers: list[ToolList
 
 @given(lists, specs, st.sampled_from(NAMES))
 def test_a_further_deny_never_helps(rules: ToolLists, tool: ToolSpec, name: str) -> None:
-    from dataclasses import replace
+    from retinue.domain.nouns import replace
 
     before = Chain([Layer(name="l", key="k", lists=rules)], CORE).decide(tool)
     after = Chain([Layer(name="l", key="k", lists=replace(rules, deny=(*rules.deny, name)))], CORE).decide(tool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from runners.histories import asks, histories, record, result, says, texts, told
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFacts, ModelRef
+from retinue.domain.nouns import replace
 from retinue.domain.record import Note, Piece, PieceKind, Record, Reply, Usage, UserTurn
 from retinue.domain.tool import ToolSpec
 from retinue.runners.case import bound_of

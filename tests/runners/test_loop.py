@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
+from msgspec import structs
 
 from retinue.domain import address
 from retinue.domain.agent import Agent, ToolRules
@@ -18,6 +19,7 @@ from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.model import FREE, ModelFacts, ModelFailed, ModelRef, Price
 from retinue.domain.money import CallTerms, Granted
+from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission
 from retinue.domain.ports import Asking
 from retinue.domain.record import Note, Record, Reply, Stop, Summary, Usage, UserTurn, kind_of
@@ -511,7 +513,7 @@ async def test_a_bill_that_cannot_be_is_believed_only_as_far_as_one_can_be(count
         reasoning_tokens=count,
     )
     heard = (await hear(Speaker([Text("Yes."), Ended(Stop.END, usage)]), Ear())).usage
-    assert all(0 <= value <= 10**12 for value in astuple(heard))
+    assert all(0 <= value <= 10**12 for value in structs.astuple(heard))
 
 
 @pytest.mark.parametrize(("words", "known"), [("Yes.", True), ("word " * 40, False)])

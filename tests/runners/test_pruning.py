@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -13,6 +12,7 @@ from runners.histories import NOON, SESSION, asks, bodies, histories, record, re
 
 from retinue.config.minds import HardClear, PrunedTools, Pruning, PruningMode, SoftTrim
 from retinue.domain.ids import SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.record import Body, Record, Summary
 from retinue.domain.tool import ToolResult
 from retinue.models.base import WireCache

@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
+import cronsim
 import msgspec
 import pytest
 import uvloop
 from sandbox.support import PATIENCE_S, PYTHON, Grounds, make_grounds, run, shell, sleepers, until
 
+from retinue.domain.nouns import replace
 from retinue.sandbox import walls
 from retinue.sandbox.base import Confinement, Limits, Network, SandboxFailed
 from retinue.sandbox.bubblewrap import Bubblewrap
@@ -469,7 +470,8 @@ asyncio.run(main())
     folder.chmod(0o777)
     source = folder / "src"
     subprocess.run(["cp", "-r", str(SOURCE), str(source)], check=True)
-    subprocess.run(["cp", "-r", str(Path(msgspec.__file__).parent), str(source)], check=True)
+    for needed in (msgspec, cronsim):
+        subprocess.run(["cp", "-r", str(Path(str(needed.__file__)).parent), str(source)], check=True)
     subprocess.run(["chmod", "-R", "a+rX", str(source)], check=True)
     try:
         tried = subprocess.run(

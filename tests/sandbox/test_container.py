@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from sandbox.support import PYTHON, Grounds, make_grounds, run, sleepers, until
 
 from retinue.config.sandbox import DockerSettings
+from retinue.domain.nouns import replace
 from retinue.sandbox.base import Limits, Network, SandboxFailed
 from retinue.sandbox.container import Containers, Engine
 from retinue.testing.fake_clock import FakeClock

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sandbox.support import PATIENCE_S, PYTHON, run, shell, sleepers, until
 
+from retinue.domain.nouns import replace
 from retinue.sandbox.base import MIB, Confinement, Limits, Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.cgroups import Cgroups

@@ -15,7 +15,7 @@ from retinue.testing.planted import Bug, plant, planted
 from retinue.testing.simulation import main, run
 
 RUNS = 60
-SEEDS = (3, 4, 1, 2)
+SEEDS = (5, 13)
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +23,20 @@ def this_is_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RETINUE_TEST", "1")
 
 
-OF_THE_STAFF = frozenset(Bug) - {Bug.ACKNOWLEDGE_BEFORE_COMMIT, Bug.EFFECT_BEFORE_INTENT, Bug.EPOCH_NOT_CHECKED}
+SHOWN_AT_ONCE = frozenset(
+    {
+        Bug.ACKNOWLEDGE_BEFORE_COMMIT,
+        Bug.EPOCH_NOT_CHECKED,
+        Bug.SLOT_FIRED_TWICE,
+        Bug.NEXT_NOT_MADE,
+        Bug.SKIP_NOT_TOLD,
+    }
+)
 
 
 def violations(bug: Bug, rules: Collection[str]) -> Iterator[Violation]:
     """What is found wrong, seed by seed, by those rules alone."""
-    runs = 3 * RUNS if bug in OF_THE_STAFF else RUNS  # not every run hands work on
+    runs = RUNS if bug in SHOWN_AT_ONCE else 3 * RUNS  # not every run hands work on, or is cut off in a call
     for seed in SEEDS:
         with planted(bug):
             try:
@@ -43,6 +51,9 @@ def violations(bug: Bug, rules: Collection[str]) -> Iterator[Violation]:
         (Bug.ACKNOWLEDGE_BEFORE_COMMIT, "receipt"),
         (Bug.EFFECT_BEFORE_INTENT, "intent"),
         (Bug.EPOCH_NOT_CHECKED, "fenced"),
+        (Bug.SLOT_FIRED_TWICE, "slots"),
+        (Bug.NEXT_NOT_MADE, "armed"),
+        (Bug.SKIP_NOT_TOLD, "slots"),
     ],
 )
 def test_a_planted_bug_is_caught_in_the_act(bug: Bug, rule: str) -> None:
@@ -59,6 +70,7 @@ def test_a_planted_bug_is_caught_in_the_act(bug: Bug, rule: str) -> None:
         (Bug.ANSWER_READ_TWICE, {"handed"}),
         (Bug.ANSWER_TO_ANOTHER_CALL, {"handed"}),
         (Bug.FAILURE_NOT_TOLD, {"ledger"}),
+        (Bug.NEXT_NOT_MADE, {"ledger"}),
         (Bug.CALLBACK_HEARD_TWICE, {"doubled"}),
         (Bug.CALLBACK_HEARD_TWICE, {"handed"}),
         (Bug.CALLBACK_TO_ANOTHER_SESSION, {"handed"}),

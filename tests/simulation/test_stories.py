@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.event import NewsKind
+from retinue.domain.nouns import replace
 from retinue.domain.record import UserTurn
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import ToolResult, ToolSpec

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import sqlalchemy as sa
 from desk.desk_house import DeskHouse, agent, desk_house, person
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 from stores import INLINE, POSTGRES, SQLITE, Place, place_of, settle_in
 
 from retinue.domain import audit as lines
@@ -36,6 +36,7 @@ from retinue.domain.audit import (
     link_hash,
 )
 from retinue.domain.errors import Invalid, NotAllowed
+from retinue.domain.nouns import replace
 from retinue.domain.principal import HOUSE
 from retinue.domain.session import Origin, OriginKind
 from retinue.operations import audit as asked

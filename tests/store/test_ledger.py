@@ -535,6 +535,26 @@ BREAKS = [
     ("steps", "an ended run has an open step", ["UPDATE steps SET state = 'open' WHERE run = :answered_run"]),
     ("counters", "envelopes count on from elsewhere", ["UPDATE house SET envelope_seq = envelope_seq + 1"]),
     ("counters", "news counts on from elsewhere", ["UPDATE house SET news_seq = news_seq - 1"]),
+    (
+        "schedules",
+        "an enabled one has nothing ahead",
+        [
+            "INSERT INTO schedules"
+            " (id, kind, owner, recipient, body, enabled, because, zone, filed, created_ms, updated_ms)"
+            f" VALUES ('{NOBODY}', 'schedule', 'person:owner', 'agent:ada', '{{}}', true, '', 'UTC', false, 0, 0)"
+        ],
+    ),
+    (
+        "schedules",
+        "what one works on has ended",
+        [
+            "INSERT INTO schedules"
+            " (id, kind, owner, recipient, body, enabled, because, zone, filed, created_ms, updated_ms)"
+            f" VALUES ('{NOBODY}', 'schedule', 'person:owner', 'agent:ada', '{{}}', true, '', 'UTC', false, 0, 0)",
+            "INSERT INTO schedule_slots (schedule, seq, made_by, slot_ms, state, because, envelope)"
+            f" SELECT '{NOBODY}', 1, 'clock', 0, 'working', '', id FROM envelopes WHERE status = 'done' LIMIT 1",
+        ],
+    ),
     ("readable", "a record is torn", ["UPDATE records SET body = '{' WHERE seq = 2"]),
     (
         "readable",

@@ -41,7 +41,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "9999"
-down_revision = "0011"
+down_revision = "0012"
 
 
 def upgrade() -> None:
@@ -466,3 +466,37 @@ def test_the_minds_keep_money_and_sessions_of_a_store_from_before_and_sum_it_up(
             [row] = conn.execute(sa.text("SELECT name, epoch, context_from, mind, compactions FROM sessions")).all()
             assert tuple(row) == ("garden", 3, 4, "{}", 0)
             assert "money" not in ledger.check(conn, now_ms=4 * day_ms).broken
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_the_clock_dates_the_contexts_of_a_store_from_before(
+    kind: str, request: pytest.FixtureRequest, path: Path, tmp_path: Path
+) -> None:
+    session, empty = "a" * 32, "b" * 32
+    with as_it_was(kind, "0011", request, path, tmp_path) as (engine, move):
+        with engine.begin() as conn:
+            for statement in (
+                "INSERT INTO agents (name, folded, version, body, source, created_ms) VALUES"
+                " ('ada', 'ada', 1, '{}', 'test', 1)",
+                *(
+                    "INSERT INTO sessions (id, agent, origin_kind, origin_key, name, wakefulness, queue, attributes,"
+                    " epoch, record_seq, context_from, revision, snippet, created_ms, updated_ms, mind, compactions)"
+                    f" VALUES ('{id_}', 'ada', 'web', '{id_}', '', 'sleeping', '{{}}', '{{}}', 3, 4, 3, 1, '', 5, 90,"
+                    " '{}', 0)"
+                    for id_ in (session, empty)
+                ),
+                *(
+                    "INSERT INTO records (session, seq, kind, body, trust, at_ms) VALUES"
+                    f" ('{session}', {seq}, '{of}', '{{}}', 'private', {at_ms})"
+                    for seq, of, at_ms in ((1, "start", 5), (2, "user", 20), (3, "reset", 30), (4, "user", 80))
+                ),
+            ):
+                conn.execute(sa.text(statement))
+
+        move()
+
+        with engine.connect() as conn:
+            found = conn.execute(
+                sa.text("SELECT id, began_ms, active_ms, refresh, chat_type FROM sessions ORDER BY id")
+            )
+            assert [tuple(row) for row in found] == [(session, 30, 90, None, None), (empty, 5, 90, None, None)]

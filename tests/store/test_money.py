@@ -260,7 +260,7 @@ SESSION = dict.fromkeys(t.sessions.c.keys()) | {
     "name": "",
     "wakefulness": "active",
     **dict.fromkeys(("queue", "attributes", "mind"), "{}"),
-    **dict.fromkeys(("epoch", "record_seq", "context_from", "revision", "compactions"), 0),
+    **dict.fromkeys(("epoch", "record_seq", "context_from", "revision", "compactions", "began_ms", "active_ms"), 0),
     "snippet": "",
     "created_ms": 1,
     "updated_ms": 1,

@@ -57,12 +57,14 @@ def raised(day: int) -> sa.TextClause:
 
 async def test_a_body_that_met_a_deadlock_is_run_again(postgres_url: str) -> None:
     ran: list[str] = []
+    taken = {1: asyncio.Event(), 2: asyncio.Event()}
 
     def both(first: int, second: int) -> Body[None]:
         def body(conn: sa.Connection) -> None:
             ran.append(f"{first}{second}")
             conn.execute(raised(first))
-            conn.execute(sa.text("SELECT pg_sleep(0.2)"))  # until the other has its first row too
+            taken[first].set()
+            await_only(taken[second].wait())  # until the other has its first row too
             conn.execute(raised(second))
 
         return body
@@ -410,3 +412,18 @@ async def test_a_letter_sent_again_and_again_at_once_is_one_letter(household: Ho
         assert await house.answer_to(receipts[0].envelope) == "once"
         await house.quiet()
         assert len(household.model.prompts) == 1
+
+
+async def test_who_wants_to_hear_of_one_table_hears_of_that_one(postgres_url: str) -> None:
+    store = await open_store(postgres_url)
+    try:
+        told: list[str] = []
+        store.on_commit(lambda: told.append("tally"), t.tally)
+        await store.write(lambda conn: conn.execute(t.pins.delete()) and None, point="test")
+        assert told == []
+        await store.write(lambda conn: conn.execute(t.tally.delete()) and None, point="test")
+        assert told == ["tally"]
+        await store.write(lambda conn: conn.execute(sa.text("DELETE FROM tally")) and None, point="test")
+        assert told == ["tally", "tally"]
+    finally:
+        await store.close()

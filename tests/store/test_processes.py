@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.store import processes

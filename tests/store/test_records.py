@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import cache
 
 import msgspec
@@ -13,6 +12,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from models.replay import facts_of
+from msgspec.structs import fields
 
 from retinue.config.minds import Pruning, WireFormat
 from retinue.domain.attachment import Attachment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import msgspec
 
 from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission, Withheld, default_rights
 from retinue.domain.trust import Trust
 from retinue.store import labels

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.permission import Rights, Withheld
 from retinue.domain.session import Origin, OriginKind
 from retinue.mailroom.inbox import Inbox

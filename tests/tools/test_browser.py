@@ -9,7 +9,6 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tools.web_stand_ins import Names as Resolver
 
 from retinue.config.web import BrowserSettings, WebSettings
 from retinue.domain.ids import SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB
 from retinue.domain.tool import Effect
 from retinue.domain.trust import Trust

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tools.shell_desk import ON_HOST, OTHER, SESSION, Desk, Slow, desk_in, is_al
 
 from retinue.domain.decision import Verdict
 from retinue.domain.envelope import Kind
+from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB, Access, Permission, with_granted
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from retinue.config.sandbox import (
 )
 from retinue.config.secret import Secret
 from retinue.domain.decision import Verdict
+from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB, with_granted
 from retinue.domain.session import OriginKind
 from retinue.policy.placing import ExecPolicy, Where

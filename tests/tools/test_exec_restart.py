@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from tools.shell_desk import SESSION, desk_in, is_alive
 
 from retinue.domain.envelope import Kind
 from retinue.domain.ids import RunId
+from retinue.domain.nouns import replace
 from retinue.domain.trust import Trust
 from retinue.store import processes
 from retinue.store.processes import Process, ProcessState

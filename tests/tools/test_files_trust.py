@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from tools.file_desk import Desk, open_desk
 
 from retinue.domain.errors import StoreError
+from retinue.domain.nouns import replace
 from retinue.domain.trust import Trust
 from retinue.real import RealClock
 from retinue.store import labels

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.config.mcp import server_name
+from retinue.domain.nouns import replace
 from retinue.domain.tool import Effect
 from retinue.tools.mcp.lines import BEGINNING_BYTES, Lines
 from retinue.tools.mcp.listing import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.decision import Verdict
 from retinue.domain.envelope import Context, Envelope, Kind, Status
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission, default_rights
 from retinue.domain.record import Body, Note, Record, Reply, Summary, UserTurn, kind_of, trust_of
 from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec

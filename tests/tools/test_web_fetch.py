@@ -6,7 +6,6 @@ import builtins
 import gzip
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from tools.web_stand_ins import Names, Numbers, Reply, Site, loopback_guard, scene, site
 
 from retinue.config.web import WebSettings
+from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect
 from retinue.domain.trust import Trust

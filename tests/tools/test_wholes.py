@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from tools.file_desk import Desk, open_desk
 
 from retinue.domain.ids import SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.record import Record, RecordKind
 from retinue.domain.tool import RESULT_CHARS_MAX, ToolResult
 from retinue.domain.trust import Trust

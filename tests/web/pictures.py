@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -78,6 +79,20 @@ def fill(rim: Rim) -> None:
     ):
         settled(rim, begin(rim, agent, text, name)[1])
     begin(rim, "forge", "Fix the flaky test.", "Fix flaky test")
+    for name, agent, when, text in (
+        ("morning-briefing", "chief", {"cron": "0 9 * * 1-5", "zone": "Europe/Berlin"}, "Where do we stand?"),
+        ("vendors", "scout", {"cron": "0 14 * * TUE,THU"}, "Is there news of the vendors?"),
+        ("journal", "scribe", {"cron": "30 21 * * *"}, "Write down what happened today."),
+        ("build", "forge", {"every": "10m", "gate": {"command": "exit 1"}}, "Is the build green?"),
+    ):
+        asked: dict[str, Any] = {"name": name, "to": f"agent:{agent}", "text": text, **when}
+        rim.do("schedule.add", **asked)
+    rim.do("agent.set", name="chief", heartbeat_every_s=1800)
+    rim.do(
+        "heartbeat.add", agent="chief", title="Inbox", text="Is there mail that waits for an answer since yesterday?"
+    )
+    for name in ("journal", "build"):
+        rim.do("schedule.run", schedule=name)
 
 
 def take(page: Page, name: str) -> None:
@@ -104,6 +119,10 @@ def main() -> None:
             "live": "/live",
             "runs": "/runs",
             "run": f"/runs/{run}",
+            "schedules": "/schedules",
+            "week": "/schedules/week",
+            "schedule": f"/schedules/{rim.do('schedule.show', schedule='build')['id']}",
+            "heartbeat": "/schedules/heartbeat",
             "money": "/money",
             "agents": "/agents",
             "agent": "/agents/forge",

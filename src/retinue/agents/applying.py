@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from retinue.agents.changes import differences
 from retinue.domain.agent import Agent
+from retinue.domain.nouns import replace
 from retinue.domain.person import Person, Role
 
 FILE = "file"  # the source of what `apply` writes
@@ -23,22 +26,22 @@ class Step(StrEnum):
     UNDECLARED = "undeclared"  # here, and not in the file: left alone
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True):
     """An agent in the store, and by which road it became what it is."""
 
     agent: Agent
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(Struct, frozen=True):
     step: Step
     name: str
     because: str
     agent: Agent | None = None
     person: Person | None = None
-    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])  # from what to what
+    changed: Mapping[str, tuple[Any, Any]] = msgspec.field(
+        default_factory=dict[str, tuple[Any, Any]]
+    )  # from what to what
 
 
 def plan_agents(declared: Sequence[Agent], known: Sequence[Known], *, take_file: bool = False) -> list[Planned]:

@@ -13,13 +13,13 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.agents import templates
 from retinue.agents.instruction_files import Look, Snapshot, take
@@ -29,6 +29,7 @@ from retinue.agents.templates import Marks, Template, TemplateBroken
 from retinue.domain.agent import Agent
 from retinue.domain.ids import NotificationId, derived
 from retinue.domain.notification import TEXT_LENGTH_MAX, Notification
+from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, to_ms
@@ -59,17 +60,17 @@ class Counted(NamedTuple):
 _counted = msgspec.json.Decoder(tuple[Counted, ...])
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     text: str
     parts: tuple[Counted, ...]
     template: str = ""  # the hash of the owner's; empty where it is the house's own
     files: tuple[tuple[str, Counted], ...] = ()  # in a preview: what is told of each, and in which section
-    words: Mapping[str, str] = field(default_factory=dict[str, str])  # in a preview: of each section, by its name
+    words: Mapping[str, str] = msgspec.field(
+        default_factory=dict[str, str]
+    )  # in a preview: of each section, by its name
 
 
-@dataclass(frozen=True, slots=True)
-class Whose:
+class Whose(Struct, frozen=True):
     """Whose instructions they are. Without a session, those of a conversation that is to begin."""
 
     agent: Agent
@@ -90,8 +91,7 @@ class Whose:
         return snapshot.workspace == str(self.workspace) and snapshot.wanted == self.agent.context_files
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(Struct):
     """What a session was told last."""
 
     began: str

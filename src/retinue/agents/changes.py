@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid
+from retinue.domain.nouns import replace
 
 DEFAULT = "default"
 _PLAIN = Agent(name="plain")

@@ -86,6 +86,12 @@ async def take(
     )
 
 
+async def take_now(look: Look, *, home: Path, workspace: Path, name: str, mask: Callable[[str], str] = str) -> FileTold:
+    """One of the named files as it is at this moment, for whoever cannot wait for another conversation."""
+    roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, home))]
+    return cut(await _first_of(partial(_take, look, mask), roots, name))
+
+
 Take = Callable[[str, str], Awaitable[FileTold]]
 
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 
 from retinue.agents.instructions import FileState, FileTold, Mode, Section, Situation, one_line, section
+from retinue.domain.heartbeat import TOKEN
+from retinue.domain.session import OriginKind
 
 # Whom a subagent's instructions leave out: they are about a person, or make it somebody.
 PERSONA = frozenset({"SOUL.md", "IDENTITY.md", "USER.md", "HEARTBEAT.md", "BOOTSTRAP.md", "CLAUDE.md"})
@@ -316,6 +318,17 @@ def silent_replies(at: Situation) -> str:
     )
 
 
+def heartbeats(at: Situation) -> str:
+    """Only where it is told what a conversation is for: nobody else pays for these words."""
+    if at.runtime.channel != OriginKind.HEARTBEAT:
+        return ""
+    return f"""\
+## Heartbeats
+In this conversation you are woken every so often, by the clock and by nobody else, to look whether something needs \
+attention. Do what is due, and take up nothing again that is not. If nothing needs attention, answer with exactly \
+{TOKEN}: nobody is told then. Otherwise say in a few words what does, without {TOKEN}."""
+
+
 def runtime(at: Situation) -> str:
     run = at.runtime
     facts = {
@@ -361,5 +374,6 @@ BUILT_IN: tuple[Section, ...] = (
     section("context-files", context_files),
     section("memory", memory),
     section("silent-replies", silent_replies),
+    section("heartbeats", heartbeats),
     section("runtime", runtime),
 )

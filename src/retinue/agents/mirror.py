@@ -17,11 +17,11 @@ import stat
 from collections import OrderedDict
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.agents import three_files
 from retinue.agents.three_files import DESCRIPTOR, HISTORY, NAMES, STATE, ThreeFiles
@@ -41,8 +41,7 @@ AGAIN_AFTER_S = 5.0
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(Struct, frozen=True):
     """How far a session's history is on disk, and how long the file was then."""
 
     record_seq: int

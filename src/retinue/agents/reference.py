@@ -110,6 +110,7 @@ _SAYS = {
     "context-files": "files that `context_files` of the agent names",
     "memory": "`internal_space/MEMORY.md` and the two newest daily files, and how to keep something",
     "silent-replies": "how to say nothing",
+    "heartbeats": "what a heartbeat's own conversation is for; elsewhere nothing",
     "runtime": "one line on where it runs, and one on who sees its thoughts",
 }
 

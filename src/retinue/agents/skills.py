@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import Struct
 
 from retinue.agents.skills_front import split
 from retinue.domain.errors import Invalid
@@ -39,8 +40,7 @@ class Source(StrEnum):
 PRECEDENCE = {source: rank for rank, source in enumerate(Source)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gates:
+class Gates(Struct, frozen=True, kw_only=True):
     """What must be so for a skill to be of use. `always`: whatever else is asked for, it is."""
 
     always: bool = False
@@ -54,8 +54,7 @@ class Gates:
 NO_GATES = Gates()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True, kw_only=True):
     """What gates are held against: facts that the caller brings."""
 
     os: str  # as `sys.platform` says it
@@ -64,8 +63,7 @@ class Surroundings:
     has_config: Callable[[str], bool]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Front:
+class Front(Struct, frozen=True, kw_only=True):
     """What a SKILL.md says of itself."""
 
     name: str
@@ -79,8 +77,7 @@ class Front:
     bundle: str = ""  # the operations whose command line lies beside it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Skill:
+class Skill(Struct, frozen=True, kw_only=True):
     """One skill as it lies on disk now. `hash` is over every file in its folder.
 
     `content` is what a person is shown of it, where someone is to be.

@@ -13,6 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import cast
 
+from msgspec import Struct
+
 from retinue.agents.skills import Skill, Source, Surroundings, gated
 from retinue.config.skills import SkillEntry, SkillLists, SkillSettings
 from retinue.domain.errors import Invalid
@@ -35,8 +37,7 @@ class State(StrEnum):
     UNFIT = "unfit"  # something it requires is not there
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """One skill, how it stands and why."""
 
     skill: Skill
@@ -108,8 +109,7 @@ def _with_its_env(here: Surroundings, settings: SkillSettings, name: str) -> Sur
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True):
     """The skills of one run. `listed` are told by name and path, `inline` in full."""
 
     listed: tuple[Skill, ...] = ()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.agents.skills import Skill
 from retinue.agents.skills_choosing import Lists
 from retinue.config.skills import Exposure
 
 
-@dataclass(frozen=True, slots=True)
-class Exposed:
+class Exposed(Struct, frozen=True):
     """Tools that are not offered because a command line stands for them, and the bundles that are told of."""
 
     hidden: frozenset[str]

@@ -11,8 +11,9 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from retinue.agents.skills import FILE, PRECEDENCE, Skill, Source, parse
 from retinue.domain.errors import Invalid
@@ -35,8 +36,7 @@ DEPENDENCIES = frozenset(
 """Folders with what others wrote, of which no part is a skill. Hidden ones are left out too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
+class Root(Struct, frozen=True, kw_only=True):
     """A folder to look through, and whose it is."""
 
     source: Source
@@ -44,8 +44,7 @@ class Root:
     owner: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(Struct, frozen=True):
     """A folder that was meant to be a skill, and why it is none."""
 
     folder: Path
@@ -53,8 +52,7 @@ class Broken:
     because: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(Struct, frozen=True, kw_only=True):
     """Of each name the skill that counts, in the order of their names; those that stand behind one; what is broken."""
 
     skills: tuple[Skill, ...] = ()
@@ -117,8 +115,7 @@ def find(roots: Sequence[Root], *, contents: bool = False) -> Found:
     )
 
 
-@dataclass(slots=True)
-class _Search:
+class _Search(Struct):
     """How much of one root has been looked at."""
 
     real: Path

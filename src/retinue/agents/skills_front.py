@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from retinue.domain.errors import Invalid
 
@@ -26,8 +27,7 @@ _ITEM = re.compile(r"""(?:\A|(?<=,))\s*(?:'[^']*'|"[^"]*"|[^,'"\[\]{}]*)\s*(?=,|
 _FORBIDDEN = "&*!%@`"
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(Struct, frozen=True):
     number: int
     indent: int
     text: str

@@ -6,10 +6,11 @@ import asyncio
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import Struct
 
 from retinue.agents.skills import Surroundings
 from retinue.agents.skills_choosing import (
@@ -26,6 +27,7 @@ from retinue.agents.skills_choosing import (
 from retinue.agents.skills_exposure import Exposed, expose
 from retinue.agents.skills_finding import Found, find, roots_of
 from retinue.config.settings import Settings
+from retinue.domain.nouns import names
 from retinue.store import pins
 from retinue.store.connection import Store
 
@@ -34,8 +36,7 @@ KIND = "skill"  # among the pins
 PluginFolders = Callable[[], Sequence[tuple[str, Path]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kit:
+class Kit(Struct, frozen=True, kw_only=True):
     """What one run has of skills, taken when it begins.
 
     `section` goes into its instructions, `scoped` into the environment of its commands, `exposed.hidden` are tools it
@@ -130,7 +131,7 @@ def _is_on(settings: Settings, dotted: str) -> bool:
     """Whether a setting, named by its path in the file, is there and says something."""
     value: Any = settings
     for word in dotted.removeprefix("house.").split("."):
-        if is_dataclass(value) and word in value.__dataclass_fields__:
+        if word in names(value):
             value = getattr(value, word)
         elif isinstance(value, Mapping):
             value = cast("Mapping[str, Any]", value).get(word)

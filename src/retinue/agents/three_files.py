@@ -6,11 +6,11 @@ What is read in is given out again byte for byte: a line that we would write ano
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, TooLarge
@@ -33,8 +33,7 @@ AT_MS_MAX = 253_402_300_799_999  # the last moment of the year 9999
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreeFiles:
+class ThreeFiles(Struct, frozen=True, kw_only=True):
     """What there is to write of a session: its files, the history from some record on."""
 
     session: Session
@@ -284,8 +283,7 @@ def _tokens(reply: Reply) -> _Tokens | None:
 # --- reading in ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class Imported(Struct, frozen=True, kw_only=True):
     """Three files, understood: everything that makes a session of them."""
 
     kept: Sequence[Kept]

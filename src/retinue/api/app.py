@@ -11,6 +11,7 @@ from functools import partial
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from retinue.api import blobs, callbacks, docs, mcp, metrics
@@ -61,16 +62,14 @@ class _SentEnvelope(msgspec.Struct):
 _sent_envelope = msgspec.json.Decoder(_SentEnvelope).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     status: int
     body: bytes
     headers: Headers
     is_page: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """What a route needs of a request."""
 
     scope: Scope

@@ -7,13 +7,13 @@ about any secret that is stored, so there is nothing here that would have to be 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.api.answers import NotSignedIn
 from retinue.api.bounds import Lockout
@@ -45,8 +45,7 @@ class Joining(msgspec.Struct, forbid_unknown_fields=True):
     invitation: str
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """A principal, and the hash of what proved it: asked again, it must still be good."""
 
     principal: Principal

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 from urllib.parse import quote
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.api.answers import GUARDS, Headers
 from retinue.domain.attachment import Attachment
@@ -39,8 +39,7 @@ _IMAGES: tuple[tuple[bytes, int, str], ...] = (
 _TEXT, _PDF, _UNKNOWN = "text/plain", "application/pdf", "application/octet-stream"
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(Struct, frozen=True):
     """An open file, and what a browser is told of it."""
 
     attachment: Attachment

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.domain.errors import RetinueError
 from retinue.policy.rates import Buckets
@@ -28,8 +29,7 @@ class TooMany(RetinueError):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(slots=True)
-class _Failures:
+class _Failures(Struct):
     count: int = 0
     since: float = 0.0
     locked_until: float = 0.0

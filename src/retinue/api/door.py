@@ -13,6 +13,8 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
 from retinue.domain.errors import Invalid, NotAllowed, RetinueError
 
 MIB = 1024 * 1024
@@ -81,8 +83,7 @@ class Door:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(Struct, frozen=True):
     """Where a request came in. `remote` is who sends it, as far as that can be believed; empty on the socket."""
 
     local: bool

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
+from msgspec import Struct, field
 from starlette.types import ASGIApp
 
 from retinue.api.answers import raw_refusal
@@ -52,8 +52,7 @@ class Refusals:
             log.warning("turned away", extra={"code": code, "times": count - told})
 
 
-@dataclass(slots=True)
-class Gate:
+class Gate(Struct):
     """Every open connection, and since when those that have not finished a request make us wait."""
 
     door: Door

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from msgspec import Struct
+from msgspec import Struct, field
 
 from retinue.domain.errors import Invalid
 from retinue.domain.event import Delta, DeltaKind, Nested, News, NewsKind
@@ -49,8 +48,7 @@ class Event(Struct, frozen=True):
     id_: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mask:
+class Mask(Struct, frozen=True, kw_only=True):
     """What to leave out. Each list holds only for events that carry such a thing; all that are given must fit."""
 
     events: frozenset[str] | None = None
@@ -108,8 +106,7 @@ def _tool_and_phase(piece: News) -> tuple[str | None, str | None]:
             return None, None
 
 
-@dataclass(slots=True)
-class Sent:
+class Sent(Struct):
     """The envelopes that one client sent itself, while it follows: it need not be told of them."""
 
     envelopes: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
@@ -152,8 +149,7 @@ class Senders:
             del self._known[key]
 
 
-@dataclass(slots=True)
-class _Subscription:
+class _Subscription(Struct):
     mask: Mask
     since: int = 0  # nothing up to this one
     behind: int | None = None  # still to be told: from here up to where the rest has got to

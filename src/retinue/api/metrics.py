@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import sqlalchemy as sa
+from msgspec import Struct, field
 
 from retinue.api.gate import Gate
 from retinue.domain.envelope import Status
@@ -23,8 +23,7 @@ _due = sa.select(sa.func.count()).where(
 )
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(Struct):
     """What the door itself has counted since the house opened."""
 
     answers: dict[int, int] = field(default_factory=dict[int, int])

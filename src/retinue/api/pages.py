@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from retinue.api.answers import PAGE_HEADERS, Headers
 
@@ -38,8 +39,7 @@ _NOT_BUILT = b"""<!doctype html>
 """
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     body: bytes
     small: bytes | None  # compressed, where that is worth it
     headers: Headers

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
         def ended(self, ending: Ending) -> None: ...
 
-        def was_reset(self) -> None: ...
+        def was_reset(self, because: str) -> None: ...
 
 
 ENDED_KEPT_MAX = 16
@@ -191,7 +191,7 @@ class Conversation:
                 self.approvals.pop(data["approval"], None)
                 self._view.decided(data["approval"], data["state"], data["by"])
             case "session.reset":
-                self._view.was_reset()
+                self._view.was_reset(data.get("because", ""))
             case "session.switched":
                 self.switched = data
             case _:

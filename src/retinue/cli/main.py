@@ -56,6 +56,10 @@ def _run(arguments: list[str]) -> int:
             return _become("daemon")
         case "restore":
             return _become("restore", options.folder)
+        case "rehearse":
+            from retinue.cli.rehearsing import rehearse
+
+            return rehearse(options)
         case "service":
             return _become("service")
         case "up" | "down" | "logs":

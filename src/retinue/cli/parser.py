@@ -21,6 +21,7 @@ CHAT_WAIT_S = 120.0
 DOWN_WAIT_S = 30.0
 UP_WAIT_S = 60.0
 LOG_LINES = 50
+DAYS = 30
 SHELLS = ("bash", "zsh", "fish")
 NULL = object()
 """Stands for a value that is taken away, which is not the same as one that was not given."""
@@ -190,6 +191,23 @@ def build(short: str) -> Parser:
             add("--follow", action="store_true", help="go on with what is logged from now on")
         case "restore":
             add("folder", metavar="FOLDER", help="what `retinue backup` made")
+        case "rehearse":
+            add("--days", type=int, default=DAYS, metavar="N", help=f"how many ({DAYS})")
+            add(
+                "--from",
+                dest="begin",
+                default="",
+                metavar="TIME",
+                help="when it begins, as in `send --deliver-at` (now)",
+            )
+            add(
+                "--run-takes", default="", metavar="SPAN", help="how long each run takes; left out, as long as the last"
+            )
+            add("--seed", type=int, default=0, metavar="N", help="what decides who goes first at the same moment (0)")
+            add("--gates", action="store_true", help="run each gate once, confined; left out, all are taken as open")
+            add("--keep", default="", metavar="FOLDER", help="keep the copy there")
+            add("--all", action="store_true", help="show every run, however many there are")
+            _add_json(parser)
         case "service":
             add("action", metavar="install", nargs="?", choices=("install",), help="say how to install it")
         case "join":

@@ -137,6 +137,14 @@ _ALL: dict[str, Short] = {
         (),
         (),
     ),
+    "rehearse": (
+        "",
+        "Play the coming days on a copy of the house, and tell what would run and what it would cost.",
+        "retinue rehearse\nretinue rehearse --days 7 --all\nretinue rehearse --from 2027-03-27 --days 3\n"
+        "retinue rehearse --run-takes 90s --json",
+        (),
+        (),
+    ),
     "service": (
         "",
         "Print what has the house run as a service of your own.",
@@ -175,6 +183,7 @@ NOUNS: dict[str, str] = {
     "delegation": "work that agents have handed to one another",
     "envelope": "mail, one by one or in lists",
     "grant": "what agents were granted beyond their rules",
+    "heartbeat": "what agents look after by themselves, and when",
     "house": "the house itself",
     "inbox": "what waits for you",
     "mcp": "MCP servers whose tools agents may use",
@@ -185,11 +194,14 @@ NOUNS: dict[str, str] = {
     "policy": "who may use which tool, and why",
     "preference": "what you have set for yourself",
     "questionnaire": "questions with fields that agents put to you",
+    "reminder": "words that reach a person at a time",
     "run": "how work came out",
+    "schedule": "what the clock sends, and when",
     "session": "conversations of agents",
     "skill": "folders that tell agents how something is done",
     "subagent": "whom agents have sent out",
     "token": "what signs someone in",
     "tool": "what agents can do",
     "usage": "what was used, what it cost, and what may be spent",
+    "wakeup": "words that reach a conversation at a time",
 }

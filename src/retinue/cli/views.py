@@ -36,6 +36,10 @@ def question_lines(question: dict[str, Any], *, allow: str, deny: str, scope: st
     return lines
 
 
+def fresh_context(because: str) -> str:
+    return f"(a fresh context begins: {exact(because)[1:-1]})" if because else "(a fresh context begins)"
+
+
 def _for_whom(question: dict[str, Any]) -> str:
     asker = question.get("agent", "")
     return "I" if question.get("for_whom", asker) == asker else question["for_whom"]
@@ -130,8 +134,8 @@ class PlainView:
     def ended(self, ending: Ending) -> None:
         """Whoever waits says what it means."""
 
-    def was_reset(self) -> None:
-        self.aside(["(a fresh context begins)"])
+    def was_reset(self, because: str) -> None:
+        self.aside([fresh_context(because)])
 
     def close(self) -> None:
         """Nothing is left unfinished here."""
@@ -216,8 +220,8 @@ class TerminalView:
         self._leave(mark)
         self._header_due = True
 
-    def was_reset(self) -> None:
-        self.aside(["(a fresh context begins)"])
+    def was_reset(self, because: str) -> None:
+        self.aside([fresh_context(because)])
 
     def close(self) -> None:
         self._footer = ""

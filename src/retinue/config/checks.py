@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from retinue.domain.address import BACKGROUND, valid_name
 from retinue.domain.errors import Invalid
 from retinue.domain.model import EFFORTS
+from retinue.domain.refresh import NEVER, time_of_day
 
 PORT_MAX = 65_535
 HOST_LENGTH_MAX = 253
@@ -135,6 +136,10 @@ def effort(text: str) -> str | None:
 
 def effort_or_default(text: str) -> str | None:
     return None if text == DEFAULT else effort(text)
+
+
+def daily_at(text: str) -> str | None:
+    return None if text == NEVER or time_of_day(text) else f"must be a time of day such as 04:00, or `{NEVER}`"
 
 
 def tool_profile(text: str) -> str | None:

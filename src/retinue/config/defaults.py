@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from retinue.config import checks
+from retinue.config.heartbeats import HeartbeatDefaults
 from retinue.config.rules import Effect, setting
 from retinue.domain.agent import ARCHIVE_AFTER_S, CONCURRENCY, RUN_SECONDS_MAX, Agent, SubagentRules
 from retinue.domain.manner import Elevation, Manner, Verbosity
@@ -81,6 +82,7 @@ class Defaults:
     concurrency: int = setting(CONCURRENCY, "How many runs of one agent may be active at once.", least=1, most=1000)
     run_seconds_max: float = setting(RUN_SECONDS_MAX, "How long a run may take.", effect=Effect.MESSAGE, least=1)
     subagents: SubagentDefaults = SubagentDefaults()
+    heartbeat: HeartbeatDefaults = HeartbeatDefaults()
 
     def concurrency_of(self, agent: Agent) -> int:
         return self.concurrency if agent.concurrency is None else agent.concurrency

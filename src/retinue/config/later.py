@@ -13,7 +13,6 @@ LATER: Mapping[str, tuple[str, str]] = {
     "memory_search": ("looking things up in memory", "an index of its memory"),
     "human_delay": ("pausing between messages", "doors to chat services"),
     "group_chat": ("manners in groups", "doors to chat services"),
-    "heartbeat": ("waking by itself", "schedules"),
     "cli_backends": ("thinking by a program on this machine", "runners for such programs"),
 }
 """What each would set, and the part of the house that brings it."""

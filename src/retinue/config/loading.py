@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,6 +18,7 @@ from retinue.config.settings import OWN_SECTIONS, Settings
 from retinue.config.source import FILE_BYTES_MAX, FILES_MAX, Disk, Filled, Source, Table, reason
 from retinue.config.staff import RUNNERS, Staff, default_agent, read_staff
 from retinue.domain.errors import Invalid
+from retinue.domain.nouns import replace
 from retinue.domain.times import zone
 
 FILE_NAME = "retinue.toml"

@@ -60,7 +60,8 @@ its line. A change takes effect:
 | `[agents.NAME]`, `[templates.NAME]` | the staff, and what several of them have in common |
 | `[people.NAME]` | `role`: `owner`, `member` or `guest` |
 | `[bindings.NAME]` | `agent` and `connector`, and as far as wanted `account`, `peer`, `parent`, `guild`, `team` |
-| `[schedules.NAME]` | `agent`, `kind`, `text`, `zone`, `enabled`, and `at`, `every_s` or `cron` as the kind wants it |
+| `[schedules.NAME]` | `agent`, `kind`, `text`, and `at`, `every_s` or `cron` as the kind wants it; `zone`, `enabled`, \
+`place`, `deliver`, `missed`, `delete_after_run`, `model`, `title`, `description`, `gate` |
 
 In any text, `${{NAME}}` is replaced by the environment variable, which must be set and not empty; `$${{` is a plain
 `${{`. A key that ends in `token`, `password`, `secret`, `api_key` or the like takes no text, but

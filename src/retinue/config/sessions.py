@@ -1,4 +1,4 @@
-"""Which conversations in channels are one session."""
+"""Which conversations in channels are one session, when a context begins anew, and what leaves the house."""
 
 from __future__ import annotations
 
@@ -8,12 +8,111 @@ from typing import cast
 
 from retinue.config import checks
 from retinue.config.rules import Effect, setting
-from retinue.domain.session_keys import DmScope
+from retinue.domain.refresh import CONTEXT_TOKENS_MOST, IDLE_MINUTES_MAX, ResetRules
+from retinue.domain.sending import SendAction, SendRule
+from retinue.domain.session import OriginKind
+from retinue.domain.session_keys import ChatType, DmScope
+
+KINDS = (*ChatType, *OriginKind)
+KEY_PREFIX_LENGTH_MAX = 256
+
+
+def kind_of_conversation(text: str) -> str | None:
+    return None if text in KINDS else f"must be a kind of conversation: {', '.join(KINDS)}"
+
+
+def key_prefix(text: str) -> str | None:
+    fits = 0 < len(text) <= KEY_PREFIX_LENGTH_MAX and text.isprintable()
+    return None if fits else f"must be the beginning of a key, in 1 to {KEY_PREFIX_LENGTH_MAX} characters"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetSettings(ResetRules):
+    """When a context begins anew by itself: whichever comes first. The history of the conversation stays."""
+
+    daily_at: str | None = setting(
+        None,
+        "The time of day, in the owner's zone, from which on the first run begins afresh; `never` for not.",
+        effect=Effect.MESSAGE,
+        check=checks.daily_at,
+        example="04:00",
+    )
+    idle_minutes: float | None = setting(
+        None,
+        "After how many minutes in which nothing was done for anyone a run begins afresh; 0 is never. What the clock "
+        "sends does not count.",
+        effect=Effect.MESSAGE,
+        least=0,
+        most=IDLE_MINUTES_MAX,
+    )
+    context_tokens_max: int | None = setting(
+        None,
+        "How many tokens a context may have come to for the next run to go on with it; 0 is any number.",
+        effect=Effect.MESSAGE,
+        least=0,
+        most=CONTEXT_TOKENS_MOST,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HouseReset(ResetSettings):
+    """When contexts begin anew: for all, and for some. What an agent says itself goes before, then the connector, the
+    type of chat and the kind of conversation; what one does not say, the next one may."""
+
+    by_kind: Mapping[str, ResetSettings] = setting(
+        cast("Mapping[str, ResetSettings]", {}),
+        "The same for one kind of conversation: `direct`, `group`, `thread`, `chat`, `web`, `terminal`, `schedule` and "
+        "so on.",
+        effect=Effect.MESSAGE,
+        check=kind_of_conversation,
+        example="group",
+    )
+    by_channel: Mapping[str, ResetSettings] = setting(
+        cast("Mapping[str, ResetSettings]", {}),
+        "The same for chats of one connector.",
+        effect=Effect.MESSAGE,
+        check=checks.name,
+        example="telegram",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendRuleSettings(SendRule):
+    """A rule on what leaves the house. It fits where all that it names does."""
+
+    action: SendAction = setting(SendAction.DENY, "What it says where it fits.", effect=Effect.MESSAGE)
+    channel: str | None = setting(
+        None, "Of which connector.", effect=Effect.MESSAGE, check=checks.name, example="telegram"
+    )
+    chat_type: ChatType | None = setting(None, "In which type of chat.", effect=Effect.MESSAGE)
+    key_prefix: str | None = setting(
+        None,
+        "How the key of the conversation begins, in any case.",
+        effect=Effect.MESSAGE,
+        check=key_prefix,
+        example="channel:telegram:-100",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendSettings:
+    """Whether what agents say goes out to channels. Runs happen in any case, and what is held back is kept."""
+
+    default: SendAction = setting(
+        SendAction.ALLOW, "What holds where no rule fits. A rule that denies wins.", effect=Effect.MESSAGE
+    )
+    rules: Mapping[str, SendRuleSettings] = setting(
+        cast("Mapping[str, SendRuleSettings]", {}),
+        "Rules by name.",
+        effect=Effect.MESSAGE,
+        check=checks.name,
+        example="quiet-groups",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Which conversations are one session."""
+    """Which conversations are one session, when their contexts begin anew, and what of them leaves the house."""
 
     dm_scope: DmScope = setting(
         DmScope.PER_ACCOUNT_CHANNEL_PEER,
@@ -29,6 +128,13 @@ class SessionSettings:
         check=checks.name,
         example="maria",
     )
+    greeting: bool = setting(
+        False,
+        "Whether the agent greets, in a run of its own, when somebody begins afresh with a bare `/new`.",
+        effect=Effect.MESSAGE,
+    )
+    reset: HouseReset = HouseReset()
+    send: SendSettings = SendSettings()
 
 
 PLAIN = SessionSettings()

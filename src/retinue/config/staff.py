@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, cast
 
-from retinue.config import checks
+from retinue.config import checks, heartbeats
 from retinue.config.faults import Faults, KeyPath
 from retinue.config.minds import ModelChoice
 from retinue.config.reading import NOTHING, hints_of, nearest, table_at, unknown_key, values
 from retinue.config.rules import Rule
 from retinue.config.secret import Secret
 from retinue.config.source import Table, merge, shown
+from retinue.domain import cron
 from retinue.domain.address import NAME_LENGTH_MAX
 from retinue.domain.agent import Agent, External
+from retinue.domain.errors import Invalid
 from retinue.domain.person import Person
+from retinue.domain.refresh import CONTEXT_TOKENS_MOST, IDLE_MINUTES_MAX
+from retinue.domain.schedule import GATE_TIMEOUT_MS, Missed, Place
 
 EXTENDS_DEPTH_MAX = 20
 DEPTH_MOST = 10  # of `delegation.depth_max`
@@ -77,6 +81,21 @@ AGENT_RULES: Mapping[str, Rule] = {
     "concurrency": Rule(least=1, most=1000),
     "queue.cap": Rule(least=1, most=100_000),
     "queue.debounce_s": Rule(says="What waited is taken up once nothing more has come for so long.", least=0, most=60),
+    "reset.daily_at": Rule(
+        says="When its contexts begin anew each day, in the owner's zone; `never` for not.",
+        check=checks.daily_at,
+        example="04:00",
+    ),
+    "reset.idle_minutes": Rule(
+        says="After how many minutes without activity its contexts begin anew; 0 is never.",
+        least=0,
+        most=IDLE_MINUTES_MAX,
+    ),
+    "reset.context_tokens_max": Rule(
+        says="How many tokens a context may have come to for the next run to go on with it; 0 is any number.",
+        least=0,
+        most=CONTEXT_TOKENS_MOST,
+    ),
     "tools.profile": Rule(check=checks.tool_profile, example="coding"),
     "delegation.allow": Rule(says="Which agents it sees and may write to: names, or patterns with `*`."),
     "delegation.deny": Rule(says="Which of these not."),
@@ -102,6 +121,7 @@ AGENT_RULES: Mapping[str, Rule] = {
     "subagents.archive_after_s": Rule(
         says="How long after its end the session of one that was sent out is put away; 0 is never.", least=0
     ),
+    **{f"heartbeat.{name}": rule for name, rule in heartbeats.RULES.items()},
     "turns_max": Rule(least=1, most=100_000),
     "run_seconds_max": Rule(least=1),
     "tokens_max": Rule(least=1),
@@ -144,7 +164,6 @@ _WHEN = {
     ScheduleKind.ONCE: "at",
     ScheduleKind.EVERY: "every_s",
     ScheduleKind.CRON: "cron",
-    ScheduleKind.HEARTBEAT: "every_s",
 }
 
 
@@ -498,15 +517,35 @@ def _bindings(entries: list[_Entry], names: list[str], faults: Faults) -> dict[s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleGate:
+    """As `domain.schedule.Gate`, which says what may stand there."""
+
+    command: str = ""
+    cwd: str = ""
+    timeout_ms: int = GATE_TIMEOUT_MS
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    permissions: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Schedule:
     agent: str
     kind: ScheduleKind
     text: str = ""
+    description: str = ""
     enabled: bool = True
     zone: str = ""
     at: str = ""
     cron: str = ""
     every_s: float = 0.0
+    place: Place = Place.FRESH
+    deliver: str = ""
+    missed: Missed | None = None
+    delete_after_run: bool = False
+    model: str = ""
+    title: str = ""
+    gate: ScheduleGate | None = None
 
 
 def _schedules(entries: list[_Entry], names: list[str], faults: Faults) -> dict[str, Table]:
@@ -516,6 +555,14 @@ def _schedules(entries: list[_Entry], names: list[str], faults: Faults) -> dict[
             continue
         read = values(_Schedule, entry.table, entry.path, faults, rules=_SCHEDULE_RULES)
         kind = read.get("kind")
+        if kind is ScheduleKind.HEARTBEAT:
+            faults.add(
+                (*entry.path, "kind"),
+                "is not declared here",
+                because="an agent has one heartbeat, which is part of what it is",
+                try_this="write it as [agents.NAME.heartbeat], with every_s = 1800 below",
+            )
+            continue
         if isinstance(kind, ScheduleKind):
             _check_when(kind, entry, faults)
         schedules[entry.name] = _with_agent(read, names)
@@ -553,10 +600,22 @@ def _agent_reference(text: str) -> str | None:
     return None if text.strip() else "must name an agent"
 
 
+def _cron_expression(text: str) -> str | None:
+    try:
+        cron.checked(text)
+    except Invalid as error:
+        return f"is not a cron expression: {error.because}"
+    return None
+
+
 _AGENT_REFERENCE: Mapping[str, Rule] = {
     "agent": Rule(says="Which agent it is for.", check=_agent_reference, example="ada")
 }
-_SCHEDULE_RULES: Mapping[str, Rule] = {**_AGENT_REFERENCE, "every_s": Rule(least=1)}
+_SCHEDULE_RULES: Mapping[str, Rule] = {
+    **_AGENT_REFERENCE,
+    "every_s": Rule(least=1),
+    "cron": Rule(says="When it comes.", check=_cron_expression, example="0 9 * * 1-5"),
+}
 
 
 def _with_agent(read: dict[str, Any], names: list[str]) -> Table:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 
 from retinue.domain.instruction import InstructionMode
 from retinue.domain.manner import Elevation, Verbosity
+from retinue.domain.refresh import ResetRules
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
+from retinue.domain.schedule import Place
 from retinue.domain.session import QueuePolicy
 
 TURNS_MAX = 100
@@ -113,6 +115,32 @@ class SubagentRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatRules:
+    """How often an agent looks by itself whether something needs attention, and how. What is not set is as the house
+    has it (`[defaults.heartbeat]`). With anything set, the agent has a heartbeat of its own; where no agent does, the
+    one who answers by default has the house's."""
+
+    every_s: float | None = None  # 0: never
+    active_start: str | None = None  # HH:MM
+    active_end: str | None = None  # HH:MM, up to 24:00; earlier than the start: across midnight
+    active_zone: str | None = None  # None: the owner's
+    prompt: str | None = None
+    model: str | None = None
+    place: Place | None = None  # None: a conversation of its own, which remembers
+    target: str | None = None  # where answers go: `last`, `none`, or an address
+    ack_chars_max: int | None = None
+
+    def over(self, other: HeartbeatRules) -> HeartbeatRules:
+        """Both, where this one has the first word."""
+        names = [each.name for each in fields(HeartbeatRules)]
+        own = {name: getattr(self, name) for name in names}
+        return HeartbeatRules(**{n: getattr(other, n) if value is None else value for n, value in own.items()})
+
+
+NO_HEARTBEAT = HeartbeatRules()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRules:
     """How an agent's commands are confined beyond what the house asks for. Looser than the house, none has an effect.
 
@@ -163,9 +191,11 @@ class Agent:
     delivery: Delivery = Delivery.RESUME
     concurrency: int | None = None  # None: as the house has it
     queue: QueuePolicy = field(default_factory=QueuePolicy)
+    reset: ResetRules = field(default_factory=ResetRules)  # when its contexts begin anew
     tools: ToolRules = field(default_factory=ToolRules)
     delegation: DelegationRules = field(default_factory=DelegationRules)
     subagents: SubagentRules = field(default_factory=SubagentRules)
+    heartbeat: HeartbeatRules = field(default_factory=HeartbeatRules)
     sandbox: SandboxRules = field(default_factory=SandboxRules)
     turns_max: int = TURNS_MAX
     run_seconds_max: float | None = None  # None: as the house has it

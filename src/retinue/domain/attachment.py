@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 ATTACHMENT_NAME_LENGTH_MAX = 120
 _UNSAFE = re.compile(r"[^\w.\- ()\[\]]", re.UNICODE)
 _INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attachment:
+class Attachment(Struct, frozen=True, kw_only=True):
     hash: str
     name: str
     media_type: str

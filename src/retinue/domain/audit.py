@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct, structs
 
 HOUSE_CHAIN = ""
 BEGINNING = ""  # what stands before the first line of a chain
@@ -60,8 +62,7 @@ class Entry:
     content: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """One line, as it stands in its chain. All of it is text and numbers, as they came from a store or a file."""
 
     chain: str
@@ -78,8 +79,7 @@ class Link:
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
+class Anchor(Struct, frozen=True):
     """Where a chain stood once. Kept elsewhere, it shows that a chain was cut short or written anew since."""
 
     at_ms: int
@@ -91,8 +91,7 @@ class Anchor:
         return f"{self.chain or 'house'}:{self.position}:{self.hash}"
 
 
-@dataclass(frozen=True, slots=True)
-class Flaw:
+class Flaw(Struct, frozen=True):
     """Something that is not as it was written."""
 
     chain: str
@@ -100,7 +99,7 @@ class Flaw:
     sentence: str
 
 
-_HASHED = tuple(field.name for field in fields(Link) if field.name != "hash")
+_HASHED = tuple(field.name for field in structs.fields(Link) if field.name != "hash")
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from retinue.domain.manner import Elevation, Reasoning, Verbosity
 from retinue.domain.model import EFFORTS
@@ -39,6 +40,7 @@ class CommandName(StrEnum):
     REASONING = "reasoning"
     ELEVATED = "elevated"
     QUEUE = "queue"
+    SEND = "send"
     ALLOW = "allow"
     APPROVE = "approve"
     DENY = "deny"
@@ -51,7 +53,10 @@ SUMMARIES = {
     CommandName.HELP: ("/help", "this list"),
     CommandName.STATUS: ("/status", "how this conversation stands"),
     CommandName.WHOAMI: ("/whoami", "who you are here"),
-    CommandName.NEW: ("/new [WORDS]", "begin a fresh context, and work on WORDS in it"),
+    CommandName.NEW: (
+        "/new [MODEL] [WORDS]",
+        "begin a fresh context, with another model if one is named, and work on WORDS in it",
+    ),
     CommandName.RESET: ("/reset [WORDS]", "begin a fresh context, and keep WORDS in it"),
     CommandName.STOP: ("/stop", "stop what runs here, and clear what waits"),
     CommandName.ABORT: ("/abort", "the same as /stop"),
@@ -70,6 +75,7 @@ SUMMARIES = {
         "/queue [MODE] [debounce:2s] [cap:25] [drop:summarize]",
         "what mail does that comes while the agent is busy",
     ),
+    CommandName.SEND: ("/send [on|off|inherit]", "whether what is said here goes out to its channel"),
     CommandName.ALLOW: ("/allow ID [session|always] [WORDS]", "let the agent do what it asked for"),
     CommandName.APPROVE: ("/approve ID [allow-once|allow-always|deny]", "the same as /allow, or /deny"),
     CommandName.DENY: ("/deny ID [WORDS]", "do not let it"),
@@ -108,8 +114,7 @@ _INLINE_WORDS = "|".join(sorted(word for word, name in BY_WORD.items() if name i
 _INLINE = re.compile(rf"```.*?(?:```|\Z)|`[^`\n]*`|(?<!\S)/({_INLINE_WORDS}):?(?=\s|\Z)", re.DOTALL | re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """`name` is None for a word that is no command of ours; `word` is what was written, without its slash.
 
     `raw` is all of it, as it stood in the message. `bare`: a word without a slash, which means something only where
@@ -123,8 +128,7 @@ class Command:
     bare: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What a message asks of the house, in the order of its words. `begins`: it begins with a slash."""
 
     pieces: tuple[str | Command, ...]
@@ -160,8 +164,7 @@ def _closed(before: str, after: str) -> str:
     return f"{before} " if apart else before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkillCommand:
+class SkillCommand(Struct, frozen=True, kw_only=True):
     """A skill that people can call for by a command of its own. With a `tool`, its words go straight to that tool, as
     its `argument`, and no model is asked."""
 

@@ -9,10 +9,10 @@ A request is a turn of mail with everything that came of it. Cuts fall between r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import StrEnum
 
 from retinue.domain.ids import SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.record import Mark, Record, Reply, Summary, UserTurn, believed
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust

@@ -13,6 +13,7 @@ from retinue.domain.delegation import Exchange, Lineage
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.run import RunRequest
 from retinue.domain.session import Origin, WhenBusy
+from retinue.domain.session_keys import ChatType
 from retinue.domain.trust import Trust
 
 TEXT_BYTES_MAX = 262_144
@@ -59,6 +60,7 @@ class Context(Struct, frozen=True, kw_only=True):
     chat_title: str = ""
     from_boss: bool = False
     platform_id: str = ""
+    chat_type: ChatType | None = None
     approval: str = ""  # which approval a decision decides, or a question asks
     verdict: str = ""  # "allow" or "deny", on a decision
     request: RunRequest | None = None
@@ -66,6 +68,7 @@ class Context(Struct, frozen=True, kw_only=True):
     webhook: bool = False  # somebody elsewhere is told what came of it
     lineage: Lineage | None = None  # of a run over it, where the letter itself says so
     exchange: Exchange | None = None  # where two sessions answer each other: which of these answers it is
+    answer_to: str = ""  # where its answer goes: an address, or `none`; empty: to its sender
 
 
 NO_CONTEXT = Context()

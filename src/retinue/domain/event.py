@@ -38,6 +38,9 @@ class NewsKind(StrEnum):
     PREFERENCE_CHANGED = "preference.changed"
     DELEGATION_OPENED = "delegation.opened"
     DELEGATION_ENDED = "delegation.ended"
+    SCHEDULE_CHANGED = "schedule.changed"
+    HEARTBEAT_CHANGED = "heartbeat.changed"
+    PLUGIN_CHANGED = "plugin.changed"
 
 
 class News(Struct, frozen=True, kw_only=True):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 from retinue.domain.ids import ApprovalId, GrantId, SessionId
 from retinue.domain.permission import Permission
@@ -16,8 +17,7 @@ class GrantScope(StrEnum):
     ALWAYS = "always"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(Struct, frozen=True, kw_only=True):
     """A permission of one agent, in one session or in all of its own. It reaches no subagent, schedule or task."""
 
     id: GrantId

@@ -16,6 +16,7 @@ TokenId = NewType("TokenId", str)
 GrantId = NewType("GrantId", str)
 NotificationId = NewType("NotificationId", str)
 QuestionnaireId = NewType("QuestionnaireId", str)
+ScheduleId = NewType("ScheduleId", str)
 
 ID_LENGTH = 32
 SHORT_LENGTH = 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec import Struct
@@ -26,8 +25,7 @@ class ModelRef(Struct, frozen=True):
         return f"{self.provider}/{self.model}" if self.provider else self.model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class Price(Struct, frozen=True, kw_only=True):
     """Millionths of a dollar: for a million tokens of each sort, and for a call as such."""
 
     input: int = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from retinue.domain.ids import NotificationId, SessionId
 from retinue.domain.trust import Trust
@@ -12,8 +13,7 @@ TITLE_LENGTH_MAX = 120
 TEXT_LENGTH_MAX = 2_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notification:
+class Notification(Struct, frozen=True, kw_only=True):
     """`sender` is the address of whoever made it. `trust` is that of its words: untrusted ones are shown as such."""
 
     id: NotificationId

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 from retinue.domain.errors import Invalid
 
@@ -96,8 +97,7 @@ class Access(StrEnum):
     TOOL = "tool"  # calls of the tools whose name the glob fits
 
 
-@dataclass(frozen=True, slots=True)
-class Permission:
+class Permission(Struct, frozen=True):
     """One thing that may be reached. `what` is a path for files, a glob for tools, and empty for the web."""
 
     access: Access
@@ -168,8 +168,7 @@ def absolute(text: str) -> PurePosixPath:
     return PurePosixPath("/" + text.lstrip("/"))  # `//x` would be kept, and be another path than `/x`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rights:
+class Rights(Struct, frozen=True, kw_only=True):
     """Where an agent may read and write, and whether it may reach the web: its workspace, and what was granted.
 
     Relative paths begin at `workspace`, which may be read and written.
@@ -210,8 +209,7 @@ def with_granted(rights: Rights, granted: Iterable[Permission]) -> Rights:
     return Rights(workspace=rights.workspace, write=tuple(write), read=tuple(read), web=web)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Withheld:
+class Withheld(Struct, frozen=True, kw_only=True):
     """What no agent reaches, whatever was granted: the state of the house, other agents' homes, and the kernel's files.
     And what a grant opens only where it names it: the keys of the person the house belongs to.
 

@@ -6,15 +6,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
+from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.event import Delta
-from retinue.domain.ids import RunId
+from retinue.domain.ids import RunId, SessionId
 from retinue.domain.model import ModelFailed
 from retinue.domain.money import CallTerms, Granted
 from retinue.domain.permission import Permission
 from retinue.domain.record import Note, Record, Reply, Summary
 from retinue.domain.run import Run
+from retinue.domain.schedule import GateSaid, Schedule
 from retinue.domain.tool import Call, ToolResult
 
 
@@ -60,6 +62,21 @@ class Ask(Protocol):
     def gives(self, call: Call) -> Sequence[Permission]:
         """What the person was told that this call reaches for. By their yes it may reach for that, and no further."""
         ...
+
+
+class AskGate(Protocol):
+    """Runs the command of a schedule's gate as its agent might, in its session. Whatever goes wrong, it is closed."""
+
+    async def __call__(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid: ...
+
+
+class ReadChecklist(Protocol):
+    """Finds what is due at a heartbeat, and says so in one prompt. Waits while its conversation is busy. Where nothing
+    is due, or whatever goes wrong, it is closed. `wanted` are tasks by their ids; none: all of them."""
+
+    async def __call__(
+        self, schedule: Schedule, agent: Agent, session: SessionId, *, wanted: tuple[str, ...], forced: bool
+    ) -> GateSaid: ...
 
 
 class Tell(Protocol):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 from retinue.domain.ids import EnvelopeId, QuestionnaireId, RunId, SessionId
 from retinue.domain.trust import Trust
@@ -29,8 +30,7 @@ class QuestionnaireState(StrEnum):
     EXPIRED = "expired"  # never stored: it is what an open one is after its time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(Struct, frozen=True, kw_only=True):
     """One question. `name` is how its answer is called, `label` what the person reads.
 
     `least` and `most` are of a number, of the length of a text, or of how many options are picked.
@@ -45,8 +45,7 @@ class Field:
     most: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Questionnaire:
+class Questionnaire(Struct, frozen=True, kw_only=True):
     """`trust` is that of what the agent knew as it wrote the questions: options that are picked are its words."""
 
     id: QuestionnaireId

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeGuard, cast
+
+from msgspec import Struct
 
 from retinue.domain.address import EXTERNAL
 from retinue.domain.attachment import Attachment
@@ -29,15 +30,14 @@ class RecordKind(StrEnum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """Where a context begins. A reset may carry words into the next one."""
+class Mark(Struct, frozen=True, kw_only=True):
+    """Where a context begins. A reset may carry words into the next one. `because` is for people: no model reads it."""
 
     text: str = ""
+    because: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserTurn:
+class UserTurn(Struct, frozen=True, kw_only=True):
     """What a run was given to read, byte for byte as the model read it."""
 
     text: str
@@ -45,8 +45,7 @@ class UserTurn:
     attachments: tuple[Attachment, ...] = ()  # what came with the envelopes, to be shown to a model that can see it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(Struct, frozen=True, kw_only=True):
     """What a reply took. `input_tokens` are all that were read, cached or not; `output_tokens` hold those of thinking.
 
     `estimated`: the provider did not say, so these are ours, and no total counts them.
@@ -82,8 +81,7 @@ class PieceKind(StrEnum):
     SERVER = "server"  # done by the provider itself: no words and no call of ours
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(Struct, frozen=True, kw_only=True):
     """A stretch of a reply, in the order in which it came: the next `length` characters of its text or thinking, or
     the next so many of its calls.
 
@@ -95,8 +93,7 @@ class Piece:
     seal: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(Struct, frozen=True, kw_only=True):
     """What a model said in one turn, and what it asked for.
 
     `pieces` are there only where order or seals matter; without them it is thinking, text, calls. A seal is good for
@@ -113,8 +110,7 @@ class Reply:
     pieces: tuple[Piece, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Summary(Struct, frozen=True, kw_only=True):
     """What a context was before `kept_from`, told in short: read first, and what it tells of is not read again."""
 
     text: str
@@ -122,8 +118,7 @@ class Summary:
     trust: Trust = Trust.PRIVATE  # of the least trusted record it tells of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(Struct, frozen=True, kw_only=True):
     """Words of the house that the model reads like mail: the end of a cancelled run, mail that was left out.
 
     `call` names the stored call whose result this is, where one was performed after its turn had gone by. `whole` and

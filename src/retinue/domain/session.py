@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.ids import SessionId
 from retinue.domain.manner import PLAIN, Manner
+from retinue.domain.session_keys import ChatType
 from retinue.domain.text import is_storable
 
 QUEUE_CAP = 20
@@ -138,7 +139,7 @@ class Mind(Struct, frozen=True, kw_only=True):
     """A session's own word on what it thinks with, and in what manner it shows that; None leaves the agent's.
 
     `credential` is the one that last served, kept for its provider's cache, or the one that a person chose (`pinned`),
-    which is never exchanged for another.
+    which is never exchanged for another. `send`: whether what it says goes out to channels; None: as the rules have it.
     """
 
     model: str | None = None
@@ -146,6 +147,7 @@ class Mind(Struct, frozen=True, kw_only=True):
     credential: str | None = None
     pinned: bool = False
     manner: Manner = PLAIN
+    send: bool | None = None
 
 
 class Wakefulness(StrEnum):
@@ -175,6 +177,10 @@ class Session(Struct, frozen=True, kw_only=True):
     compactions: int = 0  # in this context, and forgotten with it
     deleted_at: datetime | None = None
     archived_at: datetime | None = None  # put away: in no list that does not ask for it, and back with its next mail
+    began_ms: int = 0  # when this context began: with the session, or with its last reset
+    active_ms: int = 0  # when a run for anyone but the clock last began or ended: see policy/refreshing
+    refresh: str | None = None  # why the next run begins afresh, where that was asked for
+    chat_type: ChatType | None = None  # of a chat, where its door has said so
 
 
 def valid_session_name(name: str) -> str:

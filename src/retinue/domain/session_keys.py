@@ -15,10 +15,12 @@ A colon within a part is written as %3a, and a percent sign as %25.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from msgspec import Struct
+
 from retinue.domain.errors import Invalid
+from retinue.domain.nouns import replace
 
 AGENT = "agent"
 MAIN = "main"
@@ -43,13 +45,20 @@ class KeyKind(StrEnum):
     HOOK = "hook"
 
 
+class ChatType(StrEnum):
+    """Who is in a chat."""
+
+    DIRECT = "direct"  # one person
+    GROUP = "group"
+    THREAD = "thread"  # a topic or a thread within a group
+
+
 ROOMS = (KeyKind.GROUP, KeyKind.CHANNEL)
 _OLDER = {"dm": KeyKind.DIRECT}  # how keys were once written
 _RESERVED = frozenset({*KeyKind, *_OLDER})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionKey:
+class SessionKey(Struct, frozen=True, kw_only=True):
     """A key in its parts. `id` is that of the peer, the room, the job, the subagent or the hook.
 
     `channel` is the service, such as `telegram`, and `account` which of our accounts there. `run` is one run of a job.
@@ -126,6 +135,18 @@ def subagent(agent: str, id: str) -> SessionKey:
 
 def hook(id: str, *, name: str = "") -> SessionKey:
     return SessionKey(kind=KeyKind.HOOK, channel=name.casefold(), id=_filled(id).casefold())
+
+
+def connectors_of(key: str) -> tuple[str, ...]:
+    """By what names the connector of a chat goes, from the key of its session: the account, then the service. None
+    where a key names neither."""
+    if key.startswith("channel:"):
+        return (key.split(":", 2)[1],)
+    try:
+        parts = parse(key)
+    except Invalid:
+        return ()
+    return tuple(name for name in (parts.account, parts.channel) if name)
 
 
 def parse(text: str) -> SessionKey:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 from retinue.domain.address import Address
 from retinue.domain.ids import TokenId
@@ -18,8 +19,7 @@ class TokenKind(StrEnum):
     INVITE = "invite"  # makes a new person, once, within days
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class Token(Struct, frozen=True, kw_only=True):
     id: TokenId
     kind: TokenKind
     principal: Address

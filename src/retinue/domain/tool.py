@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct, field
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.trust import Trust
@@ -27,8 +28,7 @@ class Effect(StrEnum):
 _LOOKING = frozenset({Effect.READS_PRIVATE})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolSpec:
+class ToolSpec(Struct, frozen=True, kw_only=True):
     """What a tool declares of itself. `repeatable` means: after a crash it may simply run again.
 
     `looks`: it only looks, and only at what the house has. Whether it ran at all makes no difference to anyone but the
@@ -54,8 +54,7 @@ class ToolSpec:
         return self.looks and self.repeatable and self.effects <= _LOOKING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """One request of a model to use a tool. `id` is unique within its session."""
 
     id: str
@@ -72,8 +71,7 @@ def call_hash(call: Call) -> str:
     return hashlib.sha256(body.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResult:
+class ToolResult(Struct, frozen=True, kw_only=True):
     """What the model reads of a call. A failure is a result too.
 
     `whole` names the file that holds an output of which only a part is shown here.

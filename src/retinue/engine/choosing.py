@@ -52,6 +52,11 @@ class Choices(Protocol):
         `@CREDENTIAL`. Raises where there is no such model, or it is not allowed."""
         ...
 
+    def hinted(self, word: str, agent: Agent, mind: Mind, *, alone: bool) -> Mind | None:
+        """The mind with the model that a word names in passing: its reference, its alias, or a part of its name that no
+        other model has. None where it is a word like any other."""
+        ...
+
     def effort(self, agent: Agent, mind: Mind) -> str | None:
         """How much goes into a reply where a message does not say; None leaves it to the model."""
         ...
@@ -88,6 +93,9 @@ class NoChoices:
 
     def choose(self, text: str, agent: Agent, mind: Mind) -> Mind:
         raise RetinueError("no other model can be chosen here", because="this house was furnished with its own")
+
+    def hinted(self, word: str, agent: Agent, mind: Mind, *, alone: bool) -> Mind | None:
+        return None
 
     def effort(self, agent: Agent, mind: Mind) -> str | None:
         return mind.effort or agent.effort
@@ -215,6 +223,42 @@ def manner(
 
 def _keep_manner(page: Page, session: Session, change: dict[str, Any]) -> None:
     _keep(page, session, replace(session.mind, manner=replace(session.mind.manner, **change)))
+
+
+# Whether it goes out
+
+
+_SENDING = {"on": True, "off": False, "inherit": None, DEFAULT: None}
+
+
+def send(page: Page, rest: str, session: Session, *, trust: Trust) -> str:
+    """/send on, /send off, /send inherit: the owner's word for one conversation, before all rules."""
+    word = rest.strip().casefold()
+    if not word:
+        return f"Sending: {sending_words(session.mind)}. /send on, /send off or /send inherit changes it."
+    if trust is not Trust.OWNER:
+        return "Only the owner of the house decides what leaves it: nothing was changed."
+    if word not in _SENDING:
+        return f"There is no '/send {word[:WORD_SHOWN_MAX]}'. It is one of: on, off, inherit."
+    mind = replace(session.mind, send=_SENDING[word])
+    if mind != session.mind:
+        keep_sending(page, session, mind.send)
+    return f"Sending: {sending_words(mind)}."
+
+
+def keep_sending(page: Page, session: Session, send: bool | None) -> None:
+    sessions.set_mind(page.conn, session.id, replace(session.mind, send=send))
+    page.tell(NewsKind.SESSION_CHANGED, session=session.id, send=send)
+
+
+def sending_words(mind: Mind) -> str:
+    match mind.send:
+        case None:
+            return "as the rules of the house have it"
+        case True:
+            return "on, whatever the rules say"
+        case False:
+            return "off: what the agent says here is kept, and does not leave the house"
 
 
 # What mail does meanwhile

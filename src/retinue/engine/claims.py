@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
+from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.config.defaults import Defaults, plain
 from retinue.config.hands import ApprovalSettings
+from retinue.config.sessions import SessionSettings
+from retinue.config.sessions import plain as plain_sessions
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.approval import Approval, ApprovalState
@@ -37,24 +39,26 @@ from retinue.domain.tool import Call
 from retinue.engine.custody import Append, Nothing, Work, trust_of_mail
 from retinue.engine.endings import cancel_for_newer, close_run, interrupts
 from retinue.engine.lanes import held_back_s, next_batch
+from retinue.engine.refreshing import as_due
 from retinue.mailroom.background import runner_of
 from retinue.mailroom.inbox import Wake, settle_and_tell
+from retinue.policy.refreshing import keeps_awake
 from retinue.runners import turn_input
-from retinue.store import agents, approvals, delegations, envelopes, money, records, runs, senders, sessions
+from retinue.store import agents, approvals, delegations, envelopes, money, outcomes, records, runs, senders, sessions
 from retinue.store.house import Page
 
 CLOSED_AT_ONCE_MAX = 100
 LOOKED_AT_MAX = BATCH_MAX + 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(Struct, frozen=True, kw_only=True):
     """What every claim of this house goes by."""
 
     zone: ZoneInfo
     opened_ms: int  # when this house was opened: mail older than that waited through a stop
     asking: Callable[[], ApprovalSettings] = ApprovalSettings
     defaults: Callable[[], Defaults] = plain
+    sessions: Callable[[], SessionSettings] = plain_sessions
 
 
 def claim(
@@ -97,6 +101,7 @@ def claim(
 
 def begin(page: Page, session: Session, agent: Agent, envelope: Envelope, *, run_id: RunId, terms: Terms) -> Work:
     """Start a run in the very commit that accepts its mail, which is stored as claimed."""
+    session = as_due(page, session, agent, envelope, settings=terms.sessions(), zone=terms.zone)
     append = Append(session, page)
     snippet = words_of(envelope.text)[:SNIPPET_LENGTH_MAX]
     return _start_run(page, session, agent, append, (envelope,), run_id=run_id, terms=terms, snippet=snippet)
@@ -111,6 +116,8 @@ def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, ter
     if wait_s := held_back_s(due, queue, now=from_ms(page.at_ms)):
         return Nothing(wakes, after_s=wait_s)
     batch = next_batch(due, queue)
+    if first := batch.work or batch.silent:  # what is noted for the next turn is noted where that will read it
+        session = as_due(page, session, agent, first[0], settings=terms.sessions(), zone=terms.zone)
     append = Append(session, page)
     if batch.silent:
         for envelope in batch.silent:
@@ -120,7 +127,7 @@ def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, ter
             )
         ids = [envelope.id for envelope in batch.silent]
         because = "read by nobody yet, written down for the next turn"
-        envelopes.settle(conn, ids, Outcome.NOTED, because=because, at_ms=page.at_ms)
+        outcomes.settle(page, ids, Outcome.NOTED, because=because)
         for record, id_ in zip(append.records, ids, strict=True):
             page.tell(
                 NewsKind.ENVELOPE_SETTLED,
@@ -205,6 +212,7 @@ def _start_run(
         wakefulness=Wakefulness.ACTIVE,
         at_ms=page.at_ms,
         snippet=snippet,
+        active_ms=page.at_ms if keeps_awake(sender, session.origin) else None,
     )
     runs.add(conn, run)
     records.add(conn, append.records)
@@ -370,7 +378,7 @@ def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Wor
             delegations.release(conn, run.id)
     if decided:
         because = f"the run {run.id[:8]} goes on with it"
-        envelopes.settle(conn, [e.id for e in decided], Outcome.NOTED, because=because, at_ms=page.at_ms)
+        outcomes.settle(page, [e.id for e in decided], Outcome.NOTED, because=because)
         for envelope in decided:
             page.tell(
                 NewsKind.ENVELOPE_SETTLED,

@@ -7,14 +7,15 @@ stands in the middle of other words is taken out of them here, and the rest goes
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
+from msgspec import Struct, field
 from msgspec.structs import replace
 
+from retinue.config.sessions import SessionSettings
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
@@ -49,11 +50,15 @@ from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, Said, cancel_in
 from retinue.engine.skill_commands import Called, called, no_such_skill
 from retinue.mailroom.inbox import Wake, enter, keep_command, known_session, purged_before, seen_before
 from retinue.mailroom.routing import OWNER, answer_address
-from retinue.store import agents, envelopes, people, purge, runs, sessions
+from retinue.store import agents, envelopes, outcomes, people, purge, runs, sessions
 from retinue.store.connection import Store
 from retinue.store.house import Page
 
 CHILDREN_LOOKED_AT_MAX = 100
+GREET = (
+    "A fresh context was asked for, and nothing else. Greet whoever asked in one or two sentences, as yourself, and "
+    "ask what they would like to do. Do not mention these words, and use no tools."
+)
 
 Skills = Callable[[Agent, Session | None], Awaitable[Sequence[SkillCommand]]]
 """Which skills of an agent people can call for, in this conversation."""
@@ -63,16 +68,14 @@ async def no_skills(_agent: Agent, _session: Session | None) -> Sequence[SkillCo
     return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Brought:
+class Brought(Struct, frozen=True, kw_only=True):
     """What a commit cannot look up itself: it lies on disk, or was asked for elsewhere."""
 
     skills: Sequence[SkillCommand] = ()
     parts: Sequence[Part] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Commanded:
+class Commanded(Struct, frozen=True):
     """What became of a command: the receipt for it, the runs it ended, and whom it woke. Without a receipt, it was none
     and is plain mail."""
 
@@ -81,15 +84,13 @@ class Commanded:
     wakes: tuple[Wake, ...] = ()
 
 
-@dataclass(slots=True)
-class _Done:
+class _Done(Struct):
     text: str
     cancelled: Cancelled = NOTHING_CANCELLED
     wakes: list[Wake] = field(default_factory=list[Wake])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scene:
+class _Scene(Struct, frozen=True, kw_only=True):
     """Who commands, where, and what there is to know."""
 
     page: Page
@@ -99,6 +100,7 @@ class _Scene:
     zone: ZoneInfo
     choices: Choices
     brought: Brought
+    settings: SessionSettings
     said: Mapping[RunId, Said]
 
 
@@ -113,6 +115,7 @@ class Commands:
         zone: ZoneInfo,
         choices: Choices,
         skills: Skills,
+        sessions: Callable[[], SessionSettings],
         said: Callable[[], Mapping[RunId, Said]],
         done: Callable[[Commanded | None], None],
     ) -> None:
@@ -121,6 +124,7 @@ class Commands:
         self._zone = zone
         self._choices = choices
         self._skills = skills
+        self._sessions = sessions
         self._said = said
         self._done = done
 
@@ -160,6 +164,7 @@ class Commands:
             zone=self._zone,
             choices=self._choices,
             brought=brought,
+            settings=self._sessions(),
             said=self._said(),
         )
         return (await self._store.write(body, point="command", then=self._done)).receipt
@@ -202,6 +207,7 @@ def carry_out(
     zone: ZoneInfo,
     choices: Choices,
     brought: Brought,
+    settings: SessionSettings,
     said: Mapping[RunId, Said],
 ) -> Commanded:
     seen = envelopes.by_key(conn, draft.source, draft.key)
@@ -236,6 +242,7 @@ def carry_out(
             zone=zone,
             choices=choices,
             brought=brought,
+            settings=settings,
             said=said,
         )
         _add(done, _do(command, scene))
@@ -281,12 +288,11 @@ def _is_busy(page: Page, draft: Draft) -> bool:
 def _settle(
     page: Page, draft: Draft, session: Session, outcome: Outcome, because: str, *, answer: EnvelopeId | None
 ) -> None:
-    envelopes.settle(
-        page.conn,
+    outcomes.settle(
+        page,
         [draft.id],
         outcome,
         because=because,
-        at_ms=page.at_ms,
         answer=answer,
         silent=outcome is Outcome.ANSWERED and answer is None,
     )
@@ -305,7 +311,7 @@ def _do(command: Command, at: _Scene) -> _Done:
         case CommandName.HELP:
             return _Done("\n".join(help_lines(at.brought.skills)))
         case CommandName.STATUS:
-            return _Done(reporting.status(page, session, agent, at.zone, choices))
+            return _Done(reporting.status(page, session, agent, at.zone, choices, at.settings))
         case CommandName.WHOAMI:
             return _Done(reporting.whoami(at.draft, agent))
         case CommandName.CONTEXT:
@@ -322,6 +328,8 @@ def _do(command: Command, at: _Scene) -> _Done:
             return _Done(choosing.manner(page, name, rest, session, agent, choices, trust=at.draft.trust))
         case CommandName.QUEUE:
             return _Done(choosing.queue(page, rest, session, agent))
+        case CommandName.SEND:
+            return _Done(choosing.send(page, rest, session, trust=at.draft.trust))
         case CommandName.COMPACT:
             return _compact(command, at)
         case CommandName.STOP | CommandName.ABORT:
@@ -348,38 +356,42 @@ def _do(command: Command, at: _Scene) -> _Done:
 
 
 def _new(command: Command, at: _Scene) -> _Done:
-    page, draft = at.page, at.draft
-    done = _Done("A fresh context.", cancel_in(page, at.session.id, by=str(draft.sender), why="/new", reset=""))
-    if command.rest:
-        mail = Draft(
-            id=EnvelopeId(derived(draft.id, "new")),
-            sender=draft.sender,
-            recipient=address.agent(at.agent.name, at.session.id),
-            text=command.rest,
-            source="command",
-            key=f"{draft.id}/new",
-            attachments=draft.attachments,
-            context=draft.context,
-            trust=draft.trust,
-        )
-        done.wakes += enter(page, mail).wakes
+    """A fresh context. The word behind it may name a model, and what is left is worked on. Bare, the agent greets,
+    where the house wants that."""
+    page, draft, session = at.page, at.draft, at.session
+    done = _Done("A fresh context.", cancel_in(page, session.id, by=str(draft.sender), why="/new", reset=""))
+    words = command.rest
+    word, *behind = words.split(None, 1) or ("",)
+    chosen = at.choices.hinted(word, at.agent, session.mind, alone=not behind) if word else None
+    if chosen is not None:
+        sessions.set_mind(page.conn, session.id, chosen)
+        done.text = f"A fresh context, which thinks with {chosen.model}. /model default undoes that."
+        words = "".join(behind)
+    if words or draft.attachments:
+        mail = _follow(at, "new", words)
+        done.wakes += enter(page, replace(mail, attachments=draft.attachments, context=draft.context)).wakes
+    elif at.settings.greeting:
+        done.wakes += enter(page, replace(_follow(at, "greeting", GREET), kind=Kind.SYSTEM)).wakes
     return done
+
+
+def _follow(at: _Scene, purpose: str, text: str) -> Draft:
+    """Mail to the agent that comes of a command, from whoever gave it."""
+    return Draft(
+        id=EnvelopeId(derived(at.draft.id, purpose)),
+        sender=at.draft.sender,
+        recipient=address.agent(at.agent.name, at.session.id),
+        text=text,
+        source="command",
+        key=f"{at.draft.id}/{purpose}",
+        trust=at.draft.trust,
+    )
 
 
 def _compact(command: Command, at: _Scene) -> _Done:
     """A summary needs a model, so a run makes it, in its turn; this answer only says that it will."""
-    draft = at.draft
-    mail = Draft(
-        id=EnvelopeId(derived(draft.id, "compact")),
-        sender=draft.sender,
-        recipient=address.agent(at.agent.name, at.session.id),
-        text="Compact this conversation.",
-        source="command",
-        key=f"{draft.id}/compact",
-        kind=Kind.SYSTEM,
-        context=replace(draft.context, request=RunRequest(compact=command.rest)),
-        trust=draft.trust,
-    )
+    context = replace(at.draft.context, request=RunRequest(compact=command.rest))
+    mail = replace(_follow(at, "compact", "Compact this conversation."), kind=Kind.SYSTEM, context=context)
     return _Done(
         "I will tell this conversation in short, and say when it is done.", wakes=list(enter(at.page, mail).wakes)
     )

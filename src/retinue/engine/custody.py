@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
@@ -57,8 +56,7 @@ class Nothing(Struct, frozen=True):
     after_s: float = 0.0
 
 
-@dataclass(slots=True)
-class Append:
+class Append(Struct):
     """Records to be appended to a session within one commit, numbered from where the session stands."""
 
     session: Session

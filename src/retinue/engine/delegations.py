@@ -37,7 +37,7 @@ from retinue.mailroom.delegations import end
 from retinue.mailroom.inbox import Wake, enter, take_job
 from retinue.policy.delegations import SENT_OUT, descends, may_hand_over
 from retinue.policy.reaching import may_reach
-from retinue.store import agents, delegations, envelopes, runs, sessions, webhooks
+from retinue.store import agents, delegations, envelopes, outcomes, runs, sessions, webhooks
 from retinue.store.behalf import came_of, sees, whose
 from retinue.store.house import Page
 
@@ -269,7 +269,7 @@ def _collect(page: Page, delegation: Delegation) -> Handed:
     delegations.release_one(page.conn, delegation.id)
     if answer is not None and answer.status is Status.PENDING:
         because = f"the run {short(delegation.run)} goes on with it"
-        envelopes.settle(page.conn, [answer.id], Outcome.NOTED, because=because, at_ms=page.at_ms)
+        outcomes.settle(page, [answer.id], Outcome.NOTED, because=because)
         page.tell(
             NewsKind.ENVELOPE_SETTLED,
             session=delegation.session,

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import sqlalchemy as sa
+from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.delegation import DelegationState
 from retinue.domain.envelope import NO_CONTEXT, TEXT_BYTES_MAX, Context, Draft, Envelope, Kind, Outcome, answerable
 from retinue.domain.event import NewsKind
+from retinue.domain.heartbeat import TOKEN, without_token
 from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
 from retinue.domain.record import Mark, Note, RecordKind, Reply, Stop
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness, lane_kind
 from retinue.domain.text import clipped_bytes, storable
 from retinue.domain.tool import ToolResult
-from retinue.engine import exchanges
+from retinue.engine import exchanges, heartbeats
 from retinue.engine.custody import Append, Work
 from retinue.engine.showing import show_work
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
@@ -27,9 +28,10 @@ from retinue.mailroom.announcing import announced
 from retinue.mailroom.delegations import end, is_silent, is_told, withdraw
 from retinue.mailroom.external import said_to
 from retinue.mailroom.inbox import HANDED_ON, ClockWake, LaneWake, Wake, enter, notify, ring, settle_and_tell
-from retinue.mailroom.routing import answer_address, who_listens
+from retinue.mailroom.routing import NOWHERE, answer_address, who_listens
+from retinue.policy.refreshing import keeps_awake
 from retinue.runners.base import Finished
-from retinue.store import approvals, delegations, envelopes, money, records, runs, sessions
+from retinue.store import approvals, delegations, envelopes, money, outcomes, records, runs, sessions
 from retinue.store.house import Page
 
 CLEARED_MAX = 1000
@@ -38,10 +40,10 @@ DECISIONS_MAX = 50
 NO_WORDS = "(The model ended without a word.)"
 SAID_NOTHING = "(Done, and nothing to say about it.)"
 NEWER = "newer mail arrived"
+NO_ROOM = "the context no longer fitted into the model's window, and could not be told in short"
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """What a model has said so far of the reply of one turn."""
 
     turn: int
@@ -62,6 +64,9 @@ def finish(
     owed = [e for e in work.envelopes if answerable(e.kind)]
     unowed = [e.id for e in work.envelopes if not answerable(e.kind)]
     answer = _answer(page, work, owed, finished)
+    why = ""
+    if work.run.sender.kind is address.AddressKind.SCHEDULE:
+        answer, why = _by_clock(page, work, answer, finished)
     sessions.guard(
         conn,
         work.session.id,
@@ -70,9 +75,10 @@ def finish(
         wakefulness=wakefulness,
         at_ms=page.at_ms,
         snippet=answer.text[:SNIPPET_LENGTH_MAX] if answer else None,
+        active_ms=page.at_ms if keeps_awake(work.run.sender, work.session.origin) else None,
     )
     if finished.reset:
-        append.add(Mark(), kind=RecordKind.RESET)
+        append.add(Mark(because=NO_ROOM), kind=RecordKind.RESET)
     if append.records:
         records.add(conn, append.records)
     if finished.reset:
@@ -83,6 +89,7 @@ def finish(
             run=work.run.id,
             record_seq=append.seq,
             revision=work.session.revision + 1,
+            because=NO_ROOM,
         )
     wakes: tuple[Wake, ...] = ()
     if answer is not None:
@@ -90,18 +97,17 @@ def finish(
     if work.envelopes[:1] and work.envelopes[0].kind in HANDED_ON:
         wakes += _end_delegation(page, work.envelopes[0], answer)
     if owed:
-        envelopes.settle(
-            conn,
+        outcomes.settle(
+            page,
             [e.id for e in owed],
             Outcome.ANSWERED,
-            because="answered" if answer else "the agent chose to say nothing",
-            at_ms=page.at_ms,
+            because=why or ("answered" if answer else "the agent chose to say nothing"),
             answer=answer.id if answer else None,
             silent=answer is None,
         )
         wakes += tuple(wake for e in owed if e.context.webhook for wake in ring(page, e.id))
     if unowed:
-        envelopes.settle(conn, unowed, Outcome.NOTED, because="read; it asks for no answer", at_ms=page.at_ms)
+        outcomes.settle(page, unowed, Outcome.NOTED, because="read; it asks for no answer")
     if not work.fresh:  # it was taken up: a call that waited may have been closed otherwise
         delegations.release(conn, work.run.id)
     runs.end(
@@ -142,13 +148,15 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
         to, reply_to = (owed[0].sender, owed[0].id) if delegation is None or is_told(delegation) else (None, None)
         silent = delegation is not None and is_silent(delegation)
     else:
-        to = answer_address(work.run.sender, origin=work.session.origin, kind=_asked_as(page, owed[0]))
+        asked = owed[0].context.answer_to
+        to = answer_address(work.run.sender, origin=work.session.origin, kind=_asked_as(page, owed[0]), asked=asked)
         # The newest of the one who is answered: someone else may have joined in since.
         reply_to = next((e.id for e in reversed(owed) if e.sender == work.run.sender), owed[-1].id)
     delegated = bool(owed) and owed[0].kind is Kind.DELEGATION
     if to is None or (finished.silent and not delegated):
         return None
-    text = SAID_NOTHING if finished.silent else clipped_bytes(finished.answer, TEXT_BYTES_MAX) or NO_WORDS
+    words = without_token(finished.answer) if TOKEN in finished.text else finished.answer
+    text = SAID_NOTHING if finished.silent else clipped_bytes(words, TEXT_BYTES_MAX) or NO_WORDS
     if delegation is not None:
         text = announced(page, delegation, DelegationState.DONE, text, trust=finished.trust)
     return Draft(
@@ -204,6 +212,18 @@ def _end_delegation(page: Page, letter: Envelope, answer: Draft | None) -> tuple
     wakes: tuple[Wake, ...] = (ClockWake(archive_ms),) if archive_ms is not None else ()
     said = exchanges.said_at_once(page, delegation, answer) if answer is not None else None
     return (*wakes, *enter(page, said).wakes) if said is not None else wakes
+
+
+def _by_clock(page: Page, work: Work, answer: Draft | None, finished: Finished) -> tuple[Draft | None, str]:
+    """What is sent of the answer of a run that the clock began, and why. Whoever was written to by the run itself need
+    not hear twice."""
+    schedule = heartbeats.of_run(page.conn, work.run, work.envelopes)
+    if schedule is not None and not finished.silent:
+        told = heartbeats.told(page, work.run, schedule, answer, text=finished.text, remarks=finished.remarks)
+        return told.answer, told.because
+    if answer is not None and envelopes.was_sent(page.conn, run=work.run.id, recipient=str(answer.recipient)):
+        return None, ""
+    return answer, ""
 
 
 def fail(
@@ -281,6 +301,7 @@ def close_run(
         record_seq=append.seq,
         wakefulness=Wakefulness.ACTIVE,
         at_ms=page.at_ms,
+        active_ms=page.at_ms if keeps_awake(run.sender, session.origin) else None,
     )
     records.add(conn, append.records)
     runs.abandon_steps(conn, run.id, at_ms=page.at_ms)
@@ -292,7 +313,7 @@ def close_run(
     runs.end(conn, run.id, status, at_ms=page.at_ms, error=because)
     wakes: tuple[Wake, ...] = ()
     if held:
-        envelopes.settle(conn, [e.id for e in held], outcome, because=because, at_ms=page.at_ms)
+        outcomes.settle(page, [e.id for e in held], outcome, because=because)
         wakes = _tell_senders(page, session, run, held, outcome, text)
     page.tell(
         NewsKind.RUN_ENDED,
@@ -315,8 +336,12 @@ def _tell_senders(
     for envelope in held:
         sender = run.sender if envelope.kind is Kind.DECISION else envelope.sender
         told = envelope.kind is Kind.SYSTEM and sender.kind is address.AddressKind.AGENT
-        # Who has told something without asking hears of its fate where nobody else does.
-        to = answer_address(sender, origin=session.origin, kind=envelope.kind) or (sender if told else None)
+        # What failed is told also where an answer would not have been: silence is never the end of it. Who has told
+        # something without asking hears of its fate where nobody else does.
+        asked = "" if envelope.context.answer_to == NOWHERE else envelope.context.answer_to
+        to = answer_address(sender, origin=session.origin, kind=envelope.kind, asked=asked) or (
+            sender if told else None
+        )
         if to is not None and (answerable(envelope.kind) or to not in newest):
             newest[to] = envelope
     wakes: list[Wake] = []
@@ -335,8 +360,7 @@ def interrupted(call: str, tool: str) -> ToolResult:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(Struct, frozen=True):
     """What a cancel did: the runs it ended, in which sessions, and how much waiting mail it cleared."""
 
     runs: tuple[RunId, ...]
@@ -422,7 +446,7 @@ def cancel_in(
         if len(below) < CHILDREN_MAX:
             below += [child.id for child in sessions.children(conn, id_, limit=CHILDREN_MAX - len(below))]
     if reset is not None:
-        _mark_reset(page, session_id, reset)
+        mark_reset(page, session_id, reset, because=f"{by} asked for it: {why}")
     return Cancelled(tuple(ended), tuple(lanes), cleared, tuple(wakes))
 
 
@@ -493,12 +517,19 @@ def _clear_due(page: Page, session: Session, *, by: str, why: str, only_work: bo
     return cleared, wakes
 
 
-def _mark_reset(page: Page, session_id: str, message: str) -> None:
+def mark_reset(page: Page, session_id: str, message: str = "", *, because: str) -> None:
+    """The context begins anew here, with the words of `message`. What came before stays in the history."""
     session = sessions.get(page.conn, session_id)
     if session is None:
         return
     append = Append(session, page)
-    mark = append.add(Mark(text=message), kind=RecordKind.RESET)
+    mark = append.add(Mark(text=message, because=because), kind=RecordKind.RESET)
     records.add(page.conn, append.records)
     sessions.set_context_from(page.conn, session_id, mark.seq, at_ms=page.at_ms)
-    page.tell(NewsKind.SESSION_RESET, session=session_id, record_seq=mark.seq, revision=session.revision + 1)
+    page.tell(
+        NewsKind.SESSION_RESET,
+        session=session_id,
+        record_seq=mark.seq,
+        revision=session.revision + 1,
+        because=because,
+    )

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
+from msgspec import Struct, field
 
 from retinue.config.defaults import Defaults, plain
 from retinue.config.hands import ApprovalSettings
+from retinue.config.sessions import SessionSettings
+from retinue.config.sessions import plain as plain_sessions
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.command import Asked
@@ -24,7 +26,7 @@ from retinue.domain.grant import GrantScope
 from retinue.domain.handing import Handed, Handing
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.permission import Permission
-from retinue.domain.ports import Clock, Faults, Ids
+from retinue.domain.ports import AskGate, Clock, Faults, Ids, ReadChecklist
 from retinue.domain.principal import Principal
 from retinue.domain.session import LaneKind, OriginKind, QueueMode, Session, lane_kind
 from retinue.domain.times import to_ms
@@ -32,10 +34,12 @@ from retinue.domain.word import Heard, Word
 from retinue.engine.approvals import answer_approval, escalate, expire, request
 from retinue.engine.choosing import Choices, NoChoices
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
+from retinue.engine.clockwork import Clockwork, no_gates
 from retinue.engine.commands import Commanded, Commands, Skills, no_skills
 from retinue.engine.custody import Nothing, Work
 from retinue.engine.delegations import hand_over
 from retinue.engine.endings import NEWER, Cancelled, Said, cancel
+from retinue.engine.heartbeats import no_checklists
 from retinue.engine.lanes import READY_MAX, Ready, Slots, Standing
 from retinue.engine.live import Live
 from retinue.engine.runs import Ended, Watch
@@ -44,7 +48,7 @@ from retinue.engine.words import pass_on
 from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
 from retinue.runners.base import Runner
 from retinue.schedules.clock import TICK_MAX_S, Alarm
-from retinue.store import agents, approvals, delegations, envelopes, runs, sessions
+from retinue.store import agents, approvals, delegations, envelopes, runs, schedules, sessions, tables
 from retinue.store.connection import NO_FAULTS, Store
 from retinue.store.house import Page, latest_ms
 
@@ -119,8 +123,7 @@ class Engine(Protocol):
     ) -> Approval: ...
 
 
-@dataclass(slots=True, eq=False)
-class _Lane:
+class _Lane(Struct, eq=False):
     wake: LaneWake
     task: asyncio.Task[None] | None = None
     again: bool = False  # woken while it worked: look once more before going to sleep
@@ -154,14 +157,14 @@ class _Seat:
         self._engine.look_for_lanes()
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """What the alarm found."""
 
     lanes: list[LaneWake]
     rooms: list[str]
     overdue: bool
     put_away: bool  # subagents' sessions whose time has come
+    slots: bool  # of schedules, whose time has come
     next_ms: int | None
     latest_ms: int  # the newest commit that was seen: whatever comes later is due no earlier
     full: bool  # there may be more lanes than were looked up
@@ -189,20 +192,34 @@ class EmbeddedEngine:
         skills: Skills = no_skills,
         asking: Callable[[], ApprovalSettings] = ApprovalSettings,
         defaults: Callable[[], Defaults] = plain,
+        sessions: Callable[[], SessionSettings] = plain_sessions,
         session_ended: Callable[[SessionId, str], Coroutine[Any, Any, None]] = nobody_cares,
+        gates: AskGate = no_gates,
+        checklists: ReadChecklist = no_checklists,
+        tick_max_s: float = TICK_MAX_S,
         faults: Faults = NO_FAULTS,
     ) -> None:
-        """`session_ended` ends what a session has left running, when that is deleted or put away by the clock."""
+        """`session_ended` ends what a session has left running, when that is deleted or put away by the clock.
+
+        `tick_max_s` is how long it may go without looking: where the clock cannot jump, that may be long.
+        """
         self._store = store
         self._session_ended = session_ended
         self._clock = clock
         self._ids = ids
         self._deliver = deliver
         choices = choices or NoChoices()
-        self.terms = Terms(zone=zone, opened_ms=to_ms(clock.now()), asking=asking, defaults=defaults)
+        self.terms = Terms(zone=zone, opened_ms=to_ms(clock.now()), asking=asking, defaults=defaults, sessions=sessions)
         self._live = live
         self._commands = Commands(
-            store, clock, zone=zone, choices=choices, skills=skills, said=self._said, done=self._commanded
+            store,
+            clock,
+            zone=zone,
+            choices=choices,
+            skills=skills,
+            sessions=sessions,
+            said=self._said,
+            done=self._commanded,
         )
         self._watch = Watch(store, clock, runners, live, self.terms, homes, faults, self.wake)
         self._concurrency: dict[str, int | None] = {}  # none: as the house has it
@@ -214,7 +231,10 @@ class EmbeddedEngine:
         self._looked_ms = 0
         self._rings_ms = LATEST_MS  # when the alarm rings next
         self._refill = False
-        self._alarm = Alarm(clock, self._ring)
+        self._tick_max_s = tick_max_s
+        self._alarm = Alarm(clock, self._ring, tick_max_s=tick_max_s)
+        self._clockwork = Clockwork(store, clock, gates, self._wake_all, zone, checklists)
+        store.on_commit(self._alarm.poke, tables.schedule_slots)
         self._stopping = False
 
     def _concurrency_of(self, agent: str) -> int:
@@ -229,6 +249,7 @@ class EmbeddedEngine:
         for session, agent, origin in active:
             self.wake(LaneWake(session, agent, lane_kind(origin)))
         self._ready.overflowed = self._ready.overflowed or len(active) == LANES_LOOKED_UP_MAX
+        await self._clockwork.start()
         self._alarm.start()
 
     async def stop(self, *, drain_s: float = DRAIN_S) -> None:
@@ -238,12 +259,14 @@ class EmbeddedEngine:
         if tasks and drain_s > 0:
             await asyncio.wait(tasks, timeout=drain_s)
         self.abandon()
+        await self._clockwork.stop()
         await asyncio.gather(*tasks, *self._side, return_exceptions=True)
 
     def abandon(self) -> None:
         """Drop everything where it is, as a crash would. The store says how to go on."""
         self._stopping = True
         self._alarm.abandon()
+        self._clockwork.abandon()
         for lane in self._lanes.values():
             if lane.task is not None:
                 lane.task.cancel()
@@ -574,8 +597,11 @@ class EmbeddedEngine:
             for session in over:
                 self._aside(self._session_ended(session, "its session was put away"))
             self._alarm.poke()  # more may wait behind them
+        if look.slots:
+            await self._clockwork.strike()
         now_ms = self._now_ms()  # as it is now: looking may have taken a while
-        wait_s = TICK_MAX_S if look.next_ms is None else min(max(0.0, (look.next_ms - now_ms) / 1000), TICK_MAX_S)
+        next_s = self._tick_max_s if look.next_ms is None else max(0.0, (look.next_ms - now_ms) / 1000)
+        wait_s = min(next_s, self._tick_max_s)
         self._rings_ms = now_ms + round(wait_s * 1000)
         return wait_s
 
@@ -612,6 +638,7 @@ def look_around(conn: sa.Connection, *, since_ms: int, now_ms: int, active: bool
         runs.next_wake_ms(conn, after_ms=at_ms),
         approvals.next_moment_ms(conn),
         delegations.next_archive_ms(conn),
+        schedules.next_clock_ms(conn),
     ]
     return Look(
         lanes=lanes,
@@ -619,6 +646,7 @@ def look_around(conn: sa.Connection, *, since_ms: int, now_ms: int, active: bool
         overdue=any(m is not None and m <= now_ms for m in (envelopes.next_expiry_ms(conn), moments[2]))
         or bool(envelopes.due_for_people(conn, at_ms, limit=1)),
         put_away=moments[3] is not None and moments[3] <= now_ms,
+        slots=moments[4] is not None and moments[4] <= at_ms,
         next_ms=min((m for m in moments if m is not None), default=None),
         latest_ms=newest_ms,
         full=most in (len(due), len(waking), len(awake)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from msgspec import Struct
@@ -22,8 +21,7 @@ ALONE = frozenset({Kind.DECISION, Kind.DELEGATION, Kind.JOB})  # each has a run 
 CAME_OF_IT = frozenset({Kind.ANSWER, Kind.NOTICE})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slots:
+class Slots(Struct, frozen=True, kw_only=True):
     """How many runs may be active at once, for each kind of lane."""
 
     main: int = 4
@@ -43,8 +41,7 @@ class Slots:
                 return self.background
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """How slots are given out at this moment."""
 
     slots: Mapping[LaneKind, tuple[int, int]]  # in use, and how many there are

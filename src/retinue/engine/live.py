@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from retinue.domain.event import Delta, DeltaKind, Nested, NestedKind
 from retinue.domain.ids import RunId, SessionId
@@ -15,8 +16,7 @@ NESTED_CALLS_MAX = 100
 SOON_S = 0.02
 
 
-@dataclass(slots=True)
-class Partial:
+class Partial(Struct):
     """What a model has said so far in one attempt at a reply."""
 
     session: SessionId
@@ -27,8 +27,7 @@ class Partial:
     thinking: str = ""
 
 
-@dataclass(slots=True)
-class Within:
+class Within(Struct):
     """The call that waits for a run, and what that run has said and done so far. Bounded: it is for a glance."""
 
     session: SessionId
@@ -39,8 +38,7 @@ class Within:
     calls: list[str] = field(default_factory=list[str])
 
 
-@dataclass(slots=True, eq=False)
-class Watcher:
+class Watcher(Struct, eq=False):
     """One who watches: told of news by a flag, of deltas by a bounded list. Who falls behind asks for the state."""
 
     session: SessionId | None

@@ -7,15 +7,19 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from retinue.config.sessions import SessionSettings
 from retinue.domain.agent import Agent
 from retinue.domain.context import Part, PartKind
 from retinue.domain.envelope import Draft
 from retinue.domain.ids import SessionId, short
+from retinue.domain.refresh import ResetRules, time_of_day
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show
 from retinue.domain.trust import Trust
-from retinue.engine.choosing import Choices, queue_words
+from retinue.engine.choosing import Choices, queue_words, sending_words
 from retinue.engine.endings import Cancelled
+from retinue.engine.refreshing import rules_in
+from retinue.policy.refreshing import ahead
 from retinue.store import agents, envelopes, records, runs, spending
 from retinue.store.house import Page
 from retinue.store.spending import Used
@@ -32,7 +36,9 @@ def _standing(trust: Trust) -> str:
     return "its owner" if trust is Trust.OWNER else "someone at home here"
 
 
-def status(page: Page, session: Session, agent: Agent, zone: ZoneInfo, choices: Choices) -> str:
+def status(
+    page: Page, session: Session, agent: Agent, zone: ZoneInfo, choices: Choices, settings: SessionSettings
+) -> str:
     run = runs.open_in(page.conn, session.id)
     mind, manner = session.mind, session.mind.manner.over(choices.manner(agent))
     context = _figures(page, session, agent, choices)
@@ -57,8 +63,34 @@ def status(page: Page, session: Session, agent: Agent, zone: ZoneInfo, choices: 
         "used": _used_words(used),
         "records": session.record_seq,
         "compactions": session.compactions,
+        "context-began": show(from_ms(session.began_ms), zone),
+        "begins-afresh": _reset_words(rules_in(session, agent, settings)),
+        "next-afresh": _next_afresh(page, session, agent, zone, settings),
+        "send": sending_words(session.mind),
     }
     return _lines(lines)
+
+
+def _reset_words(rules: ResetRules) -> str:
+    """By which rules a context begins anew."""
+    at = time_of_day(rules.daily_at) if rules.daily_at else None
+    told = [
+        f"daily at {at:%H:%M}" if at is not None else "",
+        f"after {rules.idle_minutes:g} minutes without activity" if rules.idle_minutes else "",
+        f"beyond {rules.context_tokens_max:,} tokens" if rules.context_tokens_max else "",
+    ]
+    return ", ".join(filter(None, told)) or "only when asked to"
+
+
+def _next_afresh(page: Page, session: Session, agent: Agent, zone: ZoneInfo, settings: SessionSettings) -> str:
+    if session.refresh:
+        return f"with the next run: {session.refresh}"
+    found = ahead(rules_in(session, agent, settings), session, now_ms=page.at_ms, zone=zone)
+    if found is None:
+        return "not by itself"
+    if found.at <= from_ms(page.at_ms):
+        return f"with the next run: {found.because}"
+    return f"{show(found.at, zone)} ({found.because})"
 
 
 def context(page: Page, rest: str, session: Session, agent: Agent, choices: Choices, parts: Sequence[Part]) -> str:

@@ -27,6 +27,7 @@ from retinue.engine.custody import Nothing, Work
 from retinue.engine.endings import fail, finish
 from retinue.engine.journal import Answers, RunJournal
 from retinue.engine.live import Live, Within
+from retinue.engine.refreshing import note_length
 from retinue.engine.transcripts import Transcripts
 from retinue.engine.writing import Unwritten
 from retinue.mailroom.background import runner_of
@@ -264,9 +265,11 @@ def _finish_and_claim(
     if not envelopes.any_due(conn, work.session.id, page.at_ms):
         # The usual end. What arrives from here on finds the session asleep, and wakes it.
         wakes = finish(page, work, closings, finished, wakefulness=Wakefulness.SLEEPING)
+        note_length(page, work.session, work.agent, finished.context_length, terms.sessions())
         page.close()
         return Ended(wakes)
     wakes = finish(page, work, closings, finished, wakefulness=Wakefulness.ACTIVE)
+    note_length(page, work.session, work.agent, finished.context_length, terms.sessions())
     # Read again: the rules of the agent and of the session may have changed since this run was claimed.
     session, agent = sessions.get(conn, work.session.id), agents.find(conn, work.agent.name)
     if next_run is None or session is None or agent is None:

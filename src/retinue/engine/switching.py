@@ -3,9 +3,9 @@ another. What they take with them is an envelope like any other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.domain import address
@@ -29,8 +29,7 @@ CAME_FROM = "cameFrom"  # among the `core` attributes of a session: where whoeve
 SUMMARY_BYTES_MAX = 4_096
 
 
-@dataclass(frozen=True, slots=True)
-class Switched:
+class Switched(Struct, frozen=True):
     text: str
     wakes: tuple[Wake, ...] = ()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from sys import getsizeof
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Mark, Note, Plain, Record, Reply, Summary, UserTurn, words_of
@@ -25,8 +25,7 @@ RECORD_OVERHEAD_BYTES = 400
 CALL_OVERHEAD_BYTES = 400
 
 
-@dataclass(slots=True)
-class Transcript:
+class Transcript(Struct):
     """The context of one session. While a run works with it, it is that run's alone."""
 
     session: SessionId

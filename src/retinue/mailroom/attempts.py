@@ -7,11 +7,11 @@ whatever came after it waits too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import sqlalchemy as sa
+from msgspec import Struct
 from msgspec.structs import replace
 
+from retinue.config.sessions import SendSettings
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.envelope import Draft, Envelope, Kind, Outcome, Status
@@ -20,7 +20,8 @@ from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.mailroom.inbox import Wake, enter, is_completion, notify
-from retinue.store import delegations, deliveries, envelopes, webhooks
+from retinue.policy.sending import may_send
+from retinue.store import delegations, deliveries, envelopes, outcomes, sessions, webhooks
 from retinue.store.deliveries import DeliveryState
 from retinue.store.house import Page
 
@@ -30,15 +31,14 @@ BACKOFF_MAX_S = 60.0
 RETRY_AFTER_S_MAX = 3600.0
 CLOSED_AT_ONCE_MAX = 100
 UNKNOWN = "unknown"
+_AGENTS_WORDS = frozenset({Kind.MESSAGE, Kind.ANSWER, Kind.SYSTEM})
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(Struct, frozen=True):
     receipt: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(Struct, frozen=True, kw_only=True):
     """What went wrong with one attempt. `arrived_maybe` where nobody knows whether it did."""
 
     kind: str
@@ -51,24 +51,22 @@ class Failed:
 _CUT_OFF = Failed(kind=UNKNOWN, message="the house stopped while this was being sent", arrived_maybe=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(Struct, frozen=True, kw_only=True):
     """What the attempts in a room go by."""
 
     attempts_max: int = ATTEMPTS_MAX
     repeats_safely: bool = False
+    sending: SendSettings = SendSettings()
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(Struct, frozen=True):
     """An attempt is open: this envelope is to be sent now."""
 
     envelope: Envelope
     wakes: tuple[Wake, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Resting:
+class Resting(Struct, frozen=True):
     """The first in line waits for its next attempt, and those behind it wait with it."""
 
     envelope: EnvelopeId
@@ -76,16 +74,14 @@ class Resting:
     wakes: tuple[Wake, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Nothing:
+class Nothing(Struct, frozen=True):
     """Nothing is due. `again` means: something was closed, and there may be more behind it."""
 
     wakes: tuple[Wake, ...] = ()
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Struct, frozen=True):
     """How an attempt was written down. `wait_s` where there will be another."""
 
     wakes: tuple[Wake, ...] = ()
@@ -115,6 +111,10 @@ def claim(
             _settle(page, envelope, Outcome.CANCELLED, because="nobody waits for what would come of it")
             changed = True
             continue
+        if because := _held_back(page, envelope, terms.sending):
+            wakes += _end(page, envelope, Outcome.REFUSED, because=because)
+            changed = True
+            continue
         if envelope.expires_at is not None and to_ms(envelope.expires_at) <= page.at_ms:
             wakes += _end(page, envelope, Outcome.EXPIRED, because="it expired before it could be sent")
             changed = True
@@ -127,6 +127,18 @@ def claim(
         page.close()
         return Taken(replace(envelope, status=Status.CLAIMED, attempts=envelope.attempts + 1), tuple(wakes))
     return _leave(page, Nothing(tuple(wakes), again=True), changed=True)
+
+
+def _held_back(page: Page, envelope: Envelope, sending: SendSettings) -> str:
+    """Why the words of an agent do not leave the house; empty where they do. The house's own words always do: answers
+    to commands, questions, and what became of a letter."""
+    if envelope.kind not in _AGENTS_WORDS or envelope.source == "house" or envelope.sender.session is None:
+        return ""
+    session = sessions.get(page.conn, envelope.sender.session)
+    if session is None:
+        return ""
+    decision = may_send(session, envelope.recipient.name, sending.rules, sending.default)
+    return f"not sent: {decision.because} (`{decision.key}`)" if decision.denied else ""
 
 
 def _leave(page: Page, found: Resting | Nothing, *, changed: bool) -> Resting | Nothing:
@@ -198,7 +210,7 @@ def _is_wanted(page: Page, envelope: Envelope) -> bool:
 
 
 def _settle(page: Page, envelope: Envelope, outcome: Outcome, *, because: str) -> None:
-    envelopes.settle(page.conn, [envelope.id], outcome, because=because, at_ms=page.at_ms)
+    outcomes.settle(page, [envelope.id], outcome, because=because)
     page.tell(
         NewsKind.ENVELOPE_SETTLED,
         session=envelope.sender.session,
@@ -249,5 +261,7 @@ def _in_our_words(outcome: Outcome, kind: str) -> str:
             return "may or may not have arrived, and was not sent again."
         case Outcome.EXPIRED:
             return "was not sent: it expired first."
+        case Outcome.REFUSED:
+            return "was not sent: the rules of the house hold it back. Your words are kept."
         case _:
             return f"was not delivered ({kind})."

@@ -20,7 +20,7 @@ from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, Sto
 from retinue.domain.ids import EnvelopeId, short
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.session import Origin, OriginKind
-from retinue.domain.session_keys import DmScope
+from retinue.domain.session_keys import ChatType, DmScope
 from retinue.domain.text import clipped_bytes, storable
 from retinue.domain.trust import Trust
 from retinue.store import envelopes
@@ -223,6 +223,7 @@ def _context(incoming: Incoming) -> Context:
         chat_title=_named(given.chat_title),
         from_boss=given.from_boss,
         platform_id=_named(incoming.message_id),
+        chat_type=given.chat_type or (ChatType.DIRECT if incoming.peer else ChatType.GROUP),
     )
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.config import Settings
 from retinue.config.secret import Secret
@@ -64,8 +64,7 @@ def callback_url(base: str, session: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Struct, frozen=True):
     """What is to be brought where."""
 
     agent: str
@@ -97,8 +96,7 @@ def known_as(conn: sa.Connection, session: SessionId) -> str:
     return external_keys.of(conn, session) or session
 
 
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
+class Elsewhere(Struct, frozen=True):
     """The connector to agents that run elsewhere. They know a letter by its id, so it may be brought twice.
 
     `base` is the address of this house as they reach it.

@@ -51,7 +51,7 @@ from retinue.mailroom import background
 from retinue.mailroom.announcing import announced
 from retinue.mailroom.delegations import end, is_silent, is_told
 from retinue.mailroom.routing import origin_of
-from retinue.store import agents, delegations, envelopes, labels, people, purge, runs, sessions, webhooks
+from retinue.store import agents, delegations, envelopes, labels, outcomes, people, purge, runs, sessions, webhooks
 from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
 
@@ -474,7 +474,7 @@ def hand_over_due(page: Page) -> None:
         envelopes.set_session(page.conn, envelope.id, session)
         because = _delivered(envelope.recipient.name)
         envelopes.into_inbox(page.conn, envelope.id, person=envelope.recipient.name, seq=envelope.seq)
-        envelopes.settle(page.conn, [envelope.id], Outcome.DELIVERED, because=because, at_ms=page.at_ms)
+        outcomes.settle(page, [envelope.id], Outcome.DELIVERED, because=because)
         _tell_settled(page, envelope.id, session, Outcome.DELIVERED, because)
 
 
@@ -593,7 +593,7 @@ def _find_session(page: Page, draft: Draft, agent: Agent) -> Session | None:
     if session is not None or draft.recipient.rest:
         return session
     id_ = SessionId(derived(draft.id, "session"))
-    sessions.start(page, id_, agent=agent.name, origin=_origin(draft))
+    sessions.start(page, id_, agent=agent.name, origin=_origin(draft), chat_type=draft.context.chat_type)
     return sessions.get(page.conn, id_)
 
 
@@ -621,7 +621,7 @@ def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -
         return "", ()
     because = f"queue full: {waiting - 1} envelopes already wait in this session, its cap is {queue.cap}"
     if queue.overflow is Overflow.REFUSE:
-        envelopes.settle(page.conn, [draft.id], Outcome.REFUSED, because=because, at_ms=page.at_ms)
+        outcomes.settle(page, [draft.id], Outcome.REFUSED, because=because)
         _tell_settled(page, draft.id, session.id, Outcome.REFUSED, because)
         told = notify(page, draft.sender, draft.id, draft.kind, "overflow", f"Not taken: {because}.", session=session)
         return because, told
@@ -630,7 +630,7 @@ def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -
     for old in envelopes.oldest_asking(page.conn, session.id, page.at_ms, limit=waiting - queue.cap):
         why = "queue full: newer mail took its place" if old.id != draft.id else because
         refused = because if old.id == draft.id else refused
-        envelopes.settle(page.conn, [old.id], Outcome.REFUSED, because=why, at_ms=page.at_ms)
+        outcomes.settle(page, [old.id], Outcome.REFUSED, because=why)
         _tell_settled(page, old.id, session.id, Outcome.REFUSED, why)
         wakes += notify(page, old.sender, old.id, old.kind, "overflow", f"Not read: {why}.", session=session)
         if queue.overflow is Overflow.SUMMARIZE:
@@ -746,7 +746,7 @@ def settle_and_tell(
     session: Session | None = None,
 ) -> tuple[Wake, ...]:
     """End one envelope outside any run, and tell its sender."""
-    envelopes.settle(page.conn, [envelope.id], outcome, because=because, at_ms=page.at_ms)
+    outcomes.settle(page, [envelope.id], outcome, because=because)
     _tell_settled(page, envelope.id, envelope.session, outcome, because)
     if envelope.silent:
         return ()

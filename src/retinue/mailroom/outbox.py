@@ -6,9 +6,11 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
+from msgspec import Struct
+
+from retinue.config.sessions import SessionSettings, plain
 from retinue.connectors.base import Connector, DeliveryFailed, FailureKind, attempts_of
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import StoreError
@@ -49,8 +51,7 @@ STORE_RETRY_S = 1.0
 LOOK_AGAIN_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class Bounds(Struct, frozen=True, kw_only=True):
     attempts_max: int = ATTEMPTS_MAX
     send_s_max: float = SEND_S_MAX
     rooms_at_once: int = ROOMS_AT_ONCE_MAX
@@ -59,8 +60,7 @@ class Bounds:
     rooms_resting_max: int = ROOMS_RESTING_MAX
 
 
-@dataclass(slots=True, eq=False)
-class _Room:
+class _Room(Struct, eq=False):
     """A room with something to do: in line, being served, or resting before it tries again."""
 
     channel: str
@@ -135,12 +135,14 @@ class Outbox:
         connectors: Mapping[str, Connector],
         *,
         bounds: Bounds | None = None,
+        sessions: Callable[[], SessionSettings] = plain,
         faults: Faults = NO_FAULTS,
     ) -> None:
         self._store = store
         self._clock = clock
         self._connectors = connectors
         self._bounds = bounds or Bounds()
+        self._sessions = sessions
         self._faults = faults
         self._wake_house: Callable[[Wake], None] = lambda _wake: None
         self._rooms: dict[str, _Room] = {}
@@ -379,7 +381,11 @@ class Outbox:
     def _terms(self, room: _Room) -> Terms:
         connector = self._connectors.get(room.instance)
         safe = connector is not None and connector.repeats_safely
-        return Terms(attempts_max=attempts_of(connector) or self._bounds.attempts_max, repeats_safely=safe)
+        return Terms(
+            attempts_max=attempts_of(connector) or self._bounds.attempts_max,
+            repeats_safely=safe,
+            sending=self._sessions().send,
+        )
 
     def _now_ms(self) -> int:
         return to_ms(self._clock.now())

@@ -26,12 +26,18 @@ def origin_of(sender: Address) -> Origin:
             return Origin(OriginKind.EXTERNAL, str(sender))
 
 
-def answer_address(sender: Address, *, origin: Origin, kind: Kind = Kind.MESSAGE) -> Address | None:
+NOWHERE = "none"
+
+
+def answer_address(sender: Address, *, origin: Origin, kind: Kind = Kind.MESSAGE, asked: str = "") -> Address | None:
     """Where the answer to `sender` goes. None where nobody waits for one.
 
-    A schedule has no ears of its own: what it set going is told to whoever the session belongs to. An agent that told
-    something (`kind` system) did not ask: what comes of it is for the person who sits there, or for nobody.
+    A schedule has no ears of its own: what it set going is told where it `asked` for it, or else to whoever the session
+    belongs to. An agent that told something (`kind` system) did not ask: what comes of it is for the person who sits
+    there, or for nobody.
     """
+    if asked:
+        return None if asked == NOWHERE else address.parse(asked)
     match sender.kind:
         case AddressKind.SCHEDULE:
             return who_listens(origin)

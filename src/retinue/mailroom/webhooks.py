@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.config import Settings
 from retinue.connectors.base import Accept, Delivery, DeliveryFailed, FailureKind
@@ -42,8 +42,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Completions:
+class Completions(Struct, frozen=True):
     """The connector to webhooks. They know what they are told by its id, so it may be told twice."""
 
     store: Store

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, cast
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import SessionId
@@ -163,8 +162,7 @@ class WireCache:
             self._size_bytes -= evicted.size_bytes
 
 
-@dataclass(slots=True)
-class _Encoded:
+class _Encoded(Struct):
     records: list[Record] = field(default_factory=list[Record])
     wires: list[bytes] = field(default_factory=list[bytes])  # of the first so many of them
     woven: Weaver | None = None

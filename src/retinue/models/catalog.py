@@ -5,16 +5,19 @@ Made from the settings and the environment, and made anew when either changes. N
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+
+from msgspec import Struct
 
 from retinue.config import Settings
 from retinue.config.minds import ModelChoice
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.model import ModelFacts, ModelRef
+from retinue.domain.nouns import replace
 from retinue.domain.session import Mind
 from retinue.models.market import Market
 from retinue.models.providers import BUILT_IN, OFFERED
@@ -22,6 +25,9 @@ from retinue.models.references import DEFAULT, Allowed, is_pattern, split_creden
 
 CHAINS_KEPT_MAX = 1_000
 NAMED_MAX = 12  # of what could be used instead, in an error
+HINT_LENGTH_MIN = 3  # characters of a part of a model's name
+
+_NAME_PARTS = re.compile(r"[^a-z0-9]+")
 
 
 class Role(StrEnum):
@@ -31,24 +37,21 @@ class Role(StrEnum):
     UTILITY = "utility"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class Selection(Struct, frozen=True, kw_only=True):
     """What someone has chosen for a session. Without a `ref`: what the agent would use by itself."""
 
     ref: ModelRef | None = None
     credential: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Struct, frozen=True, kw_only=True):
     """One model of a chain, and why it is there."""
 
     ref: ModelRef
     because: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(Struct, frozen=True, kw_only=True):
     """One model to choose from, under the number that chooses it."""
 
     number: int
@@ -217,6 +220,20 @@ class Catalog(Market):
         if credential is not None and ":" not in credential:
             credential = f"{ref.provider}:{credential}"
         return Selection(ref=ref, credential=credential)
+
+    def hinted(self, word: str, *, alone: bool) -> ModelRef | None:
+        """What someone means who names a model in passing: one that can be chosen here, by its reference, its alias or
+        its name, or by a part of the name that only one of them has. A number is just a number, and the house's own
+        models, whose names are plain words, are meant only where the word stands `alone`."""
+        said = word.casefold()
+        offered = [ref for ref in self._offered() if ref.provider or alone]
+        for ref in offered:
+            if said and said in ((self.alias_of(ref) or "").casefold(), str(ref).casefold(), ref.model.casefold()):
+                return ref
+        if len(said) < HINT_LENGTH_MIN or not said.isalpha():
+            return None
+        fitting = [ref for ref in offered if said in _NAME_PARTS.split(ref.model.casefold())]
+        return fitting[0] if len(fitting) == 1 else None
 
     def _at(self, number: str) -> ModelRef:
         offered = self._offered()

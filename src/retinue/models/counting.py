@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from retinue.domain.money import MICROUSD
+from retinue.domain.nouns import replace
 from retinue.domain.record import Usage
 
 TOKENS_MAX = 1_000_000_000  # of one call; more is a mistake, and millions of such calls can still be summed up

@@ -9,8 +9,9 @@ import re
 import socket
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, assert_never
+
+from msgspec import Struct
 
 from retinue.domain.model import Failure, ModelFailed
 from retinue.models.refusals import Said, reason, said_in
@@ -150,8 +151,7 @@ def _causes(error: Exception) -> Iterator[BaseException]:
     return reversed(chain)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wording:
+class _Wording(Struct, frozen=True):
     sentence: str
     because: str
     try_this: str

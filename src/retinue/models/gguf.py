@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 MAGIC = b"GGUF"
 HEAD_BYTES_MAX = 32 * 1024 * 1024  # names and values come first, with the whole vocabulary among them
@@ -16,8 +17,7 @@ _TEXT = 8
 _U64 = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(Struct, frozen=True, kw_only=True):
     """What is known before loading. Zero or empty: it does not say."""
 
     size_bytes: int = 0

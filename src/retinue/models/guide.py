@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice, takewhile
 from typing import Any
 
+from msgspec import Struct
+
 from retinue.domain.model import FREE, Failure, ModelFacts, ModelFailed, ModelRef
+from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
 from retinue.domain.record import NO_USAGE, Note, Record, RecordKind, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
@@ -30,8 +32,7 @@ SHOWN_CHARS_MAX = 2000
 _SILENCE = "NO_REPLY"  # a whole reply of this is recorded and not sent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class Script(Struct, frozen=True, kw_only=True):
     """What to do in one reply, in the order of these fields. A script of nothing is silence."""
 
     after_s: float = 0.0
@@ -52,8 +53,7 @@ class Script:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Guide:
+class Guide(Struct, frozen=True):
     """Plays the script that fits the prompt, word by word, at its pace."""
 
     clock: Clock
@@ -261,8 +261,7 @@ def _cut(text: str, chars_max: int = SHOWN_CHARS_MAX) -> str:
     return text if len(text) <= chars_max else f"{text[:chars_max]}…"
 
 
-@dataclass(frozen=True, slots=True)
-class Ability:
+class Ability(Struct, frozen=True):
     """How it is asked for, what is then done or said, and how help shows it; without an example it is not shown."""
 
     asked: str

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from retinue.config.minds import Auth
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
+from retinue.domain.nouns import replace
 from retinue.models import failures
 from retinue.models.base import Chunk, Ended, Prompt, Text, Thinking
 from retinue.models.lines import Line, LineFailed, Lines, place_of

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from retinue.config.minds import ProviderSettings
 from retinue.domain.model import Failure, ModelFailed
@@ -24,8 +25,7 @@ class HouseLimit(ModelFailed):
     """Our own limit, not the provider's: no credential is to blame."""
 
 
-@dataclass(slots=True, eq=False)
-class Booked:
+class Booked(Struct, eq=False):
     """A place in the line: a call that is made at `at_ms` and takes about so many tokens."""
 
     provider: str
@@ -34,8 +34,7 @@ class Booked:
     wait_s: float = 0.0
 
 
-@dataclass(slots=True)
-class Limits:
+class Limits(Struct):
     """Kept in memory: after a restart, a minute begins anew."""
 
     settings: Callable[[], Mapping[str, ProviderSettings]]

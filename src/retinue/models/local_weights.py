@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from retinue.domain.model import FREE, OUTPUT_TOKENS_MAX, ModelFacts, ModelRef
 from retinue.models.gguf import Head
@@ -20,8 +21,7 @@ WINDOW_TOKENS = 4_096
 TOOLS_WINDOW_TOKENS = 16_384  # an agent that uses tools needs so much
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class Weights(Struct, frozen=True, kw_only=True):
     """Which model, and what its owner says of it. Without a file it is the one that comes with the extra."""
 
     gguf: Path | None = None

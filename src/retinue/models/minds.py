@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from random import Random
@@ -15,6 +14,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
+from msgspec import Struct, field
 
 from retinue.config import Settings
 from retinue.domain.agent import Agent
@@ -46,8 +46,7 @@ KNOWN_FOR_S = 1.0  # how long what was read about credentials is believed: anoth
 USE_WRITTEN_EVERY_S = 60.0  # the time of the last use is no finer than that
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(Struct, frozen=True):
     """What was read about credentials, and what was made of it: believed together, and no longer."""
 
     at: datetime

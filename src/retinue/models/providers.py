@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.config.minds import Quirk, WireFormat
 
@@ -18,8 +19,7 @@ FAMILIES_CACHED_MAX = 512
 BRAVE_KEY = "BRAVE_API_KEY"  # no model: found for the tools that search
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provider:
+class Provider(Struct, frozen=True, kw_only=True):
     """Someone the house knows by name. Without variables, no key is needed: such a server is one's own."""
 
     format: WireFormat = WireFormat.OPENAI_CHAT
@@ -29,8 +29,7 @@ class Provider:
     own: bool = False  # runs on one's own machine: what it does costs nothing by the token
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """What models have in common whose names begin so. `efforts` of None: not known, and passed on as it is."""
 
     fits: str

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
+from msgspec import Struct
 
 from retinue.domain.model import Failure
 
@@ -20,8 +20,7 @@ NODES_MAX = 200  # and so much of a body
 DEPTH_MAX = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Said(Struct, frozen=True, kw_only=True):
     """What a body says: its own words, its typed codes in small letters from the outside in, a status and a delay."""
 
     message: str = ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.config.minds import ModelSettings, WireFormat
 from retinue.domain.errors import NotFound
@@ -18,8 +19,7 @@ MODELS_KEPT_MAX = 64
 Maker = Callable[[ModelRef, ModelSettings], Model]
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
+class _Made(Struct, frozen=True):
     catalog: Catalog
     format: WireFormat
     target: Target

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
@@ -31,8 +30,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
+class Again(Struct, frozen=True, kw_only=True):
     """The same once more, after so many seconds."""
 
     next_move: ClassVar[Move] = Move.AGAIN
@@ -40,8 +38,7 @@ class Again:
     mark: Mark | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextCredential:
+class NextCredential(Struct, frozen=True, kw_only=True):
     next_move: ClassVar[Move] = Move.NEXT_CREDENTIAL
     candidate: Candidate
     mark: Mark | None = None
@@ -51,8 +48,7 @@ class NextCredential:
         return self.candidate.wait_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NextModel:
+class NextModel(Struct, frozen=True, kw_only=True):
     next_move: ClassVar[Move] = Move.NEXT_MODEL
     candidate: Candidate
     mark: Mark | None = None
@@ -62,8 +58,7 @@ class NextModel:
         return self.candidate.wait_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compact:
+class Compact(Struct, frozen=True, kw_only=True):
     """The same once more, with a shorter context."""
 
     next_move: ClassVar[Move] = Move.COMPACTION
@@ -71,8 +66,7 @@ class Compact:
     mark: Mark | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
+class GiveUp(Struct, frozen=True, kw_only=True):
     next_move: ClassVar[Move] = Move.GIVE_UP
     after_s: ClassVar[float] = 0.0
     error: ModelFailed

@@ -14,6 +14,7 @@ from retinue.domain.agent import Agent, Colour, Delivery, PermissionLevel
 from retinue.domain.instruction import InstructionMode
 from retinue.domain.manner import Elevation, Verbosity
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
+from retinue.domain.schedule import Place
 from retinue.domain.session import Overflow, QueueMode
 from retinue.operations.agent_values import InForce
 
@@ -44,6 +45,12 @@ class AgentQueue(msgspec.Struct, frozen=True):
     cap: int
     overflow: Overflow
     debounce_s: float
+
+
+class AgentReset(msgspec.Struct, frozen=True):
+    daily_at: str | None
+    idle_minutes: float | None
+    context_tokens_max: int | None
 
 
 class AgentToolLists(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +84,18 @@ class AgentSubagents(msgspec.Struct, frozen=True, kw_only=True):
     effort: str | None
     run_seconds_max: float | None
     archive_after_s: float | None
+
+
+class AgentHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    every_s: float | None
+    active_start: str | None
+    active_end: str | None
+    active_zone: str | None
+    prompt: str | None
+    model: str | None
+    place: Place | None
+    target: str | None
+    ack_chars_max: int | None
 
 
 class AgentSandbox(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,9 +140,11 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     delivery: Delivery | UnsetType = UNSET
     concurrency: int | UnsetType | None = UNSET
     queue: AgentQueue | UnsetType = UNSET
+    reset: AgentReset | UnsetType = UNSET
     tools: AgentTools | UnsetType = UNSET
     delegation: AgentDelegation | UnsetType = UNSET
     subagents: AgentSubagents | UnsetType = UNSET
+    heartbeat: AgentHeartbeat | UnsetType = UNSET
     sandbox: AgentSandbox | UnsetType = UNSET
     turns_max: int | UnsetType = UNSET
     run_seconds_max: float | UnsetType | None = UNSET
@@ -163,9 +184,11 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     delivery: Delivery
     concurrency: int | None
     queue: AgentQueue
+    reset: AgentReset
     tools: AgentTools
     delegation: AgentDelegation
     subagents: AgentSubagents
+    heartbeat: AgentHeartbeat
     sandbox: AgentSandbox
     turns_max: int
     run_seconds_max: float | None
@@ -235,9 +258,11 @@ class AgentDeleted(msgspec.Struct, frozen=True, rename="kebab"):
 
 _GROUPS: Mapping[str, Any] = {
     "queue": AgentQueue,
+    "reset": AgentReset,
     "tools": AgentTools,
     "delegation": AgentDelegation,
     "subagents": AgentSubagents,
+    "heartbeat": AgentHeartbeat,
     "sandbox": AgentSandbox,
     "external": AgentExternal,
 }

@@ -13,7 +13,9 @@ import msgspec
 from retinue.config import Settings
 from retinue.config.defaults import PLAIN, Defaults
 from retinue.config.sandbox import SandboxSettings
-from retinue.domain.agent import Agent, SandboxRules
+from retinue.config.sessions import HouseReset
+from retinue.domain.agent import Agent, HeartbeatRules, SandboxRules
+from retinue.domain.refresh import ResetRules
 from retinue.policy.sandboxing import sandbox_of
 
 
@@ -57,6 +59,8 @@ def _each(agent: Agent, settings: Settings, home: Path, model: str) -> Iterator[
     for name, (value, is_own) in values.items():
         by, key = _by_defaults(defaults, name) if not is_own else (SaidBy.AGENT, f"agents.{agent.name}.{name}")
         yield name.replace(".", "_"), InForce(value, by, key)
+    yield from _of_reset(agent, settings.sessions.reset)
+    yield from _of_heartbeat(agent, defaults.heartbeat.rules)
     yield from _of_sandbox(agent, settings.sandbox)
 
 
@@ -66,6 +70,25 @@ def _by_defaults(defaults: Defaults, name: str) -> tuple[SaidBy, str]:
     for part in name.split("."):
         house, built_in = getattr(house, part), getattr(built_in, part)
     return (SaidBy.BUILT_IN if house == built_in else SaidBy.HOUSE), f"defaults.{name}"
+
+
+def _of_reset(agent: Agent, house: HouseReset) -> Iterator[tuple[str, InForce]]:
+    """Where nothing is said for the kind of conversation or its connector."""
+    holds = agent.reset.over(house)
+    for each in fields(ResetRules):
+        own, said = getattr(agent.reset, each.name), getattr(house, each.name)
+        by = SaidBy.AGENT if own is not None else SaidBy.BUILT_IN if said is None else SaidBy.HOUSE
+        key = f"agents.{agent.name}.reset.{each.name}" if by is SaidBy.AGENT else f"sessions.reset.{each.name}"
+        yield f"reset_{each.name}", InForce(getattr(holds, each.name), by, key)
+
+
+def _of_heartbeat(agent: Agent, house: HeartbeatRules) -> Iterator[tuple[str, InForce]]:
+    holds = agent.heartbeat.over(house)
+    for each in fields(HeartbeatRules):
+        own, said = getattr(agent.heartbeat, each.name), getattr(house, each.name)
+        by = SaidBy.AGENT if own is not None else SaidBy.BUILT_IN if said is None else SaidBy.HOUSE
+        whose = f"agents.{agent.name}" if by is SaidBy.AGENT else "defaults"
+        yield f"heartbeat_{each.name}", InForce(getattr(holds, each.name), by, f"{whose}.heartbeat.{each.name}")
 
 
 def _of_sandbox(agent: Agent, house: SandboxSettings) -> Iterator[tuple[str, InForce]]:

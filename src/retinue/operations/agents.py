@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -24,8 +23,10 @@ from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId, short
 from retinue.domain.instruction import InstructionMode
 from retinue.domain.manner import Elevation, Verbosity
+from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
+from retinue.domain.schedule import Place
 from retinue.domain.session import Overflow, QueueMode
 from retinue.domain.text import is_storable
 from retinue.domain.times import show, to_ms
@@ -49,7 +50,7 @@ from retinue.operations.agent_values import in_force
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.tokens import new_token
 from retinue.policy.permissions import reaches
-from retinue.store import agents, grants, tokens
+from retinue.store import agents, grants, schedules, tokens
 from retinue.store.house import Page
 
 WORDS_BYTES_MAX = 65_536  # of one text of a definition
@@ -99,6 +100,9 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True):
     queue_cap: int | None = None
     queue_overflow: Overflow | None = None
     queue_debounce_s: float | None = None
+    reset_daily_at: str | None = None
+    reset_idle_minutes: float | None = None
+    reset_context_tokens_max: int | None = None
     tools_profile: str | None = None
     tools_allow: list[str] | None = None
     tools_also_allow: list[str] | None = None
@@ -119,6 +123,15 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True):
     subagents_effort: str | None = None
     subagents_run_seconds_max: float | None = None
     subagents_archive_after_s: float | None = None
+    heartbeat_every_s: float | None = None
+    heartbeat_active_start: str | None = None
+    heartbeat_active_end: str | None = None
+    heartbeat_active_zone: str | None = None
+    heartbeat_prompt: str | None = None
+    heartbeat_model: str | None = None
+    heartbeat_place: Place | None = None
+    heartbeat_target: str | None = None
+    heartbeat_ack_chars_max: int | None = None
     sandbox_mode: SandboxMode | None = None
     sandbox_scope: Scope | None = None
     sandbox_workspace: WorkspaceAccess | None = None
@@ -336,6 +349,7 @@ async def delete(desk: Desk, caller: Principal, asked: Delete) -> AgentDeleted:
         agents.remove(conn, agent.name, at_ms=page.at_ms)
         tokens.revoke_all(conn, str(address.agent(agent.name)), at_ms=page.at_ms)
         grants.revoke_all(conn, agent.name, by=caller.address.name, at_ms=page.at_ms)
+        schedules.agent_gone(page, agent.name)
         page.tell(NewsKind.AGENT_CHANGED, agent=agent.name, deleted=True, by=str(caller.address))
         page.close()
         return agent, agents.at_work(conn, agent.name)

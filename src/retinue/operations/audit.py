@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import structs
 
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.audit import HOUSE_CHAIN, Anchor, AuditKind, Link, as_line, canonical
@@ -180,7 +180,7 @@ async def export(desk: Desk, caller: Principal, asked: Export) -> AuditExported:
         anchors = audit.anchors(conn, after=begin, last=end)
         lines = [] if asked.after else [canonical({"export": {"chain": chain}})]
         lines += [canonical({**as_line(each), "hash": each.hash}) for each in shown]
-        lines += [canonical({"anchor": asdict(each)}) for each in anchors if chain in (None, each.chain)]
+        lines += [canonical({"anchor": structs.asdict(each)}) for each in anchors if chain in (None, each.chain)]
         if end is None:
             return AuditExported(lines=lines, next=None)
         cursor = f"{end[0] or HOUSE_NAME}-{end[1]}"

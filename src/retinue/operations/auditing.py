@@ -5,7 +5,6 @@ What is not the house's own is written where it happens: calls, approvals, grant
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -14,6 +13,7 @@ import sqlalchemy as sa
 
 from retinue.domain.address import AddressKind
 from retinue.domain.audit import AuditKind, Entry, changed
+from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
 from retinue.domain.times import to_ms
 from retinue.store import agents, audit

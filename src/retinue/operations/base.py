@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct, field
 
 from retinue.config import Settings, default_agent
 from retinue.config.defaults import PLAIN, Defaults
@@ -20,6 +20,7 @@ from retinue.domain.envelope import KEY_LENGTH_MAX
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
+from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.principal import Principal
 from retinue.domain.session import Mind
@@ -43,6 +44,8 @@ from retinue.tools.toolbox import Toolbox
 if TYPE_CHECKING:
     from retinue.agents.briefing import Previews
     from retinue.operations.plugins import Guests
+    from retinue.schedules.files import ScheduleFiles
+    from retinue.schedules.heartbeats import Heartbeats
     from retinue.tools.mcp.servers import Servers
     from retinue.tools.windows import Windows
 
@@ -53,8 +56,7 @@ _encode = msgspec.json.Encoder().encode
 WhyNow = Callable[[Agent, Mind, Sequence[ModelRef]], Awaitable[Sequence[str]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class Desk(Struct, frozen=True, kw_only=True):
     """What operations work with."""
 
     store: Store
@@ -78,6 +80,8 @@ class Desk:
     ground: Ground | None = None  # what the file tools stand on
     plugins: Guests | None = None
     mcp: Servers | None = None
+    schedule_files: ScheduleFiles | None = None  # None in a house whose schedules have no files
+    heartbeats: Heartbeats | None = None  # None in a house whose heartbeats were put there by hand
     windows: Windows | None = None  # None in a house that nobody looks into by a page
     previews: Previews | None = None  # what agents would be told
     mask: Callable[[str], str] = str  # takes secrets out of what is told
@@ -122,8 +126,7 @@ class Desk:
         return self.config
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(Struct, frozen=True, kw_only=True):
     """`name` is `noun.verb`; the noun and verb make the route and the command.
 
     `permission` is the least level that may ask, unless the house's `permission_policy` says otherwise. What is asked

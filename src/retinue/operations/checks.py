@@ -9,12 +9,12 @@ import sqlite3
 import stat
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.config import Fault, Settings
 from retinue.config import examine as examine_settings
@@ -82,8 +82,7 @@ _due = (
 _latest = sa.select(t.house.c.latest_ms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreFacts:
+class StoreFacts(Struct, frozen=True, kw_only=True):
     dialect: str
     revision: str | None
     file: Path | None
@@ -95,8 +94,7 @@ class StoreFacts:
     dead: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeepFacts:
+class DeepFacts(Struct, frozen=True, kw_only=True):
     """What takes reading the whole store."""
 
     integrity: tuple[str, ...]
@@ -239,8 +237,7 @@ def dead_letters(facts: StoreFacts) -> Iterable[Found]:
 # The staff
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaffFacts:
+class StaffFacts(Struct, frozen=True, kw_only=True):
     staff: tuple[Agent, ...]
     homes: frozenset[str]
     wrong: Mapping[str, str]  # by agent, what is wrong with the model it is set to
@@ -301,8 +298,7 @@ def orphaned_homes(facts: StaffFacts) -> Iterable[Found]:
 # Disk and files
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Private:
+class Private(Struct, frozen=True, kw_only=True):
     """Something that only the owner may read."""
 
     path: Path
@@ -311,8 +307,7 @@ class Private:
     is_link: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFacts:
+class DiskFacts(Struct, frozen=True, kw_only=True):
     home: Path
     uid: int
     private: tuple[Private, ...]
@@ -459,8 +454,7 @@ def backups(facts: DiskFacts) -> Iterable[Found]:
 # Settings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingFacts:
+class SettingFacts(Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...]
     settings: Settings
 
@@ -507,8 +501,7 @@ def confined(facts: SettingFacts) -> Iterable[Found]:
 # What it runs on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineFacts:
+class MachineFacts(Struct, frozen=True, kw_only=True):
     python: tuple[int, int]
     sqlite: tuple[int, int, int]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.agents.applying import FILE, Known, Planned, Step, plan_agents, plan_people
 from retinue.agents.home import ensure_home
@@ -22,13 +23,16 @@ from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Invalid
 from retinue.domain.event import NewsKind
+from retinue.domain.nouns import replace
 from retinue.domain.person import Role
 from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
 from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, cancel_in
+from retinue.operations import declared_schedules
 from retinue.operations.agents import runners_known
 from retinue.operations.base import Desk, Nothing, Operation
+from retinue.operations.declared_schedules import PlannedSchedule
 from retinue.operations.keeper import Keeper
 from retinue.operations.restarts import write_down
 from retinue.operations.tokens import new_token
@@ -89,7 +93,7 @@ class ValueChanged(msgspec.Struct, frozen=True, rename={"was": "from", "becomes"
 
 
 class StepPlanned(msgspec.Struct, frozen=True):
-    """What is done, or would be, about one agent or person."""
+    """What is done, or would be, about one agent, person or schedule."""
 
     name: str
     step: Step
@@ -103,6 +107,7 @@ class ConfigApplied(msgspec.Struct, frozen=True, rename="kebab"):
     dry_run: bool
     agents: list[StepPlanned]
     people: list[StepPlanned]
+    schedules: list[StepPlanned]
     not_yet: list[str]
     tokens: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     cleared_runs: int | msgspec.UnsetType = msgspec.UNSET
@@ -181,18 +186,19 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
     names = {agent.name for agent in known_agents} | {agent.name for agent in declared.agents}
     renewed = {name.casefold(): _new_token(desk, address.agent(name), "reset") for name in names}
 
-    def plan(conn: sa.Connection) -> tuple[list[Planned], list[Planned]]:
+    def plan(conn: sa.Connection) -> tuple[list[Planned], list[Planned], list[PlannedSchedule]]:
         sources = agents.sources(conn)
         known = [Known(agent, sources[agent.name]) for agent in agents.everyone(conn)]
         take = asked.take == FILE
         return (
             plan_agents(declared.agents, known, take_file=take),
             plan_people(roles, people.everyone(conn), take_file=take),
+            declared_schedules.plan(conn, desk, declared.schedules, take_file=take, reset=asked.reset),
         )
 
     def body(conn: sa.Connection) -> Applied:
         page = Page(conn, to_ms(now))
-        for_agents, for_people = plan(conn)
+        for_agents, for_people, for_schedules = plan(conn)
         for planned in for_agents:
             if planned.agent is not None and planned.step in (Step.ADD, Step.CHANGE):
                 kept = agents.put(conn, planned.agent, source=FILE, at_ms=page.at_ms, changed_by=str(caller.address))
@@ -210,20 +216,22 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
         if asked.reset:
             cancelled = _stop_all(page, by=str(caller.address))
             cleared = runs.clear(conn)
+            declared_schedules.clear(page, caller)
             for agent in agents.everyone(conn):
                 tokens.revoke_all(conn, str(address.agent(agent.name)), at_ms=page.at_ms)
                 if (new := renewed.get(agent.name.casefold())) is not None:
                     tokens.add(conn, replace(new[0], principal=address.agent(agent.name)), new[2])
                     tokens_given[str(address.agent(agent.name))] = new[1]
+        declared_schedules.carry_out(page, desk, for_schedules, caller)
         page.close()
-        return Applied(for_agents, for_people, cancelled, cleared, tokens_given)
+        return Applied(for_agents, for_people, for_schedules, cancelled, cleared, tokens_given)
 
     cleared, tokens_given = 0, dict[str, str]()
     if asked.dry_run:
-        for_agents, for_people = await desk.store.scan(plan)
+        for_agents, for_people, for_schedules = await desk.store.scan(plan)
     else:
         applied = await desk.store.write(body, point="apply", then=partial(_tell_engine, desk))
-        for_agents, for_people = applied.agents, applied.people
+        for_agents, for_people, for_schedules = applied.agents, applied.people, applied.schedules
         cleared, tokens_given = applied.cleared, applied.tokens
         for planned in for_agents:
             if planned.step is Step.ADD:
@@ -233,9 +241,9 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
         dry_run=asked.dry_run,
         agents=[_planned_form(planned) for planned in for_agents],
         people=[_planned_form(planned) for planned in for_people],
+        schedules=[_planned_form(each.planned) for each in for_schedules],
         not_yet=[
             *(f"bindings.{name}" for name in declared.bindings),
-            *(f"schedules.{name}" for name in declared.schedules),
         ],
         tokens=msgspec.UNSET if asked.dry_run else {name: made[name][1] for name in added} | tokens_given,
         cleared_runs=msgspec.UNSET if asked.dry_run else cleared,
@@ -255,10 +263,10 @@ def _check_runners(desk: Desk, declared: Sequence[Agent]) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Struct, frozen=True):
     agents: list[Planned]
     people: list[Planned]
+    schedules: list[PlannedSchedule]
     cancelled: Cancelled
     cleared: int
     tokens: dict[str, str]

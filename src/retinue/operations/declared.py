@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
 import msgspec
-from msgspec import inspect
+from msgspec import Struct, inspect
 
 from retinue.operations.base import Operation
 
@@ -30,8 +29,7 @@ class Kind(StrEnum):
     JSON = "json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class Parameter(Struct, frozen=True, kw_only=True):
     """One parameter, and how it is given: by its place, or as an option."""
 
     name: str
@@ -83,7 +81,9 @@ _HELP: Mapping[str, str] = {
     "session.queue.debounce_s": "what waited is taken up once nothing more has come for so many seconds",
     "session.queue.mode": "what mail does while a run is active",
     "session.queue.overflow": "what happens beyond that",
+    "session.refresh.why": "kept with the mark at which the fresh context begins",
     "session.reset.message": "words to carry into the fresh context",
+    "session.sending.send": "on and off before all rules; inherit as the rules have it",
     "session.stop.clear": "also clear the mail that waits there",
     "session.stop.why": "kept with what was stopped",
     "token.create.expires_in_days": "how long it is good; left out, until it is revoked",
@@ -136,6 +136,15 @@ _HELP: Mapping[str, str] = {
     "external_timeout_s": "how long its answer is waited for",
     "external_retries": "how often a letter that did not arrive is sent again",
     "fallbacks": "a model to ask when the one before it fails",
+    "heartbeat_ack_chars_max": "how much may stand beside HEARTBEAT_OK in an answer that is not told",
+    "heartbeat_active_end": "until when it looks by itself: HH:MM, up to 24:00",
+    "heartbeat_active_start": "from when on it looks by itself: HH:MM",
+    "heartbeat_active_zone": "by which zone; left out, the owner's",
+    "heartbeat_every_s": "how often it looks by itself whether something needs attention; 0 is never",
+    "heartbeat_model": "which model it does so with",
+    "heartbeat_place": "in which conversation it does so",
+    "heartbeat_prompt": "what it is told each time, before its checklist",
+    "heartbeat_target": "where it says what needs attention: last, none, or an address",
     "icon": "an emoji or a few letters, by which pages show it",
     "id": "8 or more digits of an id",
     "instructions": "what it is told",
@@ -157,6 +166,9 @@ _HELP: Mapping[str, str] = {
     "queue_debounce_s": "how quiet it must be before waiting mail is taken up",
     "queue_mode": "what mail does while a run is active",
     "queue_overflow": "what happens beyond the cap",
+    "reset_context_tokens_max": "beyond how many tokens the next run begins afresh; 0 is never",
+    "reset_daily_at": "when its contexts begin anew each day, as 04:00, or never",
+    "reset_idle_minutes": "after how many minutes without activity a context begins anew; 0 is never",
     "replay_age_s": "mail older than this is not worked on after a downtime",
     "reply_to": "the envelope this answers",
     "role": "owner, member or guest",

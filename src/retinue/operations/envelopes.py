@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from functools import partial
 from pathlib import PurePosixPath
@@ -30,6 +29,7 @@ from retinue.domain.envelope import (
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, SessionId, prefix, short
+from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
 from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import LaneKind, Origin, OriginKind, WhenBusy
@@ -42,7 +42,7 @@ from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import check_own
 from retinue.policy.delegations import descends
 from retinue.policy.webhooks import check as check_webhook
-from retinue.store import agents, deliveries, envelopes, sessions, webhooks
+from retinue.store import agents, deliveries, envelopes, outcomes, sessions, webhooks
 from retinue.store.dead import DeadLetter, dead
 from retinue.store.deliveries import Attempt, DeliveryState
 from retinue.store.files import safe_media_type
@@ -373,7 +373,7 @@ def _kept(desk: Desk, caller: Principal, upload: Upload) -> Attachment:
             code="attachment.given-twice",
         )
     ahead = desk.uploads.name(str(caller.address), upload.hash)
-    return dataclasses.replace(ahead, name=safe_name(upload.name), media_type=safe_media_type(upload.media_type))
+    return replace(ahead, name=safe_name(upload.name), media_type=safe_media_type(upload.media_type))
 
 
 async def show_envelope(desk: Desk, caller: Principal, asked: ById) -> EnvelopeShown:
@@ -485,7 +485,7 @@ async def cancel(desk: Desk, caller: Principal, asked: ById) -> EnvelopeCancelle
         because = f"taken back by {caller.address}"
         wakes: tuple[Wake, ...] = ()
         if by_sender:  # who knows, and need not be told
-            envelopes.settle(conn, [id_], Outcome.CANCELLED, because=because, at_ms=page.at_ms)
+            outcomes.settle(page, [id_], Outcome.CANCELLED, because=because)
             page.tell(
                 NewsKind.ENVELOPE_SETTLED,
                 session=envelope.session,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import RetinueError
@@ -38,8 +38,7 @@ class GatewayArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Gateway:
+class Gateway(Struct, frozen=True):
     """For runs that work for the owner, and for no other: with their rights, not the agent's."""
 
     desk: Callable[[], Desk]

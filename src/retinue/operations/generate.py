@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
+
+from msgspec import Struct
 
 from retinue.operations.base import Operation
 from retinue.operations.catalog import OPERATIONS
@@ -23,8 +24,7 @@ BAR = "\\|"
 MADE = "<!-- Made from the code by `make generate`. -->\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """One place where an error with a code is raised, as far as its words are fixed."""
 
     code: str

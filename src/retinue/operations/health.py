@@ -7,11 +7,12 @@ share are gathered once. A check that fails is itself a finding, and keeps no ot
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from msgspec import Struct, field
 
 from retinue.domain.errors import RetinueError
 from retinue.models.catalog import Catalog
@@ -30,8 +31,7 @@ class Health(StrEnum):
     PROBLEM = "problem"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(Struct, frozen=True, kw_only=True):
     """Something that is not as it should be."""
 
     health: Health
@@ -48,8 +48,7 @@ def problem(sentence: str, *, because: str, try_this: str) -> Found:
     return Found(health=Health.PROBLEM, sentence=sentence, because=because, try_this=try_this)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Scene(Struct, frozen=True, kw_only=True):
     """What there is to look at. A closed house has no runners, plug-ins or servers; a damaged one may have no store."""
 
     home: Path
@@ -65,8 +64,7 @@ class Scene:
     gathered: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check(Generic[F]):
+class Check(Struct, Generic[F], frozen=True, kw_only=True):
     """`gather` gives None where there is nothing to judge here."""
 
     name: str
@@ -75,8 +73,7 @@ class Check(Generic[F]):
     judge: Callable[[F], Iterable[Found]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class Checked(Struct, frozen=True, kw_only=True):
     name: str
     looks_at: str
     found: tuple[Found, ...] = ()

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct, field
 
 from retinue.config.settings import Retention
 from retinue.domain.address import AddressKind
@@ -52,8 +52,7 @@ class Purge(msgspec.Struct, forbid_unknown_fields=True):
     dry_run: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Went:
+class Went(Struct, frozen=True):
     """What a purge took away, or would."""
 
     counts: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -20,6 +19,7 @@ from retinue.config.skills import Variable
 from retinue.domain.agent import Agent
 from retinue.domain.credential import Credential
 from retinue.domain.errors import RetinueError
+from retinue.domain.nouns import names
 from retinue.models.credentials import secret_of
 from retinue.operations.credential_keys import KEYS
 from retinue.policy.masking import Masks
@@ -98,9 +98,9 @@ def _in_settings(value: Any, path: str) -> Iterator[tuple[str, Secret]]:
     """Wherever in the settings a secret is named, also in sections that we know nothing of."""
     if isinstance(value, Secret):
         yield path.removesuffix(".secret"), value
-    elif is_dataclass(value) and not isinstance(value, type):
-        for each in fields(value):
-            yield from _in_settings(getattr(value, each.name), f"{path}.{each.name}" if path else each.name)
+    elif parts := names(value):
+        for name in parts:
+            yield from _in_settings(getattr(value, name), f"{path}.{name}" if path else name)
     elif isinstance(value, Mapping):
         for name, each in cast("Mapping[Any, Any]", value).items():
             yield from _in_settings(each, f"{path}.{name}")

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from msgspec import Struct
+
 FOLDER = "logs"
 FILE = "retinue.log"
 START_FILE = "start.log"  # what a house says that keeps no log of its own
@@ -25,8 +27,7 @@ ENTRY_BYTES_MAX = 64 * 1024  # of one entry; what is beyond is not shown
 _HEAD = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}[+-]\d{4}) (debug|info|warning|error|critical) (.*)", re.S)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Behind which one reads on: a file, and a position in it."""
 
     inode: int

@@ -6,11 +6,11 @@ What is listed is what can be called, and nothing can be called that is not list
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.domain.address import AddressKind
@@ -35,8 +35,7 @@ INVOKE = "tool.invoke"
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
+class Offered(Struct, frozen=True, kw_only=True):
     """One thing that can be called. `effect`: something is different afterwards; `outside`: others hear of it."""
 
     name: str
@@ -46,15 +45,13 @@ class Offered:
     outside: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
+class Called(Struct, frozen=True):
     text: str
     failed: bool = False
     structured: bool = False  # the text is JSON
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visitor:
+class Visitor(Struct, frozen=True, kw_only=True):
     """Whoever calls. `agent` is whose tools they want beside operations; empty for none.
 
     `sending` is asked before an envelope goes out, and raises where that would be too many.

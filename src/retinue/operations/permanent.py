@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -19,6 +18,7 @@ from retinue.config.staff import normal_id
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed
+from retinue.domain.nouns import replace
 from retinue.domain.permission import STAFF_FOLDER, Access, Permission
 from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms

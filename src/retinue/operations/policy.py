@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.agents.home import home_of
 from retinue.config.loading import examine
@@ -22,6 +22,7 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.event import NewsKind
 from retinue.domain.grant import Grant
 from retinue.domain.ids import GrantId, RunId, prefix, short
+from retinue.domain.nouns import replace
 from retinue.domain.permission import default_rights
 from retinue.domain.principal import Principal
 from retinue.domain.record import Mark, Record, Reply, Summary, bare_model
@@ -241,8 +242,7 @@ async def test(desk: Desk, caller: Principal, asked: Test) -> Tested:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Both:
+class _Both(Struct, frozen=True, kw_only=True):
     """The rules as they are and as they would be, and the staff as it would be."""
 
     now: Toolbox
@@ -250,8 +250,7 @@ class _Both:
     staff: Mapping[str, Agent]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _History:
+class _History(Struct, frozen=True, kw_only=True):
     """A session as it is kept, and for whom each of its runs worked."""
 
     agent: Agent

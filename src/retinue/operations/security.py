@@ -11,10 +11,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from retinue.config.checks import is_loopback
 from retinue.config.hands import Asking, Elevated, Security, Where
@@ -44,8 +45,7 @@ class Severity(StrEnum):
     CRITICAL = "critical"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class Closing(Struct, frozen=True, kw_only=True):
     """Rights of others to a file that can be taken away without harm to anyone."""
 
     path: Path
@@ -53,8 +53,7 @@ class Closing:
     now: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exposed:
+class Exposed(Struct, frozen=True, kw_only=True):
     """Something that is more open than it should be."""
 
     check: str
@@ -72,8 +71,7 @@ class Exposed:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Found(Struct, frozen=True, kw_only=True):
     """A finding of a check that does not say its own name."""
 
     severity: Severity
@@ -464,8 +462,7 @@ def broken_audit(facts: Facts) -> Iterator[_Found]:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecurityCheck:
+class SecurityCheck(Struct, frozen=True, kw_only=True):
     """`looks_at` says that it is well."""
 
     id: str

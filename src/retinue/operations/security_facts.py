@@ -9,7 +9,6 @@ import stat
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from importlib.metadata import entry_points
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import sqlalchemy as sa
+from msgspec import Struct, field
 
 from retinue.config import Settings
 from retinue.config import examine as examine_settings
@@ -55,8 +55,7 @@ SYNCED_NAMES = re.compile(
 SYNCED_MARKS = (".dropbox", ".dropbox.cache", ".stfolder", ".sync", ".nextcloudsync.log", ".owncloudsync.log")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class Ground(Struct, frozen=True, kw_only=True):
     """Where to look, and with what. A house that is closed has no toolbox; one that is damaged may have no store."""
 
     home: Path
@@ -68,8 +67,7 @@ class Ground:
     quick: bool = False  # leave out what reads the whole audit, and what begins a process
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(Struct, frozen=True, kw_only=True):
     """A file or folder that is to be the owner's alone. `kind` says which check it belongs to."""
 
     kind: str
@@ -80,8 +78,7 @@ class Held:
     is_link: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
+class Abilities(Struct, frozen=True, kw_only=True):
     """One agent, and its tools: what it may use without anyone being asked, by effect."""
 
     agent: Agent
@@ -92,8 +89,7 @@ class Abilities:
         return tuple(sorted(name for name, effects in self.free.items() if effect in effects))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(Struct, frozen=True, kw_only=True):
     """None, or nothing, where it could not be looked at."""
 
     home: Path
@@ -158,8 +154,7 @@ async def gather(ground: Ground) -> Facts:
 # --- the store ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stored:
+class _Stored(Struct, frozen=True, kw_only=True):
     staff: tuple[Agent, ...] = ()
     people: tuple[Person, ...] = ()
     shared_with: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLa
 from retinue.domain.event import NewsKind
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import SessionId, prefix, short
+from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
 from retinue.domain.record import Body, Mark, Record, RecordKind, Reply
 from retinue.domain.run import RunStatus

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
 import msgspec
+from msgspec import Struct
 
 from retinue.config import BadConfig, Change, Effect, Fault, diff, examine, text_hash
 from retinue.config.form import Entry, Origin, Section, Shape, form_of
@@ -116,8 +116,7 @@ async def preview(desk: Desk, caller: Principal, asked: Preview) -> ConfigPrevie
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
+class Ahead(Struct, frozen=True, kw_only=True):
     old: str
     new: str
     patch: dict[str, Any]

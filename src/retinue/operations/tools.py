@@ -22,9 +22,11 @@ from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 
 _encode = msgspec.json.Encoder().encode
 
-# What is answered about these are the owner's settings and the house's own counts. All else may quote anybody: mail,
-# histories, skills that nobody has looked at.
-_OWN_WORDS = frozenset({"agent", "model", "credential", "person", "token", "config", "usage", "tool", "grant"})
+# What is answered about these are the owner's settings and the house's own counts, and tasks of heartbeats, of which
+# nothing is shown that came from outside. All else may quote anybody: mail, histories, skills that nobody looked at.
+_OWN_WORDS = frozenset(
+    {"agent", "model", "credential", "person", "token", "config", "usage", "tool", "grant", "heartbeat"}
+)
 _QUOTE_WITH_EFFECT = frozenset({"envelope.list", "inbox.list", "tool.invoke"})
 
 

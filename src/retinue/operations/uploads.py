@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import NotFound, TooLarge
+from retinue.domain.nouns import replace
 
 UPLOAD_BYTES_MAX = 20 * 1024 * 1024  # of one file
 REST_S = 3000.0  # less than `store/files` keeps from a sweep whatever has just come
@@ -19,15 +21,13 @@ EACH_MAX = 64  # files of one principal that wait to be named
 BYTES_EACH_MAX = 256 * 1024 * 1024  # and all of these together
 
 
-@dataclass(frozen=True, slots=True)
-class _Upload:
+class _Upload(Struct, frozen=True):
     attachment: Attachment
     at_s: float
     named: bool = False
 
 
-@dataclass(slots=True)
-class Uploads:
+class Uploads(Struct):
     """What each principal has sent ahead."""
 
     now: Callable[[], float] = time.monotonic

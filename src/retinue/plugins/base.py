@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.domain.agent import Agent
 from retinue.domain.errors import RetinueError
@@ -31,8 +31,7 @@ class NoSettings(msgspec.Struct, forbid_unknown_fields=True):
     """A plug-in that can be told nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(Struct, frozen=True, kw_only=True):
     """What a plug-in says of itself.
 
     `settings` is a msgspec Struct or a dataclass: what stands in the settings file is converted to it, strictly, before
@@ -46,8 +45,7 @@ class Manifest:
     settings: type[Any] = NoSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Scene(Struct, frozen=True, kw_only=True):
     """What a prompt section may know of the run it is for."""
 
     agent: Agent
@@ -56,8 +54,7 @@ class Scene:
     origin: OriginKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(Struct, frozen=True, kw_only=True):
     """Some words for the instructions of every run. In minimal mode it is left out, unless it says otherwise.
 
     `text` is asked when a run begins, in a thread of its own, and may give an empty text.
@@ -82,8 +79,7 @@ class Register(Protocol):
     def skills(self, folder: Path) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(Struct, frozen=True, kw_only=True):
     """What the house hands to one instance of a plug-in. `folder` is its own, and outlives it."""
 
     plugin: str
@@ -114,8 +110,7 @@ class Host:
         self.farewells.append(call)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plugin:
+class Plugin(Struct, frozen=True, kw_only=True):
     """`load` registers what the instance brings. It is called in a thread, so that a slow one holds up nobody."""
 
     manifest: Manifest

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from retinue.config.skills import PluginSettings, plugin_name
 from retinue.domain.errors import NotFound, RetinueError
@@ -40,8 +41,14 @@ SECTION_S = 2.0
 SECTION_CHARS_MAX = 20_000
 
 
-@dataclass(slots=True)
-class _Loaded:
+Told = Callable[[str, str, str], None]
+"""Hears of an instance, of what became of it, and of why."""
+
+
+def tell_nobody(_instance: str, _change: str, _because: str) -> None: ...
+
+
+class _Loaded(Struct):
     """One instance that is here."""
 
     plugin: Plugin
@@ -52,8 +59,7 @@ class _Loaded:
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Absent:
+class _Absent(Struct, frozen=True):
     """One that should be, or could be, and is not."""
 
     state: GuestState
@@ -72,7 +78,9 @@ class Plugins:
         load_s: float = LOAD_S,
         unload_s: float = UNLOAD_S,
         section_s: float = SECTION_S,
+        told: Told = tell_nobody,
     ) -> None:
+        """`told` hears what became of an instance while the house is open: loaded, unloaded, or failed and why."""
         self.registry = registry
         self._home = home
         self._clock = clock
@@ -80,6 +88,7 @@ class Plugins:
         self._load_s = load_s
         self._unload_s = unload_s
         self._section_s = section_s
+        self._told = told
         self._unbringable: dict[str, RetinueError] = {}  # not imported again before someone asks for it
         self._brought: dict[str, Plugin] = {}
         self._wanted: Mapping[str, PluginSettings] = {}
@@ -142,6 +151,7 @@ class Plugins:
                 stays = wanted.get(instance) == loaded.settings and instance != again
                 if not stays or alone not in ("", instance):
                     await self._unload(instance)
+                    self._told(instance, "unloaded", "")
             for instance, settings in wanted.items():
                 if instance in self._loaded:
                     continue
@@ -184,10 +194,12 @@ class Plugins:
     async def _try(self, instance: str, settings: PluginSettings) -> None:
         try:
             await self._load(instance, settings)
+            self._told(instance, "loaded", "")
         except RetinueError as error:
             because = f"{error.sentence}: {error.because}" if error.because else error.sentence
             try_this = error.try_this or f"mend it, then `retinue plugin reload {instance}`"
             self._absent[instance] = _Absent(GuestState.FAILED, because, try_this)
+            self._told(instance, "failed", because)
             log.error("plug-in not loaded", extra={"plugin": instance, "because": because})
         except OSError as error:
             self._absent[instance] = _Absent(GuestState.FAILED, f"its folder cannot be made ({error.strerror})")

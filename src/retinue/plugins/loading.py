@@ -8,12 +8,13 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import Struct
 
 from retinue.config.secret import Secret
 from retinue.config.skills import plugin_name
@@ -31,8 +32,7 @@ T = TypeVar("T")
 Find = Callable[[], Iterable[EntryPoint]]
 
 
-@dataclass(frozen=True, slots=True)
-class Package:
+class Package(Struct, frozen=True):
     """A plug-in that is installed, before any of its code has run."""
 
     id: str

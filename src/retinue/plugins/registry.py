@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ from retinue.config.minds import ProviderSettings
 from retinue.connectors.base import Connector
 from retinue.domain.agent import ToolLists, ToolRules
 from retinue.domain.errors import Conflict, Invalid
+from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Model

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePath, PurePosixPath
+
+from msgspec import Struct
 
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import Invalid
@@ -56,8 +57,7 @@ OPTIONS_NEVER_MEANT: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     program: str
     arguments: tuple[str, ...]
 
@@ -66,8 +66,7 @@ class Rule:
         return not any(_is_pattern(word) for word in (self.program, *self.arguments))
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     """A program as it is found on this machine: under which path, and which file is behind all links."""
 
     path: str

@@ -7,8 +7,9 @@ one meaning, so the argv that a rule judges is the argv that runs.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from retinue.domain.errors import Invalid
 
@@ -51,16 +52,14 @@ class Follows(StrEnum):
     PIPE = "|"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One command of a line. `follows` is None for the first."""
 
     argv: tuple[str, ...]
     follows: Follows | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     parts: tuple[Part, ...]
 
     @property

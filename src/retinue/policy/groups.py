@@ -20,6 +20,9 @@ _PANELS = (
 _MEMORY = ("memory_search", "memory_get", "memory_write")
 _MESSAGING = ("message", "notify", "ask_questions")
 
+# What a schedule keeps from one time to the next: for what the clock begins, and for nothing else.
+OF_A_SCHEDULE = ("cron_read_task", "cron_read_memory", "cron_write_memory")
+
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "file": _FILES,
     "fs": _FILES,
@@ -32,6 +35,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "messaging": _MESSAGING,
     "panels": (*_PANELS, "open_url"),
     "automation": ("cron", "gateway"),
+    "schedules": ("cron", "schedule_*", "reminder_*", "wakeup_*", "heartbeat_*", *OF_A_SCHEDULE),
     "agents": (
         *("agents_list", "agents_message", "agents_switch", "send_agent_message", "start_background_agent"),
         "create_permanent_agent",

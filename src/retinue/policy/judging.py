@@ -6,7 +6,8 @@ Pure. Every door asks here, and `retinue policy explain` shows what it said.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.permission import Access, Permission
@@ -20,8 +21,7 @@ ORIGIN = "origin"
 SANDBOX = "sandbox"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgement(Struct, frozen=True, kw_only=True):
     """A verdict with everything that led to it.
 
     `would_grant` is what a yes for longer than once would grant. It is empty where each call has to be asked about for

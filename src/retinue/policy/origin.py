@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, cast
+
+from msgspec import Struct, field
 
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
@@ -29,8 +30,7 @@ DEPTH_MAX = 8
 SHOWN_CHARS_MAX = 80
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Struct, frozen=True, kw_only=True):
     """Something in the context. Words that a speaker said, or the result of a call; all else can only be untrusted."""
 
     trust: Trust
@@ -40,8 +40,7 @@ class Source:
     output: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class Context(Struct, frozen=True, kw_only=True):
     """What was read and what was done, up to a call. `done` are the calls since the owner last spoke."""
 
     sources: tuple[Source, ...] = ()
@@ -52,8 +51,7 @@ class Context:
         return any(source.trust is Trust.UNTRUSTED for source in self.sources)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One value of a call: what explains it, or why nothing does."""
 
     argument: str
@@ -66,8 +64,7 @@ class Finding:
         return bool(self.by)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgement(Struct, frozen=True, kw_only=True):
     decision: Decision
     findings: tuple[Finding, ...] = ()
 

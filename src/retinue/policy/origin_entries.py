@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
+from msgspec import Struct
+
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.policy.origin_rules import ITEM, KEY, VALUE, OriginPolicy, Sort, SourceRule, sort_of, sorts_of
@@ -22,8 +24,7 @@ ENTRIES_MAX = 2_000  # of one result; beyond them it explains nothing
 RESULTS_REMEMBERED = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Struct, frozen=True):
     """One typed value, as it is compared."""
 
     field: str

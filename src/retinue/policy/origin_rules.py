@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
+
+from msgspec import Struct, field
 
 from retinue.domain.errors import Invalid
 from retinue.domain.trust import Trust
@@ -21,8 +22,7 @@ VALUE = "<value>"
 ITEM = "<item>"  # of a result that is a list of plain values
 
 
-@dataclass(frozen=True, slots=True)
-class Sort:
+class Sort(Struct, frozen=True):
     """A kind, and for ids of what: the id of a file is not the id of an event."""
 
     kind: Kind
@@ -40,8 +40,7 @@ def sorts_of(text: str) -> tuple[Sort, ...]:
     return tuple(sort_of(each) for each in text.split("|"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceRule:
+class SourceRule(Struct, frozen=True, kw_only=True):
     """What the results of some tools are worth.
 
     `fields` are the typed ones, by name, and no others explain anything. `patterns` find typed values at the beginning
@@ -73,8 +72,7 @@ class Standing(StrEnum):
     ANY = "any"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArgumentRule:
+class ArgumentRule(Struct, frozen=True, kw_only=True):
     """What an argument is. `says` are the words for each of its choices, and under `all` those that want each value.
 
     With any of the arguments in `unless`, no standing rule holds.
@@ -88,8 +86,7 @@ class ArgumentRule:
     unless: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActRule:
+class ActRule(Struct, frozen=True, kw_only=True):
     """The words by which an owner asks for these tools: any of them will do, and `*` is no word at all.
 
     Without a rule, an owner asks for a tool by all the words of its name.
@@ -99,8 +96,7 @@ class ActRule:
     words: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class Measure(Struct, frozen=True, kw_only=True):
     """What words such as `largest` select by: the field of which something has the most, or the least.
 
     `counted`: not the field's value, but how often each value of it occurs. `whole`: only among all that there is,
@@ -114,8 +110,7 @@ class Measure:
     whole: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OriginPolicy:
+class OriginPolicy(Struct, frozen=True, kw_only=True, eq=False):
     """The whole of it. The first rule that fits is the one that holds."""
 
     sources: tuple[SourceRule, ...] = ()

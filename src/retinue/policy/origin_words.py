@@ -9,11 +9,12 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import lru_cache
+
+from msgspec import Struct
 
 TEXT_CHARS_MAX = 100_000  # of one text that is read for values; what is longer explains nothing and is not explained
 TEXTS_REMEMBERED = 256
@@ -99,8 +100,7 @@ COMMON = frozenset((
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """A value in a text. What is said of it in its own sentence belongs to it."""
 
     kind: Kind
@@ -108,8 +108,7 @@ class Found:
     sentence: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class Words(Struct, frozen=True, kw_only=True):
     """One text, read once: its words in order, and the values that stand in it."""
 
     tokens: tuple[str, ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.domain.agent import PermissionLevel
 
@@ -16,8 +17,7 @@ ORDER = (
 _RANK = {level: rank for rank, level in enumerate(ORDER)}
 
 
-@dataclass(frozen=True, slots=True)
-class Permission:
+class Permission(Struct, frozen=True):
     """Whether an operation may be asked for, and why, or why not."""
 
     allowed: bool

@@ -5,8 +5,9 @@ The stricter of both wins. The one way to something looser is elevation, and it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from retinue.config.hands import Asking, Elevated, Security, Where
 from retinue.domain.decision import Decision, Verdict
@@ -17,8 +18,7 @@ KEY = "tools.exec"
 KEY_ELEVATED = "tools.exec.elevated"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecPolicy:
+class ExecPolicy(Struct, frozen=True, kw_only=True):
     """What the owner has set for commands. `security` and `ask` hold on the host; a sandbox has its own walls."""
 
     host: Where = Where.SANDBOX
@@ -30,8 +30,7 @@ class ExecPolicy:
     allow: tuple[Rule, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Wish(Struct, frozen=True, kw_only=True):
     """What a call asks for. It can make things stricter, and looser only through the gates."""
 
     host: Where | None = None
@@ -40,8 +39,7 @@ class Wish:
     elevated: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gates:
+class Gates(Struct, frozen=True, kw_only=True):
     """What a command needs to leave the sandbox beside the owner's setting. Each one that is closed, closes all.
 
     `level` is what its conversation says: not set, each call asks for itself; at anything but `off`, all of them do.
@@ -53,8 +51,7 @@ class Gates:
     level: Elevation | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
+class Resolved(Struct, frozen=True, kw_only=True):
     """Where a command is to run, by which rules, and what was decided on the way."""
 
     where: Where

@@ -6,19 +6,18 @@ Kept in memory and bounded: whoever asked longest ago for the first time is forg
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 MINUTE_S = 60.0
 
 
-@dataclass(slots=True)
-class _Bucket:
+class _Bucket(Struct):
     left: float
     at_s: float
 
 
-@dataclass(slots=True)
-class Buckets:
+class Buckets(Struct):
     per_minute: int
     remembered_max: int
     _of: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict[str, _Bucket])

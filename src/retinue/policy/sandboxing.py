@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from retinue.config.sandbox import DockerSettings, SandboxKind, SandboxSettings
 from retinue.domain.agent import Agent, SandboxRules
+from retinue.domain.nouns import replace
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.session import Origin, OriginKind
 

@@ -7,20 +7,23 @@ global -> provider and model -> agent -> session -> sender, and how it is called
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from retinue.config.hands import ToolSettings
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent, ToolLists
 from retinue.domain.decision import Decision, Verdict
+from retinue.domain.nouns import replace
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec
 from retinue.policy.groups import (
     EVERYTHING,
     GROUPS,
     INVOKE_DENIED,
+    OF_A_SCHEDULE,
     PROFILES,
     SUBAGENT_DENIED,
     expanded,
@@ -68,8 +71,7 @@ class Circumstances(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(Struct, frozen=True, kw_only=True):
     """One place where rules stand. `own` are the agent's, which `system_*` tools pass.
 
     `fixed`: the lists are the house's, and what can be changed is `key` itself. `lent`: they are for whom it is done in
@@ -84,8 +86,7 @@ class Layer:
     lent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """What one layer says, and which setting says it."""
 
     layer: str
@@ -94,8 +95,7 @@ class Finding:
     key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rules:
+class _Rules(Struct, frozen=True, kw_only=True):
     """A layer with its names spelled out."""
 
     layer: Layer
@@ -263,6 +263,9 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
     if where.origin in (OriginKind.SUBAGENT, OriginKind.BACKGROUND):
         fixed = ToolLists(deny=SUBAGENT_DENIED)
         layers.append(Layer(name="the rule for subagents", key="tools.by_session.subagent", lists=fixed, fixed=True))
+    if where.origin is not OriginKind.SCHEDULE:
+        fixed = ToolLists(deny=OF_A_SCHEDULE)
+        layers.append(Layer(name="the rule for schedules", key="tools.by_session.schedule", lists=fixed, fixed=True))
     if (lists := settings.by_session.get(where.origin.value)) is not None:
         name = f"the rules for {where.origin} sessions"
         layers.append(Layer(name=name, key=f"tools.by_session.{where.origin}", lists=lists))

@@ -80,6 +80,10 @@ class HouseChoices:
         model = str(chosen.ref) if chosen.ref is not None else None
         return replace(mind, model=model, credential=chosen.credential, pinned=chosen.credential is not None)
 
+    def hinted(self, word: str, agent: Agent, mind: Mind, *, alone: bool) -> Mind | None:
+        ref = self._minds.catalog.hinted(word, alone=alone)
+        return replace(mind, model=str(ref), credential=None, pinned=False) if ref is not None else None
+
     def effort(self, agent: Agent, mind: Mind) -> str | None:
         return mind.effort or self._minds.settings.defaults.effort_of(agent)
 

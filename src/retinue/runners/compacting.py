@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from zoneinfo import ZoneInfo
+
+from msgspec import Struct
 
 from retinue.domain.ids import SessionId
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
@@ -73,8 +74,7 @@ class Deadline:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Scribe:
+class _Scribe(Struct, frozen=True):
     """One summary in the making, which may take more than one request: for whom, out of whom, and by when."""
 
     case: Case

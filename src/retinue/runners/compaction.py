@@ -7,7 +7,8 @@ A failed compaction leaves everything as it was.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.config.minds import CompactionMode
 from retinue.domain.errors import RetinueError
@@ -51,8 +52,7 @@ class NotCompacted(RetinueError):
     code = "context.not-compacted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Cut(Struct, frozen=True, kw_only=True):
     """Where a context is cut in two. `kept_from` is the number from which its records stay.
 
     `quoted` is the newest turn, where the cut comes after it in the middle of a long run: it stays in the summary,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, UserTurn, all_plain, words_of
@@ -178,8 +179,7 @@ def json_of(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class Measure(Struct, frozen=True, kw_only=True):
     """How large a context is, instructions and tools included, except where the name says otherwise."""
 
     tokens: int

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import replace
 
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import short
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
+from retinue.domain.nouns import replace
 from retinue.domain.ports import Tell
 from retinue.domain.record import Piece, PieceKind, Reply, Stop, Usage
 from retinue.domain.run import Run

@@ -8,12 +8,14 @@ provider has refused is compacted up to three times, then its results are cut sh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import date
 from enum import StrEnum
 
+from msgspec import Struct
+
 from retinue.config.minds import Context
 from retinue.domain.model import Failure
+from retinue.domain.nouns import replace
 from retinue.domain.record import Record, Reply, Summary
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.runners.context import FLUSH_HEAD
@@ -82,25 +84,21 @@ class Why(StrEnum):
     ASKED = "asked for"
 
 
-@dataclass(frozen=True, slots=True)
-class Proceed:
+class Proceed(Struct, frozen=True):
     """Ask the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(Struct, frozen=True):
     """Begin a fresh context, and tell the person so. No model is asked."""
 
     notice: str
 
 
-@dataclass(frozen=True, slots=True)
-class Flush:
+class Flush(Struct, frozen=True):
     """Let the agent read `flush_text` as a note, then go on: once in each compaction cycle."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compact:
+class Compact(Struct, frozen=True, kw_only=True):
     """Tell the older part in short. All but `why` is for `compaction.plan_cut`."""
 
     why: Why
@@ -110,16 +108,14 @@ class Compact:
     gain_tokens_min: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TruncateResults:
+class TruncateResults(Struct, frozen=True):
     """Send every result cut short (`Shortened.view(truncate=True)`) for the rest of this run."""
 
 
 Action = Proceed | Reset | Flush | Compact | TruncateResults
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextState:
+class ContextState(Struct, frozen=True, kw_only=True):
     """How a context stands before a call. `failed_at`: its tokens when a compaction last came to nothing."""
 
     measure: Measure
@@ -203,8 +199,7 @@ def asked(measure: Measure, settings: Context, window_tokens: int) -> Compact:
 # After a provider refused a context
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tries:
+class Tries(Struct, frozen=True, kw_only=True):
     """What was tried: compactions since a model last replied in this run, short results since it began."""
 
     compactions: int = 0

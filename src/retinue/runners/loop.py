@@ -7,15 +7,17 @@ its records end; there is no other state to restore.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+
+from msgspec import Struct
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.ids import short
 from retinue.domain.model import ModelRef
 from retinue.domain.money import BudgetSpent
+from retinue.domain.nouns import replace
 from retinue.domain.permission import default_rights
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Note, Record, Reply, Stop, UserTurn, bare_model, least_believed
@@ -32,26 +34,22 @@ from retinue.tools.toolbox import Occasion, Plan, Toolbox, refusal
 REPEATS_MAX = 5
 
 
-@dataclass(frozen=True, slots=True)
-class AskModel:
+class AskModel(Struct, frozen=True):
     turn: int
 
 
-@dataclass(frozen=True, slots=True)
-class PerformCalls:
+class PerformCalls(Struct, frozen=True):
     turn: int
     calls: tuple[Call, ...]
     indexes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PerformStored:
+class PerformStored(Struct, frozen=True):
     calls: tuple[Call, ...]
     indexes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     reply: Reply
 
 

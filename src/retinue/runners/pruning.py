@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 
+from msgspec import Struct, field
+
 from retinue.config.minds import PrunedTools, Pruning, PruningMode, SoftTrim
 from retinue.domain.ids import SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.record import Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.tool import ToolResult
 from retinue.runners.estimate import CHARS_PER_TOKEN, holds_image, json_of
@@ -167,8 +169,7 @@ def idle_s(records: Sequence[Record], now: datetime) -> float | None:
 # What is sent, from turn to turn
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(Struct):
     """One context: what was looked at so far, and what is sent instead of some of it."""
 
     chars_max: int

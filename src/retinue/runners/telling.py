@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult
@@ -56,8 +57,7 @@ does not become a fact or a wish of the people the agent works for."""
 MERGE_KEEPS = "Keep every decision, open item, open question, promise, constraint and exact name; say each thing once."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True):
     """What is asked of a model for a summary: instructions, one turn to read, no tools."""
 
     instructions: str

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import Struct
+
 from retinue.config.sandbox import SandboxKind, SandboxMode, Scope, WorkspaceAccess
 from retinue.domain.errors import RetinueError
 
@@ -34,8 +36,7 @@ class SandboxFailed(RetinueError):
     code = "sandbox.failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """How much a command may take. What goes beyond is refused or ended, and said so."""
 
     seconds: float = 1800.0
@@ -72,8 +73,7 @@ class Confinement:
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # all of it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Struct, frozen=True, kw_only=True):
     """How a command ended. `because` says what we did to it: it took too long, it was killed."""
 
     code: int | None  # None where a signal ended it
@@ -107,8 +107,7 @@ class Child(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """Whether a sandbox works on this machine, and what is in the way. `notes` say what it has and has not."""
 
     works: bool

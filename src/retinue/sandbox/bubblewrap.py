@@ -17,9 +17,10 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import Struct, field
 
 from retinue.domain.permission import KEYS_IN_HOME
 from retinue.sandbox import seccomp, walls
@@ -45,8 +46,7 @@ WITHOUT_FILTER = ("--disable-userns",)  # what can be closed another way where c
 MakeProxy = Callable[..., Proxy]
 
 
-@dataclass(slots=True)
-class _Start:
+class _Start(Struct):
     """What is open while a command starts, and closed whatever becomes of it."""
 
     arguments: int = -1

@@ -9,8 +9,9 @@ import contextlib
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from retinue.sandbox.base import Limits
 
@@ -20,8 +21,7 @@ LAUNCHERS = 1  # processes of the sandbox's own in each group
 _NUMBERS = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A folder in which groups can be made, and which controllers rule there."""
 
     folder: Path
@@ -29,8 +29,7 @@ class Place:
     unified: bool
 
 
-@dataclass(slots=True)
-class Group:
+class Group(Struct):
     """The groups of one command, one in each place. Counted from the moment it is put in."""
 
     folders: list[Path] = field(default_factory=list[Path])

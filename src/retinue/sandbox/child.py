@@ -20,8 +20,9 @@ import termios
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from retinue.sandbox.base import Ended, Limits, SandboxFailed
 
@@ -37,8 +38,7 @@ _END_OF_INPUT = b"\x04"
 _HEEDED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(Struct, frozen=True):
     """A process, where it is read from, and where it is written to: the same descriptor at a terminal."""
 
     popen: subprocess.Popen[bytes]

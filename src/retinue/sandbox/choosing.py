@@ -7,11 +7,14 @@ the sandbox is for `policy/placing` to say; here it is only said whether there i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct
 
 from retinue.config.sandbox import LimitSettings, SandboxKind, SandboxMode, SandboxSettings, Scope, WorkspaceAccess
 from retinue.domain.decision import Decision, Verdict
+from retinue.domain.nouns import names, replace
 from retinue.domain.permission import Rights, is_lent
 from retinue.domain.session import OriginKind
 from retinue.sandbox.base import MIB, Confinement, Limits, Network, Probe
@@ -22,8 +25,7 @@ NOWHERE = Path("/tmp")  # where a command begins that has nothing of the workspa
 _STRICTEST_FIRST = (WorkspaceAccess.NONE, WorkspaceAccess.READ, WorkspaceAccess.WRITE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(Struct, frozen=True, kw_only=True):
     """Who runs a command, and where. `homes` is the folder of all agents' homes, `home` the agent's own in it."""
 
     agent: str
@@ -51,8 +53,7 @@ class Asked:
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True):
     """`kind` runs it, if `decision` allows; `key` says who shares a container with it.
 
     Where the decision asks, `kind` is off: no sandbox works, and a person says whether it is to run bare.
@@ -148,7 +149,7 @@ def tightened(settings: SandboxSettings, facts: Facts, asked: Confinement) -> Co
         writable=writable,
         readable=readable,
         network=_network(settings, facts.rights, hosts),
-        limits=Limits(**{name: min(getattr(limits, name), getattr(asked.limits, name)) for name in Limits.__slots__}),
+        limits=Limits(**{name: min(getattr(limits, name), getattr(asked.limits, name)) for name in names(limits)}),
     )
 
 

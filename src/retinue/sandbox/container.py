@@ -16,10 +16,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import Struct
 
 from retinue.config.sandbox import DockerSettings
 from retinue.domain.permission import KEYS_IN_HOME
@@ -48,8 +49,7 @@ echo stands
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     code: int
     text: str
 
@@ -318,8 +318,7 @@ class Containers:
         self.warnings = [*self.warnings[-9:], text]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     config: str
     running: bool
 

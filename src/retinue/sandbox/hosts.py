@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from retinue.config.sandbox import split_port
 from retinue.policy.addresses import is_lan, plain_host, refused, refused_host
 from retinue.sandbox.base import Network
@@ -12,8 +14,7 @@ from retinue.sandbox.base import Network
 WEB_PORTS = frozenset({80, 443})
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(Struct, frozen=True):
     """`HOST`, `*.HOST` or `HOST:PORT`, made plain."""
 
     name: str

@@ -14,7 +14,8 @@ import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.config.sandbox import split_port
 from retinue.policy.addresses import is_address, plain_host
@@ -56,8 +57,7 @@ class Refused(Exception):
         self.because = because
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """A request, understood: where to, and what to say there."""
 
     method: str

@@ -11,7 +11,8 @@ import errno
 import platform
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
@@ -24,8 +25,7 @@ _TERMINAL_REQUESTS = (0x5412, 0x541C)  # TIOCSTI types into a terminal, TIOCLINU
 _FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink: a virtual machine's vsock is in no network namespace
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """What a kernel calls its calls, and itself."""
 
     architecture: int

@@ -7,16 +7,17 @@ command itself, which can then read it: it is masked where it leaves the house, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import Struct
+
 from retinue.config.sandbox import SandboxSettings, SecretRule
+from retinue.domain.nouns import replace
 from retinue.sandbox.base import Confinement, SandboxFailed
 from retinue.sandbox.hosts import covered
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Struct, frozen=True):
     """A rule that applies to one command. `hosts` are those of its hosts that this command may reach at all."""
 
     name: str

@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+
+from msgspec import Struct
 
 from retinue.sandbox.base import Confinement, SandboxFailed
 
@@ -67,8 +68,7 @@ _RULING = ("/proc", "/sys", "/dev", "/run")  # in /run are the sockets of whatev
 _SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 
 
-@dataclass(frozen=True, slots=True)
-class Bind:
+class Bind(Struct, frozen=True):
     """One folder or file that a command sees, at the place it has outside."""
 
     path: Path

@@ -22,8 +22,11 @@ class Alarm:
     Outlives every failure of `ring`: an alarm that quietly stops is a house that quietly forgets.
     """
 
-    def __init__(self, clock: Clock, ring: Callable[[], Awaitable[float | None]]) -> None:
+    def __init__(
+        self, clock: Clock, ring: Callable[[], Awaitable[float | None]], *, tick_max_s: float = TICK_MAX_S
+    ) -> None:
         self._clock = clock
+        self._tick_max_s = tick_max_s
         self._ring = ring
         self._poked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -52,7 +55,7 @@ class Alarm:
             except Exception:
                 log.exception("alarm failed, rings again")
                 wait_s = RETRY_S
-            await self._wait(min(TICK_MAX_S if wait_s is None else wait_s, TICK_MAX_S))
+            await self._wait(self._tick_max_s if wait_s is None else min(wait_s, self._tick_max_s))
 
     async def _wait(self, seconds: float) -> None:
         sleeping = asyncio.ensure_future(self._clock.sleep(seconds))

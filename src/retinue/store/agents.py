@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ import sqlalchemy as sa
 
 from retinue.domain.agent import Agent, AgentVersion
 from retinue.domain.ids import SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.times import from_ms
 from retinue.store import tables as t
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.store import tables as t
 
@@ -13,8 +12,7 @@ _get = sa.select(t.answers).where(t.answers.c.principal == _b("principal"), t.an
 _insert = t.answers.insert()
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     operation: str
     request_hash: str
     body: str

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.audit import (
     BECAUSE_CHARS_MAX,
@@ -196,8 +196,7 @@ _anchorings = (
 _anchors_at = sa.select(_n.c.at_ms, _n.c.chain, _n.c.position, _n.c.hash).where(_n.c.at_ms == _b("at"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class Verified(Struct, frozen=True, kw_only=True):
     """What was gone through, and what of it is not as it was written. Of flaws the first hundred are told."""
 
     lines: int

@@ -19,13 +19,13 @@ import sqlite3
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 from sqlalchemy import exc
 from sqlalchemy.pool import NullPool
 
@@ -65,8 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="kebab"):
         return sum(part.size_bytes for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(Struct, frozen=True):
     """What is wrong with a backup: nothing, if it can be restored."""
 
     problems: tuple[str, ...]

@@ -6,9 +6,8 @@ retries of those, are numbered in one line under the first letter's id, so that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.envelope import Envelope, Outcome, Settled
 from retinue.domain.ids import EnvelopeId
@@ -44,8 +43,7 @@ _before = PerScope(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
+class DeadLetter(Struct, frozen=True, kw_only=True):
     envelope: Envelope
     settled: Settled
     retry: Envelope | None = None  # the latest

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.envelope import Envelope
 from retinue.store import tables as t
@@ -22,8 +22,7 @@ class DeliveryState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(Struct, frozen=True, kw_only=True):
     envelope: str
     attempt: int
     state: DeliveryState

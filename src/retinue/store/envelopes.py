@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain import address
 from retinue.domain.address import Address
@@ -15,7 +15,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Envelope, Kind, Outcome, Settled, Status
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.principal import HOUSE, Principal
-from retinue.domain.times import from_ms, to_ms
+from retinue.domain.times import MS_MAX, from_ms, to_ms
 from retinue.domain.trust import Trust
 from retinue.store import tables as t
 from retinue.store.lookup import Noun, find
@@ -132,6 +132,21 @@ _back_to_pending = (
     .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status.in_(t.HELD))
     .values(status="pending", due_ms=_b("due"))
 )
+_was_sent = (
+    sa.select(t.envelopes.c.id)
+    .where(
+        t.envelopes.c.source == "run",
+        t.envelopes.c.dedupe_key >= _b("low"),
+        t.envelopes.c.dedupe_key < _b("high"),
+        t.envelopes.c.recipient == _b("recipient"),
+    )
+    .limit(1)
+)
+_let_go = (
+    t.envelopes.update()
+    .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status == t.PENDING)
+    .values(due_ms=_b("due"), session=_b("the_session"), recipient=_b("the_recipient"), text=_b("the_text"))
+)
 _set_session = t.envelopes.update().where(t.envelopes.c.id == _b("the_id")).values(session=_b("the_session"))
 _outcome = t.outcomes.insert()
 _outcome_of = sa.select(t.outcomes).where(t.outcomes.c.envelope == _b("id"))
@@ -185,10 +200,12 @@ def add(
     outcome: Outcome | None = None,
     because: str = "",
     run: RunId | None = None,
+    held: bool = False,
 ) -> None:
     """Store a draft, and count it in the same commit.
 
-    It is pending; or done, where it has come to its end already; or claimed by a run that begins with it.
+    It is pending; or done, where it has come to its end already; or claimed by a run that begins with it. What is
+    `held` is not due, whatever its time is, until it is let go.
     """
     status = Status.DONE if outcome is not None else Status.PENDING if run is None else Status.CLAIMED
     deliver_ms = to_ms(draft.deliver_at) if draft.deliver_at else None
@@ -212,7 +229,7 @@ def add(
             "silent": draft.silent,
             "deliver_ms": deliver_ms,
             "expires_ms": to_ms(draft.expires_at) if draft.expires_at else None,
-            "due_ms": max(at_ms, deliver_ms) if deliver_ms is not None else at_ms,
+            "due_ms": MS_MAX if held else max(at_ms, deliver_ms) if deliver_ms is not None else at_ms,
             "status": status.value,
             "attempts": 0 if run is None else 1,
             "accepted_ms": at_ms,
@@ -308,8 +325,7 @@ def outbox_next(conn: sa.Connection, recipient: str, now_ms: int) -> Envelope | 
     return envelope_of(row) if row else None
 
 
-@dataclass(frozen=True, slots=True)
-class DueLane:
+class DueLane(Struct, frozen=True):
     session: SessionId
     agent: str
     origin_kind: str
@@ -379,6 +395,18 @@ def back_to_pending(conn: sa.Connection, id_: str, *, due_ms: int) -> None:
     conn.execute(_back_to_pending, {"the_id": id_, "due": due_ms})
 
 
+def was_sent(conn: sa.Connection, *, run: str, recipient: str) -> bool:
+    """Whether a run has written to someone, beside the answer it owes."""
+    values = {"low": f"{run}/", "high": f"{run}0", "recipient": recipient}
+    return conn.execute(_was_sent, values).first() is not None
+
+
+def let_go(conn: sa.Connection, id_: str, *, due_ms: int, session: str | None, recipient: Address, text: str) -> None:
+    """What was held is due from now on, where it was found to belong."""
+    values = {"due": due_ms, "the_session": session, "the_recipient": str(recipient), "the_text": text}
+    conn.execute(_let_go, {"the_id": id_, **values})
+
+
 def settle(
     conn: sa.Connection,
     ids: Sequence[str],
@@ -389,7 +417,7 @@ def settle(
     answer: str | None = None,
     silent: bool = False,
 ) -> None:
-    """End envelopes, each with exactly one outcome. A second outcome for one of them is a broken constraint."""
+    """For `outcomes.settle`, which also has schedules go on: nobody else ends what was accepted."""
     conn.execute(_settle, [{"the_id": id_, "now": at_ms} for id_ in ids])
     _write_outcomes(conn, ids, outcome, because=because, at_ms=at_ms, answer=answer, silent=silent)
 

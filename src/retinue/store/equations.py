@@ -355,6 +355,22 @@ _news_counter = sa.select(*_wrong(sa.literal("news_seq"), "it is not the number 
 )
 
 
+_slots = t.schedule_slots
+_occurs = sa.exists().where(
+    _slots.c.schedule == t.schedules.c.id,
+    _slots.c.state.in_(t.OPEN_SLOT),
+    _slots.c.made_by == t.word("'clock'"),
+)
+_standing_still = sa.select(*_wrong(t.schedules.c.id, "it is enabled, and nothing of it is ahead")).where(
+    t.schedules.c.enabled == sa.true(), ~_occurs
+)
+_lost_slot = (
+    sa.select(*_wrong(_slots.c.schedule, "what it waits for or works on has ended, or is not here"))
+    .outerjoin_from(_slots, _e, _e.c.id == _slots.c.envelope)
+    .where(_slots.c.state.in_(t.OPEN_SLOT), sa.or_(_e.c.id.is_(None), _e.c.status == t.DONE))
+)
+
+
 def _unreadable(conn: sa.Connection) -> Iterator[Finding]:
     for damage in records.damaged(conn):
         yield Finding(damage.session, f"record {damage.seq} is damaged: {damage.because}")
@@ -438,6 +454,11 @@ RULES: tuple[Rule, ...] = (
     Rule("steps", "only open runs have open steps", (_left_open,)),
     Rule(
         "counters", "the house counts on from its last envelope and its last news", (_envelope_counter, _news_counter)
+    ),
+    Rule(
+        "schedules",
+        "an enabled schedule has one occurrence ahead or at work, whose envelope has not ended",
+        (_standing_still, _lost_slot),
     ),
     Rule("readable", "every record can be read back", (_unreadable,)),
 )

@@ -7,10 +7,10 @@ what forgets the one forgets the other. The first record of an imported session 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.record import Record
 from retinue.store import records
@@ -46,8 +46,7 @@ class Opening(msgspec.Struct):
 _aside = msgspec.json.Decoder(_Aside)
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """A record, and the line it came from where that is not the one we would write."""
 
     record: Record

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from zoneinfo import ZoneInfo
+
+from msgspec import Struct
 
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.ids import short
@@ -18,8 +19,7 @@ Said = str | datetime
 """A piece of a sentence. A moment stays one until it is shown, in the zone of whoever reads it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Struct, frozen=True):
     at: datetime
     says: tuple[Said, ...]
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain import address
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.ids import SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
 from retinue.domain.record import Body, Mark, Note, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult
@@ -38,7 +39,7 @@ _blank_record = (
 _blank_session = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_session"))
-    .values(snippet="", name="", folded=None, attributes="{}", deleted_ms=_b("now"), updated_ms=_b("now"))
+    .values(snippet="", name="", folded=None, attributes="{}", refresh=None, deleted_ms=_b("now"), updated_ms=_b("now"))
 )
 _blank_runs = t.runs.update().where(t.runs.c.session == _b("the_session")).values(final_text=FORGOTTEN)
 _blank_steps = (
@@ -73,8 +74,7 @@ _asked_in = t.questionnaires.delete().where(t.questionnaires.c.session == _b("th
 _unshare = t.shares.delete().where(t.shares.c.person == _b("my_name"))
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
+class Forgotten(Struct, frozen=True):
     sessions: int
     envelopes: int
     records: int

@@ -19,11 +19,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.ids import RunId
 from retinue.domain.trust import Trust
@@ -53,15 +53,13 @@ _remove_unchanged = t.file_labels.delete().where(_f.path == _b("the_path"), _f.a
 _remove_clean = t.file_labels.delete().where(_f.trust != _UNTRUSTED)
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(Struct, frozen=True):
     key: str
     trust: Trust
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
+class Labels(Struct, frozen=True):
     """What was known, at one moment, about some files and the folders above them."""
 
     by_key: Mapping[str, Label]

@@ -7,10 +7,10 @@ them cost no more than one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import SessionId
@@ -70,8 +70,7 @@ _count_dead = PerScope(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StepNow:
+class StepNow(Struct, frozen=True):
     """What a run is at."""
 
     kind: StepKind
@@ -80,8 +79,7 @@ class StepNow:
     opened_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(Struct, frozen=True, kw_only=True):
     """`mail` is the beginning of what waits, in the order in which it is read, and `count` all of it, up to a bound."""
 
     session: Session
@@ -91,8 +89,7 @@ class Lane:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class Room(Struct, frozen=True, kw_only=True):
     channel: str
     count: int
     next: Envelope

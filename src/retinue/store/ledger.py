@@ -6,10 +6,10 @@ Run by `store.scan`, so that everything is taken from one picture of the store.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 from sqlalchemy.sql.selectable import GenerativeSelect
 
 from retinue.domain.ids import ID_LENGTH, short
@@ -25,8 +25,7 @@ FINDINGS_SHOWN_MAX = 10
 _latest = sa.select(t.house.c.latest_ms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Equation:
+class Equation(Struct, frozen=True, kw_only=True):
     """One thing that must be so; and where it is not, how often, with the first few findings."""
 
     name: str
@@ -57,8 +56,7 @@ class Equation:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class Ledger(Struct, frozen=True, kw_only=True):
     sums: Sums
     equations: tuple[Equation, ...]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.address import Address
 from retinue.domain.envelope import Envelope, Status
@@ -21,8 +20,7 @@ _b = sa.bindparam
 _SIDES = {"from": t.envelopes.c.sender, "to": t.envelopes.c.recipient}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True):
     """Which envelopes. An agent's address means all of its sessions. `due_ms`: only what may be read by then."""
 
     side: str  # "from" or "to"

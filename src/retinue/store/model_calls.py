@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.model import ModelRef
 from retinue.domain.record import Usage
@@ -19,8 +19,7 @@ _of_run = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallMade:
+class CallMade(Struct, frozen=True, kw_only=True):
     """What one call came to. `index` is negative for a summary. `unknown`: it may have cost less."""
 
     turn: int

@@ -8,11 +8,11 @@ import os
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 from sqlalchemy import exc
 
 from retinue.domain.errors import StoreError
@@ -23,13 +23,14 @@ from retinue.store.disk import sync
 from retinue.store.inspection import damaged, look
 from retinue.store.migrations import HEAD
 
-KNOWN_REVISIONS = frozenset({"0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011"})
+KNOWN_REVISIONS = frozenset(
+    {"0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012"}
+)
 
 PREPARE_LOCK = 7320451
 
 
-@dataclass(frozen=True, slots=True)
-class Schema:
+class Schema(Struct, frozen=True):
     """What a version of retinue knows of the schema: its newest revision, all of them, and where their scripts lie.
 
     `from_tables`: a new store is made as the tables say, and stamped. That is what all the scripts together make, as a

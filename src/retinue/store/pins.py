@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.times import from_ms
 from retinue.store import tables as t
@@ -29,8 +29,7 @@ _change = (
 _remove = t.pins.delete().where(_mine)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
+class Pin(Struct, frozen=True, kw_only=True):
     """`content` is what was found good, to show a difference by."""
 
     kind: str

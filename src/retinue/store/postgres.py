@@ -21,6 +21,9 @@ POOL_SIZE = 8
 RETRIES_MAX = 5
 _RETRY = ("40001", "40P01")  # serialization failure, deadlock: the database asks us to run the body again
 
+_WRITTEN = "tables written"
+_WHO_KNOWS = "*"  # a statement that was not built of tables
+
 
 class PostgresStore:
     """Opened by `retinue.store.opening.open_store`."""
@@ -29,6 +32,7 @@ class PostgresStore:
         self._faults = faults
         self._engine = create_async_engine(url, pool_size=POOL_SIZE, max_overflow=0)
         event.listen(self._engine.sync_engine, "connect", _promise_durable_commits)
+        event.listen(self._engine.sync_engine, "after_cursor_execute", _note_what_is_written)
         self._listeners = Listeners()
         self._under_way: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -46,7 +50,7 @@ class PostgresStore:
         return await self._look(partial(self._look_once, body, isolation_level="REPEATABLE READ"))
 
     def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
-        self._listeners.add(call)  # after every commit: here nobody looks at what was written
+        self._listeners.add(call, *tables)
 
     async def close(self) -> None:
         """Waits for what is under way: a connection thrown away in mid-commit would leave us guessing."""
@@ -78,7 +82,10 @@ class PostgresStore:
 
     async def _write_once(self, body: Body[T], point: str, committed: Callable[[T], None]) -> T:
         async with self._engine.connect() as conn:
+            written: set[str] = conn.info.setdefault(_WRITTEN, set())
+            written.clear()
             result = await conn.run_sync(body)
+            told = None if _WHO_KNOWS in written else frozenset(written)
             self._faults.reach(f"{point}.before-commit")
             try:
                 await conn.commit()
@@ -88,7 +95,7 @@ class PostgresStore:
                 raise
             self._faults.reach(f"{point}.after-commit")
             committed(result)
-        self._listeners.tell()
+        self._listeners.tell(told)
         return result
 
     async def _look(self, once: Callable[[], Awaitable[T]]) -> T:
@@ -100,6 +107,15 @@ class PostgresStore:
         async with self._engine.connect() as conn:
             await conn.execution_options(postgresql_readonly=True, **options)
             return await conn.run_sync(body)
+
+
+def _note_what_is_written(conn: sa.Connection, *execution: Any) -> None:
+    """Which tables a transaction writes to, for those who want to hear of some only."""
+    context = execution[-2]
+    if context is None or context.compiled is None or isinstance(context.compiled.statement, sa.TextClause):
+        conn.info.setdefault(_WRITTEN, set()).add(_WHO_KNOWS)
+    elif context.isinsert or context.isupdate or context.isdelete:
+        conn.info.setdefault(_WRITTEN, set()).add(context.compiled.statement.table.name)
 
 
 def _promise_durable_commits(connection: Any, _record: object) -> None:

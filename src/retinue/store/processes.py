@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.times import from_ms, to_ms
@@ -28,8 +28,7 @@ class ProcessState(StrEnum):
 OPEN = (ProcessState.WATCHED, ProcessState.RUNNING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class Process(Struct, frozen=True, kw_only=True):
     """A command as it is written down. `boot` tells it from another process that has its pid by now."""
 
     id: str

@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain import address
 from retinue.domain.address import Address
@@ -43,8 +43,7 @@ _encode = msgspec.json.Encoder().encode
 _attachments = msgspec.json.Decoder(list[Attachment])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Horizon:
+class Horizon(Struct, frozen=True, kw_only=True):
     """What was done with before these moments may go. None: that kind is kept."""
 
     envelopes_ms: int | None = None
@@ -58,8 +57,7 @@ class Horizon:
         return max((each for each in (self.news_ms, self.envelopes_ms) if each is not None), default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class Key(Struct, frozen=True, kw_only=True):
     """What is left of a purged envelope."""
 
     envelope: EnvelopeId

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Record, RecordKind, plain_records
@@ -57,8 +57,7 @@ _all = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(Struct, frozen=True):
     """A record that cannot be read back."""
 
     session: SessionId

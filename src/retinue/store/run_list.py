@@ -6,10 +6,10 @@ A page walks along the index of a session, or of each agent, side by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.run import Run, RunStatus, StepKind
@@ -30,8 +30,7 @@ _person = _b("person", type_=sa.String)
 _model = _b("model", type_=sa.String)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True):
     """Which runs. What is empty means all; `model` is as its provider calls it, or with that name before it."""
 
     session: str = ""

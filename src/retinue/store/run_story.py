@@ -12,16 +12,18 @@ from retinue.domain.audit import AuditKind
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import derived, short
 from retinue.domain.model import ModelRef
-from retinue.domain.record import Record, Reply
+from retinue.domain.record import Mark, Record, Reply
 from retinue.domain.run import Run, RunStatus, StepKind, StepState
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 from retinue.store import envelopes, records
 from retinue.store import tables as t
+from retinue.store.bodies import read_body
 from retinue.store.facts import Fact, addressed, fact, listed, quoted, span
 
 RECORDS_READ_MAX = 1_000
 NEWS_READ_MAX = 200
+WRITTEN_BEFORE_MAX = 64  # records, in the commit in which a run begins: a reset, and what is noted on the side
 
 _b = sa.bindparam
 _call = msgspec.json.Decoder(Call)
@@ -57,6 +59,13 @@ _failed = (
     .where(t.money.c.run == _b("run"), t.money.c.failure.is_not(None))
     .order_by(t.money.c.at_ms, t.money.c.turn, t.money.c.idx, t.money.c.attempt)
 )
+resets = sa.select(t.records.c.kind, t.records.c.body, t.records.c.at_ms).where(
+    t.records.c.session == _b("session"), t.records.c.kind == t.word("'reset'")
+)
+"""Where the contexts of a session began, and why."""
+_reset_with = resets.where(
+    t.records.c.seq >= _b("first"), t.records.c.seq < _b("end"), t.records.c.at_ms == _b("at")
+).limit(1)
 _NEXT = {
     "again": "it was asked again",
     "next-credential": "it was asked with the next key",
@@ -69,10 +78,22 @@ _NEXT = {
 def story(conn: sa.Connection, run: Run) -> list[Fact]:
     """Every fact of a run, cause before effect."""
     own = own_records(conn, run)
-    facts = [_start(run), *_taken_up(conn, run), *_turns(conn, run, own)]
+    facts = [*_afresh(conn, run), _start(run), *_taken_up(conn, run), *_turns(conn, run, own)]
     if run.ended_at is not None:
         facts.append(_end(conn, run, turns=sum(isinstance(record.body, Reply) for record in own)))
     return facts
+
+
+def _afresh(conn: sa.Connection, run: Run) -> list[Fact]:
+    """The fresh context with which it began, if it did: written in its first commit, before its own records."""
+    began = {"first": run.first_seq - WRITTEN_BEFORE_MAX, "end": run.first_seq, "at": to_ms(run.started_at)}
+    return [afresh(*row) for row in conn.execute(_reset_with, {"session": run.session, **began})]
+
+
+def afresh(kind: str, body: str, at_ms: int) -> Fact:
+    mark = read_body(kind, body)
+    because = f": {quoted(mark.because)}" if isinstance(mark, Mark) and mark.because else ""
+    return fact(at_ms, f"A fresh context began{because}.")
 
 
 def head(run: Run) -> str:

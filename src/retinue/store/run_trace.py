@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.approval import Approval
 from retinue.domain.audit import AuditKind
@@ -69,16 +69,14 @@ _posted = (
 _answers = sa.select(t.outcomes.c.answer).where(t.outcomes.c.envelope == _b("envelope"))
 
 
-@dataclass(frozen=True, slots=True)
-class StepTaken:
+class StepTaken(Struct, frozen=True):
     step: Step
     record_seq: int | None
     opened_ms: int
     closed_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(Struct, frozen=True):
     """News of a run: that it was parked, taken up again, or joined by more mail."""
 
     kind: NewsKind
@@ -86,8 +84,7 @@ class Told:
     body: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(Struct, frozen=True, kw_only=True):
     """What there is of a run. `allowed` and `refused` say why, by the hash of a call or of what was read instead."""
 
     run: Run

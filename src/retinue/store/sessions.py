@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.domain.agent import PermissionLevel
@@ -17,6 +17,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.principal import HOUSE, Principal
 from retinue.domain.record import Mark, Record, RecordKind
 from retinue.domain.session import Mind, Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.session_keys import ChatType
 from retinue.domain.times import from_ms
 from retinue.store import records, sight
 from retinue.store import tables as t
@@ -55,7 +56,13 @@ _touch = (
 _guard = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"), t.sessions.c.epoch == _b("the_epoch"))
-    .values(epoch=_b("new_epoch"), record_seq=_b("seq"), wakefulness=_b("wake"), updated_ms=_b("now"))
+    .values(
+        epoch=_b("new_epoch"),
+        record_seq=_b("seq"),
+        wakefulness=_b("wake"),
+        updated_ms=_b("now"),
+        active_ms=sa.func.coalesce(_b("active", type_=sa.BigInteger), t.sessions.c.active_ms),
+    )
 )
 _guard_with_snippet = _guard.values(snippet=_b("words"))
 # What wakes a session is in an index, which a commit that so much as mentions it writes to.
@@ -73,8 +80,11 @@ _reset = (
         revision=t.sessions.c.revision + 1,
         compactions=0,
         updated_ms=_b("now"),
+        began_ms=_b("now"),
+        refresh=None,
     )
 )
+_ask_refresh = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(refresh=_b("reasons"))
 _rewrite = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"))
@@ -239,8 +249,7 @@ _deleted = PerScope(
 _every = sa.select(t.sessions.c.id).where(t.sessions.c.id > _b("after")).order_by(t.sessions.c.id).limit(_b("limit"))
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where in a listing one stands: behind the session with this pin, this time and this id."""
 
     pinned_ms: int = 2**62
@@ -269,6 +278,10 @@ def session_of(row: sa.Row[Any]) -> Session:
         compactions=row.compactions,
         deleted_at=from_ms(row.deleted_ms) if row.deleted_ms is not None else None,
         archived_at=from_ms(row.archived_ms) if row.archived_ms is not None else None,
+        began_ms=row.began_ms,
+        active_ms=row.active_ms,
+        refresh=row.refresh,
+        chat_type=ChatType(row.chat_type) if row.chat_type is not None else None,
     )
 
 
@@ -304,12 +317,23 @@ def start(
     name: str = "",
     unique: bool = True,
     attributes: Mapping[str, Any] | None = None,
+    chat_type: ChatType | None = None,
 ) -> None:
     """A new session with its start marker, told to whoever watches: it is there before anything is handled in it.
 
     A name that is not `unique` is only shown: several may have it, and none is found by it.
     """
-    add(page.conn, id_, agent=agent, origin=origin, name=name, at_ms=page.at_ms, unique=unique, attributes=attributes)
+    add(
+        page.conn,
+        id_,
+        agent=agent,
+        origin=origin,
+        name=name,
+        at_ms=page.at_ms,
+        unique=unique,
+        attributes=attributes,
+        chat_type=chat_type,
+    )
     records.add(page.conn, [Record(session=id_, seq=1, kind=RecordKind.START, body=Mark(), at_ms=page.at_ms)])
     page.tell(NewsKind.SESSION_STARTED, session=id_, agent=agent, origin=f"{origin.kind}:{origin.key}")
 
@@ -324,6 +348,7 @@ def add(
     at_ms: int,
     unique: bool = True,
     attributes: Mapping[str, Any] | None = None,
+    chat_type: ChatType | None = None,
 ) -> None:
     """A new session, whose first record (the start marker) the caller adds in the same commit."""
     conn.execute(
@@ -351,6 +376,10 @@ def add(
             "folded": (name.casefold() or None) if unique else None,
             "deleted_ms": None,
             "archived_ms": None,
+            "began_ms": at_ms,
+            "active_ms": at_ms,
+            "refresh": None,
+            "chat_type": chat_type,
         },
     )
 
@@ -369,8 +398,10 @@ def guard(
     at_ms: int,
     new_epoch: int | None = None,
     snippet: str | None = None,
+    active_ms: int | None = None,
 ) -> None:
-    """Go on only if this session is still ours: the first write of every commit of a run."""
+    """Go on only if this session is still ours: the first write of every commit of a run. `active_ms`, where this is
+    activity: see policy/refreshing."""
     values = {
         "the_id": id_,
         "the_epoch": epoch,
@@ -378,6 +409,7 @@ def guard(
         "seq": record_seq,
         "wake": wakefulness.value,
         "now": at_ms,
+        "active": active_ms,
     }
     statement = _guard
     if snippet is not None:
@@ -396,6 +428,11 @@ def guard_step(conn: sa.Connection, id_: str, *, epoch: int, record_seq: int, at
 def set_context_from(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
     """The record `seq` is a marker: the context begins there from now on, and whoever shows another one is outdated."""
     conn.execute(_reset, {"the_id": id_, "seq": seq, "now": at_ms})
+
+
+def ask_refresh(conn: sa.Connection, id_: str, reasons: str) -> None:
+    """The next run begins afresh, for these reasons. Whoever runs now goes on as it is."""
+    conn.execute(_ask_refresh, {"the_id": id_, "reasons": reasons})
 
 
 def set_queue(conn: sa.Connection, id_: str, queue: QueueOverride, *, at_ms: int) -> None:

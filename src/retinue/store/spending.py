@@ -6,11 +6,11 @@ Read beside the loop, by people who ask. Tokens that a provider did not tell of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.model import ModelRef
 from retinue.domain.money import Days, date_of
@@ -33,8 +33,7 @@ class By(StrEnum):
     RUN = "run"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True):
     """From one day to another, both included. An empty name means all of them."""
 
     by: By
@@ -45,8 +44,7 @@ class Wanted:
     limit: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
+class Used(Struct, frozen=True, kw_only=True):
     """What some calls came to. Of `cost_microusd`, `unknown_microusd` is what they may have cost at most.
 
     A call is unknown where nobody saw its end, or told what it took; or where its price is not known, at no cost.
@@ -66,8 +64,7 @@ class Used:
     held_microusd: int
 
 
-@dataclass(frozen=True, slots=True)
-class Usages:
+class Usages(Struct, frozen=True):
     rows: list[Used]
     total: Used
     left_out: int
@@ -188,8 +185,7 @@ def _named(row: Any, by: By) -> str:
 # How far along the caps are
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
+class Amounts(Struct, frozen=True):
     """What is spent of a day's or a month's, and what is held for calls under way."""
 
     settled_microusd: int = 0
@@ -205,8 +201,7 @@ class Amounts:
 NOTHING = Amounts()
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(Struct, frozen=True):
     """By whom or for whom, and whether in the day or the month: `("agent", "ada", "day")`. The house has no name."""
 
     amounts: Mapping[tuple[str, str, str], Amounts]

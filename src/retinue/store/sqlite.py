@@ -361,6 +361,7 @@ class InlineStore:
         self._yields = yields
         self._listeners = Listeners()
         self._closed = False
+        self.written: AbstractSet[str] | None = None  # the tables of the latest commit
 
     @property
     def connection(self) -> sa.Connection:
@@ -378,9 +379,9 @@ class InlineStore:
             follow_up(then, None)
             raise
         follow_up(then, done.result)
-        written = self._conn.written()
+        self.written = self._conn.written()
         if done.error is None:
-            self._listeners.tell(written)
+            self._listeners.tell(self.written)
         if self._yields:
             await asyncio.sleep(0)
         if done.error is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.delegation import Delegation
 from retinue.domain.errors import Ambiguous, NotFound
@@ -23,8 +23,7 @@ _session = sa.bindparam("session", type_=sa.String)
 _all = sa.bindparam("all", type_=sa.Boolean)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where in a list one stands: behind the one of this time and this id."""
 
     created_ms: int = 2**62

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.store import tables as t
 
@@ -44,8 +44,7 @@ _money = sa.select(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Money:
+class Money(Struct, frozen=True, kw_only=True):
     reserved_microusd: int
     settled_microusd: int
     released_microusd: int  # less what calls took beyond what was reserved for them
@@ -53,8 +52,7 @@ class Money:
     excess_microusd: int  # so much they took beyond it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
+class Sums(Struct, frozen=True, kw_only=True):
     accepted: int
     purged: int
     sources: int

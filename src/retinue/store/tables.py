@@ -157,6 +157,10 @@ sessions = sa.Table(
     sa.Column("mind", sa.Text, nullable=False),
     sa.Column("compactions", sa.Integer, nullable=False),
     _ms("archived_ms", nullable=True),
+    _ms("began_ms"),
+    _ms("active_ms"),
+    sa.Column("refresh", sa.Text),
+    sa.Column("chat_type", sa.String(8)),
     sqlite_with_rowid=False,
 )
 _partial(
@@ -714,6 +718,68 @@ webhooks = sa.Table(
     _ms("at_ms"),
     sqlite_with_rowid=False,
 )
+
+# When envelopes are to be sent, as someone has set it. `body` is the whole definition; the columns beside it are what
+# is looked for. `zone` is the one it goes by: its own, or the owner's as it was when last told.
+schedules = sa.Table(
+    "schedules",
+    metadata,
+    _id("id", primary_key=True),
+    sa.Column("folded", sa.String(64)),  # its name, where it has one
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("recipient", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("enabled", sa.Boolean, nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    sa.Column("zone", sa.String(64), nullable=False),
+    sa.Column("filed", sa.Boolean, nullable=False),  # whether it has a file
+    sa.Column("said", sa.String(64)),  # by a heartbeat, when it was last heard: the hash of its words
+    _ms("said_ms", nullable=True),
+    _ms("created_ms"),
+    _ms("updated_ms"),
+)
+_partial("uq_schedules_folded", schedules.c.folded, where=schedules.c.folded.is_not(None), unique=True)
+sa.Index("ix_schedules_owner", schedules.c.owner, schedules.c.kind)
+sa.Index("ix_schedules_recipient", schedules.c.recipient, schedules.c.kind)
+
+# Each time a schedule comes, or would have. `clock_ms` is when the clock has to do something about one that waits.
+schedule_slots = sa.Table(
+    "schedule_slots",
+    metadata,
+    _id("schedule", primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("made_by", sa.String(8), nullable=False),
+    _ms("slot_ms"),
+    _ms("clock_ms", nullable=True),
+    _ms("until_ms", nullable=True),
+    sa.Column("number", sa.Integer),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    _id("envelope"),
+    _ms("begun_ms", nullable=True),
+    _ms("ended_ms", nullable=True),
+    _ms("last_run_ms", nullable=True),  # before this one
+    sa.ForeignKeyConstraint(["schedule"], ["schedules.id"]),
+    sqlite_with_rowid=False,
+)
+OPEN_SLOT = (word("'waiting'"), word("'working'"))
+_open_slot = schedule_slots.c.state.in_(OPEN_SLOT)
+_by_clock = schedule_slots.c.made_by == word("'clock'")
+# One occurrence at a time, and none twice: what a mistake of ours would break is held by the store.
+_partial("uq_schedule_slots_open", schedule_slots.c.schedule, where=sa.and_(_open_slot, _by_clock), unique=True)
+_partial(
+    "uq_schedule_slots_once",
+    schedule_slots.c.schedule,
+    schedule_slots.c.slot_ms,
+    where=sa.and_(
+        schedule_slots.c.state.in_((word("'working'"), word("'ran'"), word("'failed'"))),
+        _by_clock,
+    ),
+    unique=True,
+)
+_partial("uq_schedule_slots_envelope", schedule_slots.c.envelope, where=_open_slot, unique=True)
+_partial("ix_schedule_slots_clock", schedule_slots.c.clock_ms, where=schedule_slots.c.state == word("'waiting'"))
 
 AGENT_RUNS_VIEW = """
 CREATE VIEW agent_runs AS

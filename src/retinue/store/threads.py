@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import EnvelopeId
@@ -31,8 +30,7 @@ _chain = _chain.union_all(
 _walk = sa.select(_chain.c.id, _chain.c.reply_to).order_by(_chain.c.hop)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thread:
+class Thread(Struct, frozen=True, kw_only=True):
     """A chain of replies, the envelope that was asked about first and the root last.
 
     Of a longer one, the nearest and the root are here; `left_out` stood between them.

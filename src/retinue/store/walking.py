@@ -6,8 +6,9 @@ However few there are that fit, a page looks at a bounded number, and the next o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 T = TypeVar("T")
 
@@ -15,8 +16,7 @@ WIDER = 4  # times as wide is the next window
 AFTER_ALL_IDS = "g"  # which comes after every hex digit
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where one stands: behind what is of that moment and has this id."""
 
     ms: int = 2**62

@@ -6,11 +6,11 @@ Everything here was written down when it happened. Nothing is guessed, and no mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.approval import ApprovalState
 from retinue.domain.envelope import Envelope, Kind, Outcome, Settled, Status
@@ -25,11 +25,13 @@ from retinue.store.facts import FACTS_MAX, Fact, Said, addressed, fact, in_order
 from retinue.store.house import latest_ms
 from retinue.store.lookup import find
 from retinue.store.purge import was_purged
-from retinue.store.run_story import approval_facts, head, story
+from retinue.store.run_story import afresh, approval_facts, head, resets, story
 from retinue.store.sight import sees_session
 
 RECORDS_LOOKED_AT_MAX = 200
 RUNS_SHOWN_MAX = 20
+RESETS_SHOWN_MAX = 20
+RESETS_LOOKED_FOR_MAX = 10_000  # records, the last ones
 PURPOSES = (*(str(outcome) for outcome in Outcome), "overflow", "left-out")
 """Why the house writes about an envelope; each such letter has an id that follows from its subject's."""
 
@@ -40,11 +42,11 @@ _last_records = (
     .where(t.records.c.session == _b("session"), t.records.c.seq > _b("after"), t.records.c.run.is_not(None))
     .order_by(t.records.c.seq.desc())
 )
+_last_resets = resets.where(t.records.c.seq > _b("after")).order_by(t.records.c.seq.desc()).limit(RESETS_SHOWN_MAX)
 _waiting = sa.select(sa.func.count()).where(t.envelopes.c.session == _b("session"), t.envelopes.c.status == t.PENDING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Why:
+class Why(Struct, frozen=True, kw_only=True):
     kind: str
     id: str
     head: tuple[Said, ...]  # what it is, and how it stands
@@ -299,10 +301,14 @@ def _of_session(conn: sa.Connection, id_: str) -> Why:
         if run.ended_at is not None:
             ended = f"{run.status}: {quoted(run.error)}" if run.error else str(run.status)
             facts.append(fact(to_ms(run.ended_at), f"Run {short(run.id)} {ended}."))
+    after = session.record_seq - RESETS_LOOKED_FOR_MAX
+    facts += [afresh(*row) for row in conn.execute(_last_resets, {"session": id_, "after": after})]
     waiting = conn.execute(_waiting, {"session": id_}).scalar_one()
     run = runs.open_in(conn, id_)
     now = f"run {short(run.id)} is {run.status}" if run else "no run is open"
     head = (
         f"session {short(id_)} of {session.agent} for {origin}, {session.wakefulness}: {now}, {waiting} envelopes wait."
     )
+    if session.refresh:
+        head += f" The next run begins afresh: {quoted(session.refresh)}."
     return _why("session", id_, (head,), facts)

@@ -61,6 +61,7 @@ DESK = frozenset(
         "mcp",
         "notification",
         "person",
+        "plugin",
         "preference",
         "process-begin",
         "process-distrust",
@@ -70,6 +71,10 @@ DESK = frozenset(
         "process-told",
         "purge",
         "questionnaire",
+        "refresh",
+        "rehearsal",
+        "schedule",
+        "send-policy",
         "session",
         "sign-in",
         "sign-out",
@@ -243,6 +248,7 @@ async def trial(
     """Everything set up in a folder, and the clients writing."""
     home, outside = folder / "home", folder / "outside"
     outside.mkdir(parents=True)
+    _declare_schedules(home)
     log = Log(outside / "client.log")
     client = Client(home, log, seed=seed, habits=habits, letters_max=letters_max)
     far = FarSide(home, log)
@@ -258,6 +264,17 @@ async def trial(
         for life in made.lives:
             await life.kill()
         log.close()
+
+
+def _declare_schedules(home: Path) -> None:
+    """As files: they are there before the house is, and it takes them up when it opens."""
+    folder = home / "schedules"
+    folder.mkdir(parents=True, mode=0o700)
+    home.chmod(0o700)
+    for number, (name, every_s) in enumerate(script.EVERY_S.items(), 1):
+        gate = 'gate: {"command": "true"}\n' if name == "gated" else ""
+        head = f'id: {number:032x}\ncron: "*/{every_s} * * * * *"\nto: agent:dee\ndeliver: none\n{gate}'
+        (folder / f"{name}.md").write_text(f"---\n{head}---\ntick\n")
 
 
 # The killing

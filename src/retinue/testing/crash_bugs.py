@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,19 @@ from retinue.domain.delegation import Delegation, DelegationKind, DelegationStat
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.handing import Handed
 from retinue.domain.ids import EnvelopeId, derived
+from retinue.domain.schedule import Schedule, Slot
 from retinue.domain.tool import Call, ToolResult
+from retinue.engine import clockwork
 from retinue.engine import delegations as handing
 from retinue.engine.custody import Append
 from retinue.engine.journal import RunJournal
 from retinue.mailroom import callbacks
 from retinue.mailroom.callbacks import Callback
-from retinue.mailroom.inbox import Inbox
-from retinue.store import delegations, envelopes, sessions
+from retinue.mailroom.inbox import Inbox, Wake, enter
+from retinue.store import delegations, envelopes, schedules, sessions
 from retinue.store import tables as t
 from retinue.store.house import Page
+from retinue.store.schedules import Kept
 
 COMMITS_AFTER_S = 0.1
 
@@ -37,6 +41,8 @@ _sessions: Any = sessions
 _daemon: Any = daemon
 _handing: Any = handing
 _delegations: Any = delegations
+_clockwork: Any = clockwork
+_schedules: Any = schedules
 _callbacks: Any = callbacks
 
 
@@ -132,6 +138,48 @@ def failure_not_told() -> None:
     _delegations.end = only_good_ends
 
 
+def slot_fired_twice() -> None:
+    """Send what a schedule has to say, and then send it again."""
+    let_go = _clockwork._let_go
+
+    def twice(page: Page, schedule: Schedule, slot: Slot, **kw: Any) -> tuple[Wake, ...]:
+        wakes = let_go(page, schedule, slot, **kw)
+        sent = envelopes.get(page.conn, slot.envelope or "")
+        if sent is None or sent.session is None:
+            return wakes
+        again = Draft(
+            id=EnvelopeId(derived(sent.id, "again")),
+            sender=sent.sender,
+            recipient=sent.recipient,
+            text=sent.text,
+            source=sent.source,
+            key=f"{sent.key}/again",
+        )
+        return (*wakes, *enter(page, again).wakes)
+
+    _clockwork._let_go = twice
+
+
+def next_not_made() -> None:
+    """Have a schedule go on only where what it sent was answered."""
+    go_on = _schedules._go_on
+
+    def only_after_success(page: Page, kept: Kept, slot: Slot, *, worked: bool, because: str) -> None:
+        if not (worked and because):
+            go_on(page, kept, slot, worked=worked, because=because)
+
+    _schedules._go_on = only_after_success
+
+
+def skip_not_told() -> None:
+    """Say nothing of slots that went by while the house was asleep, or busy."""
+
+    def nothing(page: Page, kept: Kept, since: datetime, until: datetime, *, because: str) -> None:
+        del page, kept, since, until, because
+
+    _schedules._pass_by = nothing
+
+
 def callback_heard_twice() -> None:
     """Take what is said again, by an agent elsewhere who was not sure that we heard it, for something new."""
     hear = callbacks.hear
@@ -187,6 +235,9 @@ BUGS: dict[str, Callable[[], None]] = {
         answer_read_twice,
         answer_to_another_call,
         failure_not_told,
+        slot_fired_twice,
+        next_not_made,
+        skip_not_told,
         callback_heard_twice,
         callback_to_another_session,
         lock_not_held,

@@ -11,7 +11,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, Delivery, External, ToolRules
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.nouns import replace
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import ToolSpec
 from retinue.engine.lanes import Slots

@@ -101,6 +101,19 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One time that a schedule came. Where it was skipped, with all before `until_ms`."""
+
+    schedule: str
+    at_ms: int
+    until_ms: int | None
+    state: str
+    because: str
+    envelope: str | None
+    outcome: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     log: Sequence[LogEntry]
     witness: Sequence[Mark]
@@ -113,6 +126,7 @@ class Evidence:
     asking: Sequence[Asking] = ()
     granted: frozenset[str] = frozenset()  # sessions in which nothing need be asked any more
     handed_out: Sequence[HandedOut] = ()
+    slots: Sequence[Slot] = ()  # of each schedule in their order
     ledger: Sequence[str] = ()  # what the house's own ledger found
 
 
@@ -141,6 +155,7 @@ def read_evidence(home: Path, outside: Path) -> Evidence:
             asking=[Asking(row["session"], _word(row["call"])) for row in store.execute(_ASKING)],
             granted=frozenset(row["session"] for row in store.execute(_GRANTED)),
             handed_out=[HandedOut(**dict(row)) for row in store.execute(_HANDED_OUT)],
+            slots=[Slot(**dict(row)) for row in store.execute(_SLOTS)],
             told={row["seq"]: row["envelope"] for row in store.execute("SELECT seq, envelope FROM news")},
             ledger=[*_damage(store), *_ledger(home)],
         )
@@ -164,6 +179,11 @@ SELECT r.session, s.call FROM steps s JOIN runs r ON r.id = s.run
 WHERE s.kind = 'tool' AND json_extract(s.call, '$.tool') = 'ask_line'
 """
 _HANDED_OUT = "SELECT id, session, state, result, run FROM delegations WHERE kind = 'external'"
+_SLOTS = """
+SELECT c.folded AS schedule, s.slot_ms AS at_ms, s.until_ms, s.state, s.because, s.envelope, o.outcome
+FROM schedule_slots s JOIN schedules c ON c.id = s.schedule LEFT JOIN outcomes o ON o.envelope = s.envelope
+WHERE s.made_by = 'clock' ORDER BY s.schedule, s.slot_ms
+"""
 _GRANTED = "SELECT session FROM grants WHERE permission = 'tool:ask_line'"
 
 

@@ -7,6 +7,8 @@ A question is a line `s12-m7 two-tools 0.05`: its token, what to do, and how lon
 An errand is a line `s12-m7/1 errand` that one agent hands to another, who says `did s12-m7/1`. Where that comes as mail
 of its own, the one who asked says `later: did s12-m7/1`. Of `s12-m7/1 errand asking`, a person is asked first.
 
+A schedule says `tick`, which is noted.
+
 An agent elsewhere says the same to the same words; and now and then `by the way: LETTER`, which nobody asked for.
 """
 
@@ -27,6 +29,7 @@ from retinue.testing.scripted_model import Line
 STEADY = "steady"  # a room whose place knows an envelope that comes twice
 RISKY = "risky"  # a room whose place does not
 ELSEWHERE = "fay"  # who runs elsewhere
+EVERY_S = {"tick": 2, "gated": 3}  # how often schedules come; one of them asks first
 
 
 class Do(StrEnum):

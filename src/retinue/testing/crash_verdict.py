@@ -88,6 +88,7 @@ def judge(evidence: Evidence) -> Verdict:
         *_delivered(case),
         *_unasked(case),
         *_retried(case),
+        *_came(case),
         *(Finding(Wrong.LEDGER, line) for line in evidence.ledger),
     ]
     return Verdict(figures=_figures(case), findings=findings)
@@ -153,7 +154,10 @@ def _settled_once(case: _Case) -> Iterator[Finding]:
     """Everything has ended, once, with a reason, and whoever got no answer was told so."""
     told = {letter.reply_to for letter in case.evidence.letters if letter.kind == "notice"}
     told_runs = {case.by_id[id_].run for id_ in told if id_ in case.by_id} - {None}
+    ahead = {slot.envelope for slot in case.evidence.slots if slot.state == "waiting"}
     for letter in case.evidence.letters:
+        if letter.id in ahead and letter.outcomes == 0:
+            continue  # a schedule's next time: it is still to come
         name = f"{letter.kind} {letter.id[:8]} ({letter.token})"
         if letter.outcomes > 1:
             yield Finding(Wrong.DOUBLED, f"{name} has {letter.outcomes} outcomes")
@@ -178,7 +182,7 @@ def _answered_once(case: _Case) -> Iterator[Finding]:
     """Each question that is answered is in one answer, the one it names; any other is in none."""
     owed = case.unasked
     for letter in case.evidence.letters:
-        if letter.kind != "message" or letter.outcome != "answered":
+        if letter.kind != "message" or letter.outcome != "answered" or letter.source.startswith(_CLOCK):
             continue
         owed[letter.token] += 1
         answer = case.by_id.get(letter.answer or "")
@@ -315,6 +319,7 @@ def _handed(case: _Case) -> Iterator[Finding]:
 
 
 _ELSEWHERE = "external:"
+_CLOCK = "schedule:"  # whose words nobody hears an answer to
 
 
 def _heard(case: _Case) -> Iterator[Finding]:
@@ -469,10 +474,37 @@ def _retried(case: _Case) -> Iterator[Finding]:
             yield Finding(Wrong.DOUBLED, f"{id_[:8]} was retried {len(letters)} times, and once would have done")
 
 
+def _came(case: _Case) -> Iterator[Finding]:
+    """Every slot of a schedule is there, once: it ran, or it is known why not."""
+    for name, every_s in script.EVERY_S.items():
+        slots = [slot for slot in case.evidence.slots if slot.schedule == name]
+        if not slots:
+            yield Finding(Wrong.LOST, f"the schedule {name} never came")
+        every_ms = every_s * 1000
+        for slot, later in pairwise(slots):
+            after_ms = slot.until_ms if slot.state == "skipped" and slot.until_ms is not None else slot.at_ms + 1
+            due_ms = -(-after_ms // every_ms) * every_ms
+            if later.at_ms != due_ms:
+                wrong = Wrong.LOST if later.at_ms > due_ms else Wrong.DOUBLED
+                yield Finding(wrong, f"{name} was to come at {due_ms} after {slot.at_ms}, and came at {later.at_ms}")
+        for slot in slots:
+            if slot.state == "ran" and slot.outcome is None:
+                yield Finding(Wrong.LOST, f"{name} ran at {slot.at_ms}, and its envelope has not ended")
+            if slot.state in ("skipped", "failed") and not slot.because:
+                yield Finding(Wrong.UNEXPLAINED, f"{name} is {slot.state} at {slot.at_ms}, and nobody knows why")
+    mail = Counter(slot.envelope for slot in case.evidence.slots if slot.envelope is not None)
+    yield from (Finding(Wrong.DOUBLED, f"{id_[:8]} stands for {n} slots") for id_, n in mail.items() if n > 1)
+
+
 def _approvals_of_errands(case: _Case) -> dict[str, int]:
     """Questions to a person by whoever ran an errand: their words are of an errand, and of no other call that asks."""
     states = Counter(approval.state for approval in case.evidence.approvals if "/" in approval.word)
     return {f"asked on errands, {state}": states[state] for state in sorted(states)}
+
+
+def _slots(case: _Case) -> dict[str, int]:
+    states = Counter(f"slots {slot.state}" for slot in case.evidence.slots)
+    return dict(sorted(states.items()))
 
 
 def _figures(case: _Case) -> dict[str, int]:
@@ -497,6 +529,7 @@ def _figures(case: _Case) -> dict[str, int]:
         "words that answer nothing": sum(letter.reply_to is None for letter in case.from_elsewhere),
         "callbacks heard": sum(isinstance(entry, Heard) for entry in case.evidence.log),
         "deliveries": sum(len(marks) for marks in case.evidence.rooms.values()),
+        **_slots(case),
         "dead letters retried": sum(isinstance(entry, Retried) for entry in case.evidence.log),
         "news read": max((entry.seq for entry in case.evidence.log if isinstance(entry, Answered)), default=0),
     }

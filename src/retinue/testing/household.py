@@ -24,16 +24,18 @@ from retinue.domain.approval import Approval
 from retinue.domain.envelope import Draft, Envelope, Kind, Receipt, Settled
 from retinue.domain.handing import Handed, Handing
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
-from retinue.domain.permission import Permission
+from retinue.domain.permission import Permission, Withheld
 from retinue.domain.person import Person, Role
-from retinue.domain.ports import Clock, Faults, Ids
+from retinue.domain.ports import AskGate, Clock, Faults, Ids, ReadChecklist
 from retinue.domain.principal import Principal
 from retinue.domain.record import Record
 from retinue.domain.session import Origin, Session
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.domain.word import Heard, Word
+from retinue.engine.clockwork import no_gates
 from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
 from retinue.mailroom.doorway import Doorway
@@ -41,8 +43,11 @@ from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Bounds, Outbox
 from retinue.models.base import Model
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
+from retinue.schedules.checklists import Checklists
+from retinue.schedules.labelled import look_for
 from retinue.store import agents, envelopes, people, records, sessions
 from retinue.store.connection import NO_FAULTS, Store
+from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.store.tables import envelopes as envelope_table
 from retinue.testing.fake_clock import FakeClock
@@ -50,7 +55,7 @@ from retinue.testing.scripted_model import ScriptedModel
 from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLine
 from retinue.tools.base import Tool
-from retinue.tools.files import Read
+from retinue.tools.files import Ground, Read
 from retinue.tools.grants import Grants
 from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
@@ -239,6 +244,7 @@ class Household:
     connectors: dict[str, Connector] = field(default_factory=dict[str, Connector])
     sending: Bounds = field(default_factory=Bounds)
     engine: Callable[..., EmbeddedEngine] = EmbeddedEngine
+    gates: AskGate = no_gates
     through: Callable[[Store], Store] = lambda store: store  # what the house reaches its store through
     settings: Settings | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -272,6 +278,21 @@ class Household:
     def grants(self, store: Store) -> Grants:
         return Grants(store, self.clock)
 
+    def _checklists(self, store: Store) -> ReadChecklist:
+        clock: Clock = self.clock
+        ground = Ground(
+            store=store, clock=clock, files=Files(self.root / "files"), withheld=Withheld(house=self.root / "house.db")
+        )
+        return Checklists(
+            clock=clock,
+            look=partial(look_for, ground),
+            is_busy=lambda session: store.read(partial(is_busy, session=session, now_ms=to_ms(clock.now()))),
+            home_of=partial(ensure_home, self.root),
+            workspace_of=lambda agent, home: self.thinking.settings.defaults.workspace_of(agent, home),
+            gates=self.gates,
+            why_no_gate=lambda _agent: "",
+        )
+
     async def _equip(self, assignment: Assignment) -> Equipment:
         return self.equipment
 
@@ -293,7 +314,14 @@ class Household:
             settings=lambda: self.rules,
             grants=self.grants(store),
         )
-        outbox = Outbox(store, clock, self.connectors, bounds=self.sending, faults=self.faults)
+        outbox = Outbox(
+            store,
+            clock,
+            self.connectors,
+            bounds=self.sending,
+            sessions=lambda: thinking.settings.sessions,
+            faults=self.faults,
+        )
         thinking = self.thinking = Thinking(
             store,
             clock,
@@ -317,6 +345,9 @@ class Household:
             choices=thinking.choices,
             asking=lambda: self.asking,
             defaults=lambda: thinking.settings.defaults,
+            sessions=lambda: thinking.settings.sessions,
+            gates=self.gates,
+            checklists=self._checklists(store),
             faults=self.faults,
         )
         asks.of = engine

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from retinue.config.defaults import PLAIN
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.envelope import Draft, Outcome, Receipt
 from retinue.domain.ids import SessionId, short
+from retinue.domain.nouns import replace
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.session import LaneKind, OriginKind, lane_kind
 from retinue.domain.tool import ToolResult
@@ -24,6 +25,7 @@ from retinue.models.base import Prompt
 from retinue.runners.context import as_read
 from retinue.store import ledger, records, sessions
 from retinue.testing.simulated_house import WITNESSED, Disk, SimulatedHouse, conversation, is_summary
+from retinue.testing.timekeeper import OF_THE_CLOCK, Timekeeper, keep_time
 from retinue.tools.base import Scene
 
 PROMPT_S = 2.0
@@ -42,6 +44,9 @@ RULES = {
     "news": "news is numbered without a gap and tells every outcome, and accepted time never goes back",
     "context": "a model reads what the store says, no more and no less",
     "silence": "whatever is due is worked on within a bound, and whoever wrote hears how it ended",
+    "slots": "every slot of a schedule comes once, or is skipped and says why; and nothing else comes",
+    "armed": "a schedule that is enabled has exactly one open occurrence, after every commit",
+    "gates": "nothing runs before its gate has said yes",
     "handed": "what comes of work that was handed on is read once, by whoever asked, and is what was said to it",
     "ledger": "the ledger's equations hold",
     "foreseen": "no error surprises the house: what it did not foresee is a bug, even where it survives it",
@@ -219,6 +224,7 @@ def keep_watch(disk: Disk) -> None:
             f" INSERT INTO changes (what, id, {', '.join(columns[: watched.values.count(',') + 1])})"
             f" VALUES ('{watched.what}', {watched.id}, {watched.values}); END"
         )
+    keep_time(disk)
 
 
 @dataclass(slots=True)
@@ -239,6 +245,7 @@ class Judge:
     touched: tuple[SessionId, ...] = ()  # by the last commit
     takeovers: int = 0
     compactions: int = 0
+    time: Timekeeper = field(init=False)
     children: Counter[str] = field(default_factory=Counter[str])  # how questions of those who work for others ended
     _ids_by_key: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     _refused_at_the_door: set[str] = field(default_factory=set[str])
@@ -263,6 +270,7 @@ class Judge:
 
     def __post_init__(self) -> None:
         self._concurrency = {agent.name: PLAIN.concurrency_of(agent) for agent in self.staff}
+        self.time = Timekeeper(self.disk, self.blame, self.note)
 
     def blame(self, rule: str, story: str) -> None:
         if self.violation is None and rule in self.rules:
@@ -367,8 +375,13 @@ class Judge:
         raw = self.disk.raw
         changes = [Change(*row) for row in raw.execute("SELECT what, id, a, b, c, d, e FROM changes ORDER BY n")]
         raw.execute("DELETE FROM changes")
+        (now_ms,) = self._one("SELECT latest_ms FROM house") or (0,)
         for change in changes:
-            self._judge(change, house, point)
+            if change.what.startswith(OF_THE_CLOCK):
+                self.time.judge(change.what, change.id, change.a, house, point, now_ms)
+            else:
+                self._judge(change, house, point)
+        self.time.committed(point, now_ms)
         self.touched = tuple({SessionId(c.id): None for c in changes if c.what in ("record", "epoch")})
         taken = [c for c in changes if c.what == "envelope" and (c.a, c.b) == ("pending", "claimed")]
         if taken:
@@ -503,9 +516,15 @@ class Judge:
                 "SELECT id, status, session FROM runs WHERE status IN ('running', 'parked')"
             )
         ]
-        return found + [
+        found += [
             f"session {short(id_)} is awake"
             for (id_,) in self._all("SELECT id FROM sessions WHERE wakefulness = 'active'")
+        ]
+        return found + [
+            f"a slot of {short(id_)} is {state}"
+            for id_, state in self._all(
+                "SELECT schedule, state FROM schedule_slots WHERE state IN ('waiting', 'working')"
+            )
         ]
 
     def excuse(self, source: str, key: str) -> None:
@@ -522,6 +541,8 @@ class Judge:
             excused = id_ in self._excused or (source, key) in self._excused_keys
             if not excused and not house.engine.attends(session):
                 idle.setdefault(session, id_)
+        if not jumped:
+            idle.update((id_, id_) for id_ in self.time.late(house))
         if house is not self._prompt_house:
             self._prompt_house, self._idle_since = house, {}
         self._idle_since = {session: self._idle_since.get(session, now_s) for session in idle}
@@ -545,6 +566,8 @@ class Judge:
             self._check_history(session)
         self._check_answers()
         self._check_handed()
+        (now_ms,) = self._one("SELECT latest_ms FROM house") or (0,)
+        self.time.check_the_end(now_ms)
 
     def _check_outcome(self, ack: Acknowledged) -> None:
         row = self._one(

@@ -13,12 +13,13 @@ from enum import StrEnum
 from typing import Any
 
 from retinue.domain.errors import Invalid
+from retinue.engine import clockwork
 from retinue.engine import delegations as handing
 from retinue.engine.custody import Append
 from retinue.engine.journal import RunJournal
 from retinue.mailroom import callbacks
 from retinue.mailroom.inbox import Inbox
-from retinue.store import delegations, sessions
+from retinue.store import delegations, schedules, sessions
 from retinue.testing.crash_bugs import BUGS
 
 
@@ -29,6 +30,9 @@ class Bug(StrEnum):
     ANSWER_READ_TWICE = "answer-read-twice"
     ANSWER_TO_ANOTHER_CALL = "answer-to-another-call"
     FAILURE_NOT_TOLD = "failure-not-told"
+    SLOT_FIRED_TWICE = "slot-fired-twice"
+    NEXT_NOT_MADE = "next-not-made"
+    SKIP_NOT_TOLD = "skip-not-told"
     CALLBACK_HEARD_TWICE = "callback-heard-twice"
     CALLBACK_TO_ANOTHER_SESSION = "callback-to-another-session"
 
@@ -42,6 +46,9 @@ _TOUCHED: tuple[tuple[Any, str], ...] = (
     (handing, "_collect"),
     (handing, "delegation_id"),
     (delegations, "end"),
+    (clockwork, "_let_go"),
+    (schedules, "_go_on"),
+    (schedules, "_pass_by"),
     (callbacks, "hear"),
     (callbacks, "_asked"),
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from retinue.domain.agent import Agent, DelegationRules, Delivery, SubagentRules, ToolRules
 from retinue.domain.delegation import CREATE, LATEST, LATEST_OR_CREATE, Cleanup, Notify
 from retinue.domain.ids import short
 from retinue.domain.model import Failure
+from retinue.domain.nouns import replace
 from retinue.domain.record import Record, Reply, Usage, UserTurn
 from retinue.domain.session import Origin, OriginKind, Overflow, QueueMode, QueuePolicy
 from retinue.domain.tool import ToolResult
@@ -17,6 +18,7 @@ from retinue.engine.lanes import READY_MAX, Slots
 from retinue.models.base import Prompt
 from retinue.runners.keeping import WRITE_TOOL
 from retinue.testing.scripted_model import Line
+from retinue.testing.simulated_clock import plan
 from retinue.testing.simulated_elsewhere import NAME as ELSEWHERE
 from retinue.testing.simulated_elsewhere import rex
 from retinue.testing.simulated_house import BREAKS_OFF, MODEL, SMALL, SPARE, WINDOWS, is_summary
@@ -24,7 +26,11 @@ from retinue.testing.simulated_house import BREAKS_OFF, MODEL, SMALL, SPARE, WIN
 TOKENS_PER_CHAR = 2  # the models count more than the house thinks, so that conversations soon fill a small window
 LONG_WORDS = "and so on " * 200
 PEOPLE = ("owner", "maria", "noor")
-NAMES = ("ada", "bob", "cleo", "dan", "eve", "fay")
+NAMES = (
+    *("ada", "bob", "cleo", "dan", "eve", "fay", "gus", "hal", "ida", "jan"),
+    *("kim", "lou", "max", "nia", "ole", "pia", "quin", "rea", "sol", "tom"),
+)
+WRITTEN_TO = 6  # people write to so many of them; the others work by the clock, and for each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Casting:
         chance = self._chance
         modes = list(QueueMode)
         chance.shuffle(modes)
-        modes.append(chance.choice(modes))
+        modes += chance.choices(modes, k=len(NAMES) - len(modes))
         return [*(self._agent(name, mode) for name, mode in zip(NAMES, modes, strict=True)), rex(chance)]
 
     def _agent(self, name: str, mode: QueueMode) -> Agent:
@@ -79,7 +85,7 @@ class Casting:
 
     def slots(self) -> Slots:
         chance = self._chance
-        return Slots(main=chance.randint(2, 6), schedule=chance.randint(1, 2), subagent=chance.randint(1, 4))
+        return Slots(main=chance.randint(2, 6), schedule=chance.randint(2, 6), subagent=chance.randint(1, 4))
 
     def ready_max(self) -> int:
         """In some houses fewer lanes fit in memory than there are: the rest must be found again in the store."""
@@ -94,7 +100,7 @@ class Casting:
         made: list[Correspondence] = []
         for number in range(chance.randint(10, 20)):
             person = f"person:{chance.choice(PEOPLE)}"
-            agent = chance.choice(staff).name
+            agent = chance.choice(staff[:WRITTEN_TO]).name
             kind = chance.choice((None, OriginKind.TERMINAL, OriginKind.CHAT, OriginKind.SUBAGENT, OriginKind.SCHEDULE))
             origin = Origin(kind, f"{person}#{number % 7}") if kind is not None else None
             sender = f"schedule:{number:032x}" if kind is OriginKind.SCHEDULE else person
@@ -112,11 +118,16 @@ def tool_rules(chance: random.Random) -> ToolRules:
     return chance.choices(rules, (2, 4, 2, 1))[0]
 
 
-def say(model: str, prompt: Prompt, chance: random.Random) -> Line:
-    """What a model says: mostly something plain, sometimes calls, rarely nothing or nonsense, or that it cannot."""
+def say(model: str, prompt: Prompt, chance: random.Random, *, plans: bool = True) -> Line:
+    """What a model says: mostly something plain, sometimes calls, rarely nothing or nonsense, or that it cannot.
+
+    Where it `plans`, it also sets schedules, of which some come every minute.
+    """
     tokens = sum(map(_length, prompt.records)) * TOKENS_PER_CHAR
     after_s = chance.choices((0.0, chance.uniform(0.01, 3), chance.uniform(3, 40), 70.0, 5000.0), (40, 42, 15, 2, 1))[0]
-    line = replace(_summary(chance) if is_summary(prompt) else _line(prompt, chance), after_s=after_s)
+    said = _summary(chance) if is_summary(prompt) else _line(prompt, chance)
+    calls = said.calls if plans else tuple(call for call in said.calls if call[0] != "cron")
+    line = replace(said, calls=calls, after_s=after_s)
     if tokens > WINDOWS[model]:
         return replace(line, fails="that is too much for me", failure=Failure.CONTEXT_OVERFLOW)
     cost_microusd = chance.choice((0, 60, 100))
@@ -175,6 +186,7 @@ _TOOLS = {
     "pass_on": 10,
     "agents_message": 20,
     "sessions_spawn": 12,
+    "cron": 12,
     "send_agent_message": 8,
     "start_job": 6,
     "no_such_tool": 3,
@@ -196,6 +208,9 @@ def _calls(prompt: Prompt, chance: random.Random) -> list[tuple[str, dict[str, A
                 made.append((tool, {}))
             case "agents_message":
                 made.append((tool, _asking(words, chance)))
+            case "cron":
+                action, said = plan(chance)
+                made.append((tool, {"action": action, **said}))
             case "sessions_spawn":
                 whom, cleanup = chance.choice(("", *NAMES, ELSEWHERE)), chance.choice(list(Cleanup)).value
                 made.append((tool, {"task": words, "agentId": whom, "cleanup": cleanup}))

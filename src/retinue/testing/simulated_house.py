@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,6 +30,8 @@ from retinue.domain.ids import SessionId
 from retinue.domain.model import WINDOW_TOKENS, ModelFacts, ModelRef, Price
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Faults, Ids
+from retinue.domain.principal import Principal
+from retinue.domain.schedule import GateSaid, Schedule
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.word import Heard, Word
@@ -41,10 +43,16 @@ from retinue.mailroom.external import Elsewhere
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
 from retinue.models.base import Chunk, Ended, Prompt
+from retinue.operations.base import Desk, perform
+from retinue.operations.catalog import OPERATIONS, POLICY
+from retinue.operations.cron_tool import Cron
 from retinue.runners.external import External
 from retinue.runners.keeping import WRITE_TOOL
-from retinue.store import agents, people
+from retinue.schedules.files import ScheduleFiles
+from retinue.store import agents, people, schedules
 from retinue.store.connection import Body, Listeners, Then, explain, follow_up
+from retinue.store.files import Files
+from retinue.store.house import Page
 from retinue.store.sqlite import InlineStore
 from retinue.testing.scripted_model import Line, ScriptedModel
 from retinue.testing.simulated_elsewhere import BASE, ENVIRONMENT, FarEnd, Wire
@@ -112,6 +120,10 @@ class World(Protocol):
 
     def witnessed(self, house: SimulatedHouse, scene: Scene, tool: str, text: str) -> None:
         """A tool had its effect."""
+        ...
+
+    async def gate(self, house: SimulatedHouse, schedule: Schedule) -> GateSaid:
+        """A schedule's gate is asked."""
         ...
 
     def letter_from(self, scene: Scene, text: str) -> Draft | None:
@@ -250,7 +262,7 @@ class HouseStore:
         return found
 
     def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
-        self._listeners.add(call)
+        self._listeners.add(call, *tables)
 
     async def close(self) -> None:
         return
@@ -271,7 +283,7 @@ class HouseStore:
             house.world.refused(house, point, error)
             raise
         house.world.committed(house, point)
-        self._listeners.tell()
+        self._listeners.tell(disk.store.written)
         return result
 
     async def _pass(self) -> None:
@@ -425,6 +437,8 @@ class Furniture:
     ids: Ids
     staff: Sequence[Agent]
     people: Sequence[str]
+    schedules: Sequence[Schedule]
+    home: Path  # where schedules have their files
     slots: Slots
     zone: ZoneInfo
     ready_max: int
@@ -466,7 +480,8 @@ class SimulatedHouse:
             self._hand_over, self.store, lambda: thinking.minds.catalog, lambda: thinking.settings.defaults
         )
         words = SendAgentMessage(self._say, lambda _scene: False)
-        staff: list[Tool] = [PassOn(self), asking, SessionsSpawn(sending), words, StartJob(self._hand_over)]
+        jobs, cron = StartJob(self._hand_over), Cron(lambda: self._desk, OPERATIONS)
+        staff: list[Tool] = [PassOn(self), asking, SessionsSpawn(sending), words, jobs, cron]
         toolbox = Toolbox([*looks, *staff, *tools], grants=grants)
         models = [SimulatedModel(self, name, furniture.price_microusd) for name in WINDOWS]
         thinking = Thinking(self.store, self.clock, models, toolbox, furniture.zone, seed=number)
@@ -482,9 +497,28 @@ class SimulatedHouse:
             ready_max=furniture.ready_max,
             deliver=lambda channel: self.outbox.wake(channel),
             choices=thinking.choices,
+            gates=self._ask_gate,
             faults=self.faults,
         )
         self.inbox = Inbox(self.store, self.clock, self.engine.wake, self.engine.seat, self.engine.command)
+        self.files = ScheduleFiles(
+            self.store, self.clock, furniture.ids, furniture.home, furniture.zone, aside=_at_once
+        )
+        self._desk = Desk(
+            store=self.store,
+            post=self.inbox,
+            engine=self.engine,
+            live=live,
+            clock=self.clock,
+            ids=furniture.ids,
+            secrets=furniture.ids.new,
+            home=NOWHERE,
+            files=Files(NOWHERE),
+            zone=furniture.zone,
+            version="simulated",
+            policy=POLICY,
+            toolbox=toolbox,
+        )
         elsewhere = Elsewhere(self.store, self.clock, lambda: Wire(self, world.far), lambda: BASE, ENVIRONMENT)
         self.outbox = Outbox(self.store, self.clock, {EXTERNAL: elsewhere}, faults=self.faults)
         self.outbox.on_wake(self.engine.wake)
@@ -492,6 +526,14 @@ class SimulatedHouse:
 
     async def _hand_over(self, handing: Handing) -> Handed:
         return await self.engine.hand_over(handing)
+
+    async def _ask_gate(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid:
+        await self.power.gate()
+        return await self.world.gate(self, schedule)
+
+    async def perform(self, who: Principal, operation: str, asked: Mapping[str, Any]) -> bytes:
+        """What one can ask of the house, by the door that all have."""
+        return await perform(self._desk, who, OPERATIONS[operation], msgspec.json.encode(asked))
 
     async def _say(self, word: Word) -> Heard:
         return await self.engine.pass_on(word)
@@ -503,6 +545,7 @@ class SimulatedHouse:
         """Move in, the first time, and go to work."""
         settle = partial(_settle_in, furniture=self._furniture, at_ms=to_ms(self.clock.now()))
         await self.store.write(settle, point="setup")
+        await self.files.look()
         await self.outbox.start()
         await self.engine.start()
 
@@ -540,6 +583,11 @@ class SimulatedHouse:
         self.cut_power()
 
 
+async def _at_once(call: Callable[..., T], *given: Any) -> T:
+    """On the disk, as if it took no time: nobody else has a turn meanwhile."""
+    return call(*given)
+
+
 def _settle_in(conn: sa.Connection, *, furniture: Furniture, at_ms: int) -> None:
     if people.find(conn, furniture.people[0]) is not None:
         return
@@ -547,3 +595,7 @@ def _settle_in(conn: sa.Connection, *, furniture: Furniture, at_ms: int) -> None
         agents.put(conn, agent, source="test", at_ms=at_ms)
     for name in furniture.people:
         people.add(conn, Person(name=name, role=Role.OWNER if name == "owner" else Role.MEMBER), at_ms=at_ms)
+    page = Page(conn, at_ms)
+    for schedule in furniture.schedules:
+        schedules.add(page, schedule, zone=furniture.zone)
+    page.close()

@@ -22,21 +22,28 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from retinue.domain.errors import RetinueError
-from retinue.domain.times import to_ms
+from retinue.domain.times import MS_MAX, to_ms
 from retinue.testing.invariants import RULES, Violation
 from retinue.testing.storm import Notes, Storm
 from retinue.testing.virtual_time import SimulationError, simulate
 
-RUNS = 300
+RUNS = 500
 STEPS_MAX = 2_000_000
+STEPS_OF_A_DAY = 50_000
+BEGIN = date(2026, 10, 25)  # clocks are changed in Berlin on this day, and in New York a week later
 QUIETS = 4
 QUIET_AFTER_RUNS_MIN = 40
 GAP_S = 1.5
 """How long it takes, on average, until something happens again."""
+
+LULL_S = 2 * 3600.0
+"""The same, in weeks in which there is no storm."""
 
 AT_REST_WITHIN_S = 2 * 3600.0
 """How long a house may take to come to rest once nobody asks for more: runs that wait for a person wait 600 s each."""
@@ -55,6 +62,7 @@ class Verdict:
     virtual_s: float
     strikes: Counter[str]
     outcomes: Counter[str]
+    slots: Counter[str]
     takeovers: int
     fingerprint: str
     dump: str
@@ -64,6 +72,7 @@ class Verdict:
             f"seed {self.seed}: held through {self.runs} runs, {self.envelopes} envelopes, {self.effects} effects,"
             f" {self.commits} commits, {self.steps} steps, {self.virtual_s:.0f} virtual seconds",
             "  struck by  " + ", ".join(f"{n} {what}" for what, n in sorted(self.strikes.items())),
+            "  slots      " + ", ".join(f"{n} {what}" for what, n in sorted(self.slots.items())),
             "  outcomes   " + ", ".join(f"{n} {what}" for what, n in sorted(self.outcomes.items())),
             f"  fingerprint {self.fingerprint}, store {self.dump}",
         ]
@@ -71,7 +80,11 @@ class Verdict:
 
 async def live(seed: int, notes: Notes, *, runs: int, rules: Collection[str]) -> Verdict:
     """Live through a seed until so many runs were started, with quiet hours in between and at the end."""
-    storm = Storm(seed, notes, rules=rules)
+    with TemporaryDirectory() as home:
+        return await _live(Storm(seed, notes, Path(home), rules=rules), runs=runs)
+
+
+async def _live(storm: Storm, *, runs: int) -> Verdict:
     with _listening_to_the_log(storm):
         await storm.open()
         looking = asyncio.create_task(storm.keep_looking())
@@ -89,6 +102,25 @@ async def live(seed: int, notes: Notes, *, runs: int, rules: Collection[str]) ->
         storm.far.check_the_end()
         looking.cancel()
         await asyncio.sleep(0)  # what was found is raised after a step, as everything is
+    return _verdict(storm)
+
+
+async def live_for(seed: int, notes: Notes, *, begin: datetime, days: float, rules: Collection[str]) -> Verdict:
+    """Live through weeks as a house has them: the clock goes on its way, and every few hours something happens."""
+    with TemporaryDirectory() as home:
+        storm = Storm(seed, notes, Path(home), rules=rules, begin=begin)
+        return await _live_until(storm, begin + timedelta(days=days))
+
+
+async def _live_until(storm: Storm, end: datetime) -> Verdict:
+    with _listening_to_the_log(storm):
+        await storm.open()
+        while storm.clock.now() < end:
+            await asyncio.sleep(storm.chance.expovariate(1 / LULL_S))
+            storm.happen()
+        await _come_to_rest(storm)
+        storm.judge.check_the_end()
+        await asyncio.sleep(0)
     return _verdict(storm)
 
 
@@ -110,6 +142,7 @@ async def _come_to_rest(storm: Storm) -> None:
             storm.judge.blame("silence", f"the house does not come to rest: {'; '.join(left[:5])}")
             break
         await asyncio.sleep(2)
+        await storm.stop_the_clock()  # a run that still works may have set something
     storm.judge.check_ledger(to_ms(storm.clock.now()))
     storm.note("the house is at rest")
 
@@ -117,8 +150,8 @@ async def _come_to_rest(storm: Storm) -> None:
 async def _wait_for_the_future(storm: Storm) -> None:
     """Mail that waits for its time gets it."""
     while True:
-        sql = "SELECT max(due_ms) FROM envelopes WHERE status = 'pending'"
-        (due_ms,) = storm.disk.raw.execute(sql).fetchone()
+        sql = "SELECT max(due_ms) FROM envelopes WHERE status = 'pending' AND due_ms < ?"
+        (due_ms,) = storm.disk.raw.execute(sql, (MS_MAX,)).fetchone()
         if due_ms is None:
             return
         storm.jump_by(timedelta(milliseconds=max(0, due_ms - to_ms(storm.clock.now()))))
@@ -139,6 +172,7 @@ def _verdict(storm: Storm) -> Verdict:
         virtual_s=storm.loop.time(),
         strikes=storm.strikes + judge.children + Counter(compactions=judge.compactions),
         outcomes=Counter(dict(outcomes)),
+        slots=Counter(judge.time.slots),
         takeovers=judge.takeovers,
         fingerprint=storm.loop.fingerprint,
         dump=dump(raw),
@@ -198,19 +232,45 @@ def run(
         raise
 
 
-def replay_command(seed: int, *, runs: int) -> str:
-    return f"python -m retinue.testing.simulation {seed} --runs {runs}"
+def run_for(
+    days: float,
+    seed: int,
+    *,
+    begin: datetime,
+    rules: Collection[str] = tuple(RULES),
+    trace: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Live through so many days, from one day on."""
+    notes = Notes(trace)
+    steps_max = STEPS_MAX + round(STEPS_OF_A_DAY * days)
+    try:
+        return simulate(seed, partial(live_for, seed, notes, begin=begin, days=days, rules=rules), steps_max=steps_max)
+    except (Violation, SimulationError) as error:
+        error.add_note(f"what happened last:\n{notes}")
+        error.add_note(f"to see it again: {replay_command(seed)} --days {days:g} --from {begin:%Y-%m-%d} --trace")
+        raise
+
+
+def replay_command(seed: int, *, runs: int | None = None) -> str:
+    return f"python -m retinue.testing.simulation {seed}" + (f" --runs {runs}" if runs is not None else "")
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m retinue.testing.simulation", description=__doc__)
     parser.add_argument("seed", type=int, nargs="+")
     parser.add_argument("--runs", type=int, default=RUNS, help=f"how many runs to live through (default {RUNS})")
+    parser.add_argument("--days", type=float, help="live through so many days instead, in which there is no storm")
+    parser.add_argument("--from", dest="begin", type=date.fromisoformat, default=BEGIN, help=f"the first ({BEGIN})")
     parser.add_argument("--trace", action="store_true", help="tell everything as it happens")
     chosen = parser.parse_args(arguments)
     for seed in chosen.seed:
         try:
-            verdict = run(seed, runs=chosen.runs, trace=_tell if chosen.trace else None)
+            trace = _tell if chosen.trace else None
+            if chosen.days is None:
+                verdict = run(seed, runs=chosen.runs, trace=trace)
+            else:
+                begin = datetime.combine(chosen.begin, time(tzinfo=UTC))
+                verdict = run_for(chosen.days, seed, begin=begin, trace=trace)
         except (Violation, SimulationError) as error:
             _tell(f"seed {seed}: {type(error).__name__}: {error}")
             for line in getattr(error, "__notes__", ()):

@@ -7,17 +7,17 @@ key, and from then on the house may not forget it.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
-from msgspec.structs import replace
+import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind
@@ -26,16 +26,21 @@ from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, StoreError
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import EnvelopeId, SessionId, short
+from retinue.domain.nouns import replace
+from retinue.domain.schedule import GateSaid, Schedule
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.models.base import Prompt
-from retinue.store import agents, approvals, grants, sessions
+from retinue.store import agents, approvals, grants, schedules, sessions
+from retinue.store.house import Page
 from retinue.store.opening import open_inline
+from retinue.testing import simulated_clock
 from retinue.testing.household import CountedIds, boss
 from retinue.testing.invariants import Judge, keep_watch
 from retinue.testing.scripted_model import Line
 from retinue.testing.simulated_cast import LONG_WORDS, PEOPLE, Casting, Correspondence, say, tool_rules
+from retinue.testing.simulated_clock import CHANGES, Timetable
 from retinue.testing.simulated_elsewhere import FarEnd
 from retinue.testing.simulated_house import Disk, Furniture, PowerCut, SimulatedHouse, Unreachable
 from retinue.testing.virtual_time import SimulationError, VirtualClock, VirtualTimeLoop
@@ -48,9 +53,11 @@ LOOK_EVERY_QUIET_S = 2.0
 PROVOKED = 0.05
 """How many of the commits in a session provoke someone to strike it at once."""
 
+OWNERS_ZONES = ("UTC", "Europe/Berlin", "America/New_York")
 COMMITS = (
     *("accept", "claim", "step", "finish", "park", "fail", "cancel", "decide", "sweep", "delegate"),
     *("deliver-claim", "deliver-done", "callback", "word"),
+    *("strike", "strike", "gate", "clock", "schedule"),
 )
 CRASH_POINTS = (
     *(f"{commit}.{side}-commit" for commit in COMMITS for side in ("before", "after")),
@@ -81,23 +88,34 @@ def _written(at_s: float, words: str, about: tuple[object, ...]) -> str:
 class Storm:
     """One seed's world. Made within the loop that it is to happen in."""
 
-    def __init__(self, seed: int, notes: Notes, *, rules: Collection[str]) -> None:
+    def __init__(
+        self, seed: int, notes: Notes, home: Path, *, rules: Collection[str], begin: datetime | None = None
+    ) -> None:
+        """`begin`: where it is no storm, but weeks in which a house is used, from that day on."""
         self.seed = seed
+        self.home = home
         self.chance = random.Random(f"events {seed}")
         self.loop = cast("VirtualTimeLoop", asyncio.get_running_loop())
-        self.clock = VirtualClock()
         self.disk = Disk(lambda faults: open_inline(faults=faults, yields=False))
         self.house: SimulatedHouse | None = None
         self.strikes: Counter[str] = Counter()
         casting = Casting(random.Random(f"cast {seed}"))
         self.staff, slots = casting.staff(), casting.slots()
+        drawn = random.Random(f"clocks {seed}")
+        # In a storm, a quarter of an hour or so before some clock is changed.
+        self.clock = VirtualClock(begin or drawn.choice(CHANGES) - timedelta(seconds=drawn.uniform(0, 1_500)))
+        timetable = Timetable(drawn, CountedIds(seed % 1000 + 1000), self.staff, self.clock.now())
+        self.stormy = begin is None
+        self._events = _STORM if self.stormy else _WEEKS
         self._writers = casting.correspondence(self.staff)
         self._furniture = Furniture(
             ids=CountedIds(seed % 1000),
             staff=self.staff,
             people=PEOPLE,
+            schedules=timetable.daily() if begin else timetable.often(),
+            home=home,
             slots=slots,
-            zone=ZoneInfo("UTC"),
+            zone=ZoneInfo(drawn.choice(OWNERS_ZONES)),
             ready_max=casting.ready_max(),
             price_microusd=casting.price_microusd(),
         )
@@ -109,10 +127,12 @@ class Storm:
         self._known: list[tuple[SessionId, str]] = []  # sessions and their agents, as the receipts named them
         self._sent: list[Draft] = []
         self._letters = 0
-        self._armed: tuple[str, int] | None = None
+        self._gates = 0
+        self._armed: dict[str, int] = {}  # where the power will go, and at which time from now
         self._disk_full = False
         self._moving = False  # one life ends or begins: no second one at the same moment
         self._quiet = False
+        self._stopped: list[str] = []  # schedules, for as long as everyone is quiet
         self._jumped_s = 0.0
         self._broken: BaseException | None = None
         keep_watch(self.disk)
@@ -144,7 +164,12 @@ class Storm:
         self._quiet = True
         while self._tasks:  # noqa: ASYNC110 - virtual seconds cost nothing
             await asyncio.sleep(2)
-        self._armed = None
+        self._armed.clear()
+        await self.stop_the_clock()
+
+    async def stop_the_clock(self) -> None:
+        """No schedule comes for now, whoever has set it meanwhile."""
+        self._stopped += await simulated_clock.stop_all(self)
 
     @property
     def busy(self) -> bool:
@@ -186,7 +211,10 @@ class Storm:
 
     def happen(self) -> None:
         self._quiet = False
-        what = self.chance.choices(list(_STORM), list(_STORM.values()))[0]
+        if self._stopped:
+            self._do(simulated_clock.start_again(self, self._stopped))
+            self._stopped = []
+        what = self.chance.choices(list(self._events), list(self._events.values()))[0]
         self.strikes[what.__name__] += 1
         self._do(what(self))
 
@@ -294,7 +322,7 @@ class Storm:
     async def _cancel(self, session: SessionId) -> None:
         clear = self.chance.random() < 0.3
         self.note("cancel {}, clear {}", short(session), clear)
-        await self._ask(lambda house: house.engine.cancel(session, by="person:owner", why="enough", clear_due=clear))
+        await self.ask(lambda house: house.engine.cancel(session, by="person:owner", why="enough", clear_due=clear))
 
     async def reset(self) -> None:
         if session := self._victim():
@@ -302,7 +330,7 @@ class Storm:
 
     async def _reset(self, session: SessionId) -> None:
         self.note("reset {}", short(session))
-        await self._ask(lambda house: house.engine.reset(session, by="person:owner", message="fresh"))
+        await self.ask(lambda house: house.engine.reset(session, by="person:owner", message="fresh"))
 
     async def change_queue(self) -> None:
         if self._known:
@@ -310,7 +338,7 @@ class Storm:
             queue = QueueOverride(mode=self.chance.choice((None, *QueueMode)), cap=self.chance.choice((None, 2, 20)))
             now_ms = to_ms(self.clock.now())
             body = partial(sessions.set_queue, id_=session, queue=queue, at_ms=now_ms)
-            await self._ask(lambda house: house.store.write(lambda conn: body(conn), point="queue"))
+            await self.ask(lambda house: house.store.write(lambda conn: body(conn), point="queue"))
 
     async def decide(self) -> None:
         """A person looks at the open questions and answers one or all; sometimes twice, sometimes two at once."""
@@ -326,7 +354,7 @@ class Storm:
                 self._do(self._answer(approval.id, allow=allow, person=person, scope=scope))
 
     async def _answer(self, approval: str, *, allow: bool, person: str, scope: GrantScope) -> None:
-        await self._ask(lambda house: house.engine.answer(approval, allow=allow, by=boss(person), scope=scope))
+        await self.ask(lambda house: house.engine.answer(approval, allow=allow, by=boss(person), scope=scope))
 
     async def revoke(self) -> None:
         """The owner takes back some of what was granted."""
@@ -335,13 +363,13 @@ class Storm:
             if self.chance.random() < 0.7:
                 self.note("{} is revoked", short(grant.id))
                 body = partial(grants.revoke, id_=grant.id, by="owner", at_ms=now_ms)
-                await self._ask(lambda house, body=body: house.store.write(lambda conn: body(conn), point="grant"))
+                await self.ask(lambda house, body=body: house.store.write(lambda conn: body(conn), point="grant"))
 
     async def let_an_agent_go(self) -> None:
         agent = self.chance.choice(self.staff)
         self.note("{} is let go", agent.name)
-        body = partial(agents.remove, name=agent.name, at_ms=to_ms(self.clock.now()))
-        await self._ask(lambda house: house.store.write(lambda conn: body(conn), point="staff"))
+        body = partial(_let_go, agent=agent.name, at_ms=to_ms(self.clock.now()), told=self.chance.random() < 0.5)
+        await self.ask(lambda house: house.store.write(lambda conn: body(conn), point="staff"))
         await asyncio.sleep(self.chance.uniform(0, 120))
         while not await self._put(agent):  # noqa: ASYNC110 - asked again and again, as anyone would
             await asyncio.sleep(5)
@@ -353,11 +381,11 @@ class Storm:
             await house.store.write(lambda conn: body(conn), point="staff")
             house.engine.agent_changed(agent.name, agent.concurrency)
 
-        return await self._ask(put)
+        return await self.ask(put)
 
     async def change_rules(self) -> None:
         """What was asked for a moment ago is allowed now, or denied."""
-        agent = dataclasses.replace(self.chance.choice(self.staff), tools=tool_rules(self.chance))
+        agent = replace(self.chance.choice(self.staff), tools=tool_rules(self.chance))
         self.note("{} has the rules {}", agent.name, agent.tools)
         await self._put(agent)
 
@@ -367,6 +395,45 @@ class Storm:
         self.jump_by(timedelta(seconds=seconds))
         if self.chance.random() < 0.3:
             await self.decide()
+
+    async def suspend(self) -> None:
+        """The machine sleeps, for a moment or for weeks: nobody in it moves, and then it is later."""
+        if self.house is None or self._moving:
+            return
+        await self._sleep(self.chance.choice((40, 600, 8 * 3600, 8 * 3600, 7 * 86_400, 21 * 86_400)))
+
+    async def doze(self) -> None:
+        """The machine sleeps for a night, or over lunch."""
+        if self.house is not None and not self._moving:
+            await self._sleep(self.chance.choice((50, 1_800, 6 * 3600, 9 * 3600)))
+
+    async def _sleep(self, seconds: float) -> None:
+        assert self.house is not None
+        self._moving = True
+        self.note("{} sleeps for {} s", self.house, seconds)
+        self.house.power.pause()
+        await asyncio.sleep(self.chance.choice((0.0, 0.5)))
+        self.jump_by(timedelta(seconds=seconds))
+        self.house.power.resume()
+        self._moving = False
+
+    async def nudge(self) -> None:
+        """The clock on the wall is set right, a little."""
+        self.jump_by(timedelta(seconds=self.chance.choice((-90, -5, 5, 90))))
+
+    async def close_for_a_while(self) -> None:
+        """The house is closed for an evening, or a weekend."""
+        if self.house is None or self._moving:
+            return
+        self._moving = True
+        try:
+            await self.house.stop(drain_s=20)
+            self.judge.cut_off(self.house)
+            self.house.replaced, self.house = True, None
+            await asyncio.sleep(self.chance.choice((3_600, 5 * 3_600, 50 * 3_600)))
+            await self.open()
+        finally:
+            self._moving = False
 
     def jump_by(self, delta: timedelta) -> None:
         self.clock.jump(delta)
@@ -379,7 +446,7 @@ class Storm:
         self._disk_full = False
         self.note("the disk has room again")
 
-    async def _ask(self, ask: Callable[[SimulatedHouse], Coroutine[Any, Any, Any]]) -> bool:
+    async def ask(self, ask: Callable[[SimulatedHouse], Coroutine[Any, Any, Any]]) -> bool:
         """Ask the house that is open, once. Whether it said yes."""
         house = self.house
         if house is None:
@@ -404,9 +471,10 @@ class Storm:
             self._moving = False
 
     async def arm(self) -> None:
-        """The power will go at the n-th time some point is reached."""
-        self._armed = (self.chance.choice(CRASH_POINTS), self.chance.choice((1, 1, 2, 4)))
-        self.note("armed {} {}", *self._armed)
+        """The power will go at the n-th time some point is reached. Points that are seldom reached stay armed."""
+        point, times = self.chance.choice(CRASH_POINTS), self.chance.choice((1, 1, 2, 4))
+        self._armed[point] = times
+        self.note("armed {} {}", point, times)
 
     async def restart(self) -> None:
         if self.house is None or self._moving:
@@ -454,6 +522,10 @@ class Storm:
             self.house.replaced = True
         self.house = None
         await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.01, 1.0, 10.0, 90.0)))
+        if self.chance.random() < 0.2:
+            zone = ZoneInfo(self.chance.choice(OWNERS_ZONES))
+            self._furniture = replace(self._furniture, zone=zone)
+            self.note("the owner is in {} now", zone.key)
         await self.open()
 
     async def open(self) -> None:
@@ -481,12 +553,12 @@ class Storm:
     def strike(self, house: SimulatedHouse, point: str) -> None:
         if self._disk_full and (point.endswith("before-commit") or (point == "scan" and self.chance.random() < 0.3)):
             raise _disk_full()
-        if self._armed is None or self._armed[0] != point or house is not self.house or self._moving:
+        if point not in self._armed or house is not self.house or self._moving:
             return
-        self._armed = (point, self._armed[1] - 1)
-        if self._armed[1] > 0:
+        self._armed[point] -= 1
+        if self._armed[point] > 0:
             return
-        self._armed = None
+        del self._armed[point]
         self.strikes[f"crashes at {point.partition('.')[0]}"] += 1
         self.note("at {}:", point)
         self._moving = True
@@ -548,10 +620,18 @@ class Storm:
         self._asked[prompt.session, last.seq] += 1
         # Asked again, a model may well say something else: the count makes sure that ours does.
         again = self._asked[prompt.session, last.seq]
-        line = say(model, prompt, random.Random(f"model {self.seed} {prompt.session} {last.seq} {again}"))
+        chance = random.Random(f"model {self.seed} {prompt.session} {last.seq} {again}")
+        line = say(model, prompt, chance, plans=self.stormy)
         if line.fails:
             self.strikes[f"failures: {line.failure}"] += 1
         return line
+
+    async def gate(self, house: SimulatedHouse, schedule: Schedule) -> GateSaid:
+        self._gates += 1
+        said = await simulated_clock.ask_gate(house, random.Random(f"gate {self.seed} {self._gates}"))
+        if said.open:
+            self.judge.time.gate_opened(schedule.id)
+        return said
 
     def letter_from(self, scene: Scene, text: str) -> Draft | None:
         chance = random.Random(f"letter {self.seed} {scene.call}")
@@ -588,13 +668,40 @@ _STORM: dict[_Event, int] = {
     Storm.change_rules: 10,
     Storm.write_to_a_person: 15,
     Storm.jump: 12,
+    Storm.suspend: 8,
     Storm.fill_the_disk: 6,
-    Storm.crash: 12,
-    Storm.arm: 40,
+    Storm.crash: 8,
+    Storm.arm: 90,
     Storm.restart: 6,
     Storm.haunt: 10,
 }
+_STORM.update(simulated_clock.EVENTS)
+_WEEKS: dict[_Event, int] = {
+    Storm.write: 20,
+    Storm.decide: 40,
+    Storm.restart: 3,
+    Storm.crash: 3,
+    Storm.close_for_a_while: 3,
+    Storm.doze: 6,
+    Storm.nudge: 3,
+    simulated_clock.switch_a_schedule: 3,
+    simulated_clock.change_a_schedule: 2,
+    simulated_clock.run_a_schedule: 4,
+    simulated_clock.remind: 4,
+    simulated_clock.add_a_daily_one: 2,
+}
+"""What happens in a house that nobody storms, every now and then."""
+
 EVENTS = frozenset(event.__name__ for event in _STORM)
+
+
+def _let_go(conn: sa.Connection, *, agent: str, at_ms: int, told: bool) -> None:
+    """As the house does when it is told to. Otherwise it finds out when a schedule comes."""
+    page = Page(conn, at_ms)
+    if told:
+        schedules.agent_gone(page, agent)
+    page.close()
+    agents.remove(conn, agent, at_ms=at_ms)
 
 
 def _disk_full() -> sqlite3.OperationalError:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import msgspec
+from msgspec import Struct
 
 from retinue.config import Settings
 from retinue.domain.address import Address
@@ -74,8 +75,7 @@ class Scene:
         return self.acting or self.agent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(Struct, frozen=True, kw_only=True):
     """What a tool has to say. Its trust is that of the words: without one, it follows from the tool's effects."""
 
     text: str

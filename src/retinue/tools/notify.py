@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct, field
 
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.ids import NotificationId, derived
 from retinue.domain.notification import TEXT_LENGTH_MAX, TITLE_LENGTH_MAX, Notification
+from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
 from retinue.domain.text import storable
 from retinue.domain.times import to_ms
@@ -30,8 +31,7 @@ class NotifyArguments(msgspec.Struct, forbid_unknown_fields=True):
     text: Annotated[str, msgspec.Meta(max_length=TEXT_LENGTH_MAX)] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Notify:
+class Notify(Struct, frozen=True):
     """Its id follows from the call, so that one which is made again after a crash is there once."""
 
     store: Store

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property, partial
 
+from msgspec import Struct
+
 from retinue.domain.decision import Decision
 from retinue.domain.ids import SessionId
+from retinue.domain.nouns import replace
 from retinue.domain.record import Record, Summary
 from retinue.domain.tool import Call, ToolSpec
 from retinue.policy import origin
@@ -41,8 +43,7 @@ class Reading:
         return origin.known_from(self._policy, self._context, today=self._today)
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierWords:
+class EarlierWords(Struct, frozen=True):
     """What the owner said before a summary took its place. The summary is a model's; these are still theirs."""
 
     store: Store

@@ -10,6 +10,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain import permission
 from retinue.domain.approval import Approval
@@ -103,15 +104,14 @@ class RequestPermission:
         return f"Asked {who} for {wanted} (approval {short(approval.id)}). The decision will come as a message."
 
 
-@dataclass(frozen=True, slots=True)
-class GrantPermission:
+class GrantPermission(Struct, frozen=True):
     """Nobody hands on what they do not hold, or for longer than they hold it; and nobody has it handed on who may
     decide about nothing themselves."""
 
     store: Store
     clock: Clock
     arguments: type[msgspec.Struct] = GrantArguments
-    spec: ToolSpec = field(
+    spec: ToolSpec = msgspec.field(
         default_factory=lambda: ToolSpec(
             name="grant_permission",
             description="Give another agent a permission that you hold yourself, and say why.",

@@ -4,13 +4,13 @@ their next envelope in the same conversation, whenever that is."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct, field
 
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import QuestionnaireId, derived, short
@@ -61,8 +61,7 @@ def _schema() -> dict[str, Any]:
     return schema
 
 
-@dataclass(frozen=True, slots=True)
-class AskQuestions:
+class AskQuestions(Struct, frozen=True):
     """Asks once for each call, however often it is made: the questionnaire's id follows from it."""
 
     store: Store

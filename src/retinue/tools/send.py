@@ -4,11 +4,11 @@ the background."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind
@@ -44,8 +44,7 @@ class MessageArguments(msgspec.Struct, forbid_unknown_fields=True):
     reply_to: Annotated[str, msgspec.Meta(description="The id of the envelope that this follows up")] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """Its key is the call's, so that one which is made again after a crash is sent once."""
 
     post: Post

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct, field
 
 from retinue.domain.ids import short
 from retinue.domain.ports import Clock
@@ -22,8 +22,7 @@ class StatusArguments(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class SessionStatus:
+class SessionStatus(Struct, frozen=True):
     """Reads only, so a crash in the middle of it costs nothing: it simply runs again."""
 
     store: Store

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
+from msgspec import Struct
 
 from retinue.config import Settings
 from retinue.config.hands import ToolSettings
@@ -23,6 +24,7 @@ from retinue.domain.approval import ApprovalState
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.manner import Elevation
+from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission, Rights, with_granted
 from retinue.domain.ports import Ask, Clock, Ids
 from retinue.domain.record import Record, least_believed
@@ -86,8 +88,7 @@ class Occasion:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """What is to become of each call of one reply, decided before any is performed.
 
     `scenes` are for the calls that are allowed, and `reasons` say why they are. `gives` is what those to be asked about
@@ -107,8 +108,7 @@ class Plan:
     rules: ToolSettings | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Direct:
+class Direct(Struct, frozen=True):
     """What is to become of one call, and where it happens if it may."""
 
     decision: Decision

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
@@ -28,8 +29,7 @@ NOTICE_CHARS_MAX = 400
 _ID = re.compile(r"[0-9a-f]{16,64}")
 
 
-@dataclass(frozen=True, slots=True)
-class Wholes:
+class Wholes(Struct, frozen=True):
     files: Files
     store: Store
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, TooLarge
 from retinue.domain.ports import Clock, Ids
@@ -39,8 +39,7 @@ class WindowFailed(RetinueError):
     code = "window.failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
+class Panel(Struct, frozen=True, kw_only=True):
     """`binding` is the session it shows, where it shows one. `context` is what it says of its content."""
 
     id: str
@@ -51,8 +50,7 @@ class Panel:
     context: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+class Inventory(Struct, frozen=True, kw_only=True):
     """What a window shows. `layout` is in the page's own terms."""
 
     panels: tuple[Panel, ...] = ()
@@ -63,8 +61,7 @@ class Inventory:
 Say = Callable[[dict[str, Any]], None]
 
 
-@dataclass(slots=True, eq=False)
-class Window:
+class Window(Struct, eq=False):
     """One that is open. `say` puts a command on its connection; `waiting` are those it has not answered."""
 
     person: str

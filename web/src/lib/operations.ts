@@ -1,8 +1,10 @@
 // Made from the code by `make generate`.
 
-export type Add = { "provider": string; "name": string; "agent"?: string; "kind"?: CredentialKind; "region"?: string; "key_env"?: string; "key_file"?: string; "key"?: string };
+export type AddReminder = { "text": string; "at"?: string; "delay_s"?: number; "to"?: string };
 
-export type AgentChanged = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternal; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "delivery": Delivery; "concurrency": number | null; "queue": AgentQueue; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "sandbox": AgentSandbox; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "changed": Array<string>; "dry-run"?: boolean };
+export type AddWakeup = { "session": string; "text": string; "at"?: string; "delay_s"?: number };
+
+export type AgentChanged = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternal; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "delivery": Delivery; "concurrency": number | null; "queue": AgentQueue; "reset": AgentReset; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "heartbeat": AgentHeartbeat; "sandbox": AgentSandbox; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "changed": Array<string>; "dry-run"?: boolean };
 
 export type AgentDelegation = { "allow": Array<string>; "deny": Array<string>; "depth_max": number; "open_max": number; "exchanges_max": number; "circles": boolean; "histories": boolean };
 
@@ -20,6 +22,8 @@ export type AgentFileWritten = { "name": string; "path": string; "size-bytes": n
 
 export type AgentFiles = { "name": string; "files": Array<AgentFile>; "more": boolean };
 
+export type AgentHeartbeat = { "every_s": number | null; "active_start": string | null; "active_end": string | null; "active_zone": string | null; "prompt": string | null; "model": string | null; "place": Place | null; "target": string | null; "ack_chars_max": number | null };
+
 export type AgentHere = { "name": string; "display_name": string; "model": string; "description": string; "icon": string; "colour": Colour | null; "visible": boolean };
 
 export type AgentListed = { "name": string; "display_name": string; "description": string; "runner": string; "model": string; "version": number; "icon": string; "colour": Colour | null; "visible": boolean };
@@ -28,13 +32,15 @@ export type AgentPrompt = { "name": string; "session": string | null; "template"
 
 export type AgentQueue = { "mode": QueueMode; "cap": number; "overflow": Overflow; "debounce_s": number };
 
-export type AgentRegistered = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternal; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "delivery": Delivery; "concurrency": number | null; "queue": AgentQueue; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "sandbox": AgentSandbox; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
+export type AgentRegistered = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternal; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "delivery": Delivery; "concurrency": number | null; "queue": AgentQueue; "reset": AgentReset; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "heartbeat": AgentHeartbeat; "sandbox": AgentSandbox; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "home"?: string; "token"?: string; "dry-run"?: boolean; "shown-once"?: Array<string> };
 
-export type AgentRestored = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternal; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "delivery": Delivery; "concurrency": number | null; "queue": AgentQueue; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "sandbox": AgentSandbox; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "restored": number };
+export type AgentReset = { "daily_at": string | null; "idle_minutes": number | null; "context_tokens_max": number | null };
+
+export type AgentRestored = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternal; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "delivery": Delivery; "concurrency": number | null; "queue": AgentQueue; "reset": AgentReset; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "heartbeat": AgentHeartbeat; "sandbox": AgentSandbox; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "restored": number };
 
 export type AgentSandbox = { "mode": SandboxMode | null; "scope": Scope | null; "workspace": WorkspaceAccess | null; "sessions": SessionsSeen | null; "browser": boolean | null; "image": string; "cpus": number | null; "idle_hours": number | null; "age_days": number | null };
 
-export type AgentShown = { "name": string; "display_name": string; "description": string; "runner": string; "external"?: AgentExternal; "provider"?: string | null; "model": string; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string; "instructions_mode"?: InstructionMode; "workspace"?: string; "context_files"?: Array<string>; "delivery"?: Delivery; "concurrency"?: number | null; "queue"?: AgentQueue; "tools"?: AgentTools; "delegation"?: AgentDelegation; "subagents"?: AgentSubagents; "sandbox"?: AgentSandbox; "turns_max"?: number; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "state": AgentState; "in_force"?: Record<string, InForce> };
+export type AgentShown = { "name": string; "display_name": string; "description": string; "runner": string; "external"?: AgentExternal; "provider"?: string | null; "model": string; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string; "instructions_mode"?: InstructionMode; "workspace"?: string; "context_files"?: Array<string>; "delivery"?: Delivery; "concurrency"?: number | null; "queue"?: AgentQueue; "reset"?: AgentReset; "tools"?: AgentTools; "delegation"?: AgentDelegation; "subagents"?: AgentSubagents; "heartbeat"?: AgentHeartbeat; "sandbox"?: AgentSandbox; "turns_max"?: number; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number; "replay_age_s"?: number | null; "approval_wait_s"?: number; "permission_level"?: PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "state": AgentState; "in_force"?: Record<string, InForce> };
 
 export type AgentState = "idle" | "running";
 
@@ -94,6 +100,10 @@ export type BudgetsShown = { "today": string; "warn-share": number; "budgets": A
 
 export type By = "agent" | "day" | "model" | "person" | "provider" | "run" | "session";
 
+export type Calendar = { "days"?: number };
+
+export type CalendarShown = { "zone": string; "now": string; "until": string; "coming": Array<ComingShown>; "more": boolean };
+
 export type Call = { "id": string; "tool": string; "arguments"?: Record<string, unknown> };
 
 export type CallerShown = { "address": string; "level": PermissionLevel; "sees-all": boolean };
@@ -108,13 +118,15 @@ export type CodeMade = { "code"?: string; "expires-at": string; "shown-once"?: A
 
 export type Colour = "amber" | "blue" | "cyan" | "green" | "indigo" | "lime" | "orange" | "pink" | "red" | "slate" | "teal" | "violet";
 
+export type ComingShown = { "id": string; "name": string; "kind": string; "to": string; "when": string; "text": string; "times": Array<string>; "often": boolean };
+
 export type CommandList = { "agent"?: string };
 
 export type CommandShown = { "name": string; "form": string; "summary": string; "directive"?: boolean; "skill"?: string };
 
 export type CommandsListed = { "commands": Array<CommandShown> };
 
-export type ConfigApplied = { "dry-run": boolean; "agents": Array<StepPlanned>; "people": Array<StepPlanned>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "cleared-runs"?: number; "shown-once"?: Array<string> };
+export type ConfigApplied = { "dry-run": boolean; "agents": Array<StepPlanned>; "people": Array<StepPlanned>; "schedules": Array<StepPlanned>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "cleared-runs"?: number; "shown-once"?: Array<string> };
 
 export type ConfigChanged = { "changes": Array<RetinueConfigChangesChange>; "waiting-for-a-restart": Array<string>; "hash": string };
 
@@ -178,23 +190,21 @@ export type Enable = { "name": string; "plugin"?: string };
 
 export type EnvelopeCancelled = { "envelope": string; "outcome": Outcome };
 
-export type EnvelopePassed = { "id": string; "from": string; "to": string; "kind": Kind; "words": string; "session": string | null; "accepted-at": string; "status": Status; "outcome": Outcome | null };
+export type EnvelopePassed = { "id": string; "from": string; "to": string; "kind": RetinueDomainEnvelopeKind; "words": string; "session": string | null; "accepted-at": string; "status": Status; "outcome": Outcome | null };
 
-export type EnvelopeRead = { "act": "envelope-read"; "at-ms": number; "envelope": string; "from": string; "kind": Kind; "words": string; "joined": boolean };
+export type EnvelopeRead = { "act": "envelope-read"; "at-ms": number; "envelope": string; "from": string; "kind": RetinueDomainEnvelopeKind; "words": string; "joined": boolean };
 
-export type EnvelopeSent = { "act": "envelope-sent"; "at-ms": number; "envelope": string; "to": string; "kind": Kind; "words": string };
+export type EnvelopeSent = { "act": "envelope-sent"; "at-ms": number; "envelope": string; "to": string; "kind": RetinueDomainEnvelopeKind; "words": string };
 
-export type EnvelopeShown = { "id": string; "short": string; "from": string; "to": string; "kind": Kind; "status": Status; "accepted-at": string; "text": string; "reply-to"?: string; "deliver-at"?: string; "attachments"?: Array<AttachmentShown>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "retry"?: string; "when-busy"?: WhenBusy; "position"?: number; "deliveries"?: Array<DeliveryShown> };
+export type EnvelopeShown = { "id": string; "short": string; "from": string; "to": string; "kind": RetinueDomainEnvelopeKind; "status": Status; "accepted-at": string; "text": string; "reply-to"?: string; "deliver-at"?: string; "attachments"?: Array<AttachmentShown>; "outcome"?: Outcome; "because"?: string; "answer"?: string | null; "retry"?: string; "when-busy"?: WhenBusy; "position"?: number; "deliveries"?: Array<DeliveryShown> };
 
-export type EnvelopeWaiting = { "id": string; "from": string; "kind": Kind; "words": string; "position": number | null; "due-at": string; "waits": Waits };
+export type EnvelopeWaiting = { "id": string; "from": string; "kind": RetinueDomainEnvelopeKind; "words": string; "position": number | null; "due-at": string; "waits": Waits };
 
 export type EnvelopesListed = { "envelopes": Array<EnvelopeShown>; "acknowledged": number };
 
 export type EnvelopesPassed = { "envelopes": Array<EnvelopePassed> };
 
 export type ErrorForm = { "code": string; "sentence": string; "because": string; "try": string; "candidates"?: Array<string>; "matches"?: number; "retry-after-s"?: number };
-
-export type Explain = { "agent": string; "tool": string; "args"?: Record<string, unknown>; "sender"?: string; "session"?: string; "model"?: string; "origin"?: OriginKind; "door"?: Door; "changes"?: Record<string, unknown> };
 
 export type Failed = { "id": string; "reason": Reason; "agent"?: string; "model"?: string };
 
@@ -215,6 +225,8 @@ export type FlawShown = { "session": string; "position": number; "sentence": str
 export type Forget = { "name": string; "confirm"?: string };
 
 export type Fork = { "session": string; "before": number; "name"?: string | null };
+
+export type GateForm = { "command": string; "cwd"?: string; "timeout_ms"?: number; "env"?: Record<string, string>; "permissions"?: Array<string>; "domains"?: Array<string> };
 
 export type Get = { "key": string };
 
@@ -240,7 +252,11 @@ export type HealthChecked = { "name": string; "looks-at": string; "health": "ok"
 
 export type HealthFound = { "health": Health; "sentence": string; "because": string; "try": string };
 
-export type History = { "session": string; "limit"?: number; "before"?: number | null };
+export type HeartbeatListed = { "agent": string; "schedule": string | null; "enabled": boolean; "because": string; "when": string; "next": string | null; "last-run": string | null; "last": string | null; "checklist": string; "tasks": Array<TaskListed> };
+
+export type HeartbeatRun = { "agent": string; "begun": boolean; "because": string; "envelope": string | null };
+
+export type HeartbeatsListed = { "heartbeats": Array<HeartbeatListed> };
 
 export type HouseBackedUp = { "folder": string; "parts": number; "size-bytes": number; "missing": Array<string>; "verified": boolean };
 
@@ -270,8 +286,6 @@ export type Invoke = { "tool": string; "args"?: Record<string, unknown>; "agent"
 
 export type Invoked = { "tool": string; "output": string; "failed": boolean };
 
-export type Kind = "answer" | "approval" | "decision" | "delegation" | "job" | "message" | "notice" | "system";
-
 export type LaneKind = "background" | "main" | "schedule" | "subagent";
 
 export type LaneShown = { "session": string; "session-name": string | null; "agent": string; "kind": OriginKind; "lane": LaneKind; "run": RunNow | null; "waiting": Array<EnvelopeWaiting>; "waiting-count": number };
@@ -286,6 +300,8 @@ export type Level = "debug" | "error" | "info" | "warning";
 
 export type Line = { "seq": number; "kind": RecordKind; "at": string; "run": string | null; "trust": Trust; "body": unknown; "mail": Array<MailRead> };
 
+export type ListWakeups = { "limit"?: number; "session"?: string };
+
 export type Log = { "id": string; "limit"?: number; "before"?: number | null };
 
 export type LogLine = { "at": string; "level": string; "text": string };
@@ -294,7 +310,7 @@ export type LogShown = { "entries": Array<LogLine>; "next": string | null };
 
 export type Logs = { "level"?: Level; "text"?: string; "limit"?: number; "cursor"?: string };
 
-export type MailRead = { "envelope": string; "from": string; "kind": Kind; "text": string; "at": string; "attachments": Array<AttachmentShown>; "work": WorkRead | null };
+export type MailRead = { "envelope": string; "from": string; "kind": RetinueDomainEnvelopeKind; "text": string; "at": string; "attachments": Array<AttachmentShown>; "work": WorkRead | null };
 
 export type McpApproved = { "server": McpShown; "approved": boolean; "difference": Array<string>; "try": string; "lines": Array<string> };
 
@@ -305,6 +321,8 @@ export type McpRead = { "server": McpShown; "content": string; "difference": Arr
 export type McpRevoked = { "name": string; "revoked": boolean };
 
 export type McpShown = { "name": string; "state": RetinueToolsMcpServerState; "because": string; "try": string; "hash": string; "retry-at": string; "agents": Array<string>; "tools": Array<string>; "left-out": Record<string, string> };
+
+export type Missed = "run" | "skip";
 
 export type ModelAsked = { "act": "model"; "at-ms": number; "ended-ms": number | null; "came": Came; "turn": number; "attempt": number; "summary": boolean; "model": string; "usage": RetinueDomainRecordUsage; "cost-microusd": number; "cost-unknown": boolean; "failure": string | null; "next-move": string | null; "error": string | null; "text": string; "text-chars": number; "calls": Array<string>; "record": number | null };
 
@@ -321,6 +339,8 @@ export type ModelsListed = { "models": Array<ModelListed>; "allow": Array<string
 export type ModelsShown = { "default": string; "default-because": string; "agents": Array<AgentsModels> };
 
 export type Named = { "name": string };
+
+export type Next = { "schedule": string; "count"?: number };
 
 export type Nothing = Record<string, never>;
 
@@ -369,6 +389,8 @@ export type PersonForgotten = { "name": string; "sessions": number; "envelopes":
 export type PersonInvited = { "name": string; "role": Role; "invitation"?: string; "expires-at": string; "shown-once"?: Array<string> };
 
 export type PersonShown = { "name": string; "role": Role; "level": PermissionLevel };
+
+export type Place = "fresh" | "main" | "own";
 
 export type PluginSettingsShown = { "name": string; "settings": Record<string, unknown>; "schema": Record<string, unknown>; "plugin": Guest };
 
@@ -422,9 +444,13 @@ export type RecordOfHistory = { "seq": number; "kind": RecordKind; "at": string;
 
 export type RecordShown = { "seq": number; "kind": RecordKind; "body": unknown; "run": string | null };
 
+export type Refresh = { "session": string; "why"?: string };
+
 export type Refusal = { "error": ErrorForm };
 
-export type Register = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "instructions_mode"?: InstructionMode | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_circles"?: boolean | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: Scope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_sessions"?: SessionsSeen | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "dry_run"?: boolean; "token"?: boolean };
+export type Register = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "instructions_mode"?: InstructionMode | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "reset_daily_at"?: string | null; "reset_idle_minutes"?: number | null; "reset_context_tokens_max"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_circles"?: boolean | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "heartbeat_every_s"?: number | null; "heartbeat_active_start"?: string | null; "heartbeat_active_end"?: string | null; "heartbeat_active_zone"?: string | null; "heartbeat_prompt"?: string | null; "heartbeat_model"?: string | null; "heartbeat_place"?: Place | null; "heartbeat_target"?: string | null; "heartbeat_ack_chars_max"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: Scope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_sessions"?: SessionsSeen | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "dry_run"?: boolean; "token"?: boolean };
+
+export type RemindersListed = { "reminders": Array<ScheduleShown> };
 
 export type Rename = { "session": string; "name": string | null };
 
@@ -462,13 +488,27 @@ export type SandboxMode = "all" | "non-main" | "off";
 
 export type Say = { "id": string; "text": string; "key"?: string };
 
+export type ScheduleChanged = { "id": string; "name": string; "enabled": boolean; "because": string; "next": string | null };
+
+export type ScheduleDeleted = { "id": string; "name": string };
+
+export type ScheduleExplained = { "words": string; "zone": string; "evaluated-at": string; "next": Array<string> };
+
+export type ScheduleHistory = { "slots": Array<SlotShown>; "next": string | null };
+
+export type ScheduleRun = { "id": string; "begun": boolean; "because": string; "envelope": string | null };
+
+export type ScheduleShown = { "id": string; "name": string; "kind": string; "owner": string; "to": string; "when": string; "at": string; "every": string; "cron": string; "zone": string; "follows-owner-zone": boolean; "enabled": boolean; "because": string; "next": string | null; "envelope": string | null; "last-run": string | null; "last": string | null; "text": string; "description": string; "place": string; "deliver": string; "missed": string; "delete-after-run": boolean; "gate": GateForm | null; "model": string; "title": string; "attributes": Record<string, unknown>; "source": string; "created-at": string; "updated-at": string; "redacted"?: boolean };
+
+export type SchedulesListed = { "schedules": Array<ScheduleShown>; "next": string | null; "unread"?: Array<string> };
+
 export type Scope = "agent" | "session" | "shared";
 
 export type SectionShown = { "path": Array<string>; "says": string; "settings": Array<SettingShown> };
 
 export type SecurityFound = { "check": string; "severity": "critical" | "info" | "warning"; "sentence": string; "because": string; "try": string; "fixable": boolean };
 
-export type Send = { "to"?: string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string; "when_busy"?: WhenBusy | null; "webhook"?: Webhook | null };
+export type Sending = "inherit" | "off" | "on";
 
 export type Sent = { "envelope": string; "session": string | null; "cursor": number; "duplicate": boolean; "outcome": Outcome | null; "because": string };
 
@@ -486,9 +526,15 @@ export type SessionHistory = { "session": string; "agent": string; "records": Ar
 
 export type SessionListed = { "sessionId": string; "agentId": string; "name": string | null; "pinnedAt": string | null; "createdAt": string; "updatedAt": string; "lastSnippet": string; "attributes": Record<string, unknown>; "origin": string; "wakefulness": Wakefulness; "archivedAt": string | null; "kind": OriginKind; "run": string | null; "runStatus": RunStatus | null; "unread": number };
 
+export type SessionPolicy = { "session": string; "daily_at": string | null; "idle_minutes": number | null; "context_tokens_max": number | null; "began_at": string; "active_at": string; "next_at": string | null; "next_because": string; "refresh": string | null; "send": Sending };
+
 export type SessionRead = { "session": string; "read": number; "unread": number };
 
+export type SessionRefreshed = { "session": string; "refreshed": boolean; "refresh": string | null };
+
 export type SessionReset = { "session": string; "cancelled-runs": Array<string> };
+
+export type SessionSends = { "session": string; "send": Sending };
 
 export type SessionShared = { "session": string; "shared-with": Array<string> };
 
@@ -530,6 +576,8 @@ export type SkillShown = { "name": string; "description": string; "path": string
 
 export type SkillsListed = { "skills": Array<SkillShown>; "shadowed": Array<string>; "broken": Array<SkillBroken> };
 
+export type SlotShown = { "number": number; "at": string; "by": string; "state": string; "because": string; "envelope": string | null; "until": string | null; "count": number | null; "begun-at": string | null; "ended-at": string | null };
+
 export type SlotsShown = { "lane": LaneKind; "used": number; "total": number; "in-line": number };
 
 export type Source = "agent" | "extra" | "house" | "plugin" | "workspace";
@@ -553,6 +601,14 @@ export type SubagentsListed = { "subagents": Array<SubagentListed>; "next": stri
 export type SubagentsStopped = { "stopped": number; "subagents": Array<string>; "cancelled-runs": Array<string>; "cleared-pending-count": number };
 
 export type Submit = { "id": string; "answers": Record<string, string | number | boolean | Array<string> | null> };
+
+export type TaskAdded = { "agent": string; "id": string; "title": string; "file": string };
+
+export type TaskListed = { "id": string; "title": string; "gated": boolean; "because"?: string };
+
+export type TaskRemoved = { "agent": string; "id": string };
+
+export type TaskShown = { "agent": string; "id": string; "title": string; "text": string; "gate": GateForm | null; "because"?: string };
 
 export type TemplateTrouble = { "sentence": string; "because": string };
 
@@ -614,9 +670,13 @@ export type Waits = "agent" | "busy" | "joined" | "next" | "not-due" | "slots";
 
 export type Wakefulness = "active" | "sleeping";
 
+export type WakeupsListed = { "wakeups": Array<ScheduleShown> };
+
 export type Webhook = { "url": string; "headers"?: Record<string, string> };
 
 export type WhenBusy = "collect" | "steer";
+
+export type Whose = { "agent"?: string };
 
 export type Why = { "id": string };
 
@@ -630,9 +690,13 @@ export type RetinueAgentsSkillsChoosingState = "changed" | "new" | "off" | "read
 
 export type RetinueConfigChangesChange = { "path": string; "effect": Effect };
 
+export type RetinueDomainEnvelopeKind = "answer" | "approval" | "decision" | "delegation" | "job" | "message" | "notice" | "system";
+
 export type RetinueDomainRecordUsage = { "input_tokens"?: number; "output_tokens"?: number; "cost_microusd"?: number; "cache_read_tokens"?: number; "cache_write_tokens"?: number; "reasoning_tokens"?: number; "estimated"?: boolean };
 
-export type RetinueOperationsAgentsSet = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "instructions_mode"?: InstructionMode | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_circles"?: boolean | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: Scope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_sessions"?: SessionsSeen | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "clear"?: Array<string>; "dry_run"?: boolean };
+export type RetinueDomainScheduleKind = "heartbeat" | "reminder" | "schedule" | "wake-up";
+
+export type RetinueOperationsAgentsSet = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "instructions_mode"?: InstructionMode | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "reset_daily_at"?: string | null; "reset_idle_minutes"?: number | null; "reset_context_tokens_max"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_circles"?: boolean | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "heartbeat_every_s"?: number | null; "heartbeat_active_start"?: string | null; "heartbeat_active_end"?: string | null; "heartbeat_active_zone"?: string | null; "heartbeat_prompt"?: string | null; "heartbeat_model"?: string | null; "heartbeat_place"?: Place | null; "heartbeat_target"?: string | null; "heartbeat_ack_chars_max"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: Scope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_sessions"?: SessionsSeen | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "clear"?: Array<string>; "dry_run"?: boolean };
 
 export type RetinueOperationsApprovalsList = { "past"?: boolean; "limit"?: number; "cursor"?: string };
 
@@ -641,6 +705,8 @@ export type RetinueOperationsAuditExport = { "session"?: string; "after"?: strin
 export type RetinueOperationsAuditList = { "session"?: string; "kind"?: AuditKind | null; "agent"?: string; "who"?: string; "since"?: string; "before"?: string; "limit"?: number };
 
 export type RetinueOperationsCredentialAnswersState = "cooling-down" | "ready" | "unreadable";
+
+export type RetinueOperationsCredentialKeysAdd = { "provider": string; "name": string; "agent"?: string; "kind"?: CredentialKind; "region"?: string; "key_env"?: string; "key_file"?: string; "key"?: string };
 
 export type RetinueOperationsCredentialsById = { "id": string; "agent"?: string };
 
@@ -655,6 +721,14 @@ export type RetinueOperationsDeletingListing = { "limit"?: number };
 export type RetinueOperationsEnvelopesById = { "id": string };
 
 export type RetinueOperationsEnvelopesListing = { "limit"?: number; "before"?: string };
+
+export type RetinueOperationsEnvelopesSend = { "to"?: string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string; "when_busy"?: WhenBusy | null; "webhook"?: Webhook | null };
+
+export type RetinueOperationsHeartbeatsAdd = { "text": string; "id"?: string; "title"?: string; "gate"?: GateForm | null; "overwrite"?: boolean; "agent"?: string };
+
+export type RetinueOperationsHeartbeatsRun = { "ids"?: Array<string>; "force"?: boolean; "agent"?: string };
+
+export type RetinueOperationsHeartbeatsWhich = { "id": string; "agent"?: string };
 
 export type RetinueOperationsHouseExplained = { "lines": Array<string> };
 
@@ -678,6 +752,8 @@ export type RetinueOperationsPluginsChange = { "name": string; "settings": Recor
 
 export type RetinueOperationsPluginsOne = { "name": string };
 
+export type RetinueOperationsPolicyExplain = { "agent": string; "tool": string; "args"?: Record<string, unknown>; "sender"?: string; "session"?: string; "model"?: string; "origin"?: OriginKind; "door"?: Door; "changes"?: Record<string, unknown> };
+
 export type RetinueOperationsPolicyExplained = { "agent": string; "tool": string; "verdict": Verdict; "because": string; "key": string; "findings": Array<FindingShown>; "would-grant": Array<string>; "warnings": Array<string> };
 
 export type RetinueOperationsPreferencesSet = { "key": string; "value": unknown };
@@ -686,11 +762,33 @@ export type RetinueOperationsQuestionnairesById = { "id": string };
 
 export type RetinueOperationsQuestionnairesListing = { "open"?: boolean; "limit"?: number; "before"?: string };
 
+export type RetinueOperationsRemindersById = { "id": string };
+
+export type RetinueOperationsRemindersListing = { "limit"?: number };
+
 export type RetinueOperationsRunListList = { "agent"?: string; "session"?: string; "person"?: string; "sender"?: string; "status"?: RunStatus | null; "model"?: string; "since"?: string; "until"?: string; "limit"?: number; "cursor"?: string };
 
 export type RetinueOperationsRunsById = { "id": string };
 
+export type RetinueOperationsSchedulesAdd = { "to"?: string; "text"?: string; "at"?: string; "every"?: string; "cron"?: string; "zone"?: string; "place"?: Place | null; "deliver"?: string; "missed"?: Missed | null; "delete_after_run"?: boolean; "gate"?: GateForm | null; "model"?: string; "title"?: string; "attributes"?: Record<string, unknown>; "description"?: string; "name"?: string; "enabled"?: boolean };
+
+export type RetinueOperationsSchedulesExplain = { "cron"?: string; "every"?: string; "at"?: string; "zone"?: string; "count"?: number };
+
+export type RetinueOperationsSchedulesHistory = { "schedule": string; "limit"?: number; "cursor"?: string };
+
+export type RetinueOperationsSchedulesListing = { "kind"?: RetinueDomainScheduleKind | null; "agent"?: string; "limit"?: number; "cursor"?: string };
+
+export type RetinueOperationsSchedulesRun = { "schedule": string; "force"?: boolean };
+
+export type RetinueOperationsSchedulesSet = { "schedule": string; "to"?: string | null; "text"?: string | null; "at"?: string | null; "every"?: string | null; "cron"?: string | null; "zone"?: string | null; "place"?: Place | null; "deliver"?: string | null; "missed"?: string | null; "delete_after_run"?: boolean | null; "gate"?: GateForm | null; "model"?: string | null; "title"?: string | null; "attributes"?: Record<string, unknown> | null; "description"?: string | null };
+
+export type RetinueOperationsSchedulesWhich = { "schedule": string };
+
+export type RetinueOperationsSessionPolicySend = { "session": string; "send": Sending };
+
 export type RetinueOperationsSessionsCreate = { "agent": string; "name"?: string | null; "attributes"?: Record<string, unknown> };
+
+export type RetinueOperationsSessionsHistory = { "session": string; "limit"?: number; "before"?: number | null };
 
 export type RetinueOperationsSessionsListing = { "limit"?: number; "agent"?: string; "cursor"?: string; "archived"?: boolean };
 
@@ -718,7 +816,7 @@ export type RetinueToolsMcpServerState = "failed" | "off" | "ready" | "starting"
 
 export interface Operations {
   /** Send an envelope. */
-  "envelope.send": { asked: Send; answered: Sent; effect: true };
+  "envelope.send": { asked: RetinueOperationsEnvelopesSend; answered: Sent; effect: true };
   /** Show one envelope. */
   "envelope.show": { asked: RetinueOperationsEnvelopesById; answered: EnvelopeShown; effect: false };
   /** Show what an envelope replies to. */
@@ -738,7 +836,7 @@ export interface Operations {
   /** List sessions. */
   "session.list": { asked: RetinueOperationsSessionsListing; answered: SessionsListed; effect: false };
   /** Show the records of a session. */
-  "session.history": { asked: History; answered: SessionHistory; effect: false };
+  "session.history": { asked: RetinueOperationsSessionsHistory; answered: SessionHistory; effect: false };
   /** Begin a session of your own. */
   "session.create": { asked: RetinueOperationsSessionsCreate; answered: SessionSummary; effect: true };
   /** Name a session. */
@@ -771,6 +869,12 @@ export interface Operations {
   "session.attach": { asked: Attach; answered: SessionAttached; effect: true };
   /** Mark the mail from a session as read. */
   "session.read": { asked: OfSession; answered: SessionRead; effect: true };
+  /** Show when a context begins anew. */
+  "session.policy": { asked: OfSession; answered: SessionPolicy; effect: false };
+  /** Begin a fresh context after what runs. */
+  "session.refresh": { asked: Refresh; answered: SessionRefreshed; effect: true };
+  /** Set whether a session's words go out. */
+  "session.sending": { asked: RetinueOperationsSessionPolicySend; answered: SessionSends; effect: true };
   /** Read a conversation, newest first. */
   "session.transcript": { asked: Transcript; answered: TranscriptRead; effect: false };
   /** How a run came out: its status, the models that were asked, tokens and cost. */
@@ -844,7 +948,7 @@ export interface Operations {
   /** Which credentials there are for models, and how they fared. Keys are not shown. */
   "credential.list": { asked: RetinueOperationsCredentialsWhich; answered: CredentialsListed; effect: false };
   /** Add a credential, for the house or for one agent. */
-  "credential.add": { asked: Add; answered: CredentialShown; effect: true };
+  "credential.add": { asked: RetinueOperationsCredentialKeysAdd; answered: CredentialShown; effect: true };
   /** Remove a credential, and the key that was put away for it. */
   "credential.remove": { asked: RetinueOperationsCredentialsById; answered: CredentialRemoved; effect: true };
   /** Say in which order a provider's credentials are asked. */
@@ -914,7 +1018,7 @@ export interface Operations {
   /** Show what may be spent, and how much of it is. */
   "usage.budgets": { asked: Nothing; answered: BudgetsShown; effect: false };
   /** Say why an agent may, may not, or must ask to use a tool. */
-  "policy.explain": { asked: Explain; answered: RetinueOperationsPolicyExplained; effect: false };
+  "policy.explain": { asked: RetinueOperationsPolicyExplain; answered: RetinueOperationsPolicyExplained; effect: false };
   /** Say which recorded calls would be decided otherwise by other settings. */
   "policy.test": { asked: Test; answered: Tested; effect: false };
   /** List the tools of the house, or what an agent may do with them. */
@@ -993,6 +1097,52 @@ export interface Operations {
   "preference.list": { asked: Nothing; answered: PreferencesListed; effect: false };
   /** Keep a small value for yourself, the same on every device. */
   "preference.set": { asked: RetinueOperationsPreferencesSet; answered: PreferenceShown; effect: true };
+  /** Have something written at a time, or again and again. */
+  "schedule.add": { asked: RetinueOperationsSchedulesAdd; answered: ScheduleShown; effect: true };
+  /** List your schedules, the newest first. */
+  "schedule.list": { asked: RetinueOperationsSchedulesListing; answered: SchedulesListed; effect: false };
+  /** Show a schedule. */
+  "schedule.show": { asked: RetinueOperationsSchedulesWhich; answered: ScheduleShown; effect: false };
+  /** Change a schedule. */
+  "schedule.set": { asked: RetinueOperationsSchedulesSet; answered: ScheduleShown; effect: true };
+  /** Have a schedule come again. */
+  "schedule.enable": { asked: RetinueOperationsSchedulesWhich; answered: ScheduleChanged; effect: true };
+  /** Have a schedule come no more, until it is enabled. */
+  "schedule.disable": { asked: RetinueOperationsSchedulesWhich; answered: ScheduleChanged; effect: true };
+  /** Have a schedule come now, whether or not it is enabled. */
+  "schedule.run": { asked: RetinueOperationsSchedulesRun; answered: ScheduleRun; effect: true };
+  /** Say in words what a time means, and when it comes. */
+  "schedule.explain": { asked: RetinueOperationsSchedulesExplain; answered: ScheduleExplained; effect: false };
+  /** Say when a schedule comes next. */
+  "schedule.next": { asked: Next; answered: ScheduleExplained; effect: false };
+  /** Tell what became of each time a schedule came. */
+  "schedule.history": { asked: RetinueOperationsSchedulesHistory; answered: ScheduleHistory; effect: false };
+  /** Delete a schedule and its history. */
+  "schedule.delete": { asked: RetinueOperationsSchedulesWhich; answered: ScheduleDeleted; effect: true };
+  /** List heartbeats: how often agents look by themselves, and what is on their checklists. */
+  "heartbeat.list": { asked: Whose; answered: HeartbeatsListed; effect: false };
+  /** Show a task of a heartbeat. */
+  "heartbeat.show": { asked: RetinueOperationsHeartbeatsWhich; answered: TaskShown; effect: false };
+  /** Have an agent look after something at each of its heartbeats. */
+  "heartbeat.add": { asked: RetinueOperationsHeartbeatsAdd; answered: TaskAdded; effect: true };
+  /** Take a task off the checklist of a heartbeat. */
+  "heartbeat.remove": { asked: RetinueOperationsHeartbeatsWhich; answered: TaskRemoved; effect: true };
+  /** Have an agent do tasks of its heartbeat now, or all that is due. */
+  "heartbeat.run": { asked: RetinueOperationsHeartbeatsRun; answered: HeartbeatRun; effect: true };
+  /** Tell what comes in the days from today on. */
+  "schedule.calendar": { asked: Calendar; answered: CalendarShown; effect: false };
+  /** Remind a person of something at a time. No agent works on it. */
+  "reminder.add": { asked: AddReminder; answered: ScheduleShown; effect: true };
+  /** List the reminders that wait, the soonest first. */
+  "reminder.list": { asked: RetinueOperationsRemindersListing; answered: RemindersListed; effect: false };
+  /** Take a reminder back. */
+  "reminder.delete": { asked: RetinueOperationsRemindersById; answered: ScheduleDeleted; effect: true };
+  /** Write into a conversation at a time. */
+  "wakeup.add": { asked: AddWakeup; answered: ScheduleShown; effect: true };
+  /** List the wake-ups that wait, the soonest first. */
+  "wakeup.list": { asked: ListWakeups; answered: WakeupsListed; effect: false };
+  /** Take a wake-up back. */
+  "wakeup.delete": { asked: RetinueOperationsRemindersById; answered: ScheduleDeleted; effect: true };
 }
 
 export type Refused = Refusal;
@@ -1025,6 +1175,9 @@ export const routes: { [Name in keyof Operations]: string } = {
   "approval.answer": "/api/approval/answer",
   "session.attach": "/api/session/attach",
   "session.read": "/api/session/read",
+  "session.policy": "/api/session/policy",
+  "session.refresh": "/api/session/refresh",
+  "session.sending": "/api/session/sending",
   "session.transcript": "/api/session/transcript",
   "run.show": "/api/run/show",
   "run.list": "/api/run/list",
@@ -1136,4 +1289,27 @@ export const routes: { [Name in keyof Operations]: string } = {
   "preference.get": "/api/preference/get",
   "preference.list": "/api/preference/list",
   "preference.set": "/api/preference/set",
+  "schedule.add": "/api/schedule/add",
+  "schedule.list": "/api/schedule/list",
+  "schedule.show": "/api/schedule/show",
+  "schedule.set": "/api/schedule/set",
+  "schedule.enable": "/api/schedule/enable",
+  "schedule.disable": "/api/schedule/disable",
+  "schedule.run": "/api/schedule/run",
+  "schedule.explain": "/api/schedule/explain",
+  "schedule.next": "/api/schedule/next",
+  "schedule.history": "/api/schedule/history",
+  "schedule.delete": "/api/schedule/delete",
+  "heartbeat.list": "/api/heartbeat/list",
+  "heartbeat.show": "/api/heartbeat/show",
+  "heartbeat.add": "/api/heartbeat/add",
+  "heartbeat.remove": "/api/heartbeat/remove",
+  "heartbeat.run": "/api/heartbeat/run",
+  "schedule.calendar": "/api/schedule/calendar",
+  "reminder.add": "/api/reminder/add",
+  "reminder.list": "/api/reminder/list",
+  "reminder.delete": "/api/reminder/delete",
+  "wakeup.add": "/api/wakeup/add",
+  "wakeup.list": "/api/wakeup/list",
+  "wakeup.delete": "/api/wakeup/delete",
 };

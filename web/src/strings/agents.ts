@@ -1,4 +1,5 @@
-import { plural } from "../lib/words";
+import { lasting, plural } from "../lib/words";
+import { titles } from "./screens";
 
 /** Each field of an agent: what it is called, and what it does where the name does not say it. */
 const fields = {
@@ -48,6 +49,18 @@ const fields = {
   delivery: { label: "A run that a crash cut off", hint: "" },
   permission_level: { label: "Level", hint: "What it may ask of the house itself." },
   approval_wait_s: { label: "How long it waits for an answer, in seconds", hint: "After that, it goes on without what it asked for." },
+  reset_daily_at: { label: "Every day at", hint: "HH:MM in your zone; or never." },
+  reset_idle_minutes: { label: "After so many minutes without a word", hint: "0: never. What the clock sends does not count." },
+  reset_context_tokens_max: { label: "With so many tokens in the context", hint: "0: however many." },
+  heartbeat_every_s: { label: "Every so many seconds", hint: "0: never. With anything set here, it has a heartbeat of its own." },
+  heartbeat_active_start: { label: "Not before", hint: "HH:MM" },
+  heartbeat_active_end: { label: "Not after", hint: "HH:MM, up to 24:00. Before the start: across midnight." },
+  heartbeat_active_zone: { label: "By the clock of", hint: "A zone such as Europe/Berlin." },
+  heartbeat_prompt: { label: "What it is told", hint: "Before its checklist and its tasks." },
+  heartbeat_model: { label: "Model for it", hint: "" },
+  heartbeat_place: { label: "Where it looks", hint: "" },
+  heartbeat_target: { label: "What needs attention goes to", hint: "last: whoever it last spoke with; none; or an address." },
+  heartbeat_ack_chars_max: { label: "Characters beside HEARTBEAT_OK", hint: "With no more than these, nobody is bothered." },
   tools_profile: { label: "Profile", hint: "A set of tools to begin with." },
   tools_allow: { label: "Allow", hint: "Only these. * is everything; an empty list is nothing." },
   tools_also_allow: { label: "Also allow", hint: "Beside the profile and the list above. Tools that need to be named are named here." },
@@ -72,7 +85,7 @@ const fields = {
 };
 
 export const agents = {
-  title: "Agents",
+  title: titles.agents,
   fields,
   fresh: "New agent",
   staff: "The staff",
@@ -110,6 +123,8 @@ export const agents = {
     spending: "What it may spend",
     bounds: "Bounds of a run",
     queue: "When much comes at once",
+    reset: "When it begins afresh",
+    heartbeat: "When it looks by itself",
     place: "Where it works",
     sandbox: "How it is confined",
     external: "Where it runs",
@@ -121,6 +136,9 @@ export const agents = {
     spending: (day: string | null, month: string | null): string => (day || month ? [day && `${day} a day`, month && `${month} a month`].filter(Boolean).join(", ") : "no bound of its own"),
     bounds: (turns: number, seconds: number | null): string => [plural(turns, "turn", "turns"), seconds === null ? "" : plural(seconds, "second", "seconds")].filter(Boolean).join(", "),
     queue: (runs: number | null): string => (runs === null ? "as the house has it" : `${plural(runs, "run", "runs")} at the same time`),
+    reset: (daily: string | null, minutes: number | null): string =>
+      [daily && (daily === "never" ? "not by the day" : `every day at ${daily}`), minutes && `after ${plural(minutes, "idle minute", "idle minutes")}`].filter(Boolean).join(", ") || "as the house has it",
+    heartbeat: (seconds: number | null): string => (seconds === null ? "as the house has it" : seconds === 0 ? "never" : `every ${lasting(seconds * 1000)}`),
     place: (workspace: string): string => workspace || "as the house has it",
     delegation: (allow: string[], deny: string[]): string => (allow.length ? `writes to ${allow.join(", ")}${deny.length ? `, not to ${deny.join(", ")}` : ""}` : "writes to nobody"),
     subagents: (allow: string[]): string => ["itself", ...allow].join(", "),
@@ -128,6 +146,10 @@ export const agents = {
   },
   noBound: "no bound",
   asHouse: "as the house has it",
+  houseHas: (value: string | null): string => (value === null ? "as the house has it" : `as the house has it: ${value}`),
+  heartbeatNote: "Every so often it looks whether something needs attention: at its HEARTBEAT.md, and at its tasks.",
+  heartbeatLink: "The checklist",
+  resetNote: "Whichever comes first. The next message then begins a fresh context; what was said stays in the conversation, and is read no more. For one kind of conversation, or one channel, the settings say it: sessions.reset.",
   stricter: "What is looser than the house has no effect.",
   byName: "by its name",
   iconSuggestions: "Suggestions",
@@ -152,6 +174,12 @@ export const agents = {
   drag: "Drag to change the order",
   choices: {
     instructions_mode: { full: "everything", minimal: "little: no persona, no skills, no other agents", none: "only who it is" },
+    heartbeat_place: {
+      "": "as the house has it",
+      own: "in a conversation of its own, which remembers",
+      fresh: "in a conversation of its own, begun anew each time",
+      main: "in the conversation that you last had with it",
+    },
     queue_mode: {
       collect: "waits, and is read together",
       followup: "waits, and is read one by one",

@@ -1,7 +1,8 @@
 import { many, plural } from "../lib/words";
+import { titles } from "./screens";
 
 export const approvals = {
-  title: "Approvals",
+  title: titles.approvals,
   tabs: "What agents ask, and what they may",
   waiting: "Waiting",
   past: "Decided",

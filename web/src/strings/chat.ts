@@ -1,5 +1,7 @@
+import { titles } from "./screens";
+
 export const chat = {
-  title: "Chat",
+  title: titles.chat,
   sessions: "Conversations",
   findSession: "Find a conversation",
   moreSessions: "Show older conversations",

@@ -1,8 +1,8 @@
 import { many, plural } from "../lib/words";
-import { houseTitle } from "./house";
+import { titles } from "./screens";
 
 export const houseWords = {
-  title: houseTitle,
+  title: titles.house,
   tabs: "Parts of the house",
   tab: {
     overview: "Overview",

@@ -1,7 +1,5 @@
 // What is needed before anyone looks at the house itself: the rest is in `house-parts`, and loaded with it.
 
-export const houseTitle = "House";
-
 export const invited = {
   title: "You are invited",
   words: "Someone let you into this house. Come in, and this browser is signed in as you.",

@@ -2,7 +2,6 @@ import { plural } from "../lib/words";
 
 export const liveWords = {
   title: "Live house",
-  short: "Live",
   tabs: "What to look at",
   now: "Now",
   dead: "Dead letters",

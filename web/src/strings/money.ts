@@ -1,7 +1,8 @@
 import { plural } from "../lib/words";
+import { titles } from "./screens";
 
 export const moneyWords = {
-  title: "Money",
+  title: titles.money,
   span: "How many days",
   days: (days: number): string => `${days} days`,
   by: "Told apart by",

@@ -1,7 +1,8 @@
 import { plural } from "../lib/words";
+import { titles } from "./screens";
 
 export const runsWords = {
-  title: "Runs",
+  title: titles.runs,
   filters: "Which runs",
   agent: "Agent",
   person: "Person",

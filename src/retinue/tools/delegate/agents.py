@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.config.external import ExternalSettings
 from retinue.domain.delegation import LATEST_OR_CREATE, DelegationKind, Notify
@@ -34,8 +34,7 @@ class ListArguments(msgspec.Struct, forbid_unknown_fields=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class AgentsList:
+class AgentsList(Struct, frozen=True):
     """Those whom this agent may write to."""
 
     store: Store
@@ -80,8 +79,7 @@ class MessageArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
 
 
-@dataclass(frozen=True, slots=True)
-class AgentsMessage:
+class AgentsMessage(Struct, frozen=True):
     """In mode sync the run is parked until there is an answer: it holds no slot meanwhile, and outlives a stop."""
 
     hand_over: HandOver

@@ -4,10 +4,10 @@ the person who sits here goes along."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import short
@@ -29,8 +29,7 @@ class SendArguments(msgspec.Struct, forbid_unknown_fields=True):
     silent: Annotated[bool, msgspec.Meta(description="Noted there for the next turn, and nothing is started")] = False
 
 
-@dataclass(frozen=True, slots=True)
-class SendAgentMessage:
+class SendAgentMessage(Struct, frozen=True):
     """Its id is the call's, so that one which is made again after a crash is said once."""
 
     pass_on: PassOn
@@ -86,8 +85,7 @@ class SwitchArguments(msgspec.Struct, forbid_unknown_fields=True):
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class AgentsSwitch:
+class AgentsSwitch(Struct, frozen=True):
     """The person's window follows. What is said there is said by us: nobody's words are put into their mouth."""
 
     pass_on: PassOn

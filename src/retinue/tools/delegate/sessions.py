@@ -7,13 +7,13 @@ sees for whom the run works. What fails the last is not there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct, field
 
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent
@@ -137,8 +137,7 @@ class ListArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SessionsList:
+class SessionsList(Struct, frozen=True):
     store: Store
     clock: Clock
     confined: Confined
@@ -234,8 +233,7 @@ class HistoryArguments(msgspec.Struct, forbid_unknown_fields=True):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SessionsHistory:
+class SessionsHistory(Struct, frozen=True):
     store: Store
     confined: Confined
     arguments: type[msgspec.Struct] = HistoryArguments
@@ -364,8 +362,7 @@ class SendArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = WAIT_S
 
 
-@dataclass(frozen=True, slots=True)
-class SessionsSend:
+class SessionsSend(Struct, frozen=True):
     """Waits as `agents_message` does: the run is parked, holds nothing, and outlives a stop."""
 
     hand_over: HandOver

@@ -6,10 +6,10 @@ Both come back at once. What the subagent has found, or that it could not, comes
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.config.defaults import Defaults
 from retinue.domain.agent import Agent
@@ -54,8 +54,7 @@ class BackgroundArguments(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(description="A short name for it")] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wish:
+class _Wish(Struct, frozen=True, kw_only=True):
     """What a call asks for, whichever tool it is made by."""
 
     task: str
@@ -67,8 +66,7 @@ class _Wish:
     cleanup: Cleanup = Cleanup.KEEP
 
 
-@dataclass(frozen=True, slots=True)
-class Sending:
+class Sending(Struct, frozen=True):
     """The road that both tools take. `catalog` knows which models there are, `defaults` what holds for subagents."""
 
     hand_over: HandOver
@@ -148,8 +146,7 @@ def _not_taken(handed: Handed) -> Output | None:
     return Output(text=_encode(body).decode(), trust=Trust.PRIVATE, failed=True)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionsSpawn:
+class SessionsSpawn(Struct, frozen=True):
     sending: Sending
     arguments: type[msgspec.Struct] = SpawnArguments
     spec: ToolSpec = field(
@@ -195,8 +192,7 @@ class SessionsSpawn:
         return Output(text=_encode(body).decode(), trust=Trust.PRIVATE)
 
 
-@dataclass(frozen=True, slots=True)
-class StartBackgroundAgent:
+class StartBackgroundAgent(Struct, frozen=True):
     sending: Sending
     arguments: type[msgspec.Struct] = BackgroundArguments
     spec: ToolSpec = field(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from retinue.tools.base import ToolFailed
 
@@ -14,15 +15,13 @@ NEAREST_SCORE_MIN = 0.4
 PLACES_SHOWN_MAX = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     old: str
     new: str
     replace_all: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class Changed(Struct, frozen=True, kw_only=True):
     text: str
     lines: tuple[int, ...]  # where something was changed, in the text as it was: the first of them
     places: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.domain.permission import Access, Permission
 from retinue.domain.tool import Effect, ToolSpec
@@ -59,7 +59,7 @@ class EditArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
     old: Annotated[str | None, msgspec.Meta(description=_OLD)] = None
     new: Annotated[str | None, msgspec.Meta(description=_NEW)] = None
     replace_all: Annotated[bool | None, msgspec.Meta(description=_ALL)] = None
-    edits: Annotated[list[OneEdit], msgspec.Meta(max_length=EDITS_MAX)] = msgspec.field(default_factory=list[OneEdit])
+    edits: Annotated[list[OneEdit], msgspec.Meta(max_length=EDITS_MAX)] = field(default_factory=list[OneEdit])
     old_string: str | None = None
     old_text: str | None = None
     oldText: str | None = None
@@ -110,8 +110,7 @@ def _schema() -> dict[str, Any]:
     return {**schema, "properties": {"path": schema["properties"]["path"], **one, "edits": several}}
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Struct, frozen=True):
     ground: Ground
     arguments: type[msgspec.Struct] = EditArguments
     spec: ToolSpec = field(

@@ -11,10 +11,10 @@ import stat
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.domain.permission import Access, Permission, is_seen
 from retinue.domain.tool import Effect, ToolSpec
@@ -53,8 +53,7 @@ class FindArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
         return "."
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(Struct, frozen=True):
     """A file, or a line in it. `real` and `ctime_ms` say which file, and as of when."""
 
     line: str
@@ -62,8 +61,7 @@ class Hit:
     ctime_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Find:
+class Find(Struct, frozen=True):
     ground: Ground
     arguments: type[msgspec.Struct] = FindArguments
     spec: ToolSpec = field(

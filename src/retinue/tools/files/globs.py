@@ -6,7 +6,7 @@ glob without `/` is for names at any depth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from retinue.tools.base import ToolFailed
 
@@ -15,8 +15,7 @@ GLOB_LENGTH_MAX = 512
 _ANY = "**"
 
 
-@dataclass(frozen=True, slots=True)
-class One:
+class One(Struct, frozen=True):
     """One character of a glob: which ones it fits."""
 
     ranges: tuple[tuple[str, str], ...] = ()
@@ -31,8 +30,7 @@ _STAR = None
 Name = tuple[One | None, ...]  # None is `*`
 
 
-@dataclass(frozen=True, slots=True)
-class Glob:
+class Glob(Struct, frozen=True):
     parts: tuple[Name | str, ...]  # a str is `**`
 
     def fits(self, path: str) -> bool:

@@ -7,12 +7,13 @@ import heapq
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct
 
 from retinue.domain.permission import Access, Permission, is_seen
 from retinue.domain.tool import Effect, ToolSpec
@@ -51,11 +52,10 @@ class Entry:
         return f"{name}  (link)" if stat.S_ISLNK(mode) else f"{name}  (no file)"
 
 
-@dataclass(frozen=True, slots=True)
-class Ls:
+class Ls(Struct, frozen=True):
     ground: Ground
     arguments: type[msgspec.Struct] = LsArguments
-    spec: ToolSpec = field(
+    spec: ToolSpec = msgspec.field(
         default_factory=lambda: ToolSpec(
             name="ls",
             description="List a folder: names in order, folders with a / behind them, files with their size.",

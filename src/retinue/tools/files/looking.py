@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.store.labels import ctime_ms
 from retinue.tools.base import ToolFailed
 from retinue.tools.files.paths import opened, seen
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+class Looked(Struct, frozen=True):
     """`status` was taken after `data`: were the file changed in between, it is doubted for the later change."""
 
     data: bytes

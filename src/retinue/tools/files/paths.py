@@ -16,9 +16,10 @@ import os
 import stat
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from retinue.domain.errors import Invalid
 from retinue.domain.permission import (
@@ -44,8 +45,7 @@ _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where a path really leads, and the folder by whose right the agent may go there. Both resolved."""
 
     real: str
@@ -75,8 +75,7 @@ def seen(text: str) -> str:
     return shown if is_seen(shown) else repr(shown)[1:-1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class Reach(Struct, frozen=True, kw_only=True):
     """What an agent may reach, as it is on the disk now: each root as it was named, and as it is.
 
     A granted root that is reached through a link does not count: see `as_granted`.
@@ -127,8 +126,7 @@ def as_granted(permission: Permission) -> Permission:
     return permission
 
 
-@dataclass(frozen=True, slots=True)
-class _Refused:
+class _Refused(Struct, frozen=True):
     failure: ToolFailed
     needs: tuple[Permission, ...] = ()
 

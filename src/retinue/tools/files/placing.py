@@ -6,7 +6,8 @@ import itertools
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.domain.permission import within
 from retinue.store.labels import ctime_ms
@@ -21,8 +22,7 @@ _MODE_KEPT = 0o777
 _numbers = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     ctime_ms: int
     is_new: bool
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.domain.permission import Access, Permission, Withheld, is_seen, within
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
@@ -42,8 +42,7 @@ class ReadArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
     ] = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(Struct, frozen=True):
     """Without a ground it reads text alone, and believes none of it."""
 
     ground: Ground | None = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.domain.permission import Access, Permission
 from retinue.domain.text import is_storable
@@ -29,8 +29,7 @@ class WriteArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
     ] = False
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(Struct, frozen=True):
     """Written twice it is the same file, so a crash in the middle of it costs nothing. That holds for what is added,
     too: a text that already stands at the end is not added again."""
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec import Struct
+
 from retinue.config.mcp import McpServer
 from retinue.domain.errors import RetinueError
 from retinue.sandbox.base import MIB, Confinement, Limits, Network, Sandbox
@@ -65,14 +68,13 @@ async def load() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-@dataclass(slots=True)
-class Line:
+class Line(Struct):
     """`lost` and `changed` come from the other side; whoever keeps the line looks at them when `stir` is called."""
 
     stir: Callable[[], None]
     changed: bool = False
     status: int = 0  # of the last answer that was an error, where it came by HTTP
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     _client: Client | None = None
 
     @property

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from retinue.domain.tool import Effect
 from retinue.policy.groups import fits
 from retinue.policy.wrapping import harmless
@@ -30,8 +33,7 @@ _UNSEEN = frozenset({"Cc", "Cf", "Co", "Cn", "Cs", "Zl", "Zp"})
 _NOBODY = "0" * 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hints:
+class Hints(Struct, frozen=True, kw_only=True):
     """What a server says of a tool's effects. None: it does not say, and then the worse is taken to be so."""
 
     read_only: bool | None = None
@@ -40,18 +42,16 @@ class Hints:
     open_world: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Said(Struct, frozen=True, kw_only=True):
     """One tool in a server's own words."""
 
     name: str
     description: str = ""
-    schema: Any = field(default_factory=dict[str, Any])
+    schema: Any = msgspec.field(default_factory=dict[str, Any])
     hints: Hints = Hints()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(Struct, frozen=True, kw_only=True):
     """One tool as agents would have it: `name` is ours, `theirs` the server's."""
 
     name: str

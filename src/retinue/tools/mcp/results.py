@@ -7,8 +7,9 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import RetinueError
@@ -37,8 +38,7 @@ MEDIA_TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Of:
+class Of(Struct, frozen=True, kw_only=True):
     """Whose words these are. `id` is for the markers: nobody outside knows it."""
 
     server: str
@@ -46,8 +46,7 @@ class Of:
     id: str
 
 
-@dataclass(slots=True)
-class _Reading:
+class _Reading(Struct):
     """What was read of an answer so far."""
 
     files: Files | None

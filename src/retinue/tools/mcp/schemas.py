@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
+
+from msgspec import Struct, field
 
 DEPTH_MAX = 12
 NODES_MAX = 1_000
@@ -45,8 +46,7 @@ def flat(schema: object, *, clean: Callable[[str], str] = str) -> Json:
     return {"type": "object", "properties": {}, "required": [], "additionalProperties": False, **made}
 
 
-@dataclass(slots=True)
-class _Flattening:
+class _Flattening(Struct):
     root: Json
     clean: Callable[[str], str]
     nodes: int = 0

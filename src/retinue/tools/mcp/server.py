@@ -8,14 +8,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from msgspec import Struct
+
 from retinue.config.mcp import McpServer
 from retinue.domain.errors import RetinueError
+from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
 from retinue.tools.base import ToolFailed
 from retinue.tools.mcp.line import Line, Needs, load, opened
@@ -47,8 +49,7 @@ class State(StrEnum):
     FAILED = "failed"  # and tried again, after a while
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(Struct, frozen=True, kw_only=True):
     """How a server fares. `listing` is what it said last, also where that is not used."""
 
     name: str

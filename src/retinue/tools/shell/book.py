@@ -6,10 +6,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from retinue.domain import address
 from retinue.domain.envelope import Draft, Kind
@@ -34,8 +35,7 @@ COMMAND_CHARS_SHOWN = 300
 BATCH = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caps:
+class Caps(Struct, frozen=True, kw_only=True):
     """How much is kept of commands, and how many run at once."""
 
     shown_chars: int = 200_000  # of an output, in one result
@@ -124,7 +124,7 @@ class Book:
         try:
             await self._post.post(draft)
         except (NotFound, Conflict) as error:  # its session is no longer here; or it was told, in other words
-            log.info("end of a command told to nobody", extra={"process": short(process.id), "code": error.code})
+            log.info("end of a command told to nobody", extra={"command": short(process.id), "code": error.code})
         await self._store.write(partial(processes.mark_told, id_=process.id), point="process-told")
 
     def _words(self, process: Process) -> str:
@@ -177,7 +177,7 @@ class Book:
             try:
                 await self._reconcile(process)
             except StoreError as error:
-                log.warning("command not reconciled", extra={"process": short(process.id), "code": error.code})
+                log.warning("command not reconciled", extra={"command": short(process.id), "code": error.code})
         await self.prune()
         await self._remove_strays()
 
@@ -188,7 +188,7 @@ class Book:
                 processes.end, id_=process.id, exit_code=None, because=because, at_ms=to_ms(self._clock.now())
             )
             state = await self._store.write(body, point="process-end")
-            log.info("command of an earlier house", extra={"process": short(process.id), "found": because})
+            log.info("command of an earlier house", extra={"command": short(process.id), "found": because})
             if state is not ProcessState.ENDED:
                 return
             process = await self._store.read(partial(processes.get, id_=process.id)) or process

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct
+
 from retinue.config.sandbox import DockerSettings, SandboxKind, SandboxSettings, WorkspaceAccess
+from retinue.domain.nouns import replace
 from retinue.domain.permission import STAFF_FOLDER, Rights
 from retinue.policy.placing import ExecPolicy, Where
 from retinue.policy.sandboxing import sandbox_of
@@ -18,8 +21,7 @@ from retinue.sandbox.secrets import applicable, with_secrets
 from retinue.tools.base import Scene
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """Where a command is to run. `confined`: it has walls, so a shell may run inside them."""
 
     sandbox: Sandbox

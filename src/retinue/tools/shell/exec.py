@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from retinue.config import Settings
 from retinue.config.sandbox import allowed_host
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import Invalid
 from retinue.domain.ids import short
+from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB, Access, Permission, Withheld
 from retinue.domain.ports import Clock
 from retinue.domain.times import to_ms
@@ -93,8 +94,7 @@ class Confine(Protocol):
     async def __call__(self, scene: Scene, confinement: Confinement, where: Where, program: str) -> Placed: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Rules(Struct, frozen=True, kw_only=True):
     """What holds for commands at this moment. Asked anew for each call."""
 
     policy: Callable[[Scene], ExecPolicy]

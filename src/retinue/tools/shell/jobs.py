@@ -7,13 +7,15 @@ import contextlib
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import SessionId, short
+from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.text import storable
 from retinue.domain.trust import Trust
@@ -39,8 +41,7 @@ Believed = Callable[[bool], Awaitable[Trust]]
 """How far what a command says can be believed at this moment. Handed whether it is told untrusted words from now on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(Struct, frozen=True, kw_only=True):
     """What is to be begun: a way to do it, and what to write down about it."""
 
     start: Callable[[], Coroutine[Any, Any, Child]]
@@ -238,7 +239,7 @@ class Jobs:
             if late:  # something that it began has taken its output along
                 await job.child.kill()
         except Exception as error:  # whatever becomes of it, it must not seem to run for ever
-            log.exception("command lost sight of", extra={"process": short(job.id)})
+            log.exception("command lost sight of", extra={"command": short(job.id)})
             ended = Ended(code=None, because=f"it was lost sight of: {type(error).__name__}")
             self._spawn(job.child.kill())
         finally:

@@ -7,10 +7,11 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TextIO
+
+from msgspec import Struct
 
 from retinue.policy.masking import ACROSS_CHARS, masked_part
 
@@ -70,8 +71,7 @@ class Log:
         self._file.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """Some lines of a log. `first` counts from 0; a line longer than the bound is told as several."""
 
     lines: tuple[str, ...]
@@ -79,8 +79,7 @@ class Page:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(Struct, frozen=True):
     text: str
     cut_bytes: int = 0  # missing in the middle
 

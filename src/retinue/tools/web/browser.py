@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Struct, field
 
 from retinue.config.web import WebSettings
 from retinue.domain.attachment import Attachment
@@ -62,8 +62,7 @@ class ActArguments(msgspec.Struct, forbid_unknown_fields=True):
     submit: Annotated[bool, msgspec.Meta(description="For type: press Enter afterwards.")] = False
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """The browser of one session."""
 
     program: chromium.Chromium
@@ -264,8 +263,7 @@ class Browsers:
         await self.close_session(session)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     url: str
     title: str
     outline: str

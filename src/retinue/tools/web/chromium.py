@@ -15,8 +15,9 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from retinue.sandbox.base import Limits
 from retinue.sandbox.watch import Watch
@@ -128,8 +129,7 @@ os.waitpid(child, 0)
 _BARE = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
+class Way(Struct, frozen=True):
     """How a browser can be begun here. At least one of the two confines it."""
 
     bubblewrap: bool

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Struct
 
 from retinue.config.web import WebSettings
 from retinue.domain.attachment import Attachment
@@ -50,8 +50,7 @@ class FetchArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
+class _Page(Struct, frozen=True):
     """What is shown of an answer, and what is said about it."""
 
     text: str

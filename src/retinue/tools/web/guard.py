@@ -10,9 +10,10 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from urllib.parse import urlsplit, urlunsplit
+
+from msgspec import Struct
 
 from retinue.config.web import WebSettings
 from retinue.domain.permission import WEB, Permission
@@ -41,8 +42,7 @@ class WebFailed(ToolFailed):
     code = "web.failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """Where a URL leads, written in the one way in which it was checked."""
 
     url: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html import unescape
+
+from msgspec import Struct
 
 HEAD_CHARS_MAX = 256 * 1024  # where titles and the like are looked for
 _TAG_CHARS_MAX = 1_000  # of one tag, where its attributes are read
@@ -26,8 +27,7 @@ _META_CHARSET = re.compile(rb"""<meta[^>]{0,500}?charset\s{0,5}=\s{0,5}["']?([a-
 _BLANKS = re.compile(r"[^\S\n]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Tag:
+class Tag(Struct, frozen=True):
     name: str
     closes: bool
     inside: str  # between the angles

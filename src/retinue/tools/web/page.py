@@ -6,9 +6,10 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec import Struct, field
 
 from retinue.tools.base import ToolFailed
 from retinue.tools.web.cdp import BrowserFailed, Cdp, TooMuch
@@ -42,8 +43,7 @@ _KEYS: dict[str, tuple[str, int, str]] = {
 }
 
 
-@dataclass(slots=True)
-class _Tab:
+class _Tab(Struct):
     target: str
     session: str
     frame: str = ""

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
+
+from msgspec import Struct
 
 from retinue.policy.addresses import plain_host
 from retinue.tools.base import ToolFailed
@@ -35,8 +36,7 @@ _ITS_OWN = frozenset(
 _OF_THE_HOP = frozenset({"proxy-connection", "connection", "keep-alive", "proxy-authorization", "host", "upgrade"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(Struct, frozen=True):
     """Where a request goes, and what is said there first; nothing where it asks for a tunnel."""
 
     host: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from retinue.tools.web import html
 from retinue.tools.web.http import Answer
@@ -26,8 +27,7 @@ _TEXTS = ("text/", "application/json", "application/xml", "application/javascrip
 _HTML = ("text/html", "application/xhtml+xml")
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     text: str
     how: str = ""  # where it is not what was asked for, what it is instead
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import date
 from typing import Annotated, Any, cast
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
+from msgspec import Struct
 
 from retinue.config.secret import Secret
 from retinue.config.web import BRAVE_KEY, WebSettings
 from retinue.domain.errors import Invalid
+from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.tool import Effect, ToolSpec
@@ -56,8 +57,7 @@ class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
+class Hit(Struct, frozen=True, kw_only=True):
     title: str
     url: str
     snippet: str

@@ -6,8 +6,9 @@ Made of the accessibility tree, which Chromium makes of the page: scripts of the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, cast
+
+from msgspec import Struct, field
 
 NODES_MAX = 20_000
 NAMES_MAX = 40_000
@@ -37,8 +38,7 @@ _TYPED_INTO = ("textbox", "searchbox", "spinbutton")  # what is in them is their
 _STATES = ("checked", "selected", "expanded", "disabled", "required", "focused", "pressed")
 
 
-@dataclass(slots=True)
-class Names:
+class Names(Struct):
     """What things are called: each keeps its name while its page is there, and no name means two things."""
 
     given: int = 0  # over all pages
@@ -62,8 +62,7 @@ class Names:
         self.of.clear()
 
 
-@dataclass(slots=True)
-class Outline:
+class Outline(Struct):
     """Collects the lines of a page, frame by frame."""
 
     names: Names

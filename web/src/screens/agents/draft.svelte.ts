@@ -3,7 +3,7 @@
 
 import { SvelteMap } from "svelte/reactivity";
 import { ask, Refused, type Answered, type Asked } from "../../lib/api";
-import type { Colour, Delivery, Elevation, InstructionMode, Overflow, PermissionLevel, QueueMode, SandboxMode, Scope, SessionsSeen, Verbosity, WorkspaceAccess } from "../../lib/operations";
+import type { Colour, Delivery, Elevation, InstructionMode, Overflow, PermissionLevel, Place, QueueMode, SandboxMode, Scope, SessionsSeen, Verbosity, WorkspaceAccess } from "../../lib/operations";
 import { router } from "../../lib/router.svelte";
 import { attempt, toasts } from "../../lib/toasts.svelte";
 import { agents as s } from "../../strings/agents";
@@ -29,6 +29,18 @@ export interface Values {
   queue_mode: QueueMode;
   queue_cap: number;
   queue_overflow: Overflow;
+  reset_daily_at: string | null;
+  reset_idle_minutes: number | null;
+  reset_context_tokens_max: number | null;
+  heartbeat_every_s: number | null;
+  heartbeat_active_start: string | null;
+  heartbeat_active_end: string | null;
+  heartbeat_active_zone: string | null;
+  heartbeat_prompt: string | null;
+  heartbeat_model: string | null;
+  heartbeat_place: Place | null;
+  heartbeat_target: string | null;
+  heartbeat_ack_chars_max: number | null;
   tools_profile: string | null;
   tools_allow: string[];
   tools_also_allow: string[];
@@ -83,7 +95,22 @@ export type Changes = { [F in Field]?: Values[F] | null };
 export const EFFORTS = ["none", "low", "medium", "high", "xhigh"];
 
 const CHECK_AFTER_MS = 250;
-const EMPTY_IS_NONE: ReadonlySet<string> = new Set(["model", "subagents_model", "display_name", "workspace", "sandbox_image", "external_url", "external_secret"]);
+const EMPTY_IS_NONE: ReadonlySet<string> = new Set([
+  "model",
+  "subagents_model",
+  "display_name",
+  "workspace",
+  "sandbox_image",
+  "external_url",
+  "external_secret",
+  "reset_daily_at",
+  "heartbeat_active_start",
+  "heartbeat_active_end",
+  "heartbeat_active_zone",
+  "heartbeat_prompt",
+  "heartbeat_model",
+  "heartbeat_target",
+]);
 /** Refusals that say which field they are about only by their code. */
 const ABOUT: Record<string, "name" | Field> = {
   "name.invalid": "name",
@@ -96,11 +123,11 @@ type Whole = Answered<"agent.set"> | Answered<"agent.register"> | Answered<"agen
 
 /** Null where only the looks of an agent are told. */
 function valuesOf(agent: Whole): Values | null {
-  const { queue, tools, delegation, subagents, sandbox, external } = agent;
-  if (!queue || !tools || !delegation || !subagents || !sandbox || !external) return null;
+  const { queue, reset, heartbeat, tools, delegation, subagents, sandbox, external } = agent;
+  if (!queue || !reset || !heartbeat || !tools || !delegation || !subagents || !sandbox || !external) return null;
   const { by_provider: _, ...lists } = tools;
   const flat: Record<string, unknown> = { ...agent };
-  for (const [group, values] of Object.entries({ queue, tools: lists, delegation, subagents, sandbox, external })) for (const [name, value] of Object.entries(values)) flat[`${group}_${name}`] = value;
+  for (const [group, values] of Object.entries({ queue, reset, heartbeat, tools: lists, delegation, subagents, sandbox, external })) for (const [name, value] of Object.entries(values)) flat[`${group}_${name}`] = value;
   return flat as unknown as Values;
 }
 
@@ -132,6 +159,12 @@ export class Draft {
 
   get values(): Values | null {
     return this.base && ({ ...this.base, ...this.changes } as Values);
+  }
+
+  /** What holds where the agent itself says nothing, as the house has it; null where it says nothing either. */
+  otherwise(field: Field): string | null {
+    const holds = this.shown?.in_force?.[field];
+    return holds && holds.by !== "agent" && holds.value !== null ? String(holds.value) : null;
   }
 
   get changed(): Field[] {

@@ -1,9 +1,9 @@
 import type { Screen } from "../../frame/screens";
-import { agents } from "../../strings/agents";
+import { titles } from "../../strings/screens";
 
 export default {
   name: "agents",
-  title: agents.title,
+  title: titles.agents,
   icon: "people",
   order: 20,
   keys: "g a",

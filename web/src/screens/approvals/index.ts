@@ -1,10 +1,10 @@
 import type { Screen } from "../../frame/screens";
 import { asked } from "../../lib/asked.svelte";
-import { approvals } from "../../strings/approvals";
+import { titles } from "../../strings/screens";
 
 export default {
   name: "approvals",
-  title: approvals.title,
+  title: titles.approvals,
   icon: "hand",
   order: 20,
   keys: "g p",

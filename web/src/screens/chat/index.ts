@@ -1,9 +1,9 @@
 import type { Screen } from "../../frame/screens";
-import { chat } from "../../strings/chat";
+import { titles } from "../../strings/screens";
 
 export default {
   name: "chat",
-  title: chat.title,
+  title: titles.chat,
   icon: "chat",
   order: 10,
   keys: "g c",

@@ -1,11 +1,11 @@
 import type { Screen } from "../../frame/screens";
-import { houseTitle } from "../../strings/house";
+import { titles } from "../../strings/screens";
 
 export default {
   name: "house",
-  title: houseTitle,
+  title: titles.house,
   icon: "house",
-  order: 100,
+  order: 110,
   keys: "g h",
   privileged: true,
   load: () => import("./House.svelte"),

@@ -1,9 +1,9 @@
 import type { Screen } from "../../frame/screens";
-import { liveWords } from "../../strings/live";
+import { titles } from "../../strings/screens";
 
 export default {
   name: "live",
-  title: liveWords.short,
+  title: titles.live,
   icon: "flow",
   order: 30,
   keys: "g l",

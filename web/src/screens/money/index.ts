@@ -1,11 +1,11 @@
 import type { Screen } from "../../frame/screens";
-import { moneyWords } from "../../strings/money";
+import { titles } from "../../strings/screens";
 
 export default {
   name: "money",
-  title: moneyWords.title,
+  title: titles.money,
   icon: "coins",
-  order: 50,
+  order: 100,
   keys: "g m",
   load: () => import("./Money.svelte"),
 } satisfies Screen;

@@ -1,9 +1,9 @@
 import type { Screen } from "../../frame/screens";
-import { runsWords } from "../../strings/runs";
+import { titles } from "../../strings/screens";
 
 export default {
   name: "runs",
-  title: runsWords.title,
+  title: titles.runs,
   icon: "runs",
   order: 40,
   keys: "g r",

@@ -1,9 +1,9 @@
-// Something read from the house and kept true while it is looked at. Most of what is on this screen has no news of its
+// Something read from the house and kept true while it is looked at. Much of it has no news of its
 // own: it is read again when the window is looked at again, and every now and then.
 
 import { untrack } from "svelte";
-import { house } from "../../lib/house.svelte";
-import { soon } from "../../lib/soon";
+import { house } from "./house.svelte";
+import { soon } from "./soon";
 
 const EVERY_MS = 15_000;
 

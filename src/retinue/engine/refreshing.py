@@ -1,0 +1,72 @@
+"""Beginning afresh: the commits in which a context is set aside by policy, or by whoever asked for it.
+
+A refresh never stops a run. It is found due as the next one begins, and its mark is written in that very commit, before
+what is read then. What is asked for meanwhile waits in the session's row, so that a stop of the house loses none of it.
+"""
+
+from __future__ import annotations
+
+from zoneinfo import ZoneInfo
+
+from retinue.config.sessions import PLAIN, SessionSettings
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Envelope, Kind
+from retinue.domain.event import NewsKind
+from retinue.domain.refresh import NO_RULES, ResetRules, with_reason
+from retinue.domain.session import Session, Wakefulness
+from retinue.engine.endings import mark_reset
+from retinue.policy.refreshing import begins_something, rules_for, why_afresh, why_too_long
+from retinue.store import runs, sessions
+from retinue.store.house import Page
+
+_SILENT = PLAIN.reset
+
+
+def rules_in(session: Session, agent: Agent, settings: SessionSettings) -> ResetRules:
+    """What holds in a conversation. Asked for every run: a house that says nothing of it is soon done."""
+    house = settings.reset
+    if (house is _SILENT or house == _SILENT) and agent.reset == NO_RULES:
+        return NO_RULES
+    return rules_for(session, agent.reset, house, by_kind=house.by_kind, by_channel=house.by_channel)
+
+
+def as_due(
+    page: Page, session: Session, agent: Agent, first: Envelope, *, settings: SessionSettings, zone: ZoneInfo
+) -> Session:
+    """The session as a run over this mail finds it: with a fresh context, where one is due. Nobody is at work in it."""
+    because = session.refresh or ""
+    if not because:
+        rules = rules_in(session, agent, settings)
+        if rules is NO_RULES or not begins_something(first.kind):
+            return session
+        because = why_afresh(rules, session, now_ms=page.at_ms, zone=zone)
+    if not because or first.kind is Kind.DECISION:  # whose calls were asked about in the context that is there
+        return session
+    mark_reset(page, session.id, because=because)
+    return sessions.get(page.conn, session.id) or session
+
+
+def note_length(
+    page: Page, session: Session, agent: Agent, length_tokens: int | None, settings: SessionSettings
+) -> None:
+    """As a run ends: where its context has grown beyond what the rules have, the next one begins afresh."""
+    if length_tokens is not None and (because := why_too_long(rules_in(session, agent, settings), length_tokens)):
+        _wait_for_next(page, session, because)
+
+
+def refresh(page: Page, session: Session, *, because: str) -> bool:
+    """Begin afresh at once, or after the run that is at work or waits. Says whether it was at once."""
+    idle = session.wakefulness is Wakefulness.SLEEPING and runs.open_in(page.conn, session.id) is None
+    if idle:
+        mark_reset(page, session.id, because=because)
+    else:
+        _wait_for_next(page, session, because)
+    return idle
+
+
+def _wait_for_next(page: Page, session: Session, because: str) -> None:
+    now = sessions.get(page.conn, session.id) or session  # somebody may have asked for it meanwhile
+    reasons = with_reason(now.refresh or "", because)
+    if reasons != now.refresh:
+        sessions.ask_refresh(page.conn, session.id, reasons)
+        page.tell(NewsKind.SESSION_CHANGED, session=session.id, refresh=reasons)

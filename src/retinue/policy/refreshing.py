@@ -1,0 +1,131 @@
+"""Whether a conversation's context begins anew before its next run. Facts in, a because out; empty where it goes on.
+
+When a conversation was last active is `Session.active_ms`, and nothing else says so. `keeps_awake` decides which runs
+move it: what the clock sends, a heartbeat above all, does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+from retinue.domain.address import Address, AddressKind
+from retinue.domain.envelope import Kind
+from retinue.domain.refresh import NO_RULES, ResetRules, time_of_day
+from retinue.domain.session import SENT_OUT, Origin, OriginKind, Session
+from retinue.domain.session_keys import connectors_of
+from retinue.domain.times import from_ms, show
+
+# One piece of work, or the clock's own, whose schedule says whether it remembers: only where their kind is named.
+_OF_ITS_OWN = SENT_OUT | {OriginKind.SCHEDULE, OriginKind.HEARTBEAT}
+_GOES_ON = frozenset({Kind.ANSWER, Kind.NOTICE, Kind.DECISION})
+_MINUTE_MS = 60_000
+
+
+class Ahead(NamedTuple):
+    """When a context will begin anew, unless something is said before, and by which rule."""
+
+    at: datetime
+    because: str
+
+
+def rules_for(
+    session: Session,
+    own: ResetRules,
+    house: ResetRules,
+    *,
+    by_kind: Mapping[str, ResetRules],
+    by_channel: Mapping[str, ResetRules],
+) -> ResetRules:
+    """What holds in a conversation: the agent's `own` word first, then the house's for the connector, for the type of
+    chat, for the kind of conversation, and for all."""
+    kind = session.origin.kind
+    if kind in _OF_ITS_OWN:
+        return by_kind.get(kind, NO_RULES)
+    rules = own
+    if by_channel and kind is OriginKind.CHAT:
+        for connector in connectors_of(session.origin.key):
+            rules = rules.over(by_channel.get(connector, NO_RULES))
+    if by_kind:
+        if session.chat_type is not None:
+            rules = rules.over(by_kind.get(session.chat_type, NO_RULES))
+        rules = rules.over(by_kind.get(kind, NO_RULES))
+    return rules.over(house)
+
+
+def begins_something(kind: Kind) -> bool:
+    """Whether mail of this kind begins something, rather than goes on with what the context is about: what came of work
+    that was handed out, or a late yes to a call, is read where it was asked for."""
+    return kind not in _GOES_ON
+
+
+def why_afresh(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> str:
+    """Which rule has a run at this moment begin afresh. Where nothing was said since the context began, none has."""
+    if rules == NO_RULES or session.record_seq <= session.context_from:
+        return ""
+    now = from_ms(now_ms)
+    at = time_of_day(rules.daily_at) if rules.daily_at else None
+    if at is not None:
+        boundary = _latest(now, at.hour, at.minute, zone)
+        if from_ms(session.began_ms) < boundary:
+            return f"a new day begins at {at:%H:%M} ({show(boundary, zone)})"
+    if rules.idle_minutes and now_ms - _last_active_ms(session) > rules.idle_minutes * _MINUTE_MS:
+        since = show(from_ms(_last_active_ms(session)), zone)
+        return f"nothing was said here for over {rules.idle_minutes:g} minutes, since {since}"
+    return ""
+
+
+def why_too_long(rules: ResetRules, length_tokens: int | None) -> str:
+    """Whether a run has left a context behind that no other should read. Of what nobody knows, none has."""
+    most = rules.context_tokens_max
+    if not most or length_tokens is None or length_tokens <= most:
+        return ""
+    return f"the context had {length_tokens:,} tokens, and {most:,} are the most"
+
+
+def ahead(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> Ahead | None:
+    """When this context will have had its time: whichever rule comes first. None where none will."""
+    if session.record_seq <= session.context_from:
+        return None
+    now = from_ms(now_ms)
+    if because := why_afresh(rules, session, now_ms=now_ms, zone=zone):
+        return Ahead(now, because)
+    found: list[Ahead] = []
+    if rules.daily_at and (at := time_of_day(rules.daily_at)) is not None:
+        found.append(Ahead(_next(now, at.hour, at.minute, zone), "daily"))
+    if rules.idle_minutes:
+        idle_ms = _last_active_ms(session) + round(rules.idle_minutes * _MINUTE_MS)
+        found.append(Ahead(from_ms(idle_ms), "idle"))
+    return min(found, default=None)
+
+
+def keeps_awake(sender: Address, origin: Origin) -> bool:
+    """Whether a run for this sender counts as activity. What the clock sends does only in a conversation that is a
+    schedule's own; a heartbeat's run nowhere."""
+    return sender.kind is not AddressKind.SCHEDULE or origin.kind is OriginKind.SCHEDULE
+
+
+def _last_active_ms(session: Session) -> int:
+    """A context that has just begun is not idle, whoever began it."""
+    return max(session.began_ms, session.active_ms)
+
+
+def _latest(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> datetime:
+    """The last moment up to now at which the clock in `zone` came to this time."""
+    today = now.astimezone(zone)
+    moment = _on(today, hour, minute)
+    return moment if moment <= now else _on(today - timedelta(days=1), hour, minute)
+
+
+def _next(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> datetime:
+    today = now.astimezone(zone)
+    moment = _on(today, hour, minute)
+    return moment if moment > now else _on(today + timedelta(days=1), hour, minute)
+
+
+def _on(day: datetime, hour: int, minute: int) -> datetime:
+    """Once on each day: a time that the clock skips comes as much later, and of one that it shows twice it is the
+    first."""
+    return from_ms(round(day.replace(hour=hour, minute=minute, second=0, microsecond=0, fold=0).timestamp() * 1000))

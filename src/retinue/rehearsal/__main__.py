@@ -1,0 +1,82 @@
+"""`python -m retinue.rehearsal ASKED` says in JSON what came of a rehearsal, or what went wrong.
+
+`retinue rehearse` asks for it, and tells it to people.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from datetime import datetime
+from types import FrameType
+
+import msgspec
+
+from retinue.config import examine
+from retinue.domain.errors import RetinueError
+from retinue.real import RealClock
+from retinue.rehearsal.plan import Plan, read
+from retinue.rehearsal.rehearsing import rehearse
+
+FAILED, USAGE, INTERRUPTED, ENDED = 1, 2, 130, 143
+TOLD_TIMES = 10  # how often progress is told where nobody sees it move
+
+
+class Progress:
+    """Tells on the side how far it has come: a line that moves on a terminal, a few lines elsewhere."""
+
+    def __init__(self, wanted: Plan) -> None:
+        self._plan = wanted
+        self._told = -1
+
+    def __call__(self, now: datetime, runs: int) -> None:
+        whole = self._plan.until - self._plan.begin
+        share = (now - self._plan.begin) / whole
+        step = int(share * TOLD_TIMES)
+        moves = sys.stderr.isatty()
+        if step == self._told and not moves:
+            return
+        self._told = step
+        day = min(self._plan.days, (now - self._plan.begin).days + 1)
+        line = f"rehearsing: day {day} of {self._plan.days}, {runs:,} runs"
+        sys.stderr.write(f"\r{line}" if moves and share < 1 else f"\r{line}\n" if moves else f"{line}\n")
+        sys.stderr.flush()
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m retinue.rehearsal ASKED\n")
+        return USAGE
+    logging.getLogger("retinue").setLevel(logging.CRITICAL)  # how each run ended is in the report
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        asked = read(arguments[0].encode())
+        found = examine(os.environ)  # what is wrong with the settings keeps nobody from rehearsing, but they are told
+        report = rehearse(
+            asked,
+            found.configuration.settings,
+            now=RealClock().now(),
+            environment=os.environ,
+            watch=Progress,
+            notes=[f"not as set: {fault}" for fault in found.faults],
+        )
+    except RetinueError as error:
+        form = {"code": error.code, "sentence": error.sentence, "because": error.because, "try": error.try_this}
+        sys.stdout.write(json.dumps({"error": form}, ensure_ascii=False) + "\n")
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """By the way on which the copy is removed."""
+    raise SystemExit(ENDED)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

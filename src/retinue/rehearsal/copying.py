@@ -1,0 +1,127 @@
+"""A copy of the house to rehearse on, in a folder of its own. The house itself may be open, and is only read."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from retinue.config import Settings
+from retinue.domain.errors import Busy, Conflict, StoreError
+from retinue.offline import closed_store, read_only, refuse_other_schema
+from retinue.schedules.files import FOLDER as SCHEDULES
+from retinue.store import tables
+from retinue.store.backup import STORE, copy_store
+from retinue.store.connection import explain
+from retinue.store.opening import prepare_sqlite, stored_revision
+
+PREFIX = "retinue-rehearsal-"
+ROOM = 1.5  # how much more than the store a copy takes, with what is rehearsed on it
+ROWS_AT_ONCE = 1_000
+MADE_OF_OTHERS = frozenset({"chapters"})  # tables that the house makes anew where they are empty
+
+
+@contextmanager
+def folder_for(keep: str) -> Generator[Path]:
+    """Where the copy lies: a folder that is removed in the end, or the one that was named, which is kept."""
+    if not keep:
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+            yield Path(folder)
+        return
+    folder = Path(keep).expanduser().absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        raise Conflict(
+            f"{folder} is already there",
+            because="a rehearsal is not written over anything",
+            try_this="name a folder that does not exist yet",
+            code="rehearse.exists",
+        ) from None
+    except OSError as error:
+        raise StoreError(
+            f"{folder} cannot be made",
+            because=error.strerror or str(error),
+            try_this="name a folder where you may write",
+            code="rehearse.keep",
+        ) from error
+    yield folder
+
+
+def copy(settings: Settings, folder: Path) -> bool:
+    """Copy the store, as it is at one moment. Says whether the house is open.
+
+    Of a house that is closed, the files of its schedules are copied too: they may have been changed since.
+    """
+    if isinstance(settings.store, str):
+        _copy_postgres(settings.store, folder / STORE)
+        return True
+    with ExitStack() as opened:
+        try:
+            store = opened.enter_context(closed_store(settings))
+            is_open = False
+        except Busy:
+            store = opened.enter_context(read_only(settings.store))
+            is_open = True
+        _room_for(settings.store, folder)
+        asyncio.run(store.scan(partial(copy_store, target=folder / STORE)))
+        if not is_open:
+            _copy_files(settings.home / SCHEDULES, folder / SCHEDULES)
+    return is_open
+
+
+def _room_for(store: Path, folder: Path) -> None:
+    needed, free = int(store.stat().st_size * ROOM), shutil.disk_usage(folder).free
+    if needed > free:
+        raise StoreError(
+            "there is no room for a rehearsal",
+            because=f"a copy of the store takes {needed:,} bytes, and {free:,} are free at {folder}",
+            try_this="retinue rehearse --keep FOLDER, with a folder on a larger disk",
+            code="rehearse.no-room",
+        )
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """Plain files, and nothing that a link points to."""
+    target.mkdir(mode=0o700)
+    for path in source.glob("*.md"):
+        if path.is_file() and not path.is_symlink():
+            shutil.copy2(path, target / path.name)
+
+
+def _copy_postgres(url: str, target: Path) -> None:
+    """Row by row into a file, from one picture of the database: what is rehearsed does not touch it again."""
+    prepare_sqlite(target)
+    try:
+        source = sa.create_engine(_driver(url))
+        copy = sa.create_engine(f"sqlite:///{target}")
+        try:
+            with source.connect() as reading, copy.begin() as writing:
+                reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                refuse_other_schema(stored_revision(reading))
+                writing.execute(tables.house.delete())
+                for table in tables.metadata.sorted_tables:
+                    if table.name not in MADE_OF_OTHERS:
+                        _copy_table(reading, writing, table)
+        finally:
+            source.dispose()
+            copy.dispose()
+    except exc.SQLAlchemyError as error:
+        raise explain(error) from error
+
+
+def _copy_table(reading: sa.Connection, writing: sa.Connection, table: sa.Table) -> None:
+    rows = reading.execution_options(stream_results=True).execute(sa.select(table))
+    for some in rows.partitions(ROWS_AT_ONCE):
+        writing.execute(table.insert(), [dict(row._mapping) for row in some])  # pyright: ignore[reportPrivateUsage]
+
+
+def _driver(url: str) -> sa.URL:
+    return sa.make_url(url).set(drivername="postgresql+psycopg")

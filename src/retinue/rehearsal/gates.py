@@ -1,0 +1,172 @@
+"""Gates in a rehearsal: asked once each before it begins, in a sandbox, over a copy of their agent's home.
+
+No time passes between two slots of a rehearsal, so a gate would say the same each time. One that reaches for more
+than its agent's home, to write there or over a network, is not run: that would be an effect. It is taken as open.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from retinue.agents.home import ensure_home, home_of
+from retinue.config import Settings
+from retinue.config.sandbox import DockerSettings, SandboxKind
+from retinue.domain import permission
+from retinue.domain.agent import Agent
+from retinue.domain.ids import SessionId, derived
+from retinue.domain.nouns import replace
+from retinue.domain.permission import Access, Withheld
+from retinue.domain.ports import Clock, Ids
+from retinue.domain.schedule import Gate, GateSaid, Schedule
+from retinue.domain.session import Origin, OriginKind
+from retinue.domain.trust import Trust
+from retinue.rehearsal.stage import GATE_OUTPUT, Scene, assumed_open
+from retinue.sandbox.base import Child, Confinement, Probe, Sandbox, SandboxFailed
+from retinue.sandbox.bubblewrap import Bubblewrap
+from retinue.schedules.gates import Gates
+from retinue.store import sessions
+from retinue.store.connection import Store
+from retinue.tools.grants import Grants
+from retinue.tools.shell.confining import Confining
+
+HOME_BYTES_MAX = 200 * 1024 * 1024
+ASSUMED = "assumed open"
+
+
+class NoWalls:
+    """Where a command would run bare. Here, none does."""
+
+    name = "none"
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    async def probe(self) -> Probe:
+        return Probe(False, "a rehearsal runs nothing without walls", 'set `kind = "bubblewrap"`')
+
+    async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> Child:
+        self.asked = True
+        raise SandboxFailed("it was not run", because="a rehearsal runs nothing without walls")
+
+
+class GatesAsked:
+    """What each gate said, for every slot of its schedule; and for the report, how it was taken."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, str] = {}
+        self._said: dict[str, GateSaid] = {}
+
+    async def __call__(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid:
+        said = self._said.get(schedule.id)
+        return said if said is not None else await assumed_open(schedule, agent, session)
+
+    def said(self, schedule: Schedule, said: GateSaid) -> None:
+        # Its own words are nobody's to read here; that there were some may decide whether there is anything to do.
+        output = GATE_OUTPUT if said.output else ""
+        self._said[schedule.id] = GateSaid(open=said.open, because=said.because, output=output, trust=Trust.PRIVATE)
+        self.taken[schedule.id] = "asked once: open" if said.open else f"asked once: closed ({said.because})"
+
+
+async def ask(
+    scene: Scene,
+    settings: Settings,
+    store: Store,
+    clock: Clock,
+    ids: Ids,
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+) -> GatesAsked:
+    """Ask each gate that can be asked without an effect. `folder` is where the copy lies."""
+    asked = GatesAsked()
+    walls = Bubblewrap(
+        folder=folder / "sandbox",
+        state=(settings.home, folder, *settings.sandbox.hidden),
+        homes=(folder / "agents",),
+        user_home=Path(os.path.realpath(Path.home())),
+    )
+    probe = await walls.probe()
+    staff = {agent.name: agent for agent in scene.staff}
+    for kept in scene.schedules:
+        gate, agent = kept.schedule.gate, staff.get(kept.schedule.to.name) or staff.get(kept.schedule.owner.name)
+        if gate is None or agent is None or not kept.enabled:
+            continue
+        because = _why_not(gate, settings, agent, probe) or _copy_home(settings.home, folder, agent.name)
+        if because:
+            asked.taken[kept.id] = f"{ASSUMED}: {because}"
+            continue
+        bare = NoWalls()
+        said = await _gates(settings, store, clock, ids, walls, bare, folder=folder, environment=environment)(
+            kept.schedule, agent, await _session(store, kept.schedule, agent)
+        )
+        if bare.asked:
+            asked.taken[kept.id] = f"{ASSUMED}: {agent.name} has no sandbox"
+        else:
+            asked.said(kept.schedule, said)
+    return asked
+
+
+def _why_not(gate: Gate, settings: Settings, agent: Agent, probe: Probe) -> str:
+    if not probe.works:
+        return f"there is no sandbox here: {probe.because}"
+    if gate.domains:
+        return "it reaches a network"
+    if any(permission.parse(tag).access is not Access.READ for tag in gate.permissions):
+        return "it may write elsewhere than at home"
+    size = sum(path.lstat().st_size for path in home_of(settings.home, agent.name).rglob("*"))
+    return f"the home of {agent.name} is larger than {HOME_BYTES_MAX:,} bytes" if size > HOME_BYTES_MAX else ""
+
+
+def _copy_home(home: Path, folder: Path, agent: str) -> str:
+    target, source = home_of(folder, agent), home_of(home, agent)
+    try:
+        if not target.exists() and source.is_dir():
+            shutil.copytree(source, target, symlinks=True)
+    except (OSError, shutil.Error):
+        return f"the home of {agent} cannot be copied"
+    return ""
+
+
+async def _session(store: Store, schedule: Schedule, agent: Agent) -> SessionId:
+    """Its own conversation, where it has one: what was granted there holds."""
+    origin = Origin(OriginKind.SCHEDULE, f"schedule:{schedule.id}")
+    found = await store.read(lambda conn: sessions.by_origin(conn, agent.name, origin))
+    return found.id if found is not None else SessionId(derived(schedule.id, "rehearsal"))
+
+
+def _gates(
+    settings: Settings,
+    store: Store,
+    clock: Clock,
+    ids: Ids,
+    walls: Sandbox,
+    bare: Sandbox,
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+) -> Gates:
+    sandbox = replace(settings.sandbox, kind=SandboxKind.BUBBLEWRAP)
+
+    def container(key: str, docker: DockerSettings | None) -> Sandbox:
+        return bare
+
+    return Gates(
+        store=store,
+        clock=clock,
+        ids=ids,
+        grants=Grants(store, clock),
+        confining=Confining(
+            settings=lambda: sandbox,
+            host=bare,
+            bubblewrap=walls,
+            container=container,
+            homes=folder / "agents",
+            is_owner=lambda _scene: False,
+            environment=environment,
+        ),
+        withheld=Withheld(house=folder, person=Path(os.path.realpath(Path.home()))),
+        home_of=lambda name: ensure_home(folder, name),
+    )

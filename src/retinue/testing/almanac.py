@@ -1,0 +1,116 @@
+"""When schedules come, worked out the long way: a second opinion, which shares nothing with `domain/cron`.
+
+It knows the rule and nothing else, and goes through the hours one by one. It reads what simulations write: stars,
+numbers, lists, ranges and steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+from retinue.domain.schedule import Cron, Every, Once, When
+from retinue.domain.times import from_ms, to_ms
+
+SHIFT_MAX = timedelta(hours=2)
+"""More than any clock here is ever changed by."""
+
+DAY_MS = 86_400_000
+DAYS_KEPT = 10_000
+
+_BOUNDS = ((0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+_MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
+
+
+class Fields(NamedTuple):
+    seconds: frozenset[int]
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    either_day: bool  # both are limited, and one of them is enough
+    elapsed: bool  # every so often, and not at times of day
+
+
+def slots_between(when: When, zone: ZoneInfo, after_ms: int, until_ms: int) -> list[int]:
+    """Every slot after one moment, up to and with another, in milliseconds."""
+    match when:
+        case Once(at):
+            return [to_ms(at)] if after_ms < to_ms(at) <= until_ms else []
+        case Every(seconds, start):
+            step, first = seconds * 1000, to_ms(start)
+            first += max(0, -((first - after_ms - 1) // step)) * step
+            return list(range(first, until_ms + 1, step))
+        case Cron(expression):
+            days = range((after_ms + 1) // DAY_MS, until_ms // DAY_MS + 1)
+            return [at for day in days for at in _on_day(expression, zone.key, day) if after_ms < at <= until_ms]
+
+
+@lru_cache(maxsize=DAYS_KEPT)
+def _on_day(expression: str, zone: str, day: int) -> tuple[int, ...]:
+    """The slots of one day of UTC."""
+    begin, end = day * DAY_MS, (day + 1) * DAY_MS
+    found = {to_ms(at) for at in _moments(read(expression), ZoneInfo(zone), from_ms(begin), from_ms(end))}
+    return tuple(sorted(at for at in found if begin <= at < end))
+
+
+def _moments(fields: Fields, zone: ZoneInfo, after: datetime, until: datetime) -> Iterator[datetime]:
+    hour = (_wall(after, zone) - SHIFT_MAX).replace(minute=0, second=0, microsecond=0)
+    end = _wall(until, zone) + SHIFT_MAX
+    while hour <= end:
+        if hour.hour in fields.hours and _fits_day(fields, hour):
+            for minute in fields.minutes:
+                for second in fields.seconds:
+                    yield from _real(hour.replace(minute=minute, second=second), zone, elapsed=fields.elapsed)
+        hour += _HOUR
+
+
+def _fits_day(fields: Fields, wall: datetime) -> bool:
+    in_month, in_week = wall.day in fields.days, wall.isoweekday() % 7 in fields.weekdays
+    return wall.month in fields.months and (in_month or in_week if fields.either_day else in_month and in_week)
+
+
+def _real(wall: datetime, zone: ZoneInfo, *, elapsed: bool) -> list[datetime]:
+    """When a clock on the wall shows this: never, once or twice."""
+    read = [wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
+    shown = sorted({at for at in read if _wall(at, zone) == wall})
+    if elapsed:
+        return shown
+    if shown:
+        return shown[:1]
+    at = min(read).replace(second=0) + SHIFT_MAX  # the clock went on from before this to after it: look for where
+    while at.astimezone(zone).utcoffset() == (at - _MINUTE).astimezone(zone).utcoffset():
+        at -= _MINUTE
+    return [at]
+
+
+def _wall(at: datetime, zone: ZoneInfo) -> datetime:
+    return at.astimezone(zone).replace(tzinfo=None, fold=0)
+
+
+@lru_cache(maxsize=1024)
+def read(expression: str) -> Fields:
+    parts = expression.split()
+    parts = ["0", *parts] if len(parts) == 5 else parts
+    seconds, minutes, hours, days, months, weekdays = (
+        frozenset(_values(part, *bounds)) for part, bounds in zip(parts, _BOUNDS, strict=True)
+    )
+    return Fields(
+        *(seconds, minutes, hours, days, months),
+        weekdays=frozenset(day % 7 for day in weekdays),
+        either_day=not parts[3].startswith("*") and not parts[5].startswith("*"),
+        elapsed=parts[1].startswith("*") or parts[2].startswith("*"),
+    )
+
+
+def _values(part: str, least: int, most: int) -> Iterator[int]:
+    for piece in part.split(","):
+        span, _, step = piece.partition("/")
+        first, _, last = span.partition("-")
+        begin = least if first == "*" else int(first)
+        end = most if first == "*" or (step and not last) else int(last or first)
+        yield from range(begin, end + 1, int(step or 1))

@@ -1,0 +1,344 @@
+"""Cron expressions: what is read, what is refused, and when each comes, also where clocks are changed.
+
+Next times are compared with croniter's over random expressions and zones, and near changes of the clocks, where the two
+mean different things on purpose, with a search by the minute that knows nothing but the rule.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from croniter import croniter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retinue.domain import cron
+from retinue.domain.errors import Invalid
+
+BERLIN = ZoneInfo("Europe/Berlin")
+ZONES = (
+    *("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "America/St_Johns"),
+    *("Asia/Tehran", "Pacific/Auckland", "Africa/Casablanca", "America/Sao_Paulo", "Asia/Shanghai", "Europe/London"),
+)
+
+
+def local(text: str, zone: ZoneInfo = BERLIN) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=zone).astimezone(UTC)
+
+
+def times(expression: str, begin: datetime, count: int, zone: ZoneInfo = BERLIN) -> list[str]:
+    found: list[str] = []
+    at = begin
+    for _ in range(count):
+        following = cron.after(expression, at, zone)
+        assert following is not None and following > at and following.tzinfo is UTC
+        at = following
+        found.append(at.astimezone(zone).isoformat(timespec="minutes"))
+    return found
+
+
+# --- what is read ---
+
+
+@pytest.mark.parametrize(
+    ("expression", "kept", "words"),
+    [
+        ("0 9 * * 1-5", "0 9 * * 1-5", "At 09:00 on Monday through Friday"),
+        ("  */15  * * *\t* ", "*/15 * * * *", "Every 15th minute of every hour"),
+        ("@Daily", "@daily", "At 00:00 every day"),
+        ("2-2/3 09-9/2 * * MON-MON/2", "2 9 * * MON", "At 09:02 on Monday"),
+        ("30 0 9 * * *", "30 0 9 * * *", "At 09:00:30 every day"),
+        ("0 12 L * *", "0 12 L * *", "At 12:00 on the last day of every month"),
+        ("0 9 * JAN-MAR MON", "0 9 * JAN-MAR MON", None),
+    ],
+)
+def test_what_is_read_is_kept_plainly_and_can_be_said_in_words(expression: str, kept: str, words: str | None) -> None:
+    assert cron.checked(expression) == kept
+    said = cron.words(kept)
+    assert said == words if words is not None else "January" in said and "Monday" in said
+
+
+@pytest.mark.spec("D43")
+@pytest.mark.parametrize(
+    ("expression", "because"),
+    [
+        ("", "it has 0 fields"),
+        ("* * * *", "it has 4 fields"),
+        ("* * * * * * *", "it has 7 fields"),
+        ("60 * * * *", "its minute cannot be read"),
+        ("* 24 * * *", "its hour cannot be read"),
+        ("* * 0 * *", "its day-of-month cannot be read"),
+        ("* * * 13 *", "its month cannot be read"),
+        ("* * * * 8", "its day-of-week cannot be read"),
+        ("0 0 31 2 *", "its day-of-month cannot be read, or never comes"),
+        ("*/0 * * * *", "its minute cannot be read"),
+        ("5-1 * * * *", "its minute cannot be read"),
+        ("x * * * *", "its minute cannot be read"),
+        ("@reboot", "the presets are"),
+        ("* " * 200, "at most 256 characters"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_the_field(expression: str, because: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        cron.checked(expression)
+    assert refused.value.code == "cron.invalid"
+    assert because in refused.value.because
+
+
+@given(st.text(max_size=40))
+def test_whatever_is_written_is_read_or_refused(text: str) -> None:
+    try:
+        kept = cron.checked(text)
+    except Invalid:
+        return
+    assert cron.checked(kept) == kept
+    cron.after(kept, local("2026-01-01 00:00"), BERLIN)
+
+
+# --- clocks that are changed ---
+
+
+def test_a_time_of_day_that_is_skipped_comes_as_soon_as_the_clock_goes_on() -> None:
+    # In Berlin, 2026-03-29 has no time between 02:00 and 03:00.
+    for expression in ("30 2 * * *", "0 30 2 * * *"):
+        assert times(expression, local("2026-03-28 12:00"), 2) == ["2026-03-29T03:00+02:00", "2026-03-30T02:30+02:00"]
+    # What falls together comes once.
+    assert times("0,30 2,3 * * *", local("2026-03-28 12:00"), 3) == [
+        *("2026-03-29T03:00+02:00", "2026-03-29T03:30+02:00", "2026-03-30T02:00+02:00")
+    ]
+
+
+def test_a_time_of_day_that_is_shown_twice_comes_once_the_first_time() -> None:
+    # In Berlin, 2026-10-25 shows 02:00 to 03:00 twice.
+    for expression in ("30 2 * * *", "0 30 2 * * *"):
+        assert times(expression, local("2026-10-24 12:00"), 2) == ["2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"]
+    between = local("2026-10-25 02:10").replace(tzinfo=UTC) + timedelta(hours=1)  # 02:10, the second time
+    assert times("30 2 * * *", between, 1) == ["2026-10-26T02:30+01:00"]
+
+
+def test_every_so_often_goes_by_what_has_elapsed() -> None:
+    begin = local("2026-10-25 01:30")
+    assert times("*/30 * * * *", begin, 5) == [
+        *("2026-10-25T02:00+02:00", "2026-10-25T02:30+02:00", "2026-10-25T02:00+01:00", "2026-10-25T02:30+01:00"),
+        "2026-10-25T03:00+01:00",
+    ]
+    assert times("0 * * * *", local("2026-03-29 01:00"), 2) == ["2026-03-29T03:00+02:00", "2026-03-29T04:00+02:00"]
+
+
+def test_a_day_that_a_place_never_had_is_gone_through() -> None:
+    apia = ZoneInfo("Pacific/Apia")  # went without the 30th of December 2011
+    assert times("0 12 * * *", local("2011-12-29 11:00", apia), 3, apia) == [
+        *("2011-12-29T12:00-10:00", "2011-12-31T00:00+14:00", "2011-12-31T12:00+14:00")
+    ]
+
+
+def test_both_days_limited_means_either_and_a_star_in_one_means_both() -> None:
+    begin = local("2026-01-01 00:00")
+    assert times("0 0 13 * 5", begin, 3) == [
+        "2026-01-02T00:00+01:00",
+        "2026-01-09T00:00+01:00",
+        "2026-01-13T00:00+01:00",
+    ]
+    assert times("0 0 */2 * 5", begin, 2) == ["2026-01-09T00:00+01:00", "2026-01-23T00:00+01:00"]
+
+
+def test_one_that_never_comes_says_so() -> None:
+    assert cron.after("0 0 * 2 1#5", local("2026-01-01 00:00"), BERLIN) is not None  # in 2044
+    assert cron.after("0 0 1 1 *", datetime(9999, 6, 1, tzinfo=UTC), BERLIN) is None
+
+
+# --- random expressions ---
+
+
+def _field(chance: random.Random, low: int, high: int, names: tuple[str, ...] = ()) -> str:
+    def term() -> str:
+        match chance.randrange(6):
+            case 0:
+                return "*"
+            case 1:
+                return f"*/{chance.randint(1, max(2, (high - low) // 2))}"
+            case 2:
+                first = chance.randint(low, high)
+                return f"{first}-{chance.randint(first, high)}"
+            case 3:
+                first = chance.randint(low, high)
+                return f"{first}-{chance.randint(first, high)}/{chance.randint(1, 7)}"
+            case _ if names and chance.random() < 0.5:
+                return chance.choice(names)
+            case _:
+                return str(chance.randint(low, high))
+
+    one = term()
+    return (
+        one
+        if "*" in one
+        else ",".join([one, *(str(chance.randint(low, high)) for _ in range(chance.choice((0, 0, 1, 2))))])
+    )
+
+
+def expression_of(chance: random.Random) -> str:
+    fields = [
+        _field(chance, 0, 59),
+        _field(chance, 0, 23),
+        chance.choice(["*", "*", _field(chance, 1, 28)]),
+        chance.choice(["*", "*", "*", _field(chance, 1, 12, ("JAN", "JUN", "DEC"))]),
+        chance.choice(["*", "*", _field(chance, 0, 6, ("MON", "FRI", "SUN"))]),
+    ]
+    if chance.random() < 0.2:
+        fields.insert(0, chance.choice(["0", "30", "*/20", "15,45"]))
+    return " ".join(fields)
+
+
+def moment_of(chance: random.Random) -> datetime:
+    return datetime(2024, 1, 1, tzinfo=UTC) + timedelta(seconds=chance.randrange(3 * 366 * 86_400))
+
+
+def changes_clock(zone: ZoneInfo, begin: datetime, end: datetime) -> bool:
+    """Whether the clock in this zone is changed between two moments, or near them."""
+    at = begin - timedelta(hours=26)
+    offset = at.astimezone(zone).utcoffset()
+    while at < end + timedelta(hours=26):
+        at += timedelta(hours=1)
+        if at.astimezone(zone).utcoffset() != offset:
+            return True
+    return False
+
+
+def by_croniter(expression: str, begin: datetime, zone: ZoneInfo) -> datetime:
+    found = croniter(
+        expression,
+        begin.astimezone(zone),
+        ret_type=datetime,
+        second_at_beginning=len(expression.split()) == 6,
+        implement_cron_bug=True,  # a star in one of the days means both: what every cron does
+    )
+    return found.get_next(datetime).astimezone(UTC)
+
+
+def by_the_minute(expression: str, begin: datetime, zone: ZoneInfo) -> datetime | None:
+    """By the rule alone, second field aside: go through the minutes of the next days, on the clock or on the wall."""
+    fields = expression.split()
+    elapsed = fields[0].startswith("*") or fields[1].startswith("*")
+    allowed = [_allowed(text, low, high) for text, (low, high) in zip(fields, _BOUNDS, strict=True)]
+
+    def fits(wall: datetime) -> bool:
+        day = wall.day in allowed[2]
+        weekday = wall.isoweekday() % 7 in allowed[4] or wall.isoweekday() in allowed[4]
+        both = fields[2].startswith("*") or fields[4].startswith("*")
+        on_day = (day and weekday) if both else (day or weekday)
+        return wall.minute in allowed[0] and wall.hour in allowed[1] and wall.month in allowed[3] and on_day
+
+    minutes = 4 * 24 * 60
+    if elapsed:
+        at = begin.replace(second=0, microsecond=0)
+        for _ in range(minutes):
+            at += timedelta(minutes=1)
+            if fits(at.astimezone(zone).replace(tzinfo=None)):
+                return at
+        return None
+    wall = begin.astimezone(zone).replace(tzinfo=None, second=0, microsecond=0) - timedelta(days=1)
+    candidates: list[datetime] = []
+    for _ in range(minutes):
+        wall += timedelta(minutes=1)
+        if fits(wall):
+            real = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
+            while real.astimezone(zone).replace(tzinfo=None) < wall or _is_skipped(wall, zone, real):
+                real = _end_of_gap(wall, zone)
+                break
+            candidates.append(real)
+    return min((at for at in candidates if at > begin), default=None)
+
+
+def _is_skipped(wall: datetime, zone: ZoneInfo, real: datetime) -> bool:
+    return real.astimezone(zone).replace(tzinfo=None) != wall
+
+
+def _end_of_gap(wall: datetime, zone: ZoneInfo) -> datetime:
+    """Walk the wall forwards until the clock shows it."""
+    while True:
+        wall += timedelta(minutes=1)
+        real = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
+        if not _is_skipped(wall, zone, real):
+            return real
+
+
+_BOUNDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+_NAMES = {"JAN": 1, "JUN": 6, "DEC": 12, "SUN": 0, "MON": 1, "FRI": 5}
+
+
+def _allowed(text: str, low: int, high: int) -> set[int]:
+    found: set[int] = set()
+    for term in text.split(","):
+        span, _, step = term.partition("/")
+        if span == "*":
+            first, last = low, high
+        elif "-" in span:
+            first, last = (int(part) for part in span.split("-"))
+        else:
+            first = _NAMES[span] if span in _NAMES else int(span)
+            last = high if step else first
+        found |= set(range(first, last + 1, int(step or 1)))
+    return found
+
+
+def compared(count: int, seed: int) -> Iterator[str]:
+    """How each of so many random next times compares: `same`, or why it differs. Anything else fails."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        expression, zone, begin = expression_of(chance), ZoneInfo(chance.choice(ZONES)), moment_of(chance)
+        if chance.random() < 0.3:  # near a change of the clocks, where the differences are
+            zone = chance.choice([BERLIN, ZoneInfo("America/New_York"), ZoneInfo("Australia/Lord_Howe")])
+            begin = _near_a_change(chance, zone)
+        # `12-12/6` is 12, and has a test of its own: croniter and cronsim each read something else in it.
+        expression = cron.checked(expression)
+        ours = cron.after(expression, begin, zone)
+        theirs = by_croniter(expression, begin, zone)
+        assert ours is not None and ours > begin, (expression, zone, begin)
+        if ours == theirs:
+            yield "same"
+            continue
+        about = (expression, zone.key, begin.isoformat(), ours.isoformat(), theirs.isoformat())
+        assert changes_clock(zone, begin, max(ours, theirs)), about
+        if len(expression.split()) == 5:
+            expected = by_the_minute(expression, begin, zone)
+            assert expected in (ours, None), (*about, expected)
+        yield "the clock is changed near it, and means something else to croniter"
+
+
+def _near_a_change(chance: random.Random, zone: ZoneInfo) -> datetime:
+    at = moment_of(chance)
+    offset = at.astimezone(zone).utcoffset()
+    while (following := at + timedelta(hours=6)).astimezone(zone).utcoffset() == offset:
+        at = following
+    return at - timedelta(hours=chance.randrange(20), minutes=chance.randrange(60))
+
+
+def test_next_times_are_those_of_another_library_where_no_clock_is_changed() -> None:
+    counted = Counter(compared(400, seed=1))
+    assert counted["same"] > 300, counted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ten_thousand_next_times_are_those_of_another_library_where_no_clock_is_changed() -> None:
+    counted = Counter(compared(10_000, seed=2))
+    print(counted)
+    assert counted["same"] > 8_000, counted
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_near_a_change_of_the_clocks_the_rule_alone_says_when(chance: random.Random) -> None:
+    zone = chance.choice([BERLIN, ZoneInfo("America/New_York"), ZoneInfo("Australia/Lord_Howe")])
+    begin = _near_a_change(chance, zone)
+    fields = [_field(chance, 0, 59), _field(chance, 0, 4), "*", "*", "*"]
+    expression = " ".join(fields)
+    expected = by_the_minute(expression, begin, zone)
+    ours = cron.after(cron.checked(expression), begin, zone)
+    assert ours is not None
+    assert expected is None or ours == expected, (expression, zone, begin, ours, expected)

@@ -1,0 +1,225 @@
+"""What agents do with the clock: `cron`, the operations as tools, and what a schedule keeps from time to time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flows.hands_house import HandsHouse, Visit, hands_house
+
+from retinue.domain.agent import Agent
+from retinue.domain.envelope import Envelope
+from retinue.domain.ids import SessionId
+from retinue.domain.record import UserTurn
+from retinue.domain.session import Origin, OriginKind
+from retinue.domain.trust import Trust
+from retinue.policy.tools import Circumstances
+from retinue.store import schedules, sessions
+from retinue.testing.scripted_model import calls, says
+
+ADA = Agent(name="ada", model="scripted")
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncGenerator[HandsHouse]:
+    async with hands_house(tmp_path / "home", staff=(ADA,), tools=[Visit()]) as opened:
+        yield opened
+
+
+async def said(house: HandsHouse, session: SessionId) -> Any:
+    """What the last call came to."""
+    return json.loads((await house.results(session))[-1].output)
+
+
+async def ended(house: HandsHouse, id_: str) -> None:
+    for _ in range(2000):
+        slots = await house.house.store.scan(lambda conn: schedules.history(conn, id_, limit=5))
+        if slots and all(not slot.state.open or slot.by == "clock" for slot in slots):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not end")
+
+
+async def test_an_agent_sets_looks_at_changes_runs_and_removes_what_is_its_own(house: HandsHouse) -> None:
+    by_owner = await house.ask("schedule.add", name="owners", to="agent:ada", text="x", cron="0 0 1 1 *")
+    session = await house.turn(
+        "Water the plants every morning.",
+        calls("cron", action="add", parameters={"name": "plants", "text": "Water them.", "cron": "0 8 * * *"}),
+        "Set.",
+        origin="person:owner",
+    )
+    made = await said(house, session)
+    assert (made["owner"], made["to"], made["deliver"]) == ("agent:ada", "agent:ada", "person:owner")
+    for lines, check in (
+        (calls("cron", action="list"), lambda told: [s["name"] for s in told["schedules"]] == ["plants"]),
+        (
+            calls("cron", action="update", schedule="plants", parameters={"every": "12h"}),
+            lambda told: told["every"] == "12h",
+        ),
+        (calls("cron", action="next", schedule="plants"), lambda told: len(told["next"]) == 5),
+        (calls("cron", action="disable", schedule="plants"), lambda told: told["enabled"] is False),
+        (calls("cron", action="runs", schedule="plants"), lambda told: told["slots"] == []),
+        (calls("cron", action="explain", parameters={"cron": "@daily"}), lambda told: "every day" in told["words"]),
+        (calls("cron", action="remove", schedule="plants"), lambda told: told["name"] == "plants"),
+    ):
+        await house.turn("And then?", lines, "Done.", origin="person:owner")
+        assert check(await said(house, session)), lines
+    await house.turn(
+        "Remove the other.", calls("cron", action="remove", schedule=by_owner["id"]), "No.", origin="person:owner"
+    )
+    refused = (await house.results(session))[-1]
+    assert refused.failed and "schedule.not-found" in refused.output
+
+
+@pytest.mark.spec("C75")
+async def test_a_reminder_carries_what_was_last_said_and_reaches_its_person_whatever_else_is_set(
+    house: HandsHouse,
+) -> None:
+    await house.turn("The train to Ulm leaves at six.", says("Noted: " + "x" * 400), origin="person:owner")
+    session = await house.turn(
+        "Remind me.",
+        calls(
+            "cron",
+            action="remind",
+            parameters={"text": "Your train.", "delay_s": 1},
+            context_messages=3,
+        ),
+        "I will.",
+        origin="person:owner",
+    )
+    made = await said(house, session)
+    assert made["to"] == "person:owner"
+    head, _, context = made["text"].partition("\n\nRecent context:\n")
+    assert head == "Your train."
+    lines = context.splitlines()
+    assert lines[0] == "- owner: The train to Ulm leaves at six." and lines[2] == "- owner: Remind me."
+    assert lines[1].startswith("- Agent: Noted: xxx") and lines[1].endswith("…")
+    assert all(len(line) <= 220 for line in lines) and sum(map(len, lines)) <= 700
+    found: list[Envelope] = []
+    for _ in range(1000):
+        found = [mail for mail in await house.mail("person:owner") if mail.text.startswith("Your train.")]
+        if found and found[0].settled_at is not None:
+            break
+        await asyncio.sleep(0.01)
+    assert found and found[0].sender.kind == "schedule"
+    [told] = (await house.ask("notification.list"))["notifications"]
+    assert told["title"] == "Your train."
+
+
+async def test_a_wake_up_comes_back_into_the_conversation_in_which_it_was_set(house: HandsHouse) -> None:
+    session = await house.turn(
+        "Look at the oven later.",
+        calls("cron", action="wake", parameters={"text": "The oven!", "delay_s": 1}),
+        "I will.",
+        origin="person:owner",
+    )
+    house.model.will_reply("It is done.")
+    for _ in range(1000):
+        if not house.model.script:
+            break
+        await asyncio.sleep(0.01)
+    await house.rest()
+    words = [record.body.text for record in await house.records(session) if isinstance(record.body, UserTurn)]
+    assert "The oven!" in words[-1]
+    assert (await house.mail("person:owner"))[-1].text == "It is done."
+
+
+async def test_what_an_agent_sets_after_reading_strangers_words_is_no_better_than_they_are(house: HandsHouse) -> None:
+    house.rule(allow=("*",))
+    session = await house.turn(
+        "Look at the page, and remind yourself of water.",
+        calls("visit", page="x"),
+        calls("cron", action="wake", parameters={"text": "water", "at": "+2h"}),
+        "Done.",
+        origin="person:owner",
+    )
+    asked = await house.asked()
+    if asked:  # by the origin rule: it asks before it sets what strangers' words may have said
+        await house.answer(asked[0])
+    found = await house.house.store.scan(lambda conn: schedules.listed(conn, limit=5))
+    assert [kept.schedule.trust for kept in found] == [Trust.UNTRUSTED], await house.results(session)
+
+
+@pytest.mark.spec("D42")
+async def test_only_what_the_clock_begins_has_the_memory_of_a_schedule(house: HandsHouse) -> None:
+    toolbox = house.house.desk.toolbox
+    assert toolbox is not None
+    memory = {"cron_read_task", "cron_read_memory", "cron_write_memory"}
+    for origin in OriginKind:
+        offered = {spec.name for spec in toolbox.offered(ADA, Circumstances(origin=origin))}
+        assert offered & memory == (memory if origin is OriginKind.SCHEDULE else set()), origin
+    session = await house.turn("Remember.", calls("cron_write_memory", text="x"), "No.", origin="person:owner")
+    assert (await house.results(session))[-1].failed
+
+
+@pytest.mark.spec("D38", "D42")
+async def test_a_schedule_remembers_from_time_to_time_and_the_first_words_take_the_place_of_none(
+    house: HandsHouse,
+) -> None:
+    made = await house.ask("schedule.add", name="diary", to="agent:ada", text="Write.", cron="0 0 1 1 *")
+
+    async def come(*lines: Any) -> SessionId:
+        house.model.will_reply(*lines)
+        await house.ask("schedule.run", schedule="diary")
+        await ended(house, made["id"])
+        await house.rest()
+        origin = Origin(OriginKind.SCHEDULE, f"schedule:{made['id']}")
+        found = await house.house.store.read(lambda conn: sessions.by_origin(conn, "ada", origin))
+        assert found is not None
+        return found.id
+
+    session = await come(calls("cron_read_memory"), calls("cron_write_memory", text="Day one."), "Done.")
+    assert (await house.results(session))[0].output == "No memory"
+    file = house.home() / "schedules" / "diary" / "MEMORY.md"
+    assert file.read_text() == "Day one.\n"
+    await come(calls("cron_write_memory", text="Day two."), "Done.")
+    assert file.read_text() == "Day one.\n\nDay two.\n"
+    await come(calls("cron_read_memory"), calls("cron_read_task"), "Done.")
+    read, task = (await house.results(session))[-2:]
+    assert "Day one." in read.output and "Day two." in read.output
+    assert "schedule: diary" in task.output and "files: schedules/diary/files" in task.output
+    assert (house.home() / "schedules" / "diary" / "files").is_dir()
+    file.write_text("No memory\n")
+    await come(calls("cron_write_memory", text="Anew.", append=True), "Done.")
+    assert file.read_text() == "Anew.\n"
+    await come(calls("cron_write_memory", text="All of it.", append=False), "Done.")
+    assert file.read_text() == "All of it.\n"
+
+
+@pytest.mark.spec("D36")
+async def test_what_was_granted_to_a_schedule_is_still_granted_the_next_time_and_after_a_stop(tmp_path: Path) -> None:
+    root, outside = tmp_path / "home", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "letter.txt").write_text("a letter")
+    read = calls("read", path=str(outside / "letter.txt"))
+    async with hands_house(root, staff=(ADA,)) as house:
+        made = await house.ask("schedule.add", name="post", to="agent:ada", text="Read.", cron="0 0 1 1 *")
+        house.model.will_reply(read, "Read.")
+        await house.ask("schedule.run", schedule="post")
+        for _ in range(1000):
+            if await house.asked():
+                break
+            await asyncio.sleep(0.01)
+        [question] = await house.asked()
+        await house.answer(question, scope="session")
+        await ended(house, made["id"])
+        house.model.will_reply(read, "Again.")
+        await house.ask("schedule.run", schedule="post")
+        await ended(house, made["id"])
+        await house.rest()
+        assert await house.asked() == []
+    async with hands_house(root, staff=(ADA,)) as house:
+        house.model.will_reply(read, "And again.")
+        await house.ask("schedule.run", schedule="post")
+        await ended(house, made["id"])
+        await house.rest()
+        assert await house.asked() == []
+        origin = Origin(OriginKind.SCHEDULE, f"schedule:{made['id']}")
+        found = await house.house.store.read(lambda conn: sessions.by_origin(conn, "ada", origin))
+        assert found is not None
+        results = await house.results(found.id)
+        assert [("a letter" in result.output, result.failed) for result in results] == [(True, False)] * 3
