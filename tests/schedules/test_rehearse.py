@@ -46,6 +46,7 @@ from retinue.store.backup import STORE
 from retinue.testing.fake_clock import START, FakeClock
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import says
+from retinue.testing.virtual_time import simulate
 
 PRICED = Models(entries={"anthropic/scripted": ModelSettings(input_usd=3.0, output_usd=15.0)})
 ASSUMED_MICROUSD = 3 * ASSUMED_INPUT_TOKENS + 15 * ASSUMED_OUTPUT_TOKENS
@@ -639,6 +640,20 @@ def test_a_rehearsal_that_is_broken_off_leaves_nothing_behind(
         assert child.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], complaints
         assert b"Traceback" not in complaints
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_ends_no_step_in_its_middle() -> None:
+    done: list[str] = []
+
+    async def main() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append("this step")
+        await asyncio.sleep(0)
+        done.append("the next")
+
+    with pytest.raises(KeyboardInterrupt), stage.heeding_signals() as heed:
+        simulate(0, main, after_step=heed)
+    assert done == ["this step"]
 
 
 def test_a_closed_house_is_rehearsed_and_not_a_byte_of_it_is_changed(staffed: tuple[HouseProcess, list[str]]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from functools import partial
@@ -199,7 +202,33 @@ def play(
         ask_gate=ask_gate,
         tell=tell,
     )
-    return simulate(plan.seed, main, steps_max=STEPS_MAX)
+    with heeding_signals() as heed:
+        return simulate(plan.seed, main, steps_max=STEPS_MAX, after_step=heed)
+
+
+@contextmanager
+def heeding_signals() -> Generator[Callable[[], None]]:
+    """Signals are heeded between two steps: what one raises within a step ends a task that nobody asks after, and that
+    task complains about it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None  # signals come to the main thread alone
+        return
+    came: list[int] = []
+    before = {n: handler for n in (signal.SIGINT, signal.SIGTERM) if callable(handler := signal.getsignal(n))}
+
+    def heed() -> None:
+        if came:
+            before[signal.Signals(came[0])](came[0], None)
+
+    for number in before:
+        signal.signal(number, lambda number, _: came.append(number))
+
+    try:
+        yield heed
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    heed()  # one that came with the last step
 
 
 async def _play(
