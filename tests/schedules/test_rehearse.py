@@ -38,6 +38,7 @@ from retinue.domain.schedule import HISTORY_MAX, Gate, GateSaid, Kind, Missed, P
 from retinue.domain.trust import Trust
 from retinue.rehearsal import stage
 from retinue.rehearsal.estimates import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS
+from retinue.rehearsal.leaving import Leaving, Left
 from retinue.rehearsal.plan import Asked
 from retinue.rehearsal.rehearsing import rehearse
 from retinue.rehearsal.told import Report, ScheduleTold, SkipKind
@@ -648,12 +649,29 @@ def test_a_signal_ends_no_step_in_its_middle() -> None:
     async def main() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         done.append("this step")
-        await asyncio.sleep(0)
+        await asyncio.sleep(1)
         done.append("the next")
 
-    with pytest.raises(KeyboardInterrupt), stage.heeding_signals() as heed:
-        simulate(0, main, after_step=heed)
-    assert done == ["this step"]
+    leaving = Leaving()
+    with leaving.at(signal.SIGINT), pytest.raises(Left) as left:
+        simulate(0, main, after_step=leaving.heed)
+    assert (done, left.value.status) == (["this step"], 130)
+
+
+def test_what_waits_for_something_outside_is_broken_off() -> None:
+    ended: list[str] = []
+
+    async def waits() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            ended.append("in its own way")
+
+    leaving = Leaving()
+    with leaving.at(signal.SIGTERM), pytest.raises(Left) as left:
+        leaving.run(waits())
+    assert (ended, left.value.status) == (["in its own way"], 143)
 
 
 def test_a_closed_house_is_rehearsed_and_not_a_byte_of_it_is_changed(staffed: tuple[HouseProcess, list[str]]) -> None:

@@ -11,17 +11,17 @@ import os
 import signal
 import sys
 from datetime import datetime
-from types import FrameType
 
 import msgspec
 
 from retinue.config import examine
 from retinue.domain.errors import RetinueError
 from retinue.real import RealClock
+from retinue.rehearsal.leaving import Leaving, Left
 from retinue.rehearsal.plan import Plan, read
 from retinue.rehearsal.rehearsing import rehearse
 
-FAILED, USAGE, INTERRUPTED, ENDED = 1, 2, 130, 143
+FAILED, USAGE = 1, 2
 TOLD_TIMES = 10  # how often progress is told where nobody sees it move
 
 
@@ -51,9 +51,14 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m retinue.rehearsal ASKED\n")
         return USAGE
     logging.getLogger("retinue").setLevel(logging.CRITICAL)  # how each run ended is in the report
-    signal.signal(signal.SIGTERM, _leave)
+    leaving = Leaving()
+    with leaving.at(signal.SIGINT, signal.SIGTERM):
+        return _rehearsed(arguments[0], leaving)
+
+
+def _rehearsed(words: str, leaving: Leaving) -> int:
     try:
-        asked = read(arguments[0].encode())
+        asked = read(words.encode())
         found = examine(os.environ)  # what is wrong with the settings keeps nobody from rehearsing, but they are told
         report = rehearse(
             asked,
@@ -62,20 +67,16 @@ def main(arguments: list[str]) -> int:
             environment=os.environ,
             watch=Progress,
             notes=[f"not as set: {fault}" for fault in found.faults],
+            leaving=leaving,
         )
     except RetinueError as error:
         form = {"code": error.code, "sentence": error.sentence, "because": error.because, "try": error.try_this}
         sys.stdout.write(json.dumps({"error": form}, ensure_ascii=False) + "\n")
         return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except Left as left:
+        return left.status
     sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     return 0
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """By the way on which the copy is removed."""
-    raise SystemExit(ENDED)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -19,6 +18,7 @@ from retinue.rehearsal.checklists import fit, read_all, read_before
 from retinue.rehearsal.copying import copy, folder_for
 from retinue.rehearsal.gates import GatesAsked
 from retinue.rehearsal.gates import ask as ask_gates
+from retinue.rehearsal.leaving import Leaving
 from retinue.rehearsal.plan import Asked, Plan, plan
 from retinue.rehearsal.stage import Tell, nobody_watches
 from retinue.rehearsal.told import Report
@@ -36,22 +36,24 @@ def rehearse(
     environment: Mapping[str, str],
     watch: Callable[[Plan], Tell] = lambda _plan: nobody_watches,
     notes: Sequence[str] = (),
+    leaving: Leaving | None = None,
 ) -> Report:
     """Copy the house, play its schedules on the copy, and tell what came of it. The house itself is only read."""
     began = time.monotonic()
+    leaving = leaving or Leaving()
     wanted = plan(asked, now=now, zone=settings.zone)
     with folder_for(asked.keep) as folder:
         is_open = copy(settings, folder)
         store = stage.open_copy(folder / STORE)
         with closing(store.connection):
             clock, ids = FakeClock(wanted.begin), stage.CountedIds(wanted.seed)
-            unread = [] if is_open else asyncio.run(_open(store, clock, ids, settings, folder))
+            unread = [] if is_open else leaving.run(_open(store, clock, ids, settings, folder))
             scene = stage.look(store, wanted)
-            said = asyncio.run(read_all(scene, store, clock, settings))
+            said = leaving.run(read_all(scene, store, clock, settings))
             gates = reporting.gates_before(store.connection, scene)
             asked_gates = GatesAsked()
             if wanted.gates:
-                asked_gates = asyncio.run(
+                asked_gates = leaving.run(
                     ask_gates(scene, settings, store, clock, ids, folder=folder, environment=environment)
                 )
             played = stage.play(
@@ -64,6 +66,7 @@ def rehearse(
                 checklists=partial(read_before, said, settings),
                 ask_gate=asked_gates,
                 tell=watch(wanted),
+                after_step=leaving.heed,
             )
             return reporting.report(
                 store.connection,

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
-import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from functools import partial
@@ -188,6 +185,7 @@ def play(
     checklists: Callable[[Store, Clock], ReadChecklist],
     ask_gate: AskGate = assumed_open,
     tell: Tell = nobody_watches,
+    after_step: Callable[[], None] | None = None,
 ) -> Played:
     """Rehearse. On return, what came of it is in the copy."""
     main = partial(
@@ -202,33 +200,7 @@ def play(
         ask_gate=ask_gate,
         tell=tell,
     )
-    with heeding_signals() as heed:
-        return simulate(plan.seed, main, steps_max=STEPS_MAX, after_step=heed)
-
-
-@contextmanager
-def heeding_signals() -> Generator[Callable[[], None]]:
-    """Signals are heeded between two steps: what one raises within a step ends a task that nobody asks after, and that
-    task complains about it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # signals come to the main thread alone
-        return
-    came: list[int] = []
-    before = {n: handler for n in (signal.SIGINT, signal.SIGTERM) if callable(handler := signal.getsignal(n))}
-
-    def heed() -> None:
-        if came:
-            before[signal.Signals(came[0])](came[0], None)
-
-    for number in before:
-        signal.signal(number, lambda number, _: came.append(number))
-
-    try:
-        yield heed
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    heed()  # one that came with the last step
+    return simulate(plan.seed, main, steps_max=STEPS_MAX, after_step=after_step)
 
 
 async def _play(
