@@ -64,6 +64,17 @@ async def test_it_rings_at_once_and_then_when_it_was_told_to(clock: FakeClock, b
         assert bell.seconds == [0, 7.5, 15, 22.5]
 
 
+async def test_its_timer_is_set_in_the_moment_in_which_it_learns_when_to_ring(clock: FakeClock, bell: Bell) -> None:
+    """Set a round of the loop later, it counted from wherever the clock had been turned to meanwhile."""
+    bell.next = lambda: 7.5
+    alarm = Alarm(clock, bell.ring)
+    alarm.start()
+    while not bell.rung:
+        await asyncio.sleep(0)
+    assert clock.wakes_in() == [7.5]
+    await alarm.stop()
+
+
 @pytest.mark.spec("H14")
 @pytest.mark.parametrize("wait_s", [None, 1e9, 3e10, float("inf")])
 async def test_however_far_the_next_moment_is_it_looks_every_tick(

@@ -58,10 +58,13 @@ class Alarm:
             await self._wait(self._tick_max_s if wait_s is None else min(wait_s, self._tick_max_s))
 
     async def _wait(self, seconds: float) -> None:
-        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
-        poked = asyncio.ensure_future(self._poked.wait())
+        """Until then, or until poked. The timer is set before anything else can happen: whoever turns a clock by hand
+        would turn it past us."""
+        if seconds <= 0:
+            await self._clock.sleep(0)
+            return
+        take_back = self._clock.later(seconds, self._poked.set)
         try:
-            await asyncio.wait({sleeping, poked}, return_when=asyncio.FIRST_COMPLETED)
+            await self._poked.wait()
         finally:
-            sleeping.cancel()
-            poked.cancel()
+            take_back()
