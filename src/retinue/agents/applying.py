@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from retinue.agents.changes import differences
 from retinue.domain.agent import Agent
@@ -39,9 +38,7 @@ class Planned(Struct, frozen=True):
     because: str
     agent: Agent | None = None
     person: Person | None = None
-    changed: Mapping[str, tuple[Any, Any]] = msgspec.field(
-        default_factory=dict[str, tuple[Any, Any]]
-    )  # from what to what
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])  # from what to what
 
 
 def plan_agents(declared: Sequence[Agent], known: Sequence[Known], *, take_file: bool = False) -> list[Planned]:

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 import sqlalchemy as sa
-from msgspec import Struct
+from msgspec import Struct, field
 
 from retinue.agents import templates
 from retinue.agents.instruction_files import Look, Snapshot, take
@@ -65,9 +65,7 @@ class Told(Struct, frozen=True):
     parts: tuple[Counted, ...]
     template: str = ""  # the hash of the owner's; empty where it is the house's own
     files: tuple[tuple[str, Counted], ...] = ()  # in a preview: what is told of each, and in which section
-    words: Mapping[str, str] = msgspec.field(
-        default_factory=dict[str, str]
-    )  # in a preview: of each section, by its name
+    words: Mapping[str, str] = field(default_factory=dict[str, str])  # in a preview: of each section, by its name
 
 
 class Whose(Struct, frozen=True):

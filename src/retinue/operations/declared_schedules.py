@@ -20,7 +20,7 @@ from retinue.mailroom.routing import OWNER
 from retinue.operations.base import Desk
 from retinue.operations.schedules import zone_of
 from retinue.schedules import forms
-from retinue.schedules.forms import Form, GateForm, Setting
+from retinue.schedules.forms import Form, Setting
 from retinue.store import schedules
 from retinue.store.house import Page
 from retinue.store.schedules import Kept
@@ -113,18 +113,7 @@ def form_of(table: Mapping[str, Any]) -> Form:
         delete_after_run=table.get("delete_after_run", False),
         model=table.get("model", ""),
         title=table.get("title", ""),
-        gate=_gate(gate) if isinstance(gate, ScheduleGate) else None,
-    )
-
-
-def _gate(gate: ScheduleGate) -> GateForm:
-    return GateForm(
-        command=gate.command,
-        cwd=gate.cwd,
-        timeout_ms=gate.timeout_ms,
-        env=dict(gate.env),
-        permissions=list(gate.permissions),
-        domains=list(gate.domains),
+        gate=forms.form_of(gate) if isinstance(gate, ScheduleGate) else None,
     )
 
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from retinue.domain import address
 from retinue.domain.address import valid_name
-from retinue.domain.errors import Invalid, RetinueError, StoreError
+from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.ids import ScheduleId
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.schedule import Every, Kind, Schedule
@@ -31,7 +31,7 @@ from retinue.domain.trust import Trust
 from retinue.schedules import forms
 from retinue.schedules.forms import Setting
 from retinue.schedules.front import FILE_BYTES_MAX, Filed, NoId, parse, render
-from retinue.schedules.watching import Watcher
+from retinue.schedules.watching import Looking, Watcher
 from retinue.store import agents, schedules, tables
 from retinue.store.connection import Store
 from retinue.store.house import Page
@@ -43,7 +43,6 @@ FOLDER = "schedules"
 FILES_MAX = 10_000
 READ_AT_ONCE_MAX = 500
 PROBLEMS_MAX = 100
-SETTLE_S = 0.05  # an editor writes in several steps; we look when it is done
 OWNER = address.person("owner")
 UTC = ZoneInfo("UTC")
 
@@ -83,22 +82,19 @@ class ScheduleFiles:
         self._agreed: dict[str, _Agreed] = {}
         self._problems: dict[str, str] = {}
         self._lock = asyncio.Lock()
-        self._again = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._watcher = Watcher(self._folder, clock, self._again.set)
+        self._looking = Looking(self.look, clock, what="files of schedules")
+        self._watcher = Watcher(self._folder, clock, self._looking.poke)
 
     async def start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         await self.look()
         self._watcher.start()
-        self._store.on_commit(self._again.set, tables.schedules)
-        self._task = asyncio.create_task(self._forever(), name="schedule files")
+        self._store.on_commit(self._looking.poke, tables.schedules)
+        self._looking.start()
 
     async def stop(self) -> None:
         self._watcher.stop()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._looking.stop()
 
     def problems(self) -> list[str]:
         """Which files could not be read, and why."""
@@ -120,18 +116,6 @@ class ScheduleFiles:
                 if name.casefold() not in by_name:
                     await self._take_in(name, file, kept, folded, problems)
             self._tell(problems)
-
-    async def _forever(self) -> None:
-        while True:
-            await self._again.wait()
-            await asyncio.sleep(SETTLE_S)
-            self._again.clear()
-            try:
-                await self.look()
-            except (StoreError, OSError) as error:
-                log.warning("files of schedules not looked at", extra={"error": str(error)})
-                await self._clock.sleep(1.0)
-                self._again.set()
 
     # --- one schedule and its file ---
 

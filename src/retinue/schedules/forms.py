@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from retinue.config.staff import ScheduleGate
 from retinue.domain import address, cron
 from retinue.domain.address import Address, AddressKind, valid_name
 from retinue.domain.errors import Invalid
@@ -158,7 +159,7 @@ def gate_of(form: GateForm | None) -> Gate | None:
     )
 
 
-def form_of(gate: Gate | None) -> GateForm | None:
+def form_of(gate: Gate | ScheduleGate | None) -> GateForm | None:
     if gate is None:
         return None
     return GateForm(

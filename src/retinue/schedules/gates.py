@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -27,18 +26,16 @@ from retinue.domain.ports import Clock, Ids
 from retinue.domain.schedule import Gate, GateSaid, Schedule
 from retinue.domain.session import OriginKind
 from retinue.domain.text import clipped_bytes, storable
-from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.policy.grants import missing
 from retinue.policy.placing import ExecPolicy, Where
 from retinue.policy.wrapping import wrap
 from retinue.sandbox.base import Child, Confinement, Ended, Limits, Network
-from retinue.store import labels
 from retinue.store.connection import Store
 from retinue.tools.base import Scene, ToolFailed
 from retinue.tools.files.paths import locate, reach_of
 from retinue.tools.grants import Grants
-from retinue.tools.shell.confining import Confining, Placed
+from retinue.tools.shell.confining import Confining, Placed, believed
 from retinue.tools.shell.programs import argv_of, environment, program_of
 
 OUTPUT_BYTES_MAX = 1024 * 1024  # that is read of what a gate says
@@ -90,7 +87,7 @@ class Gates(Struct, frozen=True, kw_only=True):
         await self.confining.ready()
         placed, folder = await self._place(gate, scene)
         argv = argv_of(gate.command, folder, confined=placed.confined)
-        trust = await self._believed(scene, placed)
+        trust = await believed(self.store, self.clock, scene, placed, run=None, untrusted=False)
         child = await placed.sandbox.start(argv, placed.confinement)
         return await self._hear(gate, child, schedule, trust)
 
@@ -124,22 +121,6 @@ class Gates(Struct, frozen=True, kw_only=True):
         if not folder.is_dir():
             raise ToolFailed(f"'{named[:200]}' is not a folder", because="a command runs in a folder")
         return folder
-
-    async def _believed(self, scene: Scene, placed: Placed) -> Trust:
-        """As of a command of the agent's: words from a network, or made by untrusted ones, are from outside."""
-        networked = placed.confinement.network is not None or not placed.confined
-        doubted = networked or scene.trust is Trust.UNTRUSTED
-        if not doubted and not await self.store.read(partial(labels.is_needed, path="")):
-            return Trust.PRIVATE
-        body = partial(
-            labels.begin_command,
-            readable=[str(each) for each in placed.confinement.readable],
-            writable=[str(each) for each in placed.confinement.writable],
-            untrusted=doubted,
-            at_ms=to_ms(self.clock.now()),
-            run=None,
-        )
-        return await self.store.write(body, point="label")
 
     async def _hear(self, gate: Gate, child: Child, schedule: Schedule, trust: Trust) -> GateSaid:
         try:

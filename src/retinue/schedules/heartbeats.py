@@ -24,7 +24,6 @@ from retinue.config.heartbeats import LAST, HeartbeatDefaults
 from retinue.config.staff import default_agent
 from retinue.domain import address, heartbeat
 from retinue.domain.agent import NO_HEARTBEAT, Agent, HeartbeatRules
-from retinue.domain.errors import StoreError
 from retinue.domain.heartbeat import CHECKLIST, EVERY_S, EVERY_S_MIN, Heartbeat
 from retinue.domain.ids import ScheduleId, derived
 from retinue.domain.ports import Clock
@@ -32,7 +31,7 @@ from retinue.domain.schedule import Every, Kind, Place, Schedule
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.schedules.heartbeat_files import folder_of, listed
-from retinue.schedules.watching import Watcher
+from retinue.schedules.watching import Looking, Watcher
 from retinue.store import agents, schedules, tables
 from retinue.store.connection import Store
 from retinue.store.house import Page
@@ -43,8 +42,6 @@ log = logging.getLogger(__name__)
 OWNER = address.person("owner")
 HEARTBEATS_MAX = 1_000
 CHECKLIST_BYTES_MAX = 1024 * 1024
-SETTLE_S = 0.05
-STORE_RETRY_S = 1.0
 SOON = timedelta(seconds=1)
 NOT_SET = "no heartbeat is set for it, and it has no tasks"
 
@@ -131,26 +128,23 @@ class Heartbeats:
         self._home_of = home_of
         self._workspace_of = workspace_of
         self._lock = asyncio.Lock()
-        self._again = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._looking = Looking(self.fit, clock, what="heartbeats")
         self._watcher: Watcher | None = None
         self._watched: Path | None = None
 
     async def start(self) -> None:
         await self.fit(boot=True)
-        self._store.on_commit(self._again.set, tables.agents)
-        self._task = asyncio.create_task(self._forever(), name="heartbeats")
+        self._store.on_commit(self._looking.poke, tables.agents)
+        self._looking.start()
 
     async def stop(self) -> None:
         if self._watcher is not None:
             self._watcher.stop()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._looking.stop()
 
     def poke(self) -> None:
         """The settings, the staff or a folder may have changed."""
-        self._again.set()
+        self._looking.poke()
 
     async def fit(self, *, boot: bool = False) -> None:
         """Bring the schedules in line. At a start, one that has never run runs at once."""
@@ -190,18 +184,6 @@ class Heartbeats:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._watcher = Watcher(folder, self._clock, self.poke)
             self._watcher.start()
-
-    async def _forever(self) -> None:
-        while True:
-            await self._again.wait()
-            await asyncio.sleep(SETTLE_S)
-            self._again.clear()
-            try:
-                await self.fit()
-            except (StoreError, OSError) as error:
-                log.warning("heartbeats not looked at", extra={"error": str(error)})
-                await self._clock.sleep(STORE_RETRY_S)
-                self._again.set()
 
 
 def _read(path: Path) -> str | None:

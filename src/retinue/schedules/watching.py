@@ -8,15 +8,21 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from retinue.domain.errors import StoreError
 from retinue.domain.ports import Clock
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 READ_BYTES = 65_536
+SETTLE_S = 0.05  # an editor writes a file in several steps: one look is enough for all of them
+AGAIN_S = 1.0  # after a look that failed
 
 _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _DELETE_SELF = 0x8, 0x40, 0x80, 0x100, 0x200, 0x400
 _CHANGES = _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _DELETE | _DELETE_SELF | _CREATE
@@ -63,6 +69,40 @@ class Watcher:
     def _look(self) -> None:
         self._changed()
         self._look_later()
+
+
+class Looking:
+    """Does `look` after it was poked, once for all pokes of a moment, and again where it failed."""
+
+    def __init__(self, look: Callable[[], Awaitable[None]], clock: Clock, *, what: str) -> None:
+        self._look = look
+        self._clock = clock
+        self._what = what
+        self._poked = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._forever(), name=self._what)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def poke(self) -> None:
+        self._poked.set()
+
+    async def _forever(self) -> None:
+        while True:
+            await self._poked.wait()
+            await asyncio.sleep(SETTLE_S)
+            self._poked.clear()
+            try:
+                await self._look()
+            except (StoreError, OSError) as error:
+                log.warning("not looked at", extra={"what": self._what, "error": str(error)})
+                await self._clock.sleep(AGAIN_S)
+                self._poked.set()
 
 
 def _told_by_the_kernel(folder: Path) -> int | None:

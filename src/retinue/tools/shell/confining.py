@@ -6,18 +6,25 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
 from retinue.config.sandbox import DockerSettings, SandboxKind, SandboxSettings, WorkspaceAccess
+from retinue.domain.ids import RunId
 from retinue.domain.nouns import replace
 from retinue.domain.permission import STAFF_FOLDER, Rights
+from retinue.domain.ports import Clock
+from retinue.domain.times import to_ms
+from retinue.domain.trust import Trust
 from retinue.policy.placing import ExecPolicy, Where
 from retinue.policy.sandboxing import sandbox_of
 from retinue.sandbox.base import Confinement, Network, Probe, Sandbox, SandboxFailed
 from retinue.sandbox.choosing import Asked, Choice, Facts, choose
 from retinue.sandbox.secrets import applicable, with_secrets
+from retinue.store import labels
+from retinue.store.connection import Store
 from retinue.tools.base import Scene
 
 
@@ -27,6 +34,27 @@ class Placed(Struct, frozen=True):
     sandbox: Sandbox
     confinement: Confinement
     confined: bool
+
+
+async def believed(
+    store: Store, clock: Clock, scene: Scene, placed: Placed, *, run: RunId | None, untrusted: bool
+) -> Trust:
+    """How far what a command says is believed: words from a network, or made of untrusted ones, are from outside. One
+    without walls may have asked anybody anything."""
+    networked = placed.confinement.network is not None or not placed.confined
+    doubted = untrusted or networked or scene.trust is Trust.UNTRUSTED
+    # Mostly there is nothing untrusted in the house: then a look is enough, without a commit.
+    if not doubted and not await store.read(partial(labels.is_needed, path="")):
+        return Trust.PRIVATE
+    body = partial(
+        labels.begin_command,
+        readable=[str(each) for each in placed.confinement.readable],
+        writable=[str(each) for each in placed.confinement.writable],
+        untrusted=doubted,
+        at_ms=to_ms(clock.now()),
+        run=run,
+    )
+    return await store.write(body, point="label")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,20 +20,17 @@ from retinue.domain.ids import short
 from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB, Access, Permission, Withheld
 from retinue.domain.ports import Clock
-from retinue.domain.times import to_ms
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
-from retinue.domain.trust import Trust
 from retinue.policy import command_rules, placing
 from retinue.policy.commands import parse
 from retinue.policy.placing import Asking, ExecPolicy, Gates, Resolved, Security, Where, Wish
 from retinue.sandbox.base import Child, Confinement, Limits, Network, Sandbox, SandboxFailed
-from retinue.store import labels
 from retinue.store.connection import Store
 from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files.paths import lacking, locate, reach_of
 from retinue.tools.shell import logs
 from retinue.tools.shell.book import ending
-from retinue.tools.shell.confining import Placed
+from retinue.tools.shell.confining import Placed, believed
 from retinue.tools.shell.jobs import Job, Jobs, Order
 from retinue.tools.shell.programs import argv_of, environment, find_programs, program_of
 
@@ -266,7 +263,9 @@ class Exec:
             command=arguments.command,
             folder=folder,
             timeout_s=arguments.timeout_s,
-            believed=partial(self._believed, scene, placed),
+            believed=lambda untrusted: believed(
+                self.store, self.clock, scene, placed, run=scene.run, untrusted=untrusted
+            ),
             pty=arguments.pty,
             background=arguments.background,
         )
@@ -279,23 +278,6 @@ class Exec:
                 f"'{named[:200]}' is not a folder", because="a command runs in a folder", code="path.no-folder"
             )
         return folder
-
-    async def _believed(self, scene: Scene, placed: Placed, untrusted: bool) -> Trust:
-        """A command without walls may have asked anybody anything."""
-        networked = placed.confinement.network is not None or not placed.confined
-        doubted = untrusted or networked or scene.trust is Trust.UNTRUSTED
-        # Mostly there is nothing untrusted in the house: then a look is enough, without a commit.
-        if not doubted and not await self.store.read(partial(labels.is_needed, path="")):
-            return Trust.PRIVATE
-        body = partial(
-            labels.begin_command,
-            readable=[str(each) for each in placed.confinement.readable],
-            writable=[str(each) for each in placed.confinement.writable],
-            untrusted=doubted,
-            at_ms=to_ms(self.clock.now()),
-            run=scene.run,
-        )
-        return await self.store.write(body, point="label")
 
     # What came of it
 
