@@ -91,8 +91,11 @@ run: setup ## open the house in the foreground
 
 # --- tests ---
 
-test: setup system web ## every test but the slow ones
-	@$(BIN)/python -m pytest $(ARGS)
+# So many at once, each with whole files: most of the time a test waits for a process, a disk or a browser.
+WORKERS := 2
+
+test: setup system web ## every test but the slow ones (WORKERS=1 one after the other)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(VENV)/.slow system web ## the slow tests, with all 500 seeds and three months
 	@RETINUE_SEEDS=500 $(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)

@@ -18,7 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(SpecPlugin(config.getoption("--spec-results")), "spec-lines")
+    is_worker = hasattr(config, "workerinput")  # one of several that share the tests: another keeps the score
+    results = None if is_worker else config.getoption("--spec-results")
+    config.pluginmanager.register(SpecPlugin(results), "spec-lines")
+
+
+LINES = "spec lines"
 
 
 class SpecPlugin:
@@ -27,7 +32,6 @@ class SpecPlugin:
     def __init__(self, results: str | None) -> None:
         self._results = results
         self._known = frozenset(read_spec_lines().owner_of)
-        self._lines_of: dict[str, Sequence[str]] = {}
         self._passed: set[str] = set()
         self._failed: set[str] = set()
 
@@ -39,12 +43,12 @@ class SpecPlugin:
             complaints += [f"{item.nodeid}: spec() names no line" for mark in marks if not mark.args]
             lines = [line for mark in marks for line in mark.args]
             complaints += [f"{item.nodeid}: no such line: {line}" for line in lines if line not in self._known]
-            self._lines_of[item.nodeid] = lines
+            item.user_properties.append((LINES, lines))  # so the report tells, wherever the test is run
         if complaints:
             raise pytest.UsageError(*complaints)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        lines = self._lines_of.get(report.nodeid, ())
+        lines: Sequence[str] = next((value for name, value in report.user_properties if name == LINES), ())  # type: ignore[assignment]
         if report.failed:
             self._failed.update(lines)
         elif report.passed and report.when == "call":
