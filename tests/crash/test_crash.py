@@ -89,15 +89,21 @@ async def test_the_verdict_catches_a_house_that_acts_before_it_has_written_its_i
     assert sound.ok, sound.lines()
 
 
+OPEN_CALLS = "SELECT count(*) FROM steps WHERE kind = 'model' AND state = 'open'"
+OF_ADA = "SELECT id FROM runs WHERE agent = 'ada'"  # the clock writes too, to another
+
+
 async def taken_over(folder: Path, *, bugs: str) -> Verdict:
     """A worker is paused in the middle of a run, another takes it over and ends it, and the first one comes back."""
     habit = Habit(to="agent:ada", does={Do.WHIM: 1}, thinks_s=2.0)
     async with trial(folder, seed=1, habits=[habit], letters_max=1, bugs=f"lock-not-held{bugs}") as (tried, writing):
         first = await tried.start()
-        await until(lambda: stored(tried, "SELECT count(*) FROM steps WHERE kind = 'model' AND state = 'open'") == 1)
+        await until(lambda: stored(tried, f"{OPEN_CALLS} AND run IN ({OF_ADA})") == 1)
         await pause_between_commits(tried, first)
         second = await tried.start()
-        await until(lambda: stored(tried, "SELECT count(*) FROM runs WHERE status = 'completed'") == 1)
+        await until(
+            lambda: stored(tried, "SELECT count(*) FROM runs WHERE status = 'completed' AND agent = 'ada'") == 1
+        )
         first.signal(signal.SIGCONT)
         await until(lambda: "run taken over" in second.said or witnessed(tried) == 2)  # they share one log
         await first.kill()

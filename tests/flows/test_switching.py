@@ -82,6 +82,7 @@ async def test_coming_back_brings_a_summary_as_a_message_there(house: House) -> 
     await say(house, "hello")
     (ada,) = await sessions_of(house, "ada")
     await say(house, "/switch bo what is for dinner?")
+    await house.quiet()
     told = await say(house, "/switch back we decided on soup", "bo")
     await house.quiet()
     assert told == f"You go on with ada, in the session {ada[:8]}."

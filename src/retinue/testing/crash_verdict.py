@@ -155,6 +155,7 @@ def _settled_once(case: _Case) -> Iterator[Finding]:
     told = {letter.reply_to for letter in case.evidence.letters if letter.kind == "notice"}
     told_runs = {case.by_id[id_].run for id_ in told if id_ in case.by_id} - {None}
     ahead = {slot.envelope for slot in case.evidence.slots if slot.state == "waiting"}
+    explained = {slot.envelope for slot in case.evidence.slots if slot.state in ("skipped", "failed") and slot.because}
     for letter in case.evidence.letters:
         if letter.id in ahead and letter.outcomes == 0:
             continue  # a schedule's next time: it is still to come
@@ -166,7 +167,7 @@ def _settled_once(case: _Case) -> Iterator[Finding]:
         elif not letter.because:
             yield Finding(Wrong.UNEXPLAINED, f"{name} ended {letter.outcome} without a because")
         elif letter.kind == "message" and letter.outcome not in ("answered", "delivered") and not _is_aside(letter):
-            if letter.id not in told and letter.run not in told_runs:
+            if letter.id not in told | explained and letter.run not in told_runs:
                 yield Finding(Wrong.UNEXPLAINED, f"{name} ended {letter.outcome}, and nobody was told")
     for run in case.evidence.runs:
         if run.status in ("running", "parked"):
