@@ -13,7 +13,7 @@ from retinue.domain.ids import ScheduleId
 from retinue.domain.schedule import Cron, Every, Once, Schedule, Slot, SlotState, When
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.store import schedules
+from retinue.store import ledger, schedules
 from retinue.store.house import Page
 from retinue.testing.household import House, Household
 
@@ -91,8 +91,26 @@ async def ended(house: House, schedule: Schedule, *, at: datetime) -> Slot:
     return await house.eventually(body, what=f"the slot of {at} to end")
 
 
+async def holds(house: House) -> None:
+    checked = await house.store.scan(lambda conn: ledger.check(conn, now_ms=0))
+    assert checked.holds, "\n".join(checked.lines())
+
+
 def utc(text: str) -> datetime:
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
-__all__ += ["a_schedule", "add", "ended", "history", "kept", "pending", "replace", "turn_to", "utc", "waiting", "write"]
+__all__ += [
+    "a_schedule",
+    "add",
+    "ended",
+    "history",
+    "holds",
+    "kept",
+    "pending",
+    "replace",
+    "turn_to",
+    "utc",
+    "waiting",
+    "write",
+]

@@ -13,6 +13,7 @@ from schedules.clock_house import (
     add,
     ended,
     history,
+    holds,
     kept,
     pending,
     replace,
@@ -27,7 +28,7 @@ from retinue.domain.record import Reply
 from retinue.domain.schedule import Cron, Gate, GateSaid, Missed, Once, Schedule, SlotState
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import ToolResult
-from retinue.store import agents, approvals, ledger, schedules
+from retinue.store import agents, approvals, schedules
 from retinue.store.house import Page
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, calls, says
@@ -53,11 +54,6 @@ async def to(house: House, schedule: Schedule, act: Act) -> None:
 async def at_work(house: House, schedule: Schedule) -> None:
     await house.eventually(lambda conn: schedules.at_work(conn, schedule.id), what="the slot to be worked on")
     await house.eventually(lambda conn: bool(house.household.model.prompts), what="the model to be asked")
-
-
-async def holds(house: House) -> None:
-    checked = await house.store.scan(lambda conn: ledger.check(conn, now_ms=0))
-    assert checked.holds, "\n".join(checked.lines())
 
 
 async def told(house: House, schedule: Schedule) -> list[tuple[str, str, str]]:

@@ -14,6 +14,7 @@ from schedules.clock_house import (
     add,
     ended,
     history,
+    holds,
     kept,
     pending,
     replace,
@@ -28,7 +29,7 @@ from retinue.domain.ids import ScheduleId
 from retinue.domain.record import UserTurn
 from retinue.domain.schedule import By, Every, Gate, GateSaid, Missed, Once, Place, Schedule, SlotState
 from retinue.domain.session import OriginKind
-from retinue.store import ledger, schedules
+from retinue.store import schedules
 from retinue.store.house import Page
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.quiet_connector import QuietConnector
@@ -42,21 +43,10 @@ def household(tmp_path: Path) -> Household:
     return Household(tmp_path)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def any_household(request: pytest.FixtureRequest, tmp_path: Path) -> Household:
-    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
-    return Household(tmp_path, url=url)
-
-
 def found(page: Page, schedule: Schedule) -> schedules.Kept:
     kept = schedules.get(page.conn, schedule.id)
     assert kept is not None
     return kept
-
-
-async def holds(house: House) -> None:
-    checked = await house.store.scan(lambda conn: ledger.check(conn, now_ms=0))
-    assert checked.holds, "\n".join(checked.lines())
 
 
 async def states(house: House, schedule: Schedule) -> list[tuple[datetime, SlotState]]:

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import pytest
 import sqlalchemy as sa
 from flows.provider import settings_of
-from schedules.clock_house import a_schedule, add, ended, history, pending, turn_to, utc, write
+from schedules.clock_house import a_schedule, add, ended, history, holds, pending, turn_to, utc, write
 
 from retinue.config.heartbeats import HeartbeatDefaults, ShownSettings
 from retinue.domain.agent import Agent, HeartbeatRules
@@ -22,7 +22,7 @@ from retinue.domain.schedule import By, GateSaid, Kind, Once, Place, Schedule, S
 from retinue.domain.session import Session
 from retinue.domain.session_keys import ChatType
 from retinue.schedules.heartbeats import Beating, Wishes, beating, id_of, schedule_of
-from retinue.store import ledger, schedules
+from retinue.store import schedules
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, calls, says
@@ -37,12 +37,6 @@ ALERT = "The plants are dry, and nobody is at home before Thursday."
 @pytest.fixture
 def household(tmp_path: Path) -> Household:
     return Household(tmp_path)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def any_household(request: pytest.FixtureRequest, tmp_path: Path) -> Household:
-    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
-    return Household(tmp_path, url=url)
 
 
 def home(household: Household, agent: str = "ada") -> Path:
@@ -83,11 +77,6 @@ def asked(household: Household, number: int = -1) -> str:
     """What the model read last of what was written to it."""
     turns = [each.body for each in household.model.prompts[number].records if isinstance(each.body, UserTurn)]
     return turns[-1].text
-
-
-async def holds(house: House) -> None:
-    checked = await house.store.scan(lambda conn: ledger.check(conn, now_ms=0))
-    assert checked.holds, "\n".join(checked.lines())
 
 
 # --- what is due ---

@@ -1,0 +1,15 @@
+"""Houses for schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retinue.testing.household import Household
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def any_household(request: pytest.FixtureRequest, tmp_path: Path) -> Household:
+    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
+    return Household(tmp_path, url=url)
