@@ -16,8 +16,13 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import NO_CONTEXT, Context, Envelope, Receipt
+from retinue.domain.envelope import NO_CONTEXT, Context, Receipt
 from retinue.domain.errors import RetinueError
+from retinue.domain.parcel import NO_ABILITIES as NO_ABILITIES
+from retinue.domain.parcel import Abilities, Parcel
+from retinue.domain.parcel import Button as Button
+from retinue.domain.parcel import Unit as Unit
+from retinue.domain.parcel import whole as whole
 from retinue.domain.ports import Clock
 
 # --- what goes wrong ---
@@ -83,38 +88,6 @@ class LineLost(RetinueError):
         self.needs_owner = needs_owner
 
 
-# --- what a place can ---
-
-
-class Unit(StrEnum):
-    """How a place counts the length of words."""
-
-    CHARACTERS = "characters"
-    UTF16 = "utf-16"
-    BYTES = "bytes"
-
-
-class Abilities(Struct, frozen=True, kw_only=True):
-    """What a place can. What it cannot, the house does in another way, or does without."""
-
-    text_max: int = 4000  # in one message, counted in `unit`
-    unit: Unit = Unit.CHARACTERS
-    caption_max: int = 0  # words beside a file; 0: they go on their own, after it
-    files: bool = False
-    file_bytes_max: int = 0
-    album_max: int = 1  # files in one message
-    quotes: bool = False  # a message may point to another
-    edits: bool = False  # a message of ours may be changed: `Edits`
-    reacts: bool = False  # `Reacts`
-    types: bool = False  # it can be shown that someone writes: `Types`
-    buttons: bool = False
-    formats: bool = False  # the connector renders Markdown; else the marks stand there as they are written
-    lines: bool = True  # a message may have several lines
-
-
-NO_ABILITIES = Abilities()
-
-
 # --- what goes out ---
 
 
@@ -122,42 +95,6 @@ class Delivery(Struct, frozen=True):
     """A platform's proof that it took ours: the id it gave our message, or its word for yes. Never empty."""
 
     receipt: str
-
-
-class Button(Struct, frozen=True):
-    """`data` comes back as the text of a press (`Heard.PRESS`)."""
-
-    label: str
-    data: str
-
-
-class Parcel(Struct, frozen=True, kw_only=True):
-    """One message to one room: a whole envelope, or as much of it as the place takes at once.
-
-    `envelope` is for its address and its id; the words to send are `text`, which may be fewer. `quote` is the
-    platform's id of a message in the same room. `key` is the same whenever the same part is sent again.
-    """
-
-    envelope: Envelope
-    text: str
-    files: tuple[Attachment, ...] = ()
-    quote: str = ""
-    buttons: tuple[tuple[Button, ...], ...] = ()  # in rows
-    index: int = 0
-    count: int = 1
-
-    @property
-    def room(self) -> str:
-        return self.envelope.recipient.rest
-
-    @property
-    def key(self) -> str:
-        return self.envelope.id if self.count == 1 else f"{self.envelope.id}/{self.index}"
-
-
-def whole(envelope: Envelope) -> Parcel:
-    """All of an envelope at once, where its place has no bounds."""
-    return Parcel(envelope=envelope, text=envelope.text, files=envelope.attachments)
 
 
 # --- what comes in ---
@@ -316,6 +253,24 @@ class Answers(Protocol):
     async def answer_press(self, press_id: str, text: str) -> None:
         """Say something to whoever pressed a button, and to nobody else. `press_id` is the press's `message_id`."""
         ...
+
+
+def edits_of(connector: object) -> Edits | None:
+    """A connector as one that shows what is being written, where its place can and it says so."""
+    return connector if _can(connector, "edits") and isinstance(connector, Edits) else None
+
+
+def reacts_of(connector: object) -> Reacts | None:
+    return connector if _can(connector, "reacts") and isinstance(connector, Reacts) else None
+
+
+def types_of(connector: object) -> Types | None:
+    return connector if _can(connector, "types") and isinstance(connector, Types) else None
+
+
+def _can(connector: object, ability: str) -> bool:
+    able = abilities_of(connector)
+    return able is not None and bool(getattr(able, ability))
 
 
 class Finding(Struct, frozen=True, kw_only=True):

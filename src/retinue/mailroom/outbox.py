@@ -11,7 +11,7 @@ from functools import partial
 from msgspec import Struct
 
 from retinue.config.sessions import SessionSettings, plain
-from retinue.connectors.base import Connector, DeliveryFailed, FailureKind, attempts_of
+from retinue.connectors.base import Connector, DeliveryFailed, FailureKind, attempts_of, whole
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
@@ -298,7 +298,7 @@ class Outbox:
     async def _hand_over(self, connector: Connector, envelope: Envelope) -> Sent | Failed:
         try:
             async with asyncio.timeout(self._bounds.send_s_max):
-                delivery = await connector.deliver(envelope)
+                delivery = await connector.deliver(whole(envelope))
             return Sent(_kept(delivery.receipt, RECEIPT_CHARS_MAX))
         except DeliveryFailed as failed:
             return Failed(

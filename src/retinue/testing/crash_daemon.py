@@ -23,9 +23,9 @@ from retinue import daemon
 from retinue.config import from_environment
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, Delivery, External, ToolRules
-from retinue.domain.envelope import Envelope
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.nouns import replace
+from retinue.domain.parcel import Parcel
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import ToolSpec
 from retinue.engine.lanes import Slots
@@ -107,11 +107,11 @@ def _room(outside: Path, instance: str, *, repeats_safely: bool) -> QuietConnect
     )
 
 
-def _mark(file: Path, envelope: Envelope) -> None:
+def _mark(file: Path, parcel: Parcel) -> None:
     """A line outside the house, synced: the place took it, whatever the house remembers."""
     fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(fd, f"{envelope.id} {envelope.text}\n".encode())
+        os.write(fd, f"{parcel.key} {parcel.text}\n".encode())
         os.fsync(fd)
     finally:
         os.close(fd)
