@@ -29,6 +29,7 @@ from retinue.domain.times import to_ms
 from retinue.engine.engine import Engine
 from retinue.engine.live import Live
 from retinue.mailroom.callbacks import Callbacks
+from retinue.mailroom.hooks import Hooks
 from retinue.models.catalog import Catalog
 from retinue.operations.auditing import AuditedStore, line_of
 from retinue.operations.keeper import Keeper
@@ -88,6 +89,7 @@ class Desk(Struct, frozen=True, kw_only=True):
     session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # what still runs for it is ended
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
     callbacks: Callbacks | None = None  # where agents that run elsewhere are heard
+    hooks: Hooks | None = None  # where requests of programs elsewhere are taken
     uploads: Uploads = field(default_factory=Uploads)  # files that were sent ahead of their envelopes
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
 
