@@ -10,6 +10,7 @@ from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 from retinue.config import checks
+from retinue.config.connectors import ConnectorSettings
 from retinue.config.defaults import Defaults
 from retinue.config.external import ExternalSettings
 from retinue.config.hands import ApprovalSettings, ToolSettings
@@ -200,6 +201,7 @@ class Settings:
     web: WebSettings = WebSettings()
     external: ExternalSettings = ExternalSettings()
     mcp: Mapping[str, McpServer] = field(default_factory=dict[str, McpServer])
+    connectors: Mapping[str, ConnectorSettings] = field(default_factory=dict[str, ConnectorSettings])
     skills: SkillSettings = SkillSettings()
     plugins: Mapping[str, PluginSettings] = field(default_factory=dict[str, PluginSettings])
 
@@ -218,6 +220,7 @@ OWN_SECTIONS = (
     "web",
     "external",
     "mcp",
+    "connectors",
     "skills",
     "plugins",
 )
