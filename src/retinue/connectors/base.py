@@ -116,6 +116,7 @@ class Speaker(Struct, frozen=True, kw_only=True):
     name: str = ""
     username: str = ""
     is_program: bool = False  # another bot, or an answering machine: never answered, so that two never go on for ever
+    vouched: bool = True  # the place says that it is they; who is not vouched for is never linked to a person
 
 
 NOBODY = Speaker(id="")
