@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.domain.parcel import Unit
-from retinue.policy.chunking import Break, ChunkMode, chunks, clipped, measure
+from retinue.domain.wording import Break, ChunkMode
+from retinue.policy.chunking import chunks, clipped, measure
 
 PIECES = st.sampled_from(
     ["a", "word", " ", "  ", "\n", "\n\n", "\n \n", ". ", "! ", "é", "ö", "e\u0301", "🦊", "👩\u200d👩\u200d👧", "🇩🇪",

@@ -21,6 +21,7 @@ from retinue.config.sandbox import SandboxSettings
 from retinue.config.sessions import SessionSettings
 from retinue.config.skills import PluginSettings, SkillSettings
 from retinue.config.web import WebSettings
+from retinue.config.words import WordSettings
 from retinue.domain.agent import PermissionLevel
 
 DRAIN_S = 10.0
@@ -202,6 +203,7 @@ class Settings:
     external: ExternalSettings = ExternalSettings()
     mcp: Mapping[str, McpServer] = field(default_factory=dict[str, McpServer])
     connectors: Mapping[str, ConnectorSettings] = field(default_factory=dict[str, ConnectorSettings])
+    words: WordSettings = WordSettings()
     skills: SkillSettings = SkillSettings()
     plugins: Mapping[str, PluginSettings] = field(default_factory=dict[str, PluginSettings])
 
@@ -221,6 +223,7 @@ OWN_SECTIONS = (
     "external",
     "mcp",
     "connectors",
+    "words",
     "skills",
     "plugins",
 )

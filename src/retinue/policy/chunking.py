@@ -11,11 +11,11 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
-from enum import StrEnum
 
 from msgspec import Struct
 
 from retinue.domain.parcel import Unit
+from retinue.domain.wording import Break, ChunkMode
 
 LIMIT_MIN = 8  # no place takes less: a fence, a letter of four bytes
 ENTITY_CHARS_MAX = 32
@@ -27,21 +27,6 @@ _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,
 _PARAGRAPH = re.compile(r"\n[ \t]*\r?\n")
 _SENTENCE = re.compile("[.!?\u2026][\"'\u00bb\u201d\u2019)\\]]*(?=\\s)|[\u3002\uff01\uff1f]")  # the last three: CJK
 _GAP = re.compile(r"\s*\n|[ \t]+")
-
-
-class ChunkMode(StrEnum):
-    """Where a text is cut: only where it is too long, or also wherever a paragraph ends."""
-
-    LENGTH = "length"
-    NEWLINE = "newline"
-
-
-class Break(StrEnum):
-    """What a cut is to fall between, if it can."""
-
-    PARAGRAPH = "paragraph"
-    NEWLINE = "newline"
-    SENTENCE = "sentence"
 
 
 class _Fence(Struct, frozen=True, kw_only=True):
