@@ -120,6 +120,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
                 raise SecurityError(f"`{operator}` is for small numbers here")
             return super().call_binop(context, operator, left, right)
 
+        def wrap_str_format(self, value: Any) -> None:
+            """Jinja's own is safe in what it reaches, and not in how long a text it makes."""
+            return None
+
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
             """Of texts and tables, only what cannot make much of little."""
             if isinstance(obj, str | bytes | list | dict | int | float):
