@@ -5,6 +5,7 @@ lines out, or `LineLost` with what the owner can do about it.
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import dataclass, field
 
 from retinue.connectors.base import LineLost
@@ -28,6 +29,8 @@ _NICK_TAKEN = ("433", "436", "437")
 _NICK_BAD = ("431", "432")
 _SASL_REFUSED = ("902", "904", "905", "906", "908")
 _NOT_LET_IN = {"464": "the server refused our password", "465": "the server has banned us"}
+# Some servers have no number for it, and say it with their last words.
+_UNWANTED = re.compile(r"password|access denied|not authori[sz]ed|banned|\b[kgz]-?lined?\b", re.IGNORECASE)
 _MOTD_ENDS = ("376", "422")
 
 
@@ -82,6 +85,8 @@ class Arrival:
             case "005":
                 self.manners = manners_after(self.manners, line.words[1:-1])
             case "ERROR":
+                if _UNWANTED.search(line.last):
+                    raise lost("the server does not let us in", line, needs_owner=True, set_="password_env")
                 raise lost("the server closed the line", line)
             case command if command in _MOTD_ENDS:
                 self._let_in()

@@ -35,6 +35,8 @@ ARRIVAL_S_MAX = 60.0
 LINE_WAIT_S_MAX = 10.0  # how long a delivery waits for a line that is not there
 REJOIN_S = 5.0
 REJOIN_S_MAX = 600.0
+OFFER_S = 0.5
+OFFER_S_MAX = 30.0
 HEARD_MAX = 1000  # messages that the house has not taken yet; then we stop reading, and the server has to wait
 TARGET_BYTES_MAX = 200
 TOKEN_BITS = 48
@@ -67,6 +69,11 @@ class IrcConnector:
         prefix = present.arrival.prefix if present else ""
         return Abilities(text_max=text_bytes_max(prefix, manners), unit=Unit.BYTES, lines=False)
 
+    @property
+    def inside(self) -> frozenset[str]:
+        """The rooms in which we are now."""
+        return frozenset(self._present.inside) if self._present else frozenset()
+
     # What comes in
 
     async def listen(self, accept: Accept) -> None:
@@ -75,12 +82,24 @@ class IrcConnector:
     async def _hand_in(self, accept: Accept) -> None:
         while True:
             while self._heard:
-                await self._remember(self._heard[0])
-                await accept(self._heard[0])
+                await self._until_taken(self._heard[0], accept)
                 self._heard.popleft()  # only now: what was not taken is offered again
                 self._changed.set()
             self._changed.clear()
             await self._changed.wait()
+
+    async def _until_taken(self, incoming: Incoming, accept: Accept) -> None:
+        """Offer it again and again, and keep the line meanwhile: what is said without one is gone."""
+        wait_s = OFFER_S
+        while True:
+            try:
+                await self._remember(incoming)
+                await accept(incoming)
+                return
+            except Exception as error:  # noqa: BLE001 - whatever kept the house from it, it is not the line
+                log.warning("the house could not take what was said", extra={"error": type(error).__name__})
+            await self._clock.sleep(wait_s)
+            wait_s = min(wait_s * 2, OFFER_S_MAX)
 
     async def _remember(self, incoming: Incoming) -> None:
         """By which nick an account is found, where we can answer only by a nick."""

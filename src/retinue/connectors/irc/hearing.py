@@ -66,9 +66,11 @@ def _said(line: Line) -> str | None:
 def _speaker(line: Line, granted: frozenset[str], manners: Manners) -> Speaker:
     # Believed on this very line only. Whoever keeps in mind which nick had which account is one unseen change of names
     # away from taking a stranger for a friend.
-    account = line.tags.get("account", "") if ACCOUNT_TAG in granted else ""
+    said = line.tags.get("account", "") if ACCOUNT_TAG in granted else ""
+    account = "" if said == "*" else said
     return Speaker(
-        id=speaker_id(line.source, "" if account == "*" else account, manners),
+        id=speaker_id(line.source, account, manners),
+        vouched=bool(account),
         name=line.nick,
         username=line.nick,
         is_program=line.command == "NOTICE" or (TAGS in granted and any(tag in line.tags for tag in _BOT)),
