@@ -66,7 +66,7 @@ class WordSettings:
     )
     prefix: str | None = setting(
         None,
-        "What stands before each answer. {identity.name}, {agent}, {model}, {modelFull}, {provider} and {think} are "
+        "What stands before each answer. {identity.name}, {agent}, {model}, {modelFull} and {provider} are "
         "filled in.",
         effect=Effect.MESSAGE,
         check=prefix,
