@@ -271,7 +271,7 @@ async def test_a_connector_that_is_replaced_is_heard_in_place_of_the_old_one(hou
     async with household.open() as house:
         assert await old.say("from the old one", message_id="1") is not None
         household.connectors["quiet"] = new
-        house.doorway.open(new)
+        house.switchboard.open(new)
         unheard = old.mention("nobody listens", message_id="2")
         assert await new.say("from the new one", message_id="3") is not None
         assert not unheard.confirmed.done()

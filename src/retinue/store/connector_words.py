@@ -25,7 +25,7 @@ _remove_all = t.connector_words.delete().where(_w.instance == _b("the_instance")
 
 
 def get(conn: sa.Connection, instance: str, key: str) -> str | None:
-    return conn.execute(_find, {"the_instance": instance, "the_key": key}).scalar_one_or_none()
+    return conn.execute(_find, {"the_instance": instance, "the_key": key}).scalar()
 
 
 def put(conn: sa.Connection, instance: str, key: str, value: str, *, at_ms: int) -> None:

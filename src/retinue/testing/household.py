@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -16,8 +17,10 @@ import sqlalchemy as sa
 
 from retinue.agents.home import ensure_home
 from retinue.config import Settings
+from retinue.config.connectors import ConnectorSettings
 from retinue.config.hands import ApprovalSettings, ToolSettings
-from retinue.connectors.base import Connector
+from retinue.connectors.base import Connector, ConnectorKind
+from retinue.connectors.kinds import Kinds
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.approval import Approval
@@ -33,6 +36,7 @@ from retinue.domain.session import Origin, Session
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.domain.word import Heard, Word
+from retinue.domain.wording import PLAIN_WORDS, Words
 from retinue.engine.clockwork import no_gates
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.heartbeats import is_busy
@@ -41,6 +45,8 @@ from retinue.engine.live import Live
 from retinue.mailroom.doorway import Doorway
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Bounds, Outbox
+from retinue.mailroom.owner import Owner
+from retinue.mailroom.switchboard import Needs, Switchboard
 from retinue.models.base import Model
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
 from retinue.schedules.checklists import Checklists
@@ -89,6 +95,7 @@ class House:
     inbox: Inbox
     outbox: Outbox
     doorway: Doorway
+    switchboard: Switchboard
     live: Live
     crashed: bool = False
 
@@ -199,7 +206,7 @@ class House:
     def crash(self) -> None:
         """Stop as `kill -9` would: nothing more is written."""
         self.crashed = True
-        self.doorway.abandon()
+        self.switchboard.abandon()
         self.engine.abandon()
         self.outbox.abandon()
 
@@ -242,7 +249,10 @@ class Household:
     asking: ApprovalSettings = field(default_factory=ApprovalSettings)
     models: Sequence[Model] = ()  # beside the scripted one
     connectors: dict[str, Connector] = field(default_factory=dict[str, Connector])
+    lines: Mapping[str, ConnectorSettings] = field(default_factory=dict[str, ConnectorSettings])  # made as these say
+    kinds: dict[str, ConnectorKind] = field(default_factory=dict[str, ConnectorKind])  # beside the house's own
     sending: Bounds = field(default_factory=Bounds)
+    words: Words = PLAIN_WORDS  # how they leave by every door
     engine: Callable[..., EmbeddedEngine] = EmbeddedEngine
     gates: AskGate = no_gates
     through: Callable[[Store], Store] = lambda store: store  # what the house reaches its store through
@@ -269,7 +279,7 @@ class Household:
         finally:
             if house.crashed:
                 await asyncio.sleep(0)
-            await house.doorway.stop()
+            await house.switchboard.stop()
             await house.engine.stop(drain_s=0 if house.crashed else drain_s)
             await house.outbox.stop(drain_s=0 if house.crashed else drain_s)
             await self.thinking.minds.close()
@@ -320,6 +330,7 @@ class Household:
             self.connectors,
             bounds=self.sending,
             sessions=lambda: thinking.settings.sessions,
+            words=lambda _instance: self.words,
             faults=self.faults,
         )
         thinking = self.thinking = Thinking(
@@ -355,12 +366,31 @@ class Household:
         inbox = Inbox(store, clock, engine.wake, engine.seat, engine.command)
         # Whoever speaks in a channel speaks with the first of the staff.
         doorway = Doorway(store, inbox, clock, self.ids, lambda _channel: address.agent(self.agents[0].name))
-        house = House(self, store, engine, inbox, outbox, doorway, live)
+        switchboard = self._switchboard(store, inbox, doorway, outbox)
+        house = House(self, store, engine, inbox, outbox, doorway, switchboard, live)
+        for connector in list(self.connectors.values()):
+            switchboard.open(connector)
+        await switchboard.fit(self.lines)
         await outbox.start()
         await engine.start()
-        for connector in self.connectors.values():
-            doorway.open(connector)
+        switchboard.start()
         return house
+
+    def _switchboard(self, store: Store, inbox: Inbox, doorway: Doorway, outbox: Outbox) -> Switchboard:
+        files = Files(self.root / "files")
+        needs = Needs(
+            store=store,
+            clock=self.clock,
+            ids=self.ids,
+            chance=Random(0),
+            take=doorway.accept,
+            home=self.root,
+            environment=self.environment,
+            path_of=lambda attachment: files.path(attachment.hash),
+            kinds=Kinds(lambda: self.kinds),
+            tell_owner=Owner(inbox, self.ids).tell,
+        )
+        return Switchboard(needs, self.connectors)
 
 
 def _settle_in(conn: sa.Connection, *, household: Household, at_ms: int) -> None:
