@@ -101,7 +101,7 @@ async def test_a_request_that_is_not_proved_is_refused_and_nothing_is_kept(tmp_p
     connector = webhook(PLAIN, secret="" if change == "no-secret" else SECRET)
     async with hook_house(tmp_path, connector) as house:
         said = await house.send("ci/agent", body, headers=headers)
-        assert (said.status, said.code) == (401, "hook.unproved")
+        assert (said.status, said.code) == (401, "webhook.unproved")
         assert await house.mail("agent:ada") == []
 
 
@@ -126,7 +126,7 @@ async def test_a_token_in_the_address_is_refused_and_one_with_a_key_is_taken_onc
     async with hook_house(tmp_path, webhook(WebhookSettings(proof=Proof.TOKEN))) as house:
         house.model.will_reply("Here.", "Here.")
         said = await house.send("ci/agent", {"message": "Hi."}, headers={}, query=f"?token={SECRET}")
-        assert (said.status, said.code) == (400, "hook.secret-in-address")
+        assert (said.status, said.code) == (400, "webhook.secret-in-address")
         headers = {"authorization": f"Bearer {SECRET}", "idempotency-key": "one"}
         sent = [await house.send("ci/agent", {"message": "Hi."}, headers=headers) for _ in range(2)]
         assert [each.body["duplicate"] for each in sent] == [False, True]
@@ -180,7 +180,7 @@ async def test_only_agents_on_the_list_are_named_by_a_request(tmp_path: Path) ->
     async with hook_house(tmp_path, webhook(settings)) as house:
         house.model.will_reply("I am bo.")
         refused = await house.send("ci/agent", {"message": "Hi.", "agentId": "ada"})
-        assert (refused.status, refused.code) == (403, "hook.agent-not-allowed")
+        assert (refused.status, refused.code) == (403, "webhook.agent-not-allowed")
         taken = await house.send("ci/agent", {"message": "Hi.", "agentId": "bo"})
         assert taken.status == 202
         await house.rest()
@@ -192,7 +192,7 @@ async def test_a_request_has_only_sessions_of_its_own_connector(tmp_path: Path) 
     async with hook_house(tmp_path, webhook(PLAIN)) as house:
         house.model.will_reply("One.", "Two.")
         foreign = await house.send("ci/agent", {"message": "Hi.", "sessionKey": "agent:ada:main"})
-        assert (foreign.status, foreign.code) == (403, "hook.session-not-allowed")
+        assert (foreign.status, foreign.code) == (403, "webhook.session-not-allowed")
         said = [
             await house.send("ci/agent", {"message": "Hi.", "sessionKey": key}, id_=key)
             for key in ("hook:deploys", "Deploys")
@@ -207,7 +207,7 @@ async def test_an_answer_goes_only_where_the_owner_lets_requests_send_it(tmp_pat
     async with hook_house(tmp_path, webhook(settings)) as house:
         house.model.will_reply("For you.", "For nobody.")
         elsewhere = await house.send("ci/agent", {"message": "Hi.", "channel": "telegram", "to": "42"})
-        assert (elsewhere.status, elsewhere.code) == (403, "hook.delivery-not-allowed")
+        assert (elsewhere.status, elsewhere.code) == (403, "webhook.delivery-not-allowed")
         await house.send("ci/agent", {"message": "Hi.", "to": "person:owner"}, id_="2")
         await house.rest()
         await house.send("ci/agent", {"message": "Hi.", "deliver": False}, id_="3")
@@ -307,8 +307,8 @@ async def test_what_no_mapping_is_about_is_let_go_and_an_unknown_path_is_refused
         assert (let_go.status, let_go.body) == (200, {"status": "ignored"})
         for path in ("ci/agent", "ci/opened", "ci/nothing"):
             said = await house.send(path, body, headers=as_github(body))
-            assert (said.status, said.code) == (404, "hook.unknown")
-        assert (await house.send("other/wake", body, headers=as_github(body))).code == "hook.no-connector"
+            assert (said.status, said.code) == (404, "webhook.unknown")
+        assert (await house.send("other/wake", body, headers=as_github(body))).code == "webhook.no-connector"
 
 
 @pytest.mark.spec("C87")

@@ -103,7 +103,7 @@ def test_a_template_makes_nothing_huge_and_reaches_nothing_else(text: str) -> No
     try:
         made = templates.render(text, {"payload": payload})
     except Invalid as error:
-        assert error.code == "hook.template-broken"
+        assert error.code == "webhook.template-broken"
     else:
         assert made == ""
 

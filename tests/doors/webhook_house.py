@@ -34,7 +34,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid
 from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
-from retinue.mailroom.hooks import Hooks
+from retinue.mailroom.requests import Requests
 from retinue.real import RealClock
 from retinue.testing.scripted_model import ScriptedModel
 
@@ -128,7 +128,7 @@ async def hook_house(
     try:
         async with open_house(configuration.settings, parts) as house:
             desk = house.desk
-            hooks = Hooks(
+            requests = Requests(
                 desk.store,
                 desk.post,
                 desk.clock,
@@ -136,7 +136,7 @@ async def hook_house(
                 connectors=lambda: opened,
                 default_agent=desk.default_agent,
             )
-            house = structs.replace(house, desk=structs.replace(desk, hooks=hooks))
+            house = structs.replace(house, desk=structs.replace(desk, requests=requests))
             made = HookHouse(house, root, model, configuration, root / "witness.txt", {model.name: model})
             made.port = listener.getsockname()[1]
             async with _served(made, listener):

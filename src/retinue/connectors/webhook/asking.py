@@ -71,7 +71,7 @@ def read(settings: WebhookSettings, path: str, headers: Mapping[str, str], body:
             f"nothing is done at {path[:WORD_CHARS_MAX]!r} here",
             because="it is neither a mapping of this connector, nor one of its `kinds`",
             try_this="look at the settings of this connector",
-            code="hook.unknown",
+            code="webhook.unknown",
         )
     if path == HookKind.WAKE:
         wake = _decoded(body, _Wake)
@@ -138,7 +138,7 @@ def _checked(wish: Wish) -> Wish:
             "this request has no words",
             because="an agent is told words, and there are none",
             try_this="say something in `text` or `message`; for a mapping, in its template",
-            code="hook.empty",
+            code="webhook.empty",
         )
     if not all(is_storable(each) for each in (wish.text, wish.name, wish.session)):
         raise _invalid("it holds a NUL, or half a character")
@@ -158,7 +158,7 @@ def _allowed_agent(settings: WebhookSettings, name: str) -> str:
         f"requests may not be for {name[:WORD_CHARS_MAX]!r}",
         because="`agents` of this connector does not name it",
         try_this="leave `agentId` out, or have the owner add it there",
-        code="hook.agent-not-allowed",
+        code="webhook.agent-not-allowed",
     )
 
 
@@ -169,7 +169,7 @@ def _own_session(key: str) -> str:
             "requests have sessions of their own",
             because="the session key names a conversation of somebody else's",
             try_this="use hook:NAME, or leave `sessionKey` out",
-            code="hook.session-not-allowed",
+            code="webhook.session-not-allowed",
         )
     return _session(key[len(PREFIX) :] if key.casefold().startswith(PREFIX) else key)
 
@@ -189,7 +189,7 @@ def _allowed_delivery(settings: WebhookSettings, asked: _Agent) -> str:
         f"the answer may not go to {where[:WORD_CHARS_MAX]!r}",
         because="`deliveries` of this connector does not name it",
         try_this="leave `channel` and `to` out, or have the owner add it there",
-        code="hook.delivery-not-allowed",
+        code="webhook.delivery-not-allowed",
     )
 
 
@@ -206,5 +206,5 @@ def _invalid(because: str) -> Invalid:
         "this request cannot be understood",
         because=because[:300],
         try_this="see the guide on webhooks for what it may say",
-        code="hook.invalid",
+        code="webhook.not-understood",
     )

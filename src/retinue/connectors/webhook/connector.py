@@ -1,6 +1,6 @@
 """A webhook connector: messages to its rooms leave as signed requests, and what comes in is proved by its secret.
 
-Requests come in by the house's own door (see `mailroom/hooks`), so nothing is listened to here.
+Requests come in by the house's own door (see `mailroom/requests`), so nothing is listened to here.
 """
 
 from __future__ import annotations
@@ -143,5 +143,5 @@ def _broken(instance: str, mapping: str, key: str, because: str) -> Invalid:
         f"the template connectors.{instance}.mappings.{mapping}.{key} cannot be used",
         because=because,
         try_this="correct it in the settings",
-        code="hook.template-broken",
+        code="webhook.template-broken",
     )

@@ -60,7 +60,7 @@ def render(text: str, values: Mapping[str, Any]) -> str:
             "a template could not be filled with this request",
             because=_said(error),
             try_this="correct the mapping in the settings of this connector",
-            code="hook.template-broken",
+            code="webhook.template-broken",
         ) from error
     return "".join(kept).strip()
 

@@ -12,7 +12,7 @@ from retinue.connectors.webhook.settings import HookKind
 from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.token import hash_of
 from retinue.mailroom.callbacks import Unsigned
-from retinue.mailroom.hooks import Came, Hooks
+from retinue.mailroom.requests import Came, Requests
 from retinue.policy.rates import Buckets
 
 PREFIX = "/hooks/"
@@ -29,12 +29,12 @@ ReadBody = Callable[[int], Awaitable[bytes]]
 """Reads so many bytes of a body, and refuses one that has more."""
 
 
-class HookDoor:
+class RequestDoor:
     """What keeps programs elsewhere within bounds: addresses that guess are locked out, and each connector takes so
     many in a minute of those that were proved, so that nobody who cannot prove anything uses them up."""
 
-    def __init__(self, hooks: Hooks, now: Callable[[], float]) -> None:
-        self._hooks = hooks
+    def __init__(self, requests: Requests, now: Callable[[], float]) -> None:
+        self._requests = requests
         self._now = now
         self._lockout = Lockout(now, attempts_max=FAILURES_MAX, lockout_s=LOCKOUT_S)
         self._rates: dict[str, Buckets] = {}
@@ -49,7 +49,7 @@ class HookDoor:
                 "no secret is taken from an address",
                 because="addresses end up in logs",
                 try_this="send it as a header: Authorization: Bearer SECRET",
-                code="hook.secret-in-address",
+                code="webhook.secret-in-address",
             )
         said = {
             name.decode("latin-1"): value.decode("latin-1").strip()
@@ -57,17 +57,17 @@ class HookDoor:
         }
         shown = hash_of(f"{instance}/{said.get('authorization', '')}")
         self._lockout.check(remote, shown)
-        connector = self._hooks.find(instance)
+        connector = self._requests.find(instance)
         came = Came(path=below, headers=said, body=await body(connector.settings.body_bytes_max))
         try:
-            key = self._hooks.prove(connector, came)
+            key = self._requests.prove(connector, came)
         except Unsigned:
             self._lockout.failed(remote)
             raise
         if "authorization" in said:
             self._lockout.succeeded(remote, shown)
         self._check_rate(instance, connector.settings.requests_per_minute)
-        taken = await self._hooks.take(connector, key, came)
+        taken = await self._requests.take(connector, key, came)
         if taken.receipt is None:
             return IGNORED, _encode({"status": "ignored"})
         kept = {

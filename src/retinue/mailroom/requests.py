@@ -53,7 +53,7 @@ class Taken(Struct, frozen=True):
     receipt: Receipt | None
 
 
-class Hooks:
+class Requests:
     """`connectors` are those that are open now, by instance; `default_agent` is who answers where nobody is named."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Hooks:
             f"no requests are taken at {instance[:64]!r}",
             because="no webhook connector of that name is open",
             try_this="look at `retinue connector list`",
-            code="hook.no-connector",
+            code="webhook.no-connector",
         )
 
     def prove(self, connector: WebhookConnector, came: Came) -> str:
@@ -162,5 +162,5 @@ def _unproved(because: str) -> Unsigned:
         "this request was not proved",
         because=because,
         try_this="see the guide on webhooks for how requests are signed",
-        code="hook.unproved",
+        code="webhook.unproved",
     )
