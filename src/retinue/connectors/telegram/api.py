@@ -221,7 +221,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 def _form(arguments: Mapping[str, Any], uploads: Sequence[Upload], opened: Sequence[BinaryIO]) -> Any:
     import aiohttp
 
-    form = aiohttp.FormData()
+    form = aiohttp.FormData(quote_fields=False)  # else people are shown "n%C3%A4me.txt"
     for key, value in arguments.items():
         form.add_field(key, value if isinstance(value, str) else msgspec.json.encode(value).decode())
     for each, file in zip(uploads, opened, strict=True):

@@ -193,7 +193,9 @@ class _Inline:
         self._pieces.append(mark * left)
 
     def _nearest(self, mark: str, left: int) -> str:
-        """Which of what is open this run can close, the innermost first."""
+        """Which of what is open this run can close: what was opened by just as many, or else the innermost."""
+        if self._depths.get(mark * left):
+            return mark * left
         kinds = [kind for kind in (mark, mark * 2) if len(kind) <= left and self._depths.get(kind)]
         return max(kinds, key=lambda kind: self._depths[kind][-1], default="")
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from retinue.connectors.base import Button, Parcel
 from retinue.connectors.telegram.api import MIB, Refused, Upload
 from retinue.connectors.telegram.html import escaped, to_html
-from retinue.domain.attachment import Attachment
+from retinue.domain.attachment import Attachment, safe_name
 
 PHOTO_BYTES_MAX = 10 * MIB
 ALBUM_MAX = 10
@@ -151,7 +151,7 @@ def _upload(number: int, file: Attachment, path_of: Callable[[Attachment], Path]
     return Upload(
         part=f"file{number}",
         path=path_of(file),
-        name=file.name,
+        name=safe_name(file.name),  # it stands in a header
         media_type=file.media_type,
         size_bytes=file.size_bytes,
     )
