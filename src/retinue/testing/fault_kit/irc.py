@@ -78,7 +78,7 @@ class Ngircd:
     async def close(self) -> None:
         if self._process is not None:
             if self._process.returncode is None:
-                self._process.kill()
+                self._process.terminate()  # in good order: what it took is on its way to those who read
             await self._process.wait()
             self._process = None
 
@@ -124,9 +124,12 @@ class Person:
         await self.settle()
 
     async def go(self) -> None:
+        """And read what is still on its way, where the server has closed."""
+        if self._writer is not None and self._writer.can_write_eof():
+            self._writer.write_eof()
         if self._reading is not None:
+            await asyncio.wait([self._reading], timeout=START_S_MAX)
             self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
 
@@ -157,7 +160,7 @@ class Person:
             await looking(holds, every_s=0.001)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        while raw := await reader.readline():
+        while raw := await _next(reader):
             line = raw.decode().rstrip("\r\n")
             self.lines.append(line)
             head, _, last = line.removeprefix(":").partition(" :")
@@ -171,6 +174,13 @@ class Person:
                     self.names.setdefault(room, set()).update(name.lstrip("@+") for name in last.split())
                 case _:
                     pass
+
+
+async def _next(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except OSError:
+        return b""
 
 
 class IrcBench(PlainBench):
@@ -217,21 +227,17 @@ class IrcBench(PlainBench):
         await self._person.come(self.room, self.other_room)
 
     async def close(self) -> None:
-        await self._leave()
         if self._server is not None:
             await self._server.close()
-
-    async def _leave(self) -> None:
-        if self._person is None:
-            return
-        for room in (self.room, self.other_room):
-            self._before[room] = self._stood(room)  # what was read is not unread when the server forgets it
-        await self._person.go()
-        self._person = None
+        if self._person is not None:
+            await self._person.go()
 
     async def restart(self) -> None:
-        await self._leave()
         await self.server.close()
+        await self.person.go()
+        for room in (self.room, self.other_room):
+            self._before[room] = self._stood(room)  # what was read is not unread when the server forgets it
+        self._person = None
         await self.server.open()
         await self._come()
 

@@ -171,9 +171,13 @@ class Stage:
     async def answer_for_it(self) -> None:
         """Nothing lost, nothing doubled, in order, and in its room: both ways."""
         await self._lost_and_found()
-        for room in (self.bench.room, self.bench.other_room):
+        rooms = (self.bench.room, self.bench.other_room)
+        standing = {room: await self.bench.standing(room) for room in rooms}
+        for room in rooms:
+            self._in_its_room(room, standing[room])
+        for room in rooms:
             self._heard_in(room)
-            self._stands_in(room, await self.bench.standing(room))
+            self._stands_in(room, standing[room])
 
     async def _lost_and_found(self) -> None:
         try:
@@ -182,11 +186,17 @@ class Stage:
             heard = {each.text for each in self.house.committed}
             raise Broken(f"lost on the way in: {[text for _, text in self.said if text not in heard]}") from None
 
+    def _in_its_room(self, room: str, standing: list[str]) -> None:
+        said = {text for where, text in self.said if where == room}
+        if strange := [each.text for each in self.house.committed if each.room == room and each.text not in said]:
+            raise Broken(f"heard in {room}, and not said there: {strange}")
+        sent = {each.text for each in self.sent if each.room == room}
+        if strange := [text for text in standing if text not in sent]:
+            raise Broken(f"stands in {room}, and was not sent there: {strange}")
+
     def _heard_in(self, room: str) -> None:
         said = [text for where, text in self.said if where == room]
         heard = [each for each in self.house.committed if each.room == room]
-        if strange := [each.text for each in heard if each.text not in said]:
-            raise Broken(f"heard in {room}, and not said there: {strange}")
         if doubled := [text for text, times in Counter(each.text for each in heard).items() if times > 1]:
             raise Broken(f"taken in twice: {doubled}")
         if self.order_told and [each.text for each in heard] != said:
@@ -197,8 +207,6 @@ class Stage:
     def _stands_in(self, room: str, standing: list[str]) -> None:
         sent = [each for each in self.sent if each.room == room]
         ours = {each.text for each in sent}
-        if strange := [text for text in standing if text not in ours]:
-            raise Broken(f"stands in {room}, and was not sent there: {strange}")
         for each in sent:
             self._counted(each, standing.count(each.text))
         kept = [text for text in standing if text in ours]
