@@ -144,6 +144,15 @@ def test_the_owner_is_believed_as_the_owner_and_people_of_the_house_as_people() 
     assert may_talk(changed(STRANGER, person="maria"), CLOSED).trust is Trust.PERSON
 
 
+def test_an_id_that_is_only_claimed_opens_nothing_that_is_not_open_to_everyone() -> None:
+    """Anyone can write any address into a mail."""
+    claimed = changed(STRANGER, vouched=False, person="owner", is_owner=True, is_paired=True)
+    for policy in (DmPolicy.CLOSED, DmPolicy.ALLOWLIST, DmPolicy.PAIRING):
+        assert entry(claimed, DoorSettings(dm=policy, allow_from=("7",), commands_from=("7",))) is Entry.REFUSE
+    let_in = may_talk(claimed, DoorSettings(dm=DmPolicy.OPEN, allow_from=("7",), commands_from=("7",)))
+    assert (let_in.entry, let_in.trust, let_in.may_command) == (Entry.ADMIT, Trust.UNTRUSTED, False)
+
+
 def test_a_username_is_no_id_and_a_broken_pattern_no_pattern() -> None:
     assert speaker_id("@maria") is not None
     assert speaker_id("4711") is None

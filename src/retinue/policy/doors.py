@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from retinue.config.doors import DoorSettings, GroupSettings
 from retinue.domain.door import EVERYONE, Activation, DmPolicy, Entry, GroupPolicy, Verdict
+from retinue.domain.nouns import replace
 from retinue.domain.trust import Trust
 
 SEARCHED_CHARS_MAX = 2_000  # of a text, for a mention: a pattern of the owner's is not to be kept busy by a stranger
@@ -29,6 +30,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     speaker: str
     parent: str = ""
     is_program: bool = False
+    vouched: bool = True  # the place says that it is they: an id that is only claimed opens nothing
     person: str = ""
     is_owner: bool = False
     is_paired: bool = False
@@ -44,7 +46,18 @@ def may_talk(facts: Facts, settings: DoorSettings) -> Verdict:
         return _refused("another program speaks, and two that answer each other never stop")
     if not facts.speaker:
         return _refused("nobody can say who speaks")
+    if not facts.vouched:
+        return _unvouched(facts, settings, at)
     return _in_person(facts, settings, at) if facts.direct else _in_group(facts, settings, at)
+
+
+def _unvouched(facts: Facts, settings: DoorSettings, at: str) -> Verdict:
+    """Whoever only claims an id is nobody on any list: heard where everyone is, and never obeyed."""
+    nobody = replace(facts, speaker=EVERYONE, vouched=True, person="", is_owner=False, is_paired=False)
+    verdict = _in_person(nobody, settings, at) if facts.direct else _in_group(nobody, settings, at)
+    if verdict.entry is Entry.PAIR or verdict.entry is Entry.REFUSE:
+        return _refused(f"nobody vouches for who they say they are, and {verdict.because}", verdict.key)
+    return replace(verdict, trust=Trust.UNTRUSTED, may_command=False)
 
 
 # --- in person ---

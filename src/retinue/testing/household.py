@@ -42,10 +42,13 @@ from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
-from retinue.mailroom.doorway import Doorway
+from retinue.mailroom.bringing import keeping
+from retinue.mailroom.doorkeeper import Keeper
+from retinue.mailroom.doorway import Doorway, TakePress, no_presses
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Bounds, Outbox
 from retinue.mailroom.owner import Owner
+from retinue.mailroom.presence import Presence
 from retinue.mailroom.switchboard import Needs, Switchboard
 from retinue.models.base import Model
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
@@ -57,6 +60,7 @@ from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.store.tables import envelopes as envelope_table
 from retinue.testing.fake_clock import FakeClock
+from retinue.testing.open_door import OpenDoor
 from retinue.testing.scripted_model import ScriptedModel
 from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLine
@@ -207,6 +211,7 @@ class House:
         """Stop as `kill -9` would: nothing more is written."""
         self.crashed = True
         self.switchboard.abandon()
+        self.doorway.abandon()
         self.engine.abandon()
         self.outbox.abandon()
 
@@ -251,6 +256,8 @@ class Household:
     connectors: dict[str, Connector] = field(default_factory=dict[str, Connector])
     lines: Mapping[str, ConnectorSettings] = field(default_factory=dict[str, ConnectorSettings])  # made as these say
     kinds: dict[str, ConnectorKind] = field(default_factory=dict[str, ConnectorKind])  # beside the house's own
+    keeper: Callable[[Store, Inbox], Keeper] | None = None  # who stands at the doors; None: they are open
+    press: TakePress = no_presses
     sending: Bounds = field(default_factory=Bounds)
     words: Words = PLAIN_WORDS  # how they leave by every door
     engine: Callable[..., EmbeddedEngine] = EmbeddedEngine
@@ -280,6 +287,7 @@ class Household:
             if house.crashed:
                 await asyncio.sleep(0)
             await house.switchboard.stop()
+            await house.doorway.stop()
             await house.engine.stop(drain_s=0 if house.crashed else drain_s)
             await house.outbox.stop(drain_s=0 if house.crashed else drain_s)
             await self.thinking.minds.close()
@@ -353,6 +361,8 @@ class Household:
             zone=self.zone,
             slots=self.slots,
             deliver=outbox.wake,
+            words=lambda _instance: self.words,
+            presence=Presence(clock, self.connectors),
             choices=thinking.choices,
             asking=lambda: self.asking,
             defaults=lambda: thinking.settings.defaults,
@@ -364,8 +374,19 @@ class Household:
         asks.of = engine
         outbox.on_wake(engine.wake)
         inbox = Inbox(store, clock, engine.wake, engine.seat, engine.command)
-        # Whoever speaks in a channel speaks with the first of the staff.
-        doorway = Doorway(store, inbox, clock, self.ids, lambda _channel: address.agent(self.agents[0].name))
+        # Whoever speaks in a channel speaks with the first of the staff, unless someone stands at the door.
+        first = address.agent(self.agents[0].name)
+        keeper = self.keeper(store, inbox) if self.keeper is not None else OpenDoor(lambda _channel: first)
+        doorway = Doorway(
+            store,
+            inbox,
+            clock,
+            self.ids,
+            keeper,
+            lambda: thinking.settings.sessions,
+            keep=keeping(Files(self.root / "files")),
+            press=self.press,
+        )
         switchboard = self._switchboard(store, inbox, doorway, outbox)
         house = House(self, store, engine, inbox, outbox, doorway, switchboard, live)
         for connector in list(self.connectors.values()):
