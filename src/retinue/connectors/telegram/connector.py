@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -45,6 +46,7 @@ TEXT_MAX = 4096  # UTF-16 units
 CAPTION_MAX = 1024  # UTF-16 units
 PRESS_ANSWER_LENGTH_MAX = 200  # characters
 CONFLICT = 409
+EMPTY_PAUSE_S = 0.5
 MANNERS_MAX = 6  # how often one parcel is offered, each time in a plainer way
 MOVES_MAX = 1000  # rooms whose new names are kept at hand; the store has them all
 
@@ -110,9 +112,12 @@ class TelegramConnector:
         if offset is not None and not offset.means_something(bot=me.id, now=clock.now()):
             offset = None
         start = offset.update_id if offset is not None else None
+        asked_at = asyncio.get_running_loop().time()
         batch = await self._asked(news(api, start, poll_s=self._settings.poll_s))
         self._conflicts = 0
         if not batch:
+            if asyncio.get_running_loop().time() - asked_at < self._settings.poll_s / 2:
+                await clock.sleep(EMPTY_PAUSE_S)  # a server that does not keep us waiting would be asked without end
             return offset
         batch = await self._asked(with_whole_albums(api, batch, clock))
         said = said_in(batch, me=me, fetch=self._fetch, instance=self.instance)
