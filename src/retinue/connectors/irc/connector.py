@@ -70,6 +70,11 @@ class IrcConnector:
         return Abilities(text_max=text_bytes_max(prefix, manners), unit=Unit.BYTES, lines=False)
 
     @property
+    def is_in(self) -> bool:
+        """Whether there is a line, and we are in every room that is ours to be in."""
+        return self._present is not None and self._present.rooms <= self._present.inside
+
+    @property
     def inside(self) -> frozenset[str]:
         """The rooms in which we are now."""
         return frozenset(self._present.inside) if self._present else frozenset()

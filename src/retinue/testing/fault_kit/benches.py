@@ -12,6 +12,7 @@ BENCHES: dict[str, str] = {
     "quiet": "retinue.testing.fault_kit.quiet:QuietBench",
     "quiet-forgetful": "retinue.testing.fault_kit.quiet:ForgetfulBench",
     "irc": "retinue.testing.fault_kit.irc:IrcBench",
+    "telegram": "retinue.testing.fault_kit.telegram:TelegramBench",
 }
 
 
