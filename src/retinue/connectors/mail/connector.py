@@ -167,12 +167,16 @@ class MailConnector:
 
     async def _hear(self, imap: Imap, accept: Accept) -> None:
         mailbox = await imap.select(self._settings.mailbox)
-        heard, waiting = await self._begin(imap, mailbox)
+        heard, waiting, again = await self._begin(imap, mailbox)
         while True:
             for uid in waiting:
                 await self._hear_one(imap, mailbox, uid, accept)
-                heard = max(heard, uid)
+                if uid > heard:
+                    heard = uid
+                    await self._note(Progress(mailbox.uid_validity, heard))
+            if again:  # only now: until all of it was heard, it is looked through again
                 await self._note(Progress(mailbox.uid_validity, heard))
+                again = False
             if imap.idles:
                 await imap.idle(self._around.clock, self._settings.idle_s)
             else:
@@ -180,21 +184,21 @@ class MailConnector:
                 await imap.look()
             waiting = await imap.uids_after(heard)
 
-    async def _begin(self, imap: Imap, mailbox: Selected) -> tuple[int, list[int]]:
-        """How far we had heard, and what has come since."""
+    async def _begin(self, imap: Imap, mailbox: Selected) -> tuple[int, list[int], bool]:
+        """How far we had heard, what has come since, and whether the mailbox is looked through again for that."""
         stored = await self._around.shelf.get(self._progress_key)
         known = Progress.parse(stored) if stored else None
         if known is not None and known.uid_validity == mailbox.uid_validity:
-            return known.uid, await imap.uids_after(known.uid)
+            return known.uid, await imap.uids_after(known.uid), False
         last = mailbox.uid_next - 1 if mailbox.uid_next else max(await imap.uids_after(0), default=0)
         if stored is None:
             # Somebody's old mail is not a question to this house.
             await self._note(Progress(mailbox.uid_validity, last))
-            return last, []
+            return last, [], False
         # The server has numbered its mail anew, or our word is damaged. What the house took was marked as read, and
         # what it knows all the same it takes for the same; nothing is lost, and nothing is answered twice.
         log.warning("mailbox looked through again", extra={"connector": self.instance, "damaged": known is None})
-        return 0, await imap.unseen_since(self._around.clock.now() - RECOVERED)
+        return last, await imap.unseen_since(self._around.clock.now() - RECOVERED), True
 
     @property
     def _progress_key(self) -> str:

@@ -60,6 +60,8 @@ class Imap:
         self._line = line
         self._tags = 0
         self._capabilities: frozenset[bytes] = frozenset()
+        # A server tells of new mail once, in whatever it says next: while it searches, or before it idles.
+        self._news = asyncio.Event()
 
     @classmethod
     async def open(cls, place: Place, credentials: Credentials) -> Imap:
@@ -103,6 +105,7 @@ class Imap:
         )
 
     async def uids_after(self, uid: int) -> list[int]:
+        self._news.clear()
         # `n:*` names the last mail too where n is beyond it.
         found = await self._search(b"UID %d:*" % (uid + 1))
         return [each for each in found if each > uid]
@@ -136,20 +139,16 @@ class Imap:
         await self._command(b"NOOP", what="look")
 
     async def idle(self, clock: Clock, wait_s: float) -> None:
-        """Until the server says that something is new, or so long."""
+        """Until the server says that something is new since we last looked, or so long."""
+        if self._news.is_set():
+            return
         tag = await self._send(b"IDLE")
         while (said := await self._response()).tag != b"+":
             if said.tag == tag:
                 raise ImapRefused("tell what is new", shown(said.rest))
-        news = asyncio.Event()
-
-        def hear(response: Response) -> None:
-            if response.counted[1] in (b"EXISTS", b"RECENT"):
-                news.set()
-
         # Never broken off in the middle of what the server says: the line would be out of step.
-        reading = asyncio.ensure_future(self._until(tag, hear=hear, silence_s=None))
-        waits = [asyncio.ensure_future(news.wait()), asyncio.ensure_future(clock.sleep(wait_s))]
+        reading = asyncio.ensure_future(self._until(tag, hear=lambda _: None, silence_s=None))
+        waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(clock.sleep(wait_s))]
         try:
             await asyncio.wait([reading, *waits], return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
@@ -240,9 +239,12 @@ class Imap:
             literals.append(await self._line.read_bytes(size))
             lines.append(await self._line.read_line())
         try:
-            return response_of(lines, literals)
+            said = response_of(lines, literals)
         except BadWords as error:
             raise LineBroke(f"the server does not speak IMAP: {error}") from error
+        if said.counted[1] == b"EXISTS":
+            self._news.set()
+        return said
 
 
 def _is_free_text(line: bytes) -> bool:

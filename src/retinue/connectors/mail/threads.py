@@ -1,4 +1,4 @@
-"""What a connector remembers of its correspondents: the threads with each, so that an answer is put where it belongs."""
+"""What a connector remembers of its correspondents: the threads with each, so that an answer goes where it belongs."""
 
 from __future__ import annotations
 
