@@ -27,7 +27,16 @@ _INCLUDE_SO = 'include = ["people.toml", "conf.d/*.toml"]'
 NAMED = frozenset(
     {"agents", "templates", "people", "bindings", "schedules", "providers", "mcp", "plugins", "connectors"}
 )
-NAMED_BELOW = frozenset({("models", "entries"), ("sandbox", "secrets"), ("skills", "entries"), ("skills", "agents")})
+NAMED_BELOW = frozenset(
+    {
+        ("models", "entries"),
+        ("sandbox", "secrets"),
+        ("skills", "entries"),
+        ("skills", "agents"),
+        ("speech", "speakers"),
+        ("speech", "listeners"),
+    }
+)
 POLICY = ("house", "permission_policy")
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
