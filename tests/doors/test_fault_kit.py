@@ -66,3 +66,12 @@ def test_the_matrix_has_a_row_for_each_fault_and_says_why() -> None:
         "exempt (irc: throttled; mail: throttled): it says no number",
         "BROKEN (mail: calm): lost: a letter",
     ]
+
+
+def test_the_guide_names_every_case() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/write-a-connector.md").read_text()
+
+    assert [line for line in guide.splitlines() if line.startswith("| `")] == [
+        f"| `{case.name}` | {case.fault} |" for case in CASES.values()
+    ]
+    assert f"plays {len(CASES)} cases" in guide
