@@ -156,6 +156,17 @@ def test_an_offset_means_nothing_after_telegram_may_have_counted_anew() -> None:
     assert parse(str(offset)) == offset
 
 
+async def test_what_telegram_tells_twice_at_once_is_one_message_with_its_words_once(telegram: TelegramServer) -> None:
+    house = House()
+    telegram.says("one")
+    telegram.updates *= 2
+
+    async with listening(bot(telegram), house):
+        await house.until_heard(1)
+
+    assert house.texts == ["one"]
+
+
 async def test_more_than_one_batch_is_heard_in_order(telegram: TelegramServer) -> None:
     house = House()
     for number in range(250):

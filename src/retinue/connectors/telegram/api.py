@@ -30,7 +30,6 @@ UPLOAD_BYTES_PER_S = 64 * 1024  # slower than that, a line is taken for lost
 ANSWER_BYTES_MAX = 32 * MIB
 CHUNK_BYTES = 64 * 1024
 CONNECT_S = 10.0
-KEEP_ALIVE_S = 10.0  # Telegram closes a line that is idle for long, and whoever sends on it then knows nothing
 DESCRIPTION_LENGTH_MAX = 200  # characters
 RETRY_AFTER_S_MAX = 3600.0
 
@@ -82,7 +81,7 @@ class Upload:
 
 
 class Api:
-    """The Bot API as one bot. Use `line` around several calls, so that they share a connection."""
+    """The Bot API as one bot. Whoever makes several calls holds `line` around them."""
 
     def __init__(self, base: str, token: str, *, timeout_s: float) -> None:
         self._base = base.rstrip("/")
@@ -93,7 +92,7 @@ class Api:
 
     @asynccontextmanager
     async def line(self) -> AsyncGenerator[aiohttp.ClientSession]:
-        """Connections that are kept for as long as anyone uses them, and closed by the last."""
+        """What calls are made with: kept for as long as anyone uses it, and closed by the last."""
         if self._session is None:
             self._session = self._opened()
         session = self._session
@@ -168,7 +167,9 @@ class Api:
         import aiohttp
 
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(keepalive_timeout=KEEP_ALIVE_S),
+            # A line of its own for each call: on one that was kept, nobody could tell whether Telegram had closed it
+            # before it read what we sent.
+            connector=aiohttp.TCPConnector(force_close=True),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
         )

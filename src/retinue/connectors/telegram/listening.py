@@ -42,9 +42,10 @@ async def news(api: Api, offset: int | None, *, poll_s: int) -> News:
         arguments["offset"] = offset
     found = await api.call("getUpdates", arguments, result=list[Raw], wait_s=poll_s)
     try:
-        return [updates.read(each) for each in found]
+        told = [updates.read(each) for each in found]
     except msgspec.MsgspecError:
         raise NoAnswer("Telegram told news that are none", because="one has no number") from None
+    return list({each.update_id: each for each in told}.values())  # what is told twice would be an album of two
 
 
 async def with_whole_albums(api: Api, batch: News, clock: Clock) -> News:
