@@ -33,6 +33,7 @@ from retinue.domain.tool import Call, call_hash
 from retinue.domain.trust import Trust
 from retinue.engine.custody import Append, Work
 from retinue.engine.showing import show_work
+from retinue.engine.speaking import let_go, say_so_far
 from retinue.engine.writing import Unwritten, write_closings
 from retinue.mailroom.inbox import ClockWake, Wake, enter
 from retinue.mailroom.routing import OWNER, who_listens
@@ -82,6 +83,8 @@ def park(
         records.add(conn, append.records)
     envelopes.park(conn, work.run.id)
     shown = show_work(page, work, closings)
+    if work.words is not None:
+        shown += (*say_so_far(page, work, closings), *let_go(page, work))
     approval, wakes = _ask_about(page, work, parked, asking) if parked.calls else (None, ())
     moments = [parked.until] if parked.until is not None else []
     if approval is not None:

@@ -31,6 +31,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.session import LaneKind, OriginKind, QueueMode, Session, lane_kind
 from retinue.domain.times import to_ms
 from retinue.domain.word import Heard, Word
+from retinue.domain.wording import Words, plain_words
 from retinue.engine.approvals import answer_approval, escalate, expire, request
 from retinue.engine.choosing import Choices, NoChoices
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
@@ -46,6 +47,7 @@ from retinue.engine.runs import Ended, Watch
 from retinue.engine.subagents import put_away
 from retinue.engine.words import pass_on
 from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
+from retinue.mailroom.presence import Presence
 from retinue.runners.base import Runner
 from retinue.schedules.clock import TICK_MAX_S, Alarm
 from retinue.store import agents, approvals, delegations, envelopes, runs, schedules, sessions, tables
@@ -193,6 +195,8 @@ class EmbeddedEngine:
         asking: Callable[[], ApprovalSettings] = ApprovalSettings,
         defaults: Callable[[], Defaults] = plain,
         sessions: Callable[[], SessionSettings] = plain_sessions,
+        words: Callable[[str], Words] = plain_words,
+        presence: Presence | None = None,
         session_ended: Callable[[SessionId, str], Coroutine[Any, Any, None]] = nobody_cares,
         gates: AskGate = no_gates,
         checklists: ReadChecklist = no_checklists,
@@ -209,7 +213,14 @@ class EmbeddedEngine:
         self._ids = ids
         self._deliver = deliver
         choices = choices or NoChoices()
-        self.terms = Terms(zone=zone, opened_ms=to_ms(clock.now()), asking=asking, defaults=defaults, sessions=sessions)
+        self.terms = Terms(
+            zone=zone,
+            opened_ms=to_ms(clock.now()),
+            asking=asking,
+            defaults=defaults,
+            sessions=sessions,
+            words=words,
+        )
         self._live = live
         self._commands = Commands(
             store,
@@ -221,7 +232,8 @@ class EmbeddedEngine:
             said=self._said,
             done=self._commanded,
         )
-        self._watch = Watch(store, clock, runners, live, self.terms, homes, faults, self.wake)
+        self._watch = Watch(store, clock, runners, live, self.terms, homes, faults, self.wake, presence)
+        self._presence = presence
         self._concurrency: dict[str, int | None] = {}  # none: as the house has it
         self._ready = Ready(slots or Slots(), self._concurrency_of, ready_max=ready_max)
         self._lanes: dict[SessionId, _Lane] = {}
@@ -272,6 +284,8 @@ class EmbeddedEngine:
                 lane.task.cancel()
         for task in self._side:
             task.cancel()
+        if self._presence is not None:
+            self._presence.abandon()
 
     @property
     def active(self) -> int:

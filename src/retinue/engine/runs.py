@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.agents.home import ensure_workspace
+from retinue.domain.address import AddressKind
 from retinue.domain.envelope import Kind
 from retinue.domain.errors import RetinueError, Stale, StoreError
 from retinue.domain.ids import RunId
@@ -32,6 +33,7 @@ from retinue.engine.transcripts import Transcripts
 from retinue.engine.writing import Unwritten
 from retinue.mailroom.background import runner_of
 from retinue.mailroom.inbox import Wake
+from retinue.mailroom.presence import Asked, Attendance, Attended, Presence
 from retinue.runners.base import Assignment, Finished, Parked, Runner
 from retinue.store import agents, delegations, envelopes, records, sessions
 from retinue.store.connection import HOPELESS, Store
@@ -61,7 +63,9 @@ class Watch:
         homes: Callable[[str], Path],
         faults: Faults,
         wake: Callable[[Wake], None],
+        presence: Presence | None = None,
     ) -> None:
+        self._presence = presence
         self._store = store
         self._clock = clock
         self._runners = runners
@@ -78,7 +82,12 @@ class Watch:
         """Work a run. Raises only `Stale`, `StoreError` and cancellation, which leave it as it is in the store."""
         request = _request_of(work)
         house = self._terms.defaults().manner_of(work.agent)
-        work = replace(work, manner=request.manner.over(work.session.mind.manner).over(house))
+        room = work.run.sender if work.run.sender.kind is AddressKind.CHANNEL else None
+        work = replace(
+            work,
+            manner=request.manner.over(work.session.mind.manner).over(house),
+            words=self._terms.words(room.name) if room is not None else None,
+        )
         transcript = await self.transcripts.take(work.session, work.fresh)
         journal = RunJournal(
             work,
@@ -183,6 +192,8 @@ class Watch:
         given_s = assignment.request.seconds_max
         if given_s is not None and given_s < limit_s:
             limit_s, given_by = given_s, "what it was given by whoever sent it out"
+        attendance = self._attend(work)
+        tell = Attended(self._live, attendance) if attendance is not None else self._live
         limit = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
         # A model that never answers must be stopped in the middle. By the house's clock, and from when the run was
@@ -190,7 +201,7 @@ class Watch:
         call_off = self._clock.later(limit_s, lambda: limit.reschedule(loop.time()))
         try:
             async with limit:
-                return await runner.work(assignment, journal, Answers(work.approvals), self._live)
+                return await runner.work(assignment, journal, Answers(work.approvals), tell)
         except TimeoutError as error:
             if not limit.expired():  # somebody else's: a model's or a tool's own
                 raise
@@ -202,6 +213,22 @@ class Watch:
             ) from error
         finally:
             call_off()
+            if attendance is not None:
+                attendance.end()
+
+    def _attend(self, work: Work) -> Attendance | None:
+        """A room that waits sees that someone is at work. Only a run that is over its own mail is seen there."""
+        if self._presence is None or work.words is None or not work.envelopes:
+            return None
+        newest = work.envelopes[-1]
+        if newest.kind is not Kind.MESSAGE or newest.sender != work.run.sender:
+            return None
+        context = newest.context
+        asked = Asked(room=newest.sender, message_id=context.platform_id, chat_type=context.chat_type)
+        attendance = self._presence.attend(work.run.id, asked, work.words)
+        if attendance is not None:
+            attendance.begin()
+        return attendance
 
     async def _fail(self, journal: RunJournal, error: Exception) -> Ended:
         known = isinstance(error, RetinueError)

@@ -30,7 +30,7 @@ from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock, Faults
 from retinue.domain.text import storable
 from retinue.domain.times import to_ms
-from retinue.domain.wording import PLAIN_WORDS, Words
+from retinue.domain.wording import Words, plain_words
 from retinue.mailroom.attempts import (
     ATTEMPTS_MAX,
     BACKOFF_MAX_S,
@@ -69,11 +69,6 @@ LOOK_AGAIN_S = 1.0
 
 
 _LEFT_OFF = Failed(kind="stopped", message="the house stopped between two parts", ours=True)
-
-
-def plain_words(_instance: str) -> Words:
-    """In a house whose settings say nothing of how answers look."""
-    return PLAIN_WORDS
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
