@@ -338,7 +338,7 @@ class Household:
             self.connectors,
             bounds=self.sending,
             sessions=lambda: thinking.settings.sessions,
-            words=lambda _instance: self.words,
+            words=self._words_at,
             faults=self.faults,
         )
         thinking = self.thinking = Thinking(
@@ -361,7 +361,7 @@ class Household:
             zone=self.zone,
             slots=self.slots,
             deliver=outbox.wake,
-            words=lambda _instance: self.words,
+            words=self._words_at,
             presence=Presence(clock, self.connectors),
             choices=thinking.choices,
             asking=lambda: self.asking,
@@ -396,6 +396,9 @@ class Household:
         await engine.start()
         switchboard.start()
         return house
+
+    def _words_at(self, _instance: str) -> Words:
+        return self.words
 
     def _switchboard(self, store: Store, inbox: Inbox, doorway: Doorway, outbox: Outbox) -> Switchboard:
         files = Files(self.root / "files")
