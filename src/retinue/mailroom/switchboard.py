@@ -73,6 +73,7 @@ class Needs(Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     path_of: Callable[[Attachment], Path]
     kinds: Kinds
+    ready: Callable[[], Mapping[str, Connector]] = dict[str, Connector]  # what plug-ins bring whole
     tell_owner: TellOwner = tell_nobody
     opened: Callable[[str], None] = lambda _instance: None  # told when an instance can deliver again
 
@@ -122,13 +123,13 @@ class Switchboard:
 
     # --- as the settings say ---
 
-    async def fit(self, wanted: Mapping[str, ConnectorSettings], ready: Mapping[str, Connector] | None = None) -> None:
+    async def fit(self, wanted: Mapping[str, ConnectorSettings]) -> None:
         """Make, open and close until those are here that should be. What did not change is left alone.
 
-        `ready` are connectors that plug-ins bring whole. A name of the settings goes before theirs.
+        Where a plug-in brings a connector whole under a name of the settings, the settings are meant.
         """
-        brought = {name: each for name, each in (ready or {}).items() if name not in wanted}
         async with self._fitting:
+            brought = {name: each for name, each in self._needs.ready().items() if name not in wanted}
             for instance, line in list(self._lines.items()):
                 now = wanted.get(instance)
                 if line.state is LineState.FAILED or not _is_same(line, now, brought.get(instance)):
@@ -144,9 +145,9 @@ class Switchboard:
                     line.brought = True
                     self._put(line)
 
-    def take_up(self, wanted: Mapping[str, ConnectorSettings], ready: Mapping[str, Connector] | None = None) -> None:
+    def take_up(self, wanted: Mapping[str, ConnectorSettings]) -> None:
         """Fit in, soon: for whoever tells us of a change and cannot wait."""
-        task = asyncio.create_task(self.fit(wanted, ready))
+        task = asyncio.create_task(self.fit(wanted))
         self._soon.add(task)
         task.add_done_callback(self._soon.discard)
 

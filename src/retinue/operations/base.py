@@ -45,6 +45,7 @@ from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from retinue.agents.briefing import Previews
+    from retinue.mailroom.switchboard import Switchboard
     from retinue.operations.plugins import Guests
     from retinue.schedules.files import ScheduleFiles
     from retinue.schedules.heartbeats import Heartbeats
@@ -92,6 +93,7 @@ class Desk(Struct, frozen=True, kw_only=True):
     callbacks: Callbacks | None = None  # where agents that run elsewhere are heard
     requests: Requests | None = None  # where those of programs elsewhere are taken
     hooks: Hooks | None = None  # programs of the owner's that are run when something happens
+    switchboard: Switchboard | None = None  # the lines of the house; None where it has no connectors at all
     uploads: Uploads = field(default_factory=Uploads)  # files that were sent ahead of their envelopes
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
 
