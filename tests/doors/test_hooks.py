@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,15 @@ async def test_sessions_that_begin_and_begin_anew_are_told(tmp_path: Path) -> No
         await house.post("/reset", origin="person:owner")
         await house.until(tmp_path / DATA / "watch" / "session:reset")
         assert house.told("watch", "session:reset")["agent"] == "ada"
+
+
+async def test_a_hook_may_be_told_that_the_house_has_opened_and_greet_its_owner(tmp_path: Path) -> None:
+    hook(tmp_path, "greets", events='["gateway:startup"]', handler='#!/bin/sh\necho \'{"messages": ["Open."]}\'\n')
+    async with hooked_house(tmp_path) as house:
+        await operations.enable(house.house.desk, OWNER, Enable(name="greets"))
+        house.running.opened(datetime(2026, 3, 4, tzinfo=UTC))
+        await house.running.idle()
+        assert [mail.text for mail in await house.mail("person:owner")] == ["Open."]
 
 
 async def test_a_hook_that_breaks_takes_too_long_or_says_too_much_touches_nothing_else(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
-from doors.webhook_house import SECRET, FarSide, far_side, webhook
+from doors.webhook_house import SECRET, FarSide, far_side, hook_house, webhook
 
 from retinue.connectors.base import DeliveryFailed, FailureKind, Parcel, whole
 from retinue.connectors.webhook import way_out
@@ -168,3 +170,21 @@ async def test_without_an_address_or_a_secret_nothing_leaves(settings: WebhookSe
     with pytest.raises(DeliveryFailed) as failed:
         await connector.deliver(whole(envelope()))
     assert failed.value.permanent
+
+
+@pytest.mark.spec("C87")
+async def test_what_an_agent_says_to_a_request_goes_out_signed_and_once_more_where_it_was_not_taken(
+    tmp_path: Path,
+) -> None:
+    async with far_side() as far, hook_house(tmp_path, to(far)) as house:
+        far.statuses.append(503)
+        house.model.will_reply("The build is mended.")
+        said = await house.send("ci/agent", {"message": "The build broke.", "sessionKey": "hook:builds"})
+        assert said.status == 202
+        async with asyncio.timeout(30):
+            while len(far.letters) < 2:
+                await asyncio.sleep(0.01)
+        await house.rest()
+        first, again = far.letters
+        assert first.headers["webhook-id"] == again.headers["webhook-id"] == first.json["id"]
+        assert (again.json["room"], again.json["text"]) == ("builds", "The build is mended.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -132,6 +133,10 @@ class Hooks:
         self._cursor = await self._store.read(news.newest)
         self._store.on_commit(self._changed.set)
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._work())]
+
+    def opened(self, at: datetime) -> None:
+        """The house has opened, doors and all."""
+        self.tell(Happened(event=STARTUP, key=f"{STARTUP}/{at.isoformat()}", at=at.isoformat()))
 
     async def stop(self) -> None:
         """What has not been told by now is not told."""
