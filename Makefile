@@ -69,7 +69,7 @@ requirements: ## compile requirements/*.txt again (ARGS=--upgrade takes the newe
 	$(COMPILE) pyproject.toml requirements/injection.in -o requirements/injection.txt
 
 # What no pip package brings: the sandbox, and a browser. Fetched where we may, else named.
-PROGRAMS := bwrap:bubblewrap chromium:chromium ngircd:ngircd
+PROGRAMS := bwrap:bubblewrap chromium:chromium ngircd:ngircd openssl:openssl
 
 system: ## the programs that tests need beside Python (apt, as root)
 	@missing=""; for each in $(PROGRAMS); do \

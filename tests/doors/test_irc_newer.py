@@ -14,7 +14,7 @@ from doors.irc_house import SECRETS, ToldServer, connector_in, listening, until
 from retinue.connectors.base import Delivery, DeliveryFailed, FailureKind, LineLost
 from retinue.connectors.irc.arrival import Arrival, Credentials
 from retinue.connectors.irc.lines import Line, parsed
-from retinue.testing.fault_kit.house import parcel_to
+from retinue.testing.fault_kit.house import Mishap, parcel_to
 
 WELCOME = (
     ":s 001 house :Welcome house!h@host",
@@ -164,6 +164,21 @@ async def test_a_refusal_of_something_else_is_not_taken_for_ours(tmp_path: Path)
         connector = connector_in(tmp_path, server.port)
         async with listening(connector):
             assert isinstance(await connector.deliver(parcel_to("kit", "#home", "hello", number=1)), Delivery)
+
+
+async def test_when_the_house_is_slow_the_server_waits_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("retinue.connectors.irc.connector.HEARD_MAX", 5)
+    async with ToldServer(told("multi-prefix")) as server:
+        connector = connector_in(tmp_path, server.port, silence_s=1.0, answer_s=1.0)
+        async with listening(connector) as house:
+            house.mishaps.extend([Mishap.FAILS_BEFORE] * 4)
+            server.say(*(f":m!m@h PRIVMSG #home :word {number}" for number in range(100)))
+            await until(lambda: len(house.committed) == 100)
+
+    assert [each.text for each in house.committed] == [f"word {number}" for number in range(100)]
+    assert house.lines_lost == 0
 
 
 # Coming in

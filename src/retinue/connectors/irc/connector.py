@@ -28,6 +28,7 @@ from retinue.connectors.irc.presence import Inquiry, LineBroke, Presence
 from retinue.connectors.irc.settings import IrcSettings
 from retinue.connectors.irc.wire import Pace, is_here, opened, within
 from retinue.connectors.irc.words import sayable, text_bytes_max
+from retinue.domain.errors import RetinueError
 
 log = logging.getLogger(__name__)
 
@@ -223,8 +224,8 @@ class IrcConnector:
             await self._clock.sleep(self._settings.silence_s)
             if present.fold(present.nick) != present.fold(present.wanted_nick):
                 present.wire.write(encoded("NICK", present.wanted_nick))  # whoever had it may have gone
-            if present.lines_heard != before:
-                continue
+            if present.lines_heard != before or len(self._heard) >= HEARD_MAX:
+                continue  # it is there; or it is we who do not read at the moment
             present.wire.write(encoded("PING", last=present.token))
             await self._clock.sleep(self._settings.answer_s)
             if present.lines_heard == before:
@@ -331,7 +332,7 @@ class IrcConnector:
             return Finding(ok=True, account=self._present.nick, sentence=f"we are on {self._settings.host}")
         try:
             present = await self._arrive()
-        except LineLost as lost:
+        except RetinueError as lost:
             return Finding(ok=False, account="", sentence=lost.sentence, because=lost.because, try_this=lost.try_this)
         present.wire.write(encoded("QUIT", last=GOODBYE))
         present.wire.close()

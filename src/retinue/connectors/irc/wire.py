@@ -75,8 +75,8 @@ class Wire:
 
 
 async def opened(host: str, port: int, *, tls: bool, ca_file: str) -> Wire:
+    trusted = _trusted(ca_file) if tls else None
     try:
-        trusted = _trusted(ca_file) if tls else None
         reader, writer = await asyncio.open_connection(host, port, ssl=trusted, limit=LONGEST_BYTES)
     except ssl.SSLCertVerificationError as error:
         raise LineLost(
@@ -93,7 +93,15 @@ async def opened(host: str, port: int, *, tls: bool, ca_file: str) -> Wire:
 def _trusted(ca_file: str) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if ca_file:
-        context.load_verify_locations(ca_file)
+        try:
+            context.load_verify_locations(ca_file)
+        except OSError as error:  # also of a file that holds no certificate
+            raise LineLost(
+                "the certificate in `tls_ca_file` cannot be read",
+                because=_reason(error),
+                try_this="set it to a file with a certificate in PEM form",
+                needs_owner=True,
+            ) from error
     return context
 
 

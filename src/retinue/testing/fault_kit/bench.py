@@ -16,7 +16,7 @@ At = tuple[str, int]
 class Trouble(StrEnum):
     """What a place can do to us. It begins with `Bench.begin`, and is over with `Bench.end`."""
 
-    REFUSES = "refuses"  # the next thing we send, for a reason of the moment: a 5xx
+    REFUSES = "refuses"  # the next thing we send, for a reason of the moment, or fails with it: a 5xx
     FORBIDS = "forbids"  # what we send to `room`, for good: it is gone, or not ours to speak in
     THROTTLES = "throttles"  # the next thing we send, and asks for patience: a 429
     REVOKED = "revoked"  # it knows our key no more

@@ -47,6 +47,15 @@ PongTimeout = 20
 """
 
 
+_TLS = """
+[SSL]
+Ports = {port}
+CertFile = {certificate}
+KeyFile = {key}
+DHFile = {known}
+"""
+
+
 class NgircdMissing(RuntimeError):
     def __init__(self) -> None:
         super().__init__("ngircd is not installed: sudo apt-get install -y ngircd")
@@ -59,6 +68,8 @@ class Ngircd:
     folder: Path
     password: str = ""
     port: int = 0
+    certificate: Path | None = None  # beside it its `.key` and a `.dh`: then there is a port with TLS, too
+    tls_port: int = 0
     _process: asyncio.subprocess.Process | None = None
 
     async def open(self) -> None:
@@ -67,13 +78,24 @@ class Ngircd:
             raise NgircdMissing
         self.port = self.port or _free_port()
         settings = self.folder / "ngircd.conf"
-        settings.write_text(_SETTINGS.format(port=self.port, password=self.password))
+        settings.write_text(_SETTINGS.format(port=self.port, password=self.password) + self._tls())
         nowhere = asyncio.subprocess.DEVNULL
         self._process = await asyncio.create_subprocess_exec(
             program, "-n", "-f", str(settings), stdin=nowhere, stdout=nowhere, stderr=nowhere
         )
         async with asyncio.timeout(START_S_MAX):
             await looking(lambda: _answers(self.port))
+
+    def _tls(self) -> str:
+        if self.certificate is None:
+            return ""
+        self.tls_port = self.tls_port or _free_port()
+        return _TLS.format(
+            port=self.tls_port,
+            certificate=self.certificate,
+            key=self.certificate.with_suffix(".key"),
+            known=self.certificate.with_suffix(".dh"),
+        )
 
     async def close(self) -> None:
         if self._process is not None:

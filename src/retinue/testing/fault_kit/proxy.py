@@ -12,7 +12,7 @@ from retinue.testing.fault_kit.bench import At
 
 HOST = "127.0.0.1"
 CHUNK_BYTES = 65_536
-DRIP_BYTES = 7
+DRIP_BYTES = 13
 DRIP_S = 0.001
 _RESET = struct.pack("ii", 1, 0)  # linger for no time: the other side is told that the line broke, not that it ended
 

@@ -41,7 +41,7 @@ class QuietBench(PlainBench):
     repeats_safely = True
     exempt: Mapping[str, str] = {
         **dict.fromkeys(("line-cut", "said-while-away", "no-line", "slow-line", "half-open"), _NO_LINE),
-        **dict.fromkeys(("cut-half-way", "cut-before", "cut-after", "place-restarts"), _NO_LINE),
+        **dict.fromkeys(("cut-half-way", "cut-before", "cut-after", "place-restarts", "at-every-step"), _NO_LINE),
         **dict.fromkeys(("killed-sending", "killed-before-commit", "killed-after-commit"), _NO_PROCESS),
         "revoked": "it asks nobody for a key, so none can be taken away",
         "told-out-of-order": "what is said waits in one queue, which has no other order",

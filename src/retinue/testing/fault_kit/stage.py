@@ -86,6 +86,21 @@ class Stage:
             raise Broken("listening did not end when it was cancelled")
         self.life = None
 
+    async def lose_line(self) -> None:
+        """And wait until there is another."""
+        before = self.house.lines_lost
+        self.cut()
+        await self.until_ready(lost=before + 1)
+
+    async def restart_house(self) -> None:
+        await self.crash_house()
+        await self.open_house()
+
+    async def restart_place(self) -> None:
+        before = self.house.lines_lost
+        await self.bench.restart()
+        await self.until_ready(lost=before + 1)
+
     async def crash_house(self) -> None:
         """From one moment to the next: no goodbye reaches the place."""
         self.cut()
@@ -131,6 +146,23 @@ class Stage:
         self.said.append((where, words))
         await self.bench.say(where, words)
         return words
+
+    async def send_amid(self, befall: Callable[[], Awaitable[None]]) -> None:
+        """Send something while a fault befalls us. What was under way in a house that died is in doubt: the next one
+        sends it again only where its place takes it once all the same."""
+        room, text, dying = self.bench.room, self.words("answer"), self.life
+        parcel = parcel_to(INSTANCE, room, text, number=self.number())
+        sending = asyncio.create_task(self.house.send(self.connector, parcel))
+        await asyncio.sleep(0)  # it is on its way
+        await befall()
+        if self.life is dying:
+            outcome = await sending
+        else:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            again = self.connector.repeats_safely
+            outcome = await self.house.send(self.connector, parcel) if again else Outcome.UNKNOWN
+        self.sent.append(Sent(room, text, outcome))
 
     async def send(self, text: str | None = None, *, room: str | None = None) -> Outcome:
         where, words = room or self.bench.room, text or self.words("answer")
