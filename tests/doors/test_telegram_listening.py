@@ -13,7 +13,10 @@ from doors.telegram_house import MOMENT, House, Words, bot, listening, until
 from retinue.connectors.base import Heard, Incoming, LineLost
 from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.connectors.telegram.failures import CONFLICT_JITTER, CONFLICT_S_MAX
+from retinue.connectors.telegram.listening import PATIENCE_S
 from retinue.connectors.telegram.offset import DAMAGED_KEY, GOOD_FOR, KEY, Offset, parse
+from retinue.domain.envelope import Receipt
+from retinue.domain.errors import StoreError
 from retinue.real import RealClock
 from retinue.testing.telegram_server import Fault, TelegramServer, throttled
 
@@ -99,6 +102,79 @@ async def test_what_one_room_could_not_take_holds_up_no_other_and_is_not_confirm
     assert set(house.texts) == {"mine", "the group's", "mine, too"}
     offsets = [int(value.split()[1]) for key, value in shelf.puts if key == KEY]
     assert offsets[0] == 5_001  # up to the group's, and not beyond
+
+
+async def test_a_room_whose_mail_takes_long_keeps_no_other_waiting_and_is_not_confirmed(
+    telegram: TelegramServer,
+) -> None:
+    telegram.add_group(-1001)
+    shelf, house, downloaded = Words(), House(), asyncio.Event()
+
+    async def accept(incoming: Incoming) -> Receipt | None:
+        if incoming.text == "a film":
+            await downloaded.wait()
+        return await house.accept(incoming)
+
+    listener = asyncio.create_task(bot(telegram, shelf=shelf).listen(accept))
+    telegram.says("a film")
+    telegram.says("hello", room=-1001)
+    await house.until_heard(1)
+    telegram.says("still there?", room=-1001)
+    await house.until_heard(2)
+    kept_meanwhile = offset_in(shelf) if KEY in shelf.kept else 5_000
+    downloaded.set()
+    await until(lambda: KEY in shelf.kept and offset_in(shelf) == 5_003)
+    listener.cancel()
+    await asyncio.gather(listener, return_exceptions=True)
+
+    assert house.texts == ["hello", "still there?", "a film"]
+    assert kept_meanwhile == 5_000
+
+
+async def test_words_that_wait_for_more_words_get_them(telegram: TelegramServer) -> None:
+    """A house may hold what somebody says until they pause; none of it is confirmed before all of it is stored."""
+    held, shelf, both = list[str](), Words(), asyncio.Event()
+
+    async def accept(incoming: Incoming) -> None:
+        held.append(incoming.text)
+        if len(held) == 2:
+            assert KEY not in shelf.kept
+            both.set()
+        await both.wait()
+
+    listener = asyncio.create_task(bot(telegram, shelf=shelf).listen(accept))
+    telegram.says("what is")
+    await until(lambda: held == ["what is"])
+    telegram.says("on today?")
+    await until(lambda: KEY in shelf.kept and offset_in(shelf) == 5_002)
+    listener.cancel()
+    await asyncio.gather(listener, return_exceptions=True)
+
+    assert held == ["what is", "on today?"]
+
+
+async def test_nothing_overtakes_what_the_house_could_not_take_in_its_room(telegram: TelegramServer) -> None:
+    house, tries = House(), 0
+
+    async def accept(incoming: Incoming) -> Receipt | None:
+        nonlocal tries
+        if incoming.text == "slow, then lost":
+            tries += 1
+            await asyncio.sleep(PATIENCE_S * 1.5)  # so long that the next of the room is on offer, too
+            if tries == 1:
+                raise StoreError("the disk is full", code="store.disk-full")
+        elif not house.heard:
+            await asyncio.sleep(PATIENCE_S)  # still on offer when the other is lost
+        return await house.accept(incoming)
+
+    house_like = House()
+    house_like.accept = accept  # type: ignore[method-assign]
+    telegram.says("slow, then lost")
+    telegram.says("after it")
+    async with listening(bot(telegram), house_like):
+        await house.until_heard(2)
+
+    assert house.texts == ["slow, then lost", "after it"]
 
 
 async def test_a_crash_between_accepting_and_keeping_the_offset_offers_it_again(telegram: TelegramServer) -> None:

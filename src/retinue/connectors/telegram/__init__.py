@@ -35,8 +35,7 @@ KIND = ConnectorKind(
         ),
     ),
     next_steps=(
-        "Write something to the bot. It asks who you are and shows a code: `retinue pairing accept CODE`.",
-        "To have it in a group: add it there, and mention it by its @name.",
-        "It hears only what is said to it in groups, until you send /setprivacy to @BotFather and choose Disable.",
+        "Write something to the bot: a bot cannot write first.",
+        "For a group: add the bot there, and set `group_policy` and `groups` (docs/guides/telegram.md).",
     ),
 )

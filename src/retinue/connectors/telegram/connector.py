@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 from retinue.connectors.base import (
     Abilities,
@@ -34,7 +34,7 @@ from retinue.connectors.telegram.api import (
     Refused,
 )
 from retinue.connectors.telegram.failures import line_lost, not_sent, token_rejected, undelivered
-from retinue.connectors.telegram.listening import hand_in, news, next_offset, said_in, with_whole_albums
+from retinue.connectors.telegram.listening import Listening, News, news
 from retinue.connectors.telegram.offset import Offset
 from retinue.connectors.telegram.sending import ALBUM_MAX, Manner, Request
 from retinue.connectors.telegram.settings import TelegramSettings
@@ -53,8 +53,6 @@ MOVES_MAX = 1000  # rooms whose new names are kept at hand; the store has them a
 _TOKEN = re.compile(r"[0-9]{1,20}:[A-Za-z0-9_-]{1,200}", re.ASCII)
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class FileNotFetched(RetinueError):
@@ -99,44 +97,47 @@ class TelegramConnector:
     async def listen(self, accept: Accept) -> None:
         api = self._api()
         async with api.line():
-            me = await self._asked(api.call("getMe", {}, result=User))
-            if self._settings.clear_webhook:
-                await self._asked(api.call("deleteWebhook", {}, result=bool))
-            offset = await self._stored_offset(me)
-            while True:
-                offset = await self._hear(api, me, offset, accept)
+            try:
+                await self._hear(api, accept)
+            except (Refused, NotReached, NoAnswer) as error:
+                lost = line_lost(error, conflicts=self._conflicts, chance=self._house.chance)
+                if isinstance(error, Refused) and error.status == CONFLICT:
+                    self._conflicts += 1
+                raise lost from None
 
-    async def _hear(self, api: Api, me: User, offset: Offset | None, accept: Accept) -> Offset | None:
-        """Ask for news once, and hand them in. What the house did not take is not confirmed, and comes again."""
-        clock = self._house.clock
-        if offset is not None and not offset.means_something(bot=me.id, now=clock.now()):
-            offset = None
-        start = offset.update_id if offset is not None else None
-        asked_at = asyncio.get_running_loop().time()
-        batch = await self._asked(news(api, start, poll_s=self._settings.poll_s))
-        self._conflicts = 0
-        if not batch:
-            if asyncio.get_running_loop().time() - asked_at < self._settings.poll_s / 2:
+    async def _hear(self, api: Api, accept: Accept) -> None:
+        clock, poll_s = self._house.clock, self._settings.poll_s
+        me = await api.call("getMe", {}, result=User)
+        if self._settings.clear_webhook:
+            await api.call("deleteWebhook", {}, result=bool)
+        offset = await self._stored_offset(me)
+
+        async def ask(start: int | None, wait_s: int) -> News:
+            if offset is not None and not offset.means_something(bot=me.id, now=clock.now()):
+                start = None
+            asked_at = asyncio.get_running_loop().time()
+            found = await news(api, start, poll_s=wait_s)
+            self._conflicts = 0
+            if not found and wait_s and asyncio.get_running_loop().time() - asked_at < wait_s / 2:
                 await clock.sleep(EMPTY_PAUSE_S)  # a server that does not keep us waiting would be asked without end
-            return offset
-        batch = await self._asked(with_whole_albums(api, batch, clock))
-        said = said_in(batch, me=me, fetch=self._fetch, instance=self.instance)
-        left, error = await hand_in(said, accept, self._note_move)
-        offset = Offset(bot=me.id, update_id=next_offset(batch, left), at=clock.now())
-        await self._house.shelf.put(offsets.KEY, str(offset))
-        if error is not None:
-            raise error
-        return offset
+            return found
 
-    async def _asked(self, asking: Awaitable[T]) -> T:
-        """Ask Telegram something on the line we listen on; a no, or silence, means that the line is lost."""
-        try:
-            return await asking
-        except (Refused, NotReached, NoAnswer) as error:
-            lost = line_lost(error, conflicts=self._conflicts, chance=self._house.chance)
-            if isinstance(error, Refused) and error.status == CONFLICT:
-                self._conflicts += 1
-            raise lost from None
+        async def confirm(update_id: int) -> None:
+            nonlocal offset
+            offset = Offset(bot=me.id, update_id=update_id, at=clock.now())
+            await self._house.shelf.put(offsets.KEY, str(offset))
+
+        await Listening(
+            ask,
+            me,
+            accept=accept,
+            first=self._note_move,
+            confirm=confirm,
+            fetch=self._fetch,
+            clock=clock,
+            instance=self.instance,
+            poll_s=poll_s,
+        ).hear(offset.update_id if offset is not None else None)
 
     async def _stored_offset(self, me: User) -> Offset | None:
         shelf = self._house.shelf
@@ -298,8 +299,11 @@ class TelegramConnector:
         try:
             api = self._api()
             async with api.line():
-                me = await self._asked(api.call("getMe", {}, result=User))
+                me = await api.call("getMe", {}, result=User)
                 webhook = await self._webhook(api)
+        except (Refused, NotReached, NoAnswer) as error:
+            lost = line_lost(error, conflicts=0, chance=self._house.chance)
+            return Finding(ok=False, account="", sentence=lost.sentence, because=lost.because, try_this=lost.try_this)
         except LineLost as lost:
             return Finding(ok=False, account="", sentence=lost.sentence, because=lost.because, try_this=lost.try_this)
         account = f"@{me.username}"
