@@ -90,6 +90,8 @@ async def test_an_account_is_one_agents_and_rebinding_replaces_in_one_commit(sto
     assert await answering(store) == {"3": "bob"}, "and an agent has one account of a connector"
     await put(store, bound("4", "bob", peer="7"))
     assert await answering(store) == {"3": "bob", "4": "bob"}, "single rooms are bound beside it"
+    await put(store, Binding(id="5", agent="ada", match=Match(connector="work")))
+    assert await answering(store) == {"5": "ada", "4": "bob"}, "an account by its own name is the same account"
 
 
 @pytest.mark.spec("H65")

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.config.sessions import SendSettings
+from retinue.connectors.base import FailureKind
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.envelope import Draft, Envelope, Kind, Outcome, Status
@@ -26,6 +27,7 @@ from retinue.domain.trust import Trust
 from retinue.domain.wording import PLAIN_WORDS, Words
 from retinue.mailroom.inbox import Wake, enter, is_completion, notify
 from retinue.mailroom.quoting import setting_of
+from retinue.mailroom.reach import WhyNot, everywhere
 from retinue.policy.sending import may_send
 from retinue.policy.shaping import NOTHING_KNOWN, Setting
 from retinue.store import delegations, deliveries, envelopes, outcomes, parts, sessions, webhooks
@@ -69,6 +71,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     sending: SendSettings = SendSettings()
     able: Abilities | None = None  # None: the place takes every envelope whole
     words: Words = PLAIN_WORDS
+    why_not: WhyNot = everywhere
 
 
 class Taken(Struct, frozen=True):
@@ -125,6 +128,10 @@ def claim(
             _settle(page, envelope, Outcome.CANCELLED, because="nobody waits for what would come of it")
             changed = True
             continue
+        if because := _out_of_reach(page, envelope, terms):
+            wakes += _end(page, envelope, Outcome.DEAD, because=because, kind=FailureKind.NO_BINDING)
+            changed = True
+            continue
         if because := _held_back(page, envelope, terms.sending):
             wakes += _end(page, envelope, Outcome.REFUSED, because=because)
             changed = True
@@ -154,6 +161,14 @@ def _taken(page: Page, envelope: Envelope, terms: Terms, wakes: tuple[Wake, ...]
 def keep_part(conn: sa.Connection, *, envelope: Envelope, part: int, receipt: str, now_ms: int) -> None:
     """One part arrived, and there are more: whatever happens to those, it is not sent again."""
     parts.add(conn, envelope.id, part, channel=str(envelope.recipient), receipt=receipt, at_ms=now_ms)
+
+
+def _out_of_reach(page: Page, envelope: Envelope, terms: Terms) -> str:
+    """Why an agent may not write there; empty where it may. Asked once, before anything of it is sent."""
+    if envelope.kind not in _AGENTS_WORDS or envelope.source == "house" or envelope.attempts:
+        return ""
+    because = terms.why_not(page.conn, envelope)
+    return f"{FailureKind.NO_BINDING}: {because}" if because else ""
 
 
 def _held_back(page: Page, envelope: Envelope, sending: SendSettings) -> str:

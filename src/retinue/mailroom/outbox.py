@@ -48,6 +48,7 @@ from retinue.mailroom.attempts import (
     polite_s,
 )
 from retinue.mailroom.inbox import ClockWake, Wake
+from retinue.mailroom.reach import WhyNot, everywhere
 from retinue.policy.shaping import shape
 from retinue.store import deliveries
 from retinue.store.connection import NO_FAULTS, Store
@@ -168,6 +169,7 @@ class Outbox:
         bounds: Bounds | None = None,
         sessions: Callable[[], SessionSettings] = plain,
         words: Callable[[str], Words] = plain_words,
+        why_not: WhyNot = everywhere,
         chance: Random | None = None,
         faults: Faults = NO_FAULTS,
     ) -> None:
@@ -177,6 +179,7 @@ class Outbox:
         self._bounds = bounds or Bounds()
         self._sessions = sessions
         self._words = words
+        self._why_not = why_not
         self._chance = chance or Random(0)
         self._faults = faults
         self._wake_house: Callable[[Wake], None] = lambda _wake: None
@@ -502,6 +505,7 @@ class Outbox:
             sending=self._sessions().send,
             able=abilities_of(connector) if connector is not None else None,
             words=self._words(room.instance),
+            why_not=self._why_not,
         )
 
     def _now_ms(self) -> int:

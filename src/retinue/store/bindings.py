@@ -23,10 +23,11 @@ _same = sa.select(t.bindings).where(*(_c[name] == _b(name) for name in _MATCH))
 _count = sa.select(sa.func.count()).select_from(t.bindings)
 _insert = t.bindings.insert()
 _remove = t.bindings.delete().where(_c.id == _b("the_id"))
-_whole_accounts = sa.select(t.bindings).where(
-    _c.agent == _b("agent"),
-    _c.connector == _b("connector"),
-    *(_c[name] == "" for name in ("peer_kind", "peer", "parent", "guild", "team")),
+_whole = sa.and_(*(_c[name] == "" for name in ("peer_kind", "peer", "parent", "guild", "team")))
+_accounts_of_agent = sa.select(_c.id).where(_whole, _c.agent == _b("agent"), _c.connector == _b("connector"))
+# An account may be named beside its kind, or in place of it: it is the same one.
+_account = sa.select(_c.id).where(
+    _whole, sa.or_(_c.account == _b("name"), sa.and_(_c.account == "", _c.connector == _b("name")))
 )
 _in_room = sa.select(t.bindings).where(
     sa.or_(_c.account == _b("instance"), _c.connector == _b("instance"), _c.account == ""),
@@ -92,8 +93,10 @@ def put(conn: sa.Connection, binding: Binding, *, at_ms: int) -> Binding:
     if (there := same(conn, binding.match)) is not None:
         conn.execute(_remove, {"the_id": there.id})
     if binding.match.whole_account:
-        asked = {"agent": binding.agent, "connector": binding.match.connector}
-        for row in conn.execute(_whole_accounts, asked).all():
+        match = binding.match
+        mine = conn.execute(_accounts_of_agent, {"agent": binding.agent, "connector": match.connector}).all()
+        others = conn.execute(_account, {"name": match.account or match.connector}).all()
+        for row in (*mine, *others):
             conn.execute(_remove, {"the_id": row.id})
     return _write(conn, binding, at_ms=at_ms)
 

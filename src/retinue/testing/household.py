@@ -49,6 +49,7 @@ from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Bounds, Outbox
 from retinue.mailroom.owner import Owner
 from retinue.mailroom.presence import Presence
+from retinue.mailroom.reach import WhyNot, everywhere
 from retinue.mailroom.switchboard import Needs, Switchboard
 from retinue.models.base import Model
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
@@ -258,6 +259,7 @@ class Household:
     kinds: dict[str, ConnectorKind] = field(default_factory=dict[str, ConnectorKind])  # beside the house's own
     keeper: Callable[[Store, Inbox], Keeper] | None = None  # who stands at the doors; None: they are open
     press: TakePress = no_presses
+    why_not: WhyNot = everywhere  # where agents may not write
     sending: Bounds = field(default_factory=Bounds)
     words: Words = PLAIN_WORDS  # how they leave by every door
     engine: Callable[..., EmbeddedEngine] = EmbeddedEngine
@@ -337,6 +339,7 @@ class Household:
             clock,
             self.connectors,
             bounds=self.sending,
+            why_not=self.why_not,
             sessions=lambda: thinking.settings.sessions,
             words=self._words_at,
             faults=self.faults,
