@@ -17,6 +17,7 @@ from retinue.config.faults import Faults, KeyPath
 from retinue.config.reading import nearest, table_at, unknown_key, values
 from retinue.config.rules import FLAT, Rule, setting
 from retinue.config.source import Table, shown
+from retinue.config.words import WordSettings
 from retinue.domain.address import NAME_LENGTH_MAX
 from retinue.domain.errors import RetinueError
 
@@ -52,6 +53,7 @@ class ConnectorSettings:
 
     kind: str = setting("", "What it speaks, such as `telegram`. It must be set.", check=kind_name, example="irc")
     enabled: bool = setting(True, "Whether it is used at all.")
+    words: WordSettings = WordSettings()
     door: DoorSettings = field(default=DoorSettings(), metadata=FLAT)
     own: Any = field(default=Unread(), metadata={**FLAT, "rule": Rule(in_file=False)})
 

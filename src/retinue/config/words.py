@@ -66,8 +66,7 @@ class WordSettings:
     )
     prefix: str | None = setting(
         None,
-        "What stands before each answer. {identity.name}, {agent}, {model}, {modelFull} and {provider} are "
-        "filled in.",
+        "What stands before each answer. {identity.name}, {agent}, {model}, {modelFull} and {provider} are filled in.",
         effect=Effect.MESSAGE,
         check=prefix,
         example="[{identity.name}]",

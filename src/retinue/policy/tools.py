@@ -23,6 +23,7 @@ from retinue.policy.groups import (
     EVERYTHING,
     GROUPS,
     INVOKE_DENIED,
+    OF_A_ROOM,
     OF_A_SCHEDULE,
     PROFILES,
     SUBAGENT_DENIED,
@@ -266,6 +267,9 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
     if where.origin is not OriginKind.SCHEDULE:
         fixed = ToolLists(deny=OF_A_SCHEDULE)
         layers.append(Layer(name="the rule for schedules", key="tools.by_session.schedule", lists=fixed, fixed=True))
+    if where.origin is not OriginKind.CHAT:
+        fixed = ToolLists(deny=OF_A_ROOM)
+        layers.append(Layer(name="the rule for rooms", key="tools.by_session.chat", lists=fixed, fixed=True))
     if (lists := settings.by_session.get(where.origin.value)) is not None:
         name = f"the rules for {where.origin} sessions"
         layers.append(Layer(name=name, key=f"tools.by_session.{where.origin}", lists=lists))
