@@ -69,6 +69,11 @@ class Bench(Protocol):
         ...
 
     @property
+    def hears(self) -> bool:
+        """Whether anything comes in by this connector. Where not, a case is played outwards alone."""
+        ...
+
+    @property
     def keeps(self) -> bool:
         """Whether the place keeps what is said for those who are away."""
         ...
@@ -97,6 +102,7 @@ class PlainBench:
     secrets: Mapping[str, str] = {}
     exempt: Mapping[str, str] = {}
 
+    hears = True
     keeps = True
 
     async def ready(self, connector: Connector | None) -> None:

@@ -13,6 +13,7 @@ BENCHES: dict[str, str] = {
     "quiet-forgetful": "retinue.testing.fault_kit.quiet:ForgetfulBench",
     "irc": "retinue.testing.fault_kit.irc:IrcBench",
     "telegram": "retinue.testing.fault_kit.telegram:TelegramBench",
+    "webhook": "retinue.testing.fault_kit.webhook:WebhookBench",
 }
 
 

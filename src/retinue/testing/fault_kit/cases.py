@@ -141,8 +141,10 @@ async def _slow_line(stage: Stage) -> None:
 
 async def _half_open(stage: Stage) -> None:
     await both_ways(stage)
+    text = stage.words("answer")
     stage.freeze()
-    if (outcome := await stage.send()) not in NOT_LOST:
+    stage.break_at(text.split()[-1], Break.FROZEN)  # also where each thing that is sent has a line of its own
+    if (outcome := await stage.send(text)) not in NOT_LOST:
         raise Broken(f"nobody could know what came of it, and yet it ended as {outcome}")
     await stage.until_ready(lost=1)
     await both_ways(stage)

@@ -273,7 +273,7 @@ class IrcBench(PlainBench):
             rooms=(self.room, self.other_room),
             password_env="PASSWORD",
             silence_s=10.0,
-            answer_s=20.0,
+            answer_s=40.0,
             flood_lines=1000,
         )
         return KIND.make(settings, surroundings)

@@ -22,6 +22,7 @@ class Break(StrEnum):
 
     BEFORE = "before"  # none of it arrives
     HALF_WAY = "half-way"  # the first half of the words does
+    FROZEN = "frozen"  # none of it does, and the line stands as if it were whole
     AFTER = "after"  # all of it does, and nothing comes back any more: `cut` ends it
 
 
@@ -122,6 +123,8 @@ class Proxy:
                     await self._pass(pair, pair.far, passed)
                     pair.far.close()  # an end in the middle of the words: whoever reads must not take them for all
                     return _reset(pair.near)
+                case Break.FROZEN:
+                    pair.frozen = True
                 case Break.AFTER:
                     pair.deaf = True
                 case None:

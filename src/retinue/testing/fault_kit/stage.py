@@ -143,6 +143,8 @@ class Stage:
 
     async def say(self, *, room: str | None = None, text: str | None = None) -> str:
         where, words = room or self.bench.room, text or self.words("question")
+        if not self.bench.hears:
+            return words
         self.said.append((where, words))
         await self.bench.say(where, words)
         return words
