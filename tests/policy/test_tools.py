@@ -327,7 +327,8 @@ def test_the_layers_stand_in_the_order_of_the_design() -> None:
     whole = chain(settings, rules, provider="openai", sender=address.parse("person:maria"), door=Door.INVOKE)
     assert [layer.key for layer in whole.layers] == [
         *("tools", "tools.by_provider.openai", "tools.policies.careful", "agents.ada.tools"),
-        *("agents.ada.tools.by_provider.openai", "tools.by_session.schedule", "tools.by_session.terminal"),
+        *("agents.ada.tools.by_provider.openai", "tools.by_session.schedule", "tools.by_session.chat"),
+        "tools.by_session.terminal",
         *("tools.by_sender.person:maria", "tools.invoke_allow"),
     ]
     assert [finding.verdict for finding in whole.findings(spec("read"))] == [Verdict.ALLOW] * 9

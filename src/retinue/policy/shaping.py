@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from retinue.domain.address import AddressKind
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.ids import short
+from retinue.domain.nouns import replace
 from retinue.domain.parcel import Abilities, Button, Parcel
 from retinue.domain.wording import PLAIN_WORDS, ChunkMode, Quoting, Stream, Words
 from retinue.policy.chunking import LIMIT_MIN, chunks, clipped, measure
@@ -25,7 +25,10 @@ FILES_NAMED_MAX = 10
 NO_WORDS = "(no words)"
 CURRENT = "current"
 
-_TAG = re.compile(r"[ \t]*\[\[ *(?:reply_to_current|reply_to *: *(?P<id>[^\[\]\n]{1,200}?)|audio_as_voice) *\]\]", re.I)
+_TAG = re.compile(
+    r"[ \t]?\[\[ {0,4}(?:reply_to_current|reply_to {0,4}: {0,4}(?P<id>[^\[\]\n]{1,200}?)|audio_as_voice) {0,4}\]\]",
+    re.IGNORECASE,
+)
 _VARIABLE = re.compile(r"\{([A-Za-z.]{1,40})\}")
 _AGENTS_WORDS = frozenset({Kind.MESSAGE, Kind.ANSWER, Kind.SYSTEM})
 
