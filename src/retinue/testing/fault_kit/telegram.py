@@ -10,7 +10,7 @@ from retinue.connectors.base import Connector, Surroundings
 from retinue.connectors.telegram import KIND, TelegramSettings
 from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
 from retinue.testing.telegram_place import Json
-from retinue.testing.telegram_server import TOKEN, TelegramServer, throttled
+from retinue.testing.telegram_server import TOKEN, Fault, TelegramServer, throttled
 
 GROUP = -1001
 RETRY_AFTER_S = 3
@@ -34,9 +34,6 @@ class TelegramBench(PlainBench):
     room = "42"
     other_room = str(GROUP)
     secrets: Mapping[str, str] = {"token": TOKEN}
-    exempt: Mapping[str, str] = {
-        "place-refuses": "a 5xx of Telegram's leaves open whether the message was taken, so it is in doubt instead",
-    }
 
     def __init__(self) -> None:
         self.server = _Teller()
@@ -69,6 +66,8 @@ class TelegramBench(PlainBench):
 
     async def begin(self, trouble: Trouble) -> None:
         match trouble:
+            case Trouble.REFUSES:
+                self.server.will("sendMessage", Fault(status=502, description="Bad Gateway"))
             case Trouble.THROTTLES:
                 self.server.will("sendMessage", throttled(RETRY_AFTER_S))
             case Trouble.FORBIDS:

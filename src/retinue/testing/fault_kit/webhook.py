@@ -26,7 +26,9 @@ SECRET = "a secret that both of the two sides share"
 TIMEOUT_S = 1.0
 RETRY_AFTER_S = 2
 
-_COMES_BY_THE_HOUSE = "what comes in comes by the house's own door, where its tests fail and kill it"
+_COMES_BY_THE_HOUSE = (
+    "what comes in is a request at the house's own door, answered after its commit; this connector hears nothing"
+)
 _ANSWERS = {Trouble.REFUSES: 503, Trouble.THROTTLES: 429, Trouble.FORBIDS: 410}
 
 
