@@ -122,7 +122,6 @@ async def test_all_that_stands_in_a_topic_does_not_answer_its_first_message(tele
     assert incoming.quoted is None
 
 
-@pytest.mark.spec("H72")
 @pytest.mark.parametrize(
     ("kind", "given", "name", "media_type"),
     [
@@ -214,7 +213,6 @@ async def test_an_edit_is_the_same_message_in_another_revision(telegram: Telegra
     assert len({each.revision for each in (first, second, third)}) == 3
 
 
-@pytest.mark.spec("D56")
 async def test_a_press_is_by_whoever_pressed_and_names_the_message_it_stands_under(telegram: TelegramServer) -> None:
     ours = telegram.perform("sendMessage", {"chat_id": GROUP, "text": "May I?"}, {})["message_id"]
     press_id = telegram.presses(ours, "allow:9c8d", room=GROUP, by=NOOR)
