@@ -331,7 +331,7 @@ def test_the_layers_stand_in_the_order_of_the_design() -> None:
         "tools.by_session.terminal",
         *("tools.by_sender.person:maria", "tools.invoke_allow"),
     ]
-    assert [finding.verdict for finding in whole.findings(spec("read"))] == [Verdict.ALLOW] * 9
+    assert [finding.verdict for finding in whole.findings(spec("read"))] == [Verdict.ALLOW] * 10
 
 
 # --- what always holds ---
