@@ -218,7 +218,7 @@ class IrcBench(PlainBench):
             "an IRC server hands each line out once, and keeps nothing for those who are away",
         ),
         "place-refuses": "an IRC server takes a line or refuses it for good; it knows no bad moment but a closed line",
-        "throttled": "ngIRCd reads more slowly, or closes the line; servers that ask for patience by a number are tested apart",
+        "throttled": "ngIRCd reads more slowly, or closes the line; servers that ask for patience are tested apart",
         "told-twice": "an IRC server never repeats a line, and a line that was sent has no way to arrive twice",
         "told-out-of-order": "all lines come over one connection, whose bytes are in order",
     }
