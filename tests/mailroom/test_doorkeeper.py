@@ -334,6 +334,18 @@ async def test_commands_of_those_who_may_not_are_refused_and_not_answered(street
         assert entitled is not None and entitled.outcome is Outcome.ANSWERED
 
 
+async def test_a_linked_person_commands_as_themselves_and_a_listed_stranger_as_nobody(street: Street) -> None:
+    street.set(dm=DmPolicy.ALLOWLIST, allow_from=("8",))
+    async with street.household.open() as house:
+        await link(house, "maria", id_="7")
+        for speaker in ("7", "8"):
+            assert await house.doorway.accept("quiet", said("/whoami", by=speaker)) is not None
+        await house.quiet()
+        [known], [listed] = street.place.texts("dm-7"), street.place.texts("dm-8")
+        assert "person:maria" in known
+        assert "person:" not in listed
+
+
 # Files
 
 

@@ -398,10 +398,13 @@ def _compact(command: Command, at: _Scene) -> _Done:
 
 
 def _who(page: Page, draft: Draft) -> Principal:
-    """Whoever commands, with what they may do here now. An owner who writes from a channel is the owner."""
+    """Whoever commands, with what they may do here now. An owner who writes from a channel is the owner, and so is
+    anyone of the house whose id there was linked to them who they are."""
     if draft.trust is Trust.OWNER:
         who = draft.sender if draft.sender.kind is AddressKind.PERSON else OWNER
         return Principal(address=who, level=PermissionLevel.BOSS, trust=draft.trust)
-    known = people.find(page.conn, draft.sender.name) if draft.sender.kind is AddressKind.PERSON else None
-    level = LEVEL_OF[known.role] if known is not None else PermissionLevel.RESTRICTED
-    return Principal(address=draft.sender, level=level, trust=draft.trust)
+    person = draft.sender.name if draft.sender.kind is AddressKind.PERSON else draft.context.person
+    known = people.find(page.conn, person) if person else None
+    if known is None:
+        return Principal(address=draft.sender, level=PermissionLevel.RESTRICTED, trust=draft.trust)
+    return Principal(address=address.person(known.name), level=LEVEL_OF[known.role], trust=draft.trust)

@@ -213,7 +213,7 @@ class Doorkeeper:
             await self._strangers.tell_owner(
                 f"door/unbound/{instance}/{now:%Y-%m-%d}",
                 f"Somebody who may talk wrote to {instance}, and no agent answers there. Bind one: "
-                f"retinue binding set AGENT --connector {instance}",
+                f"retinue binding set AGENT {instance}",
             )
             return None
         log.info(
