@@ -34,7 +34,11 @@ from retinue.api.gate import Gate, server_config
 from retinue.api.uvicorn_server import Server
 from retinue.config import Configuration, Settings, load
 from retinue.config.checks import PORT_MAX
+from retinue.config.doors import CLOSED, DoorSettings
+from retinue.config.staff import MAIN
 from retinue.connectors.base import Connector
+from retinue.connectors.kinds import BUILT_IN as BUILT_IN_CONNECTORS
+from retinue.connectors.kinds import Kinds
 from retinue.connectors.masked import Masked
 from retinue.domain import address
 from retinue.domain.address import EXTERNAL
@@ -51,6 +55,7 @@ from retinue.domain.session import Mind
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.domain.trust import Trust
+from retinue.domain.wording import Words
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
@@ -58,10 +63,17 @@ from retinue.engine.live import Live
 from retinue.hands import Hands, called_by_people, equip, skills_told
 from retinue.instructing import Instructing
 from retinue.logs import set_level, set_masks, set_up_logs
+from retinue.mailroom.bringing import keeping
 from retinue.mailroom.callbacks import Callbacks
+from retinue.mailroom.doorkeeper import Doorkeeper
+from retinue.mailroom.doorway import Doorway
 from retinue.mailroom.external import Elsewhere, own_address, way_out
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
+from retinue.mailroom.owner import Owner
+from retinue.mailroom.presence import Presence
+from retinue.mailroom.requests import Requests
+from retinue.mailroom.switchboard import Needs, Switchboard
 from retinue.mailroom.webhooks import Completions
 from retinue.models import prices
 from retinue.models.base import Model, WireCache
@@ -245,11 +257,19 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             store, clock, lambda: way_out(current()), lambda: own_address(current()), environment=os.environ
         )
         completions = Completions(store, clock, current, os.environ, masks.mask)
+        lines: dict[str, Connector] = {
+            c.instance: Masked(c, masks.mask) for c in (elsewhere, completions, *parts.connectors)
+        }
+        hands.ways.rooms = lines.get
+
+        words = partial(_words, current)
         outbox = Outbox(
             store,
             clock,
-            {c.instance: Masked(c, masks.mask) for c in (elsewhere, completions, *parts.connectors)},
+            lines,
             sessions=lambda: current().sessions,
+            words=words,
+            chance=parts.chance,
             faults=parts.faults,
         )
         briefing = Briefing(
@@ -292,6 +312,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             zone=settings.zone,
             slots=parts.slots or _slots(settings),
             deliver=outbox.wake,
+            words=words,
+            presence=Presence(clock, lines),
             asking=lambda: current().approvals,
             defaults=lambda: current().defaults,
             sessions=lambda: current().sessions,
@@ -330,6 +352,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         if keeper is not None:
             keeper.on_change(take_up)
             keeper.on_change(lambda now: plugins.take_up(now.plugins))
+            keeper.on_change(lambda now: switchboard.take_up(now.connectors))
             keeper.on_change(lambda _: hands.servers.fit_soon())
             keeper.on_change(lambda _: bring_tools())
             keeper.on_change(lambda _: on_the_side(learn_secrets()))
@@ -340,6 +363,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             Kind.MODEL: {model.name for model in models},
             Kind.RUNNER: set(own_runners),
             Kind.PROVIDER: set(BUILT_IN),
+            Kind.CONNECTOR_KIND: set(BUILT_IN_CONNECTORS),
         }
 
         def bring_tools() -> None:
@@ -355,6 +379,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             for name in set(runners) - set(own_runners):
                 del runners[name]
             runners.update(registry.runners())
+            switchboard.take_up(current().connectors)
             policy.update({**_needed(plugins), **current().permission_policy})
 
         registry.on_change(fit_in)
@@ -376,9 +401,43 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         )
         if keeper is not None:
             keeper.on_change(lambda _: heartbeats.poke())
+        inbox = Inbox(store, clock, engine.wake, engine.seat, engine.command)
+        doorkeeper = Doorkeeper(
+            store,
+            clock,
+            ids,
+            partial(_door, current),
+            lambda instance: switchboard.kind_of(instance),
+            post=inbox,
+            default=lambda: current().default_agent or MAIN,
+        )
+        doorway = Doorway(store, inbox, clock, ids, doorkeeper, lambda: current().sessions, keep=keeping(files))
+
+        def masked(inside: Connector) -> Connector:
+            return Masked(inside, masks.mask, switchboard.took)
+
+        switchboard = Switchboard(
+            Needs(
+                store=store,
+                clock=clock,
+                ids=ids,
+                chance=parts.chance,
+                take=doorway.accept,
+                home=settings.home,
+                environment=os.environ,
+                path_of=lambda attachment: files.path(attachment.hash),
+                kinds=Kinds(registry.connector_kinds),
+                ready=registry.connectors,
+                tell_owner=Owner(inbox, ids, name=OWNER.name).tell,
+            ),
+            lines,
+            wrap=masked,
+        )
+        for connector in parts.connectors:
+            switchboard.open(connector)
         desk = Desk(
             store=store,
-            post=Inbox(store, clock, engine.wake, engine.seat, engine.command),
+            post=inbox,
             engine=engine,
             live=live,
             clock=clock,
@@ -406,6 +465,10 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             settings=current,
             runners=frozenset(own_runners),
             callbacks=Callbacks(store, clock, engine.wake, os.environ),
+            requests=Requests(
+                store, inbox, clock, ids, connectors=lambda: lines, default_agent=lambda conn: desk.default_agent(conn)
+            ),
+            switchboard=switchboard,
         )
         hands.ways.inbox, hands.ways.asks, hands.ways.hands = desk.post, engine.request, engine.hand_over
         hands.ways.models = lambda: minds.catalog
@@ -416,8 +479,10 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         await hands.servers.fit()
         if mirror is not None:
             await mirror.start()
+        await switchboard.fit(current().connectors)
         await outbox.start()
         await engine.start()
+        switchboard.start()
         await schedule_files.start()
         await heartbeats.start()
         await tell(settings.home, desk.post, ids)
@@ -434,6 +499,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
                 task.cancel()
             await asyncio.gather(*aside, return_exceptions=True)
             drain_s = current().drain_s
+            await switchboard.stop()
+            await doorway.stop()
             await heartbeats.stop()
             await schedule_files.stop()
             await engine.stop(drain_s=drain_s)
@@ -450,6 +517,20 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await minds.close()
     finally:
         await store.close()
+
+
+def _door(settings: Callable[[], Settings], instance: str) -> DoorSettings:
+    """Who may talk at an instance. One that the settings do not name is closed."""
+    named = settings().connectors.get(instance)
+    return CLOSED if named is None else named.door
+
+
+def _words(settings: Callable[[], Settings], instance: str) -> Words:
+    """How words leave by an instance: as it has it, and else as the house has it."""
+    now = settings()
+    named = now.connectors.get(instance)
+    house = now.words.over()
+    return house if named is None else named.words.over(house)
 
 
 def _first_asked(minds: Minds, agent: Agent, mind: Mind) -> ModelFacts:

@@ -19,10 +19,35 @@ from retinue.config.rules import FLAT, Rule, setting
 from retinue.config.source import Table, shown
 from retinue.config.words import WordSettings
 from retinue.domain.address import NAME_LENGTH_MAX
-from retinue.domain.errors import RetinueError
 
 OWN_CONNECTORS = frozenset({"external", "completion"})  # what the house itself delivers by
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
+
+
+BUILT_IN: Mapping[str, str] = {
+    "telegram": "retinue.connectors.telegram",
+    "email": "retinue.connectors.mail",
+    "irc": "retinue.connectors.irc",
+    "webhook": "retinue.connectors.webhook",
+}
+"""Each names the module whose `KIND` it is."""
+NAMES = tuple(BUILT_IN)
+
+_ACCOUNT = "it can be spoken to by a `webhook` connector, or by a plug-in that brings this kind"
+ABSENT: Mapping[str, str] = {
+    "whatsapp": "it has no way in for programs but an account of its maker's for companies, or one that is not allowed "
+    f"and may be closed at any time, so there is no `whatsapp_login` either; {_ACCOUNT}",
+    "signal": f"it needs a telephone number and a program that its makers do not support; {_ACCOUNT}",
+    "matrix": f"this version of the house does not speak it yet; {_ACCOUNT}",
+    "xmpp": f"this version of the house does not speak it yet; {_ACCOUNT}",
+    "slack": f"this version of the house does not speak it yet; {_ACCOUNT}",
+    "discord": f"this version of the house does not speak it yet; {_ACCOUNT}",
+    "imessage": f"it runs on one maker's machines alone; {_ACCOUNT}",
+    "msteams": f"it needs a company's account; {_ACCOUNT}",
+    "googlechat": f"it needs a company's account; {_ACCOUNT}",
+    "sms": f"it needs a contract with someone who sends them; {_ACCOUNT}",
+}
+"""Kinds that other houses have and this one does not, each with the reason."""
 
 
 def connector_name(text: str) -> str | None:
@@ -77,31 +102,32 @@ def read_connectors(value: object, faults: Faults, *, guests: bool) -> dict[str,
 
 
 def _read(table: Table, path: KeyPath, faults: Faults, *, guests: bool) -> ConnectorSettings | None:
-    kinds: Any = import_module("retinue.connectors.kinds")
     kind = table.get("kind")
     if not isinstance(kind, str) or not kind:
         faults.add(
             (*path, "kind"),
             "is missing" if kind is None else f"must be a text in quotes, and is {shown(kind)}",
             because="it says what this connector speaks",
-            try_this=f'kind = "{kinds.NAMES[0]}"',
+            try_this=f'kind = "{NAMES[0]}"',
         )
         return None
-    try:
-        own: type[Any] | None = kinds.built_in(kind).settings if kind in kinds.BUILT_IN else None
-    except RetinueError as error:
-        faults.add((*path, "kind"), error.sentence, because=error.because, try_this=error.try_this)
-        return None
-    if own is None and (kind in kinds.ABSENT or not guests):
-        near = nearest(kind, kinds.NAMES)
+    own = group_of(kind) if kind in BUILT_IN else None
+    if own is None and (kind in ABSENT or not guests):
+        near = nearest(kind, NAMES)
         faults.add(
             (*path, "kind"),
             f"is {shown(kind)}, and there is no such connector here",
-            because=kinds.ABSENT.get(kind) or f"the house has {', '.join(kinds.NAMES)}",
+            because=ABSENT.get(kind) or f"the house has {', '.join(NAMES)}",
             try_this=f"did you mean `{near}`?" if near else "choose one of those, or a plug-in that brings it",
         )
         return None
     return settings_from(own, table, path, faults)
+
+
+def group_of(kind: str) -> type[Any]:
+    """The settings of one of the house's own kinds, brought in by its name."""
+    module: Any = import_module(BUILT_IN[kind])
+    return module.KIND.settings
 
 
 def settings_from(own: type[Any] | None, table: Table, path: KeyPath, faults: Faults) -> ConnectorSettings:

@@ -6,10 +6,10 @@ import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from retinue.config.connectors import NAMES, group_of
 from retinue.config.reading import rule_of
 from retinue.config.secret import Secret
 from retinue.config.settings import OWN_SECTIONS, Settings
@@ -102,9 +102,8 @@ def _free(name: str) -> Iterator[str]:
 
 def _kinds_of_connectors() -> Iterator[str]:
     """What each kind of the house's own has beside what every connector has."""
-    kinds: Any = import_module("retinue.connectors.kinds")  # by name: nothing of them is below us
-    for name in kinds.NAMES:
-        group: type[Any] = kinds.built_in(name).settings
+    for name in NAMES:
+        group = group_of(name)
         yield f'\n### `kind = "{name}"`\n'
         yield f"{_first_line(group)}\n"
         yield _COLUMNS

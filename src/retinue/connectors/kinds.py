@@ -8,33 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
+from retinue.config.connectors import ABSENT, BUILT_IN, NAMES
 from retinue.connectors.base import ConnectorKind
 from retinue.domain.errors import NotFound, RetinueError
-
-BUILT_IN: Mapping[str, str] = {
-    "telegram": "retinue.connectors.telegram",
-    "email": "retinue.connectors.mail",
-    "irc": "retinue.connectors.irc",
-    "webhook": "retinue.connectors.webhook",
-}
-"""Each names the module whose `KIND` it is."""
-NAMES = tuple(BUILT_IN)
-
-_ACCOUNT = "it can be spoken to by a `webhook` connector, or by a plug-in that brings this kind"
-ABSENT: Mapping[str, str] = {
-    "whatsapp": "it has no way in for programs but an account of its maker's for companies, or one that is not allowed "
-    f"and may be closed at any time, so there is no `whatsapp_login` either; {_ACCOUNT}",
-    "signal": f"it needs a telephone number and a program that its makers do not support; {_ACCOUNT}",
-    "matrix": f"this version of the house does not speak it yet; {_ACCOUNT}",
-    "xmpp": f"this version of the house does not speak it yet; {_ACCOUNT}",
-    "slack": f"this version of the house does not speak it yet; {_ACCOUNT}",
-    "discord": f"this version of the house does not speak it yet; {_ACCOUNT}",
-    "imessage": f"it runs on one maker's machines alone; {_ACCOUNT}",
-    "msteams": f"it needs a company's account; {_ACCOUNT}",
-    "googlechat": f"it needs a company's account; {_ACCOUNT}",
-    "sms": f"it needs a contract with someone who sends them; {_ACCOUNT}",
-}
-"""Kinds that other houses have and this one does not, each with the reason."""
 
 
 class KindBroken(RetinueError):

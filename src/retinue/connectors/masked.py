@@ -23,6 +23,7 @@ class Masked:
 
     inside: Connector
     mask: Callable[[str], str]
+    took: Callable[[str], None] = lambda _instance: None  # told whenever the place took something
 
     def __post_init__(self) -> None:
         inside: Any = self.inside
@@ -53,7 +54,9 @@ class Masked:
         await self.inside.listen(accept)
 
     async def deliver(self, parcel: Parcel) -> Delivery:
-        return await self.inside.deliver(self.wash(parcel))
+        delivery = await self.inside.deliver(self.wash(parcel))
+        self.took(self.instance)
+        return delivery
 
     def wash(self, parcel: Parcel) -> Parcel:
         """A parcel as the place may have it. Most have nothing to hide, and are handed on as they are."""
