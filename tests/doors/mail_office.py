@@ -511,12 +511,14 @@ class Wire:
         self.frozen = False
         self._target = port
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ends: list[asyncio.StreamWriter] = []
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        self._ends += [writer, far_writer]
         ways = [
             asyncio.create_task(self._one_way(reader, far_writer, lambda piece: self.to_server(piece))),
             asyncio.create_task(self._one_way(far_reader, writer, lambda piece: self.to_client(piece))),
@@ -524,11 +526,11 @@ class Wire:
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for end in (writer, far_writer):
+                end.transport.abort()
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            for end in (writer, far_writer):
-                end.close()
             self._tasks.discard(task)
 
     async def _one_way(
@@ -553,6 +555,9 @@ class Wire:
             yield wire
         finally:
             server.close()
-            for task in list(wire._tasks):
-                task.cancel()
-            await asyncio.gather(*wire._tasks, return_exceptions=True)
+            wire.frozen = False
+            for end in wire._ends:
+                end.transport.abort()
+            await asyncio.gather(*wire._tasks)
+            await asyncio.sleep(0)  # transports that were broken off are gone with the next round of the loop
+            await server.wait_closed()

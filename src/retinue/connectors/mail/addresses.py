@@ -119,5 +119,10 @@ def message_ids(field: str) -> tuple[str, ...]:
     return tuple(each for each in _MESSAGE_ID.findall(field) if len(each) <= MESSAGE_ID_LENGTH_MAX)
 
 
+def is_message_id(text: str) -> bool:
+    """Whether it is one id, whole and without its angles, that may stand in a header."""
+    return len(text) <= MESSAGE_ID_LENGTH_MAX and _MESSAGE_ID.fullmatch(f"<{text}>") is not None
+
+
 def digest(text: str, length: int = 16) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:length]

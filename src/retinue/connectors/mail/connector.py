@@ -30,7 +30,7 @@ from retinue.connectors.mail.imap import Imap, ImapRefused, Selected
 from retinue.connectors.mail.line import Credentials, LineBroke, Place
 from retinue.connectors.mail.mime import Mail, headers_only, take_apart
 from retinue.connectors.mail.reading import Letter, read
-from retinue.connectors.mail.settings import MailSettings
+from retinue.connectors.mail.settings import MailSettings, Security
 from retinue.connectors.mail.smtp import Smtp, SmtpRefused, TooLargeForServer, failure_of
 from retinue.connectors.mail.threads import Threads
 from retinue.connectors.mail.writing import Sender, message_id_of, room_of, subject_of, write
@@ -118,13 +118,13 @@ class MailConnector:
             imap=Place(
                 host=settings.imap_host,
                 port=settings.imap_port,
-                security=settings.imap_security,
+                security=Security(settings.imap_security),
                 ca_bundle=settings.ca_bundle,
             ),
             smtp=Place(
                 host=settings.smtp_host,
                 port=settings.smtp_port,
-                security=settings.smtp_security,
+                security=Security(settings.smtp_security),
                 ca_bundle=settings.ca_bundle,
             ),
         )

@@ -107,7 +107,7 @@ class _Leaves:
         boundary = content.boundary
         if content.media_type.startswith("multipart/") and boundary:
             for piece in _pieces(body, boundary):
-                if self._seen > PARTS_MAX:
+                if self._seen >= PARTS_MAX:
                     self.left_out += 1
                     return
                 head, inside = _split_head(piece, PART_HEADER_BYTES_MAX)

@@ -14,7 +14,7 @@ from email.utils import format_datetime
 
 from msgspec import Struct
 
-from retinue.connectors.mail.addresses import address_of, digest, message_ids
+from retinue.connectors.mail.addresses import address_of, digest, is_message_id
 from retinue.connectors.mail.guard import OWN_ID, UNPROVED
 from retinue.domain.attachment import Attachment, safe_name
 
@@ -108,8 +108,9 @@ def write(
 
 def _before(thread: Thread, quote: str) -> tuple[str, ...]:
     """The ids of what came before, the one that is answered last."""
-    answered = message_ids(f"<{quote}>") if quote else ()
-    ids = [each for each in thread.ids if message_ids(f"<{each}>") and each not in answered] + list(answered)
+    ids = [each for each in thread.ids if each != quote and is_message_id(each)]
+    if is_message_id(quote):
+        ids.append(quote)
     return tuple(ids) if len(ids) <= REFERENCES_MAX else (ids[0], *ids[-(REFERENCES_MAX - 1) :])
 
 
