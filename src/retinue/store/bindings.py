@@ -23,6 +23,7 @@ _same = sa.select(t.bindings).where(*(_c[name] == _b(name) for name in _MATCH))
 _count = sa.select(sa.func.count()).select_from(t.bindings)
 _insert = t.bindings.insert()
 _remove = t.bindings.delete().where(_c.id == _b("the_id"))
+_clear = t.bindings.delete()
 _whole = sa.and_(*(_c[name] == "" for name in ("peer_kind", "peer", "parent", "guild", "team")))
 _accounts_of_agent = sa.select(_c.id).where(_whole, _c.agent == _b("agent"), _c.connector == _b("connector"))
 # An account may be named beside its kind, or in place of it: it is the same one.
@@ -143,6 +144,11 @@ def _write(conn: sa.Connection, binding: Binding, *, at_ms: int) -> Binding:
 
 def remove(conn: sa.Connection, id_: str) -> bool:
     return bool(conn.execute(_remove, {"the_id": id_}).rowcount)
+
+
+def clear(conn: sa.Connection) -> int:
+    """Nobody is bound to anything."""
+    return conn.execute(_clear).rowcount
 
 
 def forget_agent(conn: sa.Connection, agent: str, *, at_ms: int) -> int:
