@@ -378,8 +378,8 @@ class Household:
         outbox.on_wake(engine.wake)
         inbox = Inbox(store, clock, engine.wake, engine.seat, engine.command)
         # Whoever speaks in a channel speaks with the first of the staff, unless someone stands at the door.
-        first = address.agent(self.agents[0].name)
-        keeper = self.keeper(store, inbox) if self.keeper is not None else OpenDoor(lambda _channel: first)
+        open_door = OpenDoor(lambda _channel: address.agent(self.agents[0].name))
+        keeper = self.keeper(store, inbox) if self.keeper is not None else open_door
         doorway = Doorway(
             store,
             inbox,
