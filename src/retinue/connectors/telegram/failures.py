@@ -12,8 +12,6 @@ CONFLICT_GROWTH = 1.8
 CONFLICT_S_MAX = 30.0
 CONFLICT_JITTER = 0.25  # either way: two houses that argue over one bot should not keep step
 
-TOKEN_REJECTED = "connector.token-rejected"
-
 _NO_ROOM = ("chat not found", "thread not found", "topic_closed", "topic_deleted", "peer_id_invalid")
 _TOO_LARGE = ("too long", "too big", "too large")
 
@@ -90,7 +88,7 @@ def token_rejected(because: str) -> LineLost:
         because=because,
         try_this="ask @BotFather for the token (/token), and give it to `retinue connector add telegram`",
         needs_owner=True,
-        code=TOKEN_REJECTED,
+        code="connector.token-rejected",
     )
 
 
