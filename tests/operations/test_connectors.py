@@ -17,9 +17,11 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from retinue.config import BadConfig, load
 from retinue.config.rules import setting
 from retinue.connectors.base import Connector, ConnectorKind, Finding, LineLost, Question, Surroundings
+from retinue.connectors.irc.settings import IrcSettings
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.nouns import replace
+from retinue.operations.connectors import typed
 from retinue.operations.keeper import Keeper
 from retinue.store import connector_words, set_aside
 from retinue.testing.household import Household
@@ -175,6 +177,20 @@ async def test_wrong_settings_are_refused_by_their_path_before_anything_is_asked
     assert (await refused(house, Invalid, "connector.add", kind="pigeon", name="A b")).code == "connector.name-invalid"
     folder = house.desk.home / "secrets"
     assert not folder.exists() or list(folder.iterdir()) == []
+
+
+async def test_what_a_person_typed_is_read_as_what_it_is_for(house: DeskHouse) -> None:
+    await add(house, answers={"birds": "7"})
+    assert (await house.ask(OWNER, "connector.show", name="loft"))["settings"]["birds"] == 7
+    error = await refused(house, BadConfig, "connector.add", kind="pigeon", name="cote", answers={"birds": "many"})
+    assert "connectors.cote.birds" in str(error)
+    group = IrcSettings
+    assert typed(group, "rooms", "#home, #away,") == ["#home", "#away"] and typed(group, "tls", "No") is False
+    assert (typed(group, "port", "6697"), typed(group, "silence_s", "2.5"), typed(group, "nick", "7")) == (
+        6697,
+        2.5,
+        "7",
+    )
 
 
 @pytest.mark.spec("C122")

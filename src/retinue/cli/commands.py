@@ -2533,6 +2533,7 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             ("name", "--name", "text", "", "", (), "what to call it here; left out, as its kind"),
             ("settings", "--settings", "json", "", None, (), "its settings, as they would stand in the file"),
+            ("answers", "--answers", "json", "", None, (), "settings as a person types them, each a text"),
             ("secrets", "--secrets", "json", "", None, (), "its secrets by name, such as token"),
             ("check", "--check", "flag", "", True, (), "ask the place first whether it knows us"),
         ),

@@ -10,13 +10,14 @@ import asyncio
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 import msgspec
 
 from retinue.config.connectors import ConnectorSettings, connector_name, named_secrets, secret_stems, settings_from
 from retinue.config.faults import BadConfig, Faults
 from retinue.config.form import plain
+from retinue.config.reading import hints_of
 from retinue.connectors.base import ConnectorKind, Finding
 from retinue.connectors.kinds import ABSENT
 from retinue.connectors.making import settled
@@ -49,6 +50,7 @@ class Add(msgspec.Struct, forbid_unknown_fields=True):
     kind: Annotated[str, Meta(description="what it speaks, such as telegram: see connector kinds")]
     name: Annotated[str, Meta(description="what to call it here; left out, as its kind")] = ""
     settings: Annotated[dict[str, Any], Meta(description="its settings, as they would stand in the file")] = {}
+    answers: Annotated[dict[str, str], Meta(description="settings as a person types them, each a text")] = {}
     secrets: Annotated[dict[str, str], Meta(description="its secrets by name, such as token")] = {}
     check: Annotated[bool, Meta(description="ask the place first whether it knows us")] = True
 
@@ -270,7 +272,9 @@ def _refuse(desk: Desk, caller: Principal, name: str, kind: ConnectorKind, asked
 
 def _table(desk: Desk, name: str, kind: ConnectorKind, asked: Add, made: list[Path]) -> dict[str, Any]:
     """The table of the new connector. Files that are written for its secrets are added to `made`."""
-    table: dict[str, Any] = {"kind": kind.name, "dm": DmPolicy.PAIRING.value, **kind.defaults, **asked.settings}
+    answers = {key: typed(kind.settings, key, text) for key, text in asked.answers.items()}
+    given = {**kind.defaults, **answers, **asked.settings}
+    table: dict[str, Any] = {"kind": kind.name, "dm": DmPolicy.PAIRING.value, **given}
     known = set(secret_stems(kind.settings))
     for stem, secret in asked.secrets.items():
         if stem not in known:
@@ -295,6 +299,21 @@ def _table(desk: Desk, name: str, kind: ConnectorKind, asked: Add, made: list[Pa
         made.append(file)
         table[f"{stem}_file"] = f"{SECRETS}/{file.name}"
     return table
+
+
+def typed(group: type[Any], key: str, text: str) -> Any:
+    """What a person typed, as the file would have it. What does not fit is left a text, and refused with its path."""
+    hint = hints_of(group).get(key, str)
+    if get_origin(hint) is tuple:
+        return [part for each in text.split(",") if (part := each.strip())]
+    if hint is bool:
+        return {"true": True, "yes": True, "y": True, "false": False, "no": False, "n": False}.get(text.lower(), text)
+    if hint in (int, float):
+        try:
+            return hint(text)
+        except ValueError:
+            return text
+    return text
 
 
 def read_settings(kind: ConnectorKind, name: str, table: Mapping[str, Any]) -> ConnectorSettings:

@@ -138,7 +138,7 @@ export type CommandShown = { "name": string; "form": string; "summary": string; 
 
 export type CommandsListed = { "commands": Array<CommandShown> };
 
-export type ConfigApplied = { "dry-run": boolean; "agents": Array<StepPlanned>; "people": Array<StepPlanned>; "schedules": Array<StepPlanned>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "cleared-runs"?: number; "shown-once"?: Array<string> };
+export type ConfigApplied = { "dry-run": boolean; "agents": Array<StepPlanned>; "people": Array<StepPlanned>; "schedules": Array<StepPlanned>; "bindings": Array<StepPlanned>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "cleared-runs"?: number; "shown-once"?: Array<string> };
 
 export type ConfigChanged = { "changes": Array<RetinueConfigChangesChange>; "waiting-for-a-restart": Array<string>; "hash": string };
 
@@ -786,7 +786,7 @@ export type RetinueOperationsBindingsOne = { "id": string };
 
 export type RetinueOperationsBindingsSet = { "agent": string; "connector": string; "account"?: string; "peer_kind"?: PeerKind | null; "peer"?: string; "parent"?: string; "guild"?: string; "team"?: string; "also"?: Array<string> };
 
-export type RetinueOperationsConnectorsAdd = { "kind": string; "name"?: string; "settings"?: Record<string, unknown>; "secrets"?: Record<string, string>; "check"?: boolean };
+export type RetinueOperationsConnectorsAdd = { "kind": string; "name"?: string; "settings"?: Record<string, unknown>; "answers"?: Record<string, string>; "secrets"?: Record<string, string>; "check"?: boolean };
 
 export type RetinueOperationsConnectorsOne = { "name": string };
 
