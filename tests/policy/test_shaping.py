@@ -168,11 +168,27 @@ def test_a_question_has_buttons_below_its_last_part_where_there_are_buttons() ->
 
     assert [bool(each.buttons) for each in parcels] == [False, True]
     assert [button.data for row in parcels[-1].buttons for button in row] == [
-        "/allow aaaaaaaa",
-        "/deny aaaaaaaa",
-        "/allow aaaaaaaa session",
+        f"allow:{question.id}",
+        f"deny:{question.id}",
+        f"session:{question.id}",
     ]
-    assert not any(each.buttons for each in shape(question, replace(LIKE_TELEGRAM, buttons=False)))
+
+
+def test_where_there_are_no_buttons_a_question_ends_with_a_number_for_each_answer() -> None:
+    text = "May I?\n/allow aaaaaaaa session, or /allow aaaaaaaa always"
+    question = letter(text, kind=Kind.APPROVAL, approval="a" * 32)
+
+    [parcel] = shape(question, replace(LIKE_TELEGRAM, buttons=False))
+
+    numbers = "1: Allow, 2: Deny, 3: Allow: session, 4: Allow: always"
+    assert (parcel.buttons, parcel.text) == ((), f"{text}\nOr answer with a number. {numbers}")
+
+
+@pytest.mark.spec("C97")
+def test_tags_for_speech_are_shown_to_nobody_also_where_nothing_is_spoken() -> None:
+    tagged = "[[tts:voice=nova]]Good morning.[[tts:text]]Morning![[/tts:text]]"
+    [parcel] = shape(letter(tagged), LIKE_TELEGRAM)
+    assert parcel.text == "Good morning."
 
 
 @pytest.mark.spec("C81")

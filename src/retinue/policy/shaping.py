@@ -14,11 +14,12 @@ from msgspec import Struct
 from retinue.domain.address import AddressKind
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Envelope, Kind
-from retinue.domain.ids import short
 from retinue.domain.nouns import replace
-from retinue.domain.parcel import Abilities, Button, Parcel
+from retinue.domain.parcel import Abilities, Parcel
 from retinue.domain.wording import PLAIN_WORDS, ChunkMode, Quoting, Stream, Words
+from retinue.policy.asking import buttons, numbers
 from retinue.policy.chunking import LIMIT_MIN, chunks, clipped, measure
+from retinue.policy.speech import read_tags
 
 PARTS_MAX = 100  # of one envelope: nobody reads more, and most places would throttle us
 FILES_NAMED_MAX = 10
@@ -54,6 +55,7 @@ def untagged(text: str) -> Tagged:
     """Tags say how a message is to be sent, and are no part of it. The first that names a message counts."""
     if "[[" not in text:
         return Tagged(text)
+    text = read_tags(text).shown  # also where nothing is spoken
     asked = ""
     for tag in _TAG.finditer(text):
         if not asked and "reply_to" in tag[0].casefold():
@@ -77,20 +79,6 @@ def variables(prefix: str) -> frozenset[str]:
     return frozenset(found.casefold() for found in _VARIABLE.findall(prefix))
 
 
-def buttons(envelope: Envelope) -> tuple[tuple[Button, ...], ...]:
-    """What can be pressed below a question. A press says the same as the command, and is judged like it."""
-    if envelope.kind is not Kind.APPROVAL or not envelope.context.approval:
-        return ()
-    id_ = short(envelope.context.approval)
-    rows = [(Button("Allow", f"/allow {id_}"), Button("Deny", f"/deny {id_}"))]
-    longer = [
-        Button(f"Allow: {scope}", f"/allow {id_} {scope}")
-        for scope in ("session", "always")
-        if f"/allow {id_} {scope}" in envelope.text
-    ]
-    return (*rows, tuple(longer)) if longer else tuple(rows)
-
-
 def shape(
     envelope: Envelope, able: Abilities, words: Words = PLAIN_WORDS, setting: Setting = NOTHING_KNOWN
 ) -> tuple[Parcel, ...]:
@@ -101,6 +89,8 @@ def shape(
     sent, left = _files(envelope.attachments, able)
     text = "\n".join((text, *_named(left, able))) if left else text
     pressed = buttons(envelope) if able.buttons else ()
+    if not able.buttons and (by_number := numbers(envelope)):
+        text = f"{text}\n{by_number}"
     albums = list(_albums(sent, able.album_max))
     beside = bool(albums) and not pressed and _fits_beside(text, able)
     pieces = [] if beside else _pieces(text, able, words, own=own, parts_max=max(1, PARTS_MAX - len(albums)))
