@@ -243,6 +243,12 @@ def test_a_list_of_nothing_but_plugin_tools_hides_no_other_and_says_so() -> None
     assert offered(chain(rules=ToolRules(deny=("weather",)))).isdisjoint({"weather_now", "weather_soon"})
 
 
+@pytest.mark.spec("C122")
+def test_a_tool_that_other_houses_have_is_refused_by_its_name_with_the_reason() -> None:
+    [told] = chain(ToolSettings(deny=("whatsapp_login",))).warnings
+    assert told.startswith("tools.deny names 'whatsapp_login', and there is no such tool: ") and "WhatsApp" in told
+
+
 @pytest.mark.spec("C56")
 def test_names_that_no_tool_has_are_warned_about() -> None:
     warned = chain(ToolSettings(deny=("exce",)), ToolRules(allow=("*",), ask=("lauch_*",))).warnings

@@ -60,6 +60,11 @@ PROFILES: Mapping[str, tuple[str, ...]] = {
 
 ALIASES: Mapping[str, str] = {"bash": "exec", "shell": "exec"}
 
+ABSENT: Mapping[str, str] = {
+    "whatsapp_login": "there is no connector to WhatsApp here, and so nothing to sign in to",
+}
+"""Tools that other houses have and this one does not, each with the reason."""
+
 # A subagent works for another agent: it starts nobody, speaks with no person, reaches no other conversation but that
 # one's and changes no standing thing.
 SUBAGENT_DENIED = (

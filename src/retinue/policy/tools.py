@@ -20,6 +20,7 @@ from retinue.domain.nouns import replace
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec
 from retinue.policy.groups import (
+    ABSENT,
     EVERYTHING,
     GROUPS,
     INVOKE_DENIED,
@@ -156,7 +157,8 @@ class Chain:
             for entry in getattr(lists, field):
                 if not any(fits(glob, name) for glob in expanded((entry,), sources) for name in specs):
                     if entry != EVERYTHING and not _is_known(entry):
-                        self.warnings.append(f"{layer.key}.{field} names '{entry}', and there is no such tool")
+                        why = f": {ABSENT[entry.casefold()]}" if entry.casefold() in ABSENT else ""
+                        self.warnings.append(f"{layer.key}.{field} names '{entry}', and there is no such tool{why}")
         if allow and _only_plugins(allow, specs):
             self.warnings.append(f"{layer.key}.allow names only plug-ins: it adds to what else is allowed")
             allow = None
