@@ -72,6 +72,7 @@ from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
 from retinue.mailroom.owner import Owner
 from retinue.mailroom.presence import Presence
+from retinue.mailroom.reach import Reach, WithinReach
 from retinue.mailroom.requests import Requests
 from retinue.mailroom.switchboard import Needs, Switchboard
 from retinue.mailroom.webhooks import Completions
@@ -263,12 +264,18 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         hands.ways.rooms = lines.get
 
         words = partial(_words, current)
+
+        def kind_of(instance: str) -> str:
+            return switchboard.kind_of(instance)
+
+        reach = Reach(partial(_door, current), kind_of, default=lambda: current().default_agent or MAIN)
         outbox = Outbox(
             store,
             clock,
             lines,
             sessions=lambda: current().sessions,
             words=words,
+            why_not=reach.of_envelope,
             chance=parts.chance,
             faults=parts.faults,
         )
@@ -407,7 +414,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             clock,
             ids,
             partial(_door, current),
-            lambda instance: switchboard.kind_of(instance),
+            kind_of,
             post=inbox,
             default=lambda: current().default_agent or MAIN,
         )
@@ -470,7 +477,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             ),
             switchboard=switchboard,
         )
-        hands.ways.inbox, hands.ways.asks, hands.ways.hands = desk.post, engine.request, engine.hand_over
+        hands.ways.inbox = WithinReach(desk.post, store, reach)
+        hands.ways.asks, hands.ways.hands = engine.request, engine.hand_over
         hands.ways.models = lambda: minds.catalog
         hands.ways.words = engine.pass_on
         await hands.open()

@@ -61,7 +61,7 @@ its line. A change takes effect:
 | `[connectors.NAME]` | a door to people: one account of ours at one place |
 | `[agents.NAME]`, `[templates.NAME]` | the staff, and what several of them have in common |
 | `[people.NAME]` | `role`: `owner`, `member` or `guest` |
-| `[bindings.NAME]` | `agent` and `connector`, and as far as wanted `account`, `peer_kind`, `peer`, `parent`, `guild`, `team`, `also` |
+| `[bindings.NAME]` | `agent`, `connector`; and `account`, `peer_kind`, `peer`, `parent`, `guild`, `team`, `also` |
 | `[schedules.NAME]` | `agent`, `kind`, `text`, and `at`, `every_s` or `cron` as the kind wants it; `zone`, `enabled`, \
 `place`, `deliver`, `missed`, `delete_after_run`, `model`, `title`, `description`, `gate` |
 
