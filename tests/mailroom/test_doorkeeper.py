@@ -463,6 +463,21 @@ async def test_a_button_counts_only_when_somebody_of_the_house_presses_it(street
         )
 
 
+@pytest.mark.parametrize("policy", [DmPolicy.PAIRING, DmPolicy.OPEN, DmPolicy.ALLOWLIST])
+async def test_whoever_may_talk_and_presses_a_button_that_is_not_theirs_is_still_heard(
+    street: Street, policy: DmPolicy
+) -> None:
+    street.set(dm=policy, allow_from=("8",) if policy is DmPolicy.ALLOWLIST else ())
+    async with street.household.open() as house:
+        if policy is DmPolicy.PAIRING:
+            admit = partial(pairings.admit, instance="quiet", speaker="8", by="person:owner", at_ms=1)
+            await house.store.write(admit, point="test")
+        pressed = said("/allow abc", by="8", kind=Heard.PRESS, quoted=Quoted(message_id="5"))
+        assert await house.doorway.accept("quiet", pressed) is None
+        assert street.presses == []
+        assert await house.doorway.accept("quiet", said("hello", by="8", id_="2")) is not None
+
+
 async def test_a_room_that_moves_takes_its_agent_its_session_and_what_was_overheard_along(street: Street) -> None:
     street.set(group_policy=GroupPolicy.OPEN)
     async with street.household.open() as house:

@@ -140,8 +140,12 @@ class Doorkeeper:
         settings = self._settings(instance)
         known = await self._look(instance, incoming, settings)
         verdict = may_talk(_facts(instance, incoming, known, mentioned=True), settings)
-        if verdict.entry is not Entry.ADMIT or known.person is None:
+        if verdict.entry is Entry.REFUSE:
             await self._refuse(instance, incoming, settings, verdict, quietly=True)
+            return None
+        if verdict.entry is not Entry.ADMIT or known.person is None:
+            # Not turned away: whoever may not decide may still talk, and what they say next is heard.
+            log.info("press refused at the door", extra={"connector": instance})
             return None
         role = known.person.role
         return Principal(address=address.person(known.person.name), level=LEVEL_OF[role], trust=TRUST_OF[role])
@@ -238,7 +242,7 @@ class Doorkeeper:
     ) -> None:
         speaker, now = incoming.speaker, self._clock.now()
         who = (instance, incoming.room, speaker_of(incoming))
-        because = verdict.because if verdict.entry is Entry.REFUSE else "they may not decide"
+        because = verdict.because
         self._strangers.turn_away(who, settings, name=speaker.name, because=because, now=now)
         if quietly or speaker.is_program or not incoming.peer:
             return
