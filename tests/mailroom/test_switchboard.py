@@ -26,7 +26,7 @@ from retinue.connectors.base import (
     Speaker,
     Surroundings,
 )
-from retinue.domain.envelope import Receipt
+from retinue.domain.envelope import Outcome, Receipt
 from retinue.domain.errors import Invalid, StoreError
 from retinue.domain.nouns import replace
 from retinue.mailroom.aside import from_json, to_json
@@ -63,6 +63,8 @@ class Pigeon(QuietConnector):
     befalls: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     times: int = 0
     listeners: int = 0
+    leaving: bool = False
+    lingers: asyncio.Event | None = None  # set: when it lets go of its line, once it is asked to
 
     async def listen(self, accept: Accept) -> None:
         self.times += 1
@@ -72,6 +74,9 @@ class Pigeon(QuietConnector):
                 self.befalls.pop(0)()
             await super().listen(partial(self._heard, accept))
         finally:
+            self.leaving = True
+            if self.lingers is not None:
+                await self.lingers.wait()
             self.listeners -= 1
 
     async def _heard(self, accept: Accept, incoming: Incoming) -> Receipt | None:
@@ -319,6 +324,36 @@ async def test_only_what_changed_is_opened_anew_and_the_old_one_is_gone_before(
         assert household.connectors["b"] is made[2]
 
 
+async def test_what_is_sent_while_a_line_is_opened_anew_waits_and_does_not_die(
+    household: Household, made: list[Pigeon]
+) -> None:
+    household.lines = {"a": line()}
+    async with household.open() as house:
+        await until(lambda: made[0].times == 1)
+        made[0].lingers = asyncio.Event()
+        fitting = asyncio.create_task(house.switchboard.fit({"a": line(birds=5)}))
+        await until(lambda: made[0].leaving)
+        sent = await house.post("still here?", sender="agent:ada", recipient="channel:a:7")
+        await until(lambda: house.outbox.resting > 0)
+        made[0].lingers.set()
+        await fitting
+        await household.clock.advance(5.0)
+        assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
+        assert made[1].texts("7") == ["still here?"]
+
+
+async def test_a_house_that_is_closing_takes_no_line_down_that_still_has_something_to_send(
+    household: Household, made: list[Pigeon]
+) -> None:
+    household.lines = {"a": line()}
+    async with household.open() as house:
+        await until(lambda: made[0].times == 1)
+        await house.switchboard.stop()
+        await house.switchboard.fit({})
+        sent = await house.post("the last word", sender="agent:ada", recipient="channel:a:7")
+        assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
+
+
 async def test_what_the_settings_turn_off_or_no_longer_name_is_closed(household: Household, made: list[Pigeon]) -> None:
     household.lines = {"a": line(), "b": line()}
     async with household.open() as house:
@@ -353,6 +388,22 @@ async def test_one_that_cannot_be_made_says_why_and_keeps_nobody_from_opening(
         household.lines = {"a": line(), "b": line(birds=1)}
         await house.switchboard.fit(household.lines)
         assert health(house, "b").state is LineState.LISTENING
+
+
+async def test_what_was_being_sent_when_the_house_fell_is_not_sent_again_by_a_line_that_could_not_be_made(
+    household: Household, made: list[Pigeon]
+) -> None:
+    household.lines = {"a": line()}
+    async with household.open() as house:
+        await until(lambda: made[0].times == 1)
+        made[0].will_be_slow(60)
+        sent = await house.post("pay Noor", sender="agent:ada", recipient="channel:a:7")
+        await until(lambda: bool(made[0].attempts))
+        house.crash()
+    household.lines = {"a": line(bords=1)}
+    async with household.open() as house:
+        # Whether that place knows a letter again, nobody here can say.
+        assert (await house.outcome(sent.envelope)).outcome is Outcome.INTERRUPTED
 
 
 async def test_a_kind_that_raises_whatever_it_likes_is_not_here_and_the_house_is(household: Household) -> None:

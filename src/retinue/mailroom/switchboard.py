@@ -118,6 +118,7 @@ class Switchboard:
         self._lines: dict[str, _Line] = {}
         self._stumbles: dict[tuple[str, str, str, str], int] = {}
         self._open = False
+        self._closed = False
         self._fitting = asyncio.Lock()
         self._soon: set[asyncio.Task[None]] = set()
 
@@ -129,11 +130,14 @@ class Switchboard:
         Where a plug-in brings a connector whole under a name of the settings, the settings are meant.
         """
         async with self._fitting:
+            if self._closed:  # what is still to be sent leaves by what is here
+                return
             brought = {name: each for name, each in self._needs.ready().items() if name not in wanted}
             for instance, line in list(self._lines.items()):
                 now = wanted.get(instance)
                 if line.state is LineState.FAILED or not _is_same(line, now, brought.get(instance)):
-                    await self._hang_up(instance)
+                    comes_back = now.enabled if now is not None else instance in brought
+                    await self._hang_up(instance, comes_back=comes_back)
                 else:
                     line.settings = now
             for instance, settings in wanted.items():
@@ -215,7 +219,7 @@ class Switchboard:
                 self._listen(line, connector)
             self._needs.opened(line.instance)
         elif line.state is LineState.FAILED:
-            self._connectors[line.instance] = _Shut(line.instance)
+            self._connectors[line.instance] = _Shut(line.instance, "it could not be made as the settings have it")
 
     def start(self) -> None:
         """Have every line listen. What is heard is taken in from now on."""
@@ -233,9 +237,11 @@ class Switchboard:
             if instance in self._lines:
                 await self._hang_up(instance)
 
-    async def _hang_up(self, instance: str) -> None:
+    async def _hang_up(self, instance: str, *, comes_back: bool = False) -> None:
         line = self._lines.pop(instance)
-        self._connectors.pop(instance, None)
+        old = self._connectors.pop(instance, None)
+        if comes_back and old is not None:  # what is sent meanwhile waits for it: with nobody there it would die
+            self._connectors[instance] = _Shut(instance, "it is being opened anew", repeats_safely=old.repeats_safely)
         if line.task is not None:
             line.task.cancel()
             # Two that listen with one account throw each other out: the old one is gone before the new one comes.
@@ -246,6 +252,7 @@ class Switchboard:
     def abandon(self) -> None:
         """Drop everything where it is, as a crash would. What was not confirmed, the places offer again."""
         self._open = False
+        self._closed = True
         for task in self._tasks():
             task.cancel()
 
@@ -440,12 +447,13 @@ async def _checked(connector: Connector) -> Finding:
 
 
 class _Shut:
-    """Stands where a connector could not be made: what is for it waits for a while, as if the line were down."""
+    """Stands where a connector could not be made, or is not here yet: what is for it waits for a while, as if the line
+    were down. Of what was being sent when the house fell, it does not say that it can be sent again."""
 
-    repeats_safely = True
-
-    def __init__(self, instance: str) -> None:
+    def __init__(self, instance: str, because: str, *, repeats_safely: bool = False) -> None:
         self.instance = instance
+        self.repeats_safely = repeats_safely
+        self._because = because
 
     async def listen(self, accept: Accept) -> None:
         del accept
@@ -455,7 +463,7 @@ class _Shut:
         raise DeliveryFailed(
             f"the connector '{self.instance}' is not open",
             kind=FailureKind.ADAPTER_NOT_LOADED,
-            because="it could not be made as the settings have it",
+            because=self._because,
             try_this="look at `retinue connector list`",
         )
 
