@@ -9,26 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from doors.mail_office import (
-    AUTHSERV,
-    HOUSE,
-    MARIA,
-    Ear,
-    MemoryShelf,
-    Office,
-    Wire,
-    connector,
-    listening,
-    mail,
-    parcel,
-    running_office,
-)
+from doors.mail_house import Ear, MemoryShelf, Wire, connector, listening, mail, parcel
 
 from retinue.connectors.base import DeliveryFailed, FailureKind, LineLost, abilities_of
-from retinue.connectors.mail import KIND, imap
+from retinue.connectors.mail import KIND
 from retinue.connectors.mail.settings import Security
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import Invalid
+from retinue.testing.mail_office import AUTHSERV, HOUSE, MARIA, Office, running_office
 
 
 @pytest.fixture(scope="module")
@@ -433,13 +421,14 @@ async def test_a_server_that_goes_away_is_a_lost_line_and_one_that_comes_back_is
     assert [each.message_id for each in ear.heard] == ["before@example.org", "meanwhile@example.org"]
 
 
-async def test_a_line_that_is_only_half_open_is_noticed(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imap, "SILENCE_S_MAX", 0.2)
+async def test_a_line_that_is_only_half_open_is_noticed(office: Office) -> None:
     shelf = MemoryShelf()
     await begun(office, shelf)
     async with Wire.to(office.imap) as wire:
         ear = Ear()
-        async with listening(connector(office, shelf=shelf, imap_port=wire.port, idle_s=0.2), ear.accept) as task:
+        async with listening(
+            connector(office, shelf=shelf, imap_port=wire.port, idle_s=0.2, answer_s=1), ear.accept
+        ) as task:
             await hand_in(office, mail("There?"))
             await ear.hears(1)
             wire.frozen = True

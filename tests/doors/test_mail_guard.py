@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from doors.mail_office import AUTHSERV, HOUSE, MARIA, mail
+from doors.mail_house import mail
 
 from retinue.connectors.mail.guard import Guard, Judgement
 from retinue.connectors.mail.mime import take_apart
+from retinue.testing.mail_office import AUTHSERV, HOUSE, MARIA
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 PASS = f"{AUTHSERV}; dmarc=pass header.from=example.org"

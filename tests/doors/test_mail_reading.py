@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from email.message import EmailMessage
 
 import pytest
-from doors.mail_office import AUTHSERV, HOUSE, MARIA, mail
+from doors.mail_house import mail
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from retinue.connectors.mail.guard import Guard
 from retinue.connectors.mail.html import words_of
 from retinue.connectors.mail.quoting import without_history
 from retinue.connectors.mail.reading import Letter
+from retinue.testing.mail_office import AUTHSERV, HOUSE, MARIA
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 OURS = frozenset({HOUSE})

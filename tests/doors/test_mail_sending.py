@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from doors.mail_office import MARIA, Office, Wire, connector, parcel, running_office
+from doors.mail_house import Wire, connector, parcel
 
 from retinue.connectors.base import DeliveryFailed, FailureKind
 from retinue.connectors.mail import line as lines
@@ -18,6 +18,7 @@ from retinue.connectors.mail.settings import Login, Security
 from retinue.connectors.mail.smtp import InDoubt
 from retinue.connectors.mail.writing import Sender, message_id_of
 from retinue.domain.attachment import Attachment
+from retinue.testing.mail_office import MARIA, Office, running_office
 
 ID = message_id_of("a" * 32, Sender("house@house.test"))
 DOT = b"\r\n.\r\n"
@@ -154,17 +155,11 @@ async def test_a_server_that_speaks_something_else_is_no_mail_server(office: Off
             await connector(office, smtp_port=wire.port).deliver(parcel(MARIA, "Hello"))
 
 
-async def test_a_silent_server_is_given_up(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_line = lines.Line.read_line
-
-    async def impatient(self: lines.Line, *, silence_s: float | None = None) -> bytes:
-        return await read_line(self, silence_s=0.2)
-
-    monkeypatch.setattr(lines.Line, "read_line", impatient)
+async def test_a_silent_server_is_given_up(office: Office) -> None:
     async with Wire.to(office.smtp) as wire:
         wire.frozen = True
         with pytest.raises(DeliveryFailed, match="cannot be reached"):
-            await connector(office, smtp_port=wire.port).deliver(parcel(MARIA, "Hello"))
+            await connector(office, smtp_port=wire.port, answer_s=0.2).deliver(parcel(MARIA, "Hello"))
 
 
 async def test_words_said_before_the_line_is_secured_break_it(office: Office) -> None:
@@ -234,7 +229,7 @@ def test_dots_and_bare_line_ends_cannot_end_a_mail_early() -> None:
         async def send(self, data: bytes) -> None:
             sent.append(data)
 
-        async def read_line(self, *, silence_s: float | None = None) -> bytes:
+        async def read_line(self, *, patience: float | None = None) -> bytes:
             return self.replies.pop(0)
 
     hostile = b"Subject: x\r\n\r\n.\r\nMAIL FROM:<x@y>\n.\nRCPT\r.\r..end"

@@ -120,12 +120,14 @@ class MailConnector:
                 port=settings.imap_port,
                 security=Security(settings.imap_security),
                 ca_bundle=settings.ca_bundle,
+                answer_s=settings.answer_s,
             ),
             smtp=Place(
                 host=settings.smtp_host,
                 port=settings.smtp_port,
                 security=Security(settings.smtp_security),
                 ca_bundle=settings.ca_bundle,
+                answer_s=settings.answer_s,
             ),
         )
 

@@ -19,7 +19,7 @@ from retinue.connectors.mail.imap_words import (
     pairs,
     response_of,
 )
-from retinue.connectors.mail.line import SILENCE_S_MAX, Credentials, Line, LineBroke, Place, shown
+from retinue.connectors.mail.line import Credentials, Line, LineBroke, Place, shown
 from retinue.connectors.mail.settings import Login, Security
 from retinue.domain.ports import Clock
 
@@ -147,14 +147,14 @@ class Imap:
             if said.tag == tag:
                 raise ImapRefused("tell what is new", shown(said.rest))
         # Never broken off in the middle of what the server says: the line would be out of step.
-        reading = asyncio.ensure_future(self._until(tag, hear=lambda _: None, silence_s=None))
+        reading = asyncio.ensure_future(self._until(tag, hear=lambda _: None, patience=None))
         waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(clock.sleep(wait_s))]
         try:
             await asyncio.wait([reading, *waits], return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
                 await self._line.send(b"DONE\r\n")
             try:
-                async with asyncio.timeout(SILENCE_S_MAX):
+                async with asyncio.timeout(self._line.answer_s):
                     await reading
             except TimeoutError as error:  # half open: our words went nowhere
                 raise LineBroke("the server was silent for too long") from error
@@ -211,12 +211,12 @@ class Imap:
         """Everything the server said to it, its verdict last."""
         tag = await self._send(words)
         found: list[Response] = []
-        verdict = await self._until(tag, hear=found.append, silence_s=SILENCE_S_MAX)
+        verdict = await self._until(tag, hear=found.append)
         return [*found, _taken(verdict, what=what, for_good=for_good)]
 
-    async def _until(self, tag: bytes, *, hear: Callable[[Response], None], silence_s: float | None) -> Response:
+    async def _until(self, tag: bytes, *, hear: Callable[[Response], None], patience: float | None = 1.0) -> Response:
         for _ in range(RESPONSES_MAX):
-            said = await self._response(silence_s=silence_s)
+            said = await self._response(patience=patience)
             if said.tag == tag:
                 return said
             if said.tag == b"*" and said.status == b"BYE":
@@ -230,8 +230,8 @@ class Imap:
         await self._line.send(tag + b" " + words + b"\r\n")
         return tag
 
-    async def _response(self, *, silence_s: float | None = SILENCE_S_MAX) -> Response:
-        lines = [await self._line.read_line(silence_s=silence_s)]
+    async def _response(self, *, patience: float | None = 1.0) -> Response:
+        lines = [await self._line.read_line(patience=patience)]
         literals: list[bytes] = []
         while (size := literal_size(lines[-1])) is not None and not _is_free_text(lines[0]):
             if size > LITERAL_BYTES_MAX or len(literals) == LITERALS_MAX:

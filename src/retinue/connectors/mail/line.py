@@ -13,7 +13,7 @@ from retinue.connectors.mail.settings import Login, Security
 from retinue.domain.errors import Invalid
 
 CONNECT_S_MAX = 30.0
-SILENCE_S_MAX = 60.0  # of a server that is to answer
+SILENCE_S_MAX = 60.0  # of a server that is to answer, where nothing else is said
 CLOSE_S_MAX = 5.0
 LINE_BYTES_MAX = 1024 * 1024
 CHUNK_BYTES = 64 * 1024
@@ -30,6 +30,7 @@ class Place(Struct, frozen=True, kw_only=True):
     port: int
     security: Security
     ca_bundle: str = ""
+    answer_s: float = SILENCE_S_MAX
 
     def __post_init__(self) -> None:
         if self.security is Security.NONE and not checks.is_loopback(self.host):
@@ -61,9 +62,10 @@ class Credentials(Struct, frozen=True, kw_only=True):
 
 
 class Line:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answer_s: float) -> None:
         self._reader = reader
         self._writer = writer
+        self.answer_s = answer_s  # after so long a silence it counts as broken
 
     @classmethod
     async def open(cls, place: Place) -> Line:
@@ -79,7 +81,7 @@ class Line:
                 )
         except (OSError, TimeoutError) as error:  # an SSLError is one
             raise LineBroke(f"{place.host}:{place.port} cannot be reached: {_said(error)}") from error
-        return cls(*made)
+        return cls(*made, answer_s=place.answer_s)
 
     async def start_tls(self, place: Place) -> None:
         """From here on nobody reads along. What was sent before it in the clear, to be taken for said after it, breaks
@@ -94,10 +96,10 @@ class Line:
         except (OSError, TimeoutError) as error:
             raise LineBroke(f"the line to {place.host}:{place.port} cannot be secured: {_said(error)}") from error
 
-    async def read_line(self, *, silence_s: float | None = SILENCE_S_MAX) -> bytes:
-        """The next line, without its end."""
+    async def read_line(self, *, patience: float | None = 1.0) -> bytes:
+        """The next line, without its end; within so many times the usual silence, or however long it takes (None)."""
         try:
-            async with asyncio.timeout(silence_s):
+            async with asyncio.timeout(None if patience is None else patience * self.answer_s):
                 line = await self._reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:
             raise LineBroke("the server closed the line") from error
@@ -113,7 +115,7 @@ class Line:
         chunks: list[bytes] = []
         try:
             while count > 0:
-                async with asyncio.timeout(SILENCE_S_MAX):
+                async with asyncio.timeout(self.answer_s):
                     chunk = await self._reader.read(min(count, CHUNK_BYTES))
                 if not chunk:
                     raise LineBroke("the server closed the line")
@@ -129,7 +131,7 @@ class Line:
         try:
             for at in range(0, len(data), CHUNK_BYTES):
                 self._writer.write(data[at : at + CHUNK_BYTES])
-                async with asyncio.timeout(SILENCE_S_MAX):
+                async with asyncio.timeout(self.answer_s):
                     await self._writer.drain()
         except TimeoutError as error:
             raise LineBroke("the server took nothing for too long") from error

@@ -67,6 +67,7 @@ class MailSettings:
     idle_s: float = setting(
         300.0, "How long to wait for the server to tell before asking whether it is still there.", least=1, most=1680
     )
+    answer_s: float = setting(60.0, "How long a server may take to answer.", least=1, most=600)
     mail_bytes_max: int = setting(
         25 * MIB, "Of larger mail only the beginning is read, and its files are left.", least=64 * 1024, most=100 * MIB
     )

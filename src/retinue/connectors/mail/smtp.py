@@ -13,13 +13,12 @@ from contextlib import suppress
 from msgspec import Struct
 
 from retinue.connectors.base import DeliveryFailed, FailureKind
-from retinue.connectors.mail.line import SILENCE_S_MAX, Credentials, Line, LineBroke, Place, shown
+from retinue.connectors.mail.line import Credentials, Line, LineBroke, Place, shown
 from retinue.connectors.mail.settings import Login, Security
 
 REPLY_LINES_MAX = 100
-TAKING_S_MAX = (
-    600.0  # after the final dot: RFC 5321 has ten minutes, for a server that gives up on us may still deliver
-)
+# After the final dot, in times the usual silence: RFC 5321 has ten minutes, for the server may deliver all the same.
+TAKING_PATIENCE = 10.0
 _ENHANCED = re.compile(rb"([245])\.(\d{1,3})\.(\d{1,3})\b")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _DOT = re.compile(rb"(?:\A|(?<=\r\n))\.")
@@ -105,7 +104,7 @@ class Smtp:
         await self._line.send(data)
         try:
             await self._line.send(b".\r\n")
-            reply = await self._reply(silence_s=TAKING_S_MAX)
+            reply = await self._reply(patience=TAKING_PATIENCE)
         except LineBroke as error:
             raise InDoubt("the line broke after the whole mail was sent") from error
         if reply.code // 100 in (4, 5):
@@ -169,10 +168,10 @@ class Smtp:
             raise SmtpRefused(stage, reply)
         return reply
 
-    async def _reply(self, *, silence_s: float = SILENCE_S_MAX) -> Reply:
+    async def _reply(self, *, patience: float = 1.0) -> Reply:
         lines: list[bytes] = []
         while len(lines) < REPLY_LINES_MAX:
-            line = await self._line.read_line(silence_s=silence_s)
+            line = await self._line.read_line(patience=patience)
             if not line[:3].isdigit() or line[3:4] not in (b" ", b"-", b""):
                 raise LineBroke("the server does not speak SMTP")
             lines.append(line[4:])

@@ -12,6 +12,7 @@ BENCHES: dict[str, str] = {
     "quiet": "retinue.testing.fault_kit.quiet:QuietBench",
     "quiet-forgetful": "retinue.testing.fault_kit.quiet:ForgetfulBench",
     "irc": "retinue.testing.fault_kit.irc:IrcBench",
+    "email": "retinue.testing.fault_kit.mail:MailBench",
     "telegram": "retinue.testing.fault_kit.telegram:TelegramBench",
     "webhook": "retinue.testing.fault_kit.webhook:WebhookBench",
 }

@@ -11,6 +11,7 @@ import email.policy
 import getpass
 import os
 import pwd
+import re
 import shutil
 import signal
 import smtplib
@@ -18,25 +19,11 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from email.message import EmailMessage
-from email.utils import format_datetime
 from pathlib import Path
-from random import Random
-
-from retinue.connectors.base import Accept, Incoming, Parcel, Surroundings
-from retinue.connectors.mail.connector import MailConnector
-from retinue.connectors.mail.settings import MailSettings, Security
-from retinue.domain import address
-from retinue.domain.attachment import Attachment
-from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status
-from retinue.domain.ids import EnvelopeId
-from retinue.domain.ports import Clock
-from retinue.domain.trust import Trust
-from retinue.real import RealClock
 
 START_S_MAX = 20.0
 ARRIVE_S_MAX = 20.0
@@ -48,7 +35,7 @@ HOUSE = "house@house.test"
 MARIA = "maria@example.org"
 
 # Its standard input ends when the test process does, even by kill -9, so no server outlives its tests.
-CUSTODIAN = 'read _; kill $1 $2; sleep 1; rm -rf "$3"'
+CUSTODIAN = 'read _; kill $(cat "$1"/*.pid); sleep 1; rm -rf "$1"'
 
 EXIM = r"""
 {as_whom}
@@ -75,6 +62,11 @@ begin acl
 rcpt:
   deny local_parts = nobody
        message = 5.1.1 there is no such person
+  deny local_parts = maria
+       condition = ${{if exists{{{folder}/spool/closed}}}}
+       message = 5.2.1 this mailbox is closed
+  defer condition = ${{if exists{{{busy}}}{{${{run{{/bin/rm -f {busy}}}{{yes}}{{yes}}}}}}{{no}}}}
+       message = 4.3.2 not now
   defer local_parts = later
        message = 4.7.1 come back later
   accept domains = house.test : example.org
@@ -102,13 +94,13 @@ plain:
   driver = plaintext
   public_name = PLAIN
   server_prompts = :
-  server_condition = ${{if eq{{$auth3}}{{secret-$auth2}}}}
+  server_condition = ${{if eq{{$auth3}}{{${{lookup{{$auth2}}lsearch{{{folder}/spool/passwords}}}}}}}}
   server_set_id = $auth2
 login:
   driver = plaintext
   public_name = LOGIN
   server_prompts = Username:: : Password::
-  server_condition = ${{if eq{{$auth2}}{{secret-$auth1}}}}
+  server_condition = ${{if eq{{$auth2}}{{${{lookup{{$auth1}}lsearch{{{folder}/spool/passwords}}}}}}}}
   server_set_id = $auth1
 """
 
@@ -128,8 +120,8 @@ mail_location = maildir:{folder}/mail/%n
 first_valid_uid = 1
 first_valid_gid = 1
 passdb {{
-  driver = static
-  args = password=secret-%n
+  driver = passwd-file
+  args = scheme=PLAIN {folder}/spool/passwords
 }}
 userdb {{
   driver = static
@@ -155,6 +147,9 @@ service stats {{
 """
 
 
+_ID = re.compile(r"\sid ([0-9A-Za-z]{6}-[0-9A-Za-z]+-[0-9A-Za-z]+)")
+
+
 class OfficeMissing(Exception):
     """A program is not installed."""
 
@@ -168,7 +163,7 @@ class Office:
     smtps: int
     imap: int
     imaps: int
-    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, subprocess.Popen[bytes]])
 
     @property
     def ca_bundle(self) -> str:
@@ -188,6 +183,7 @@ class Office:
                 stderr=output,
                 start_new_session=True,
             )
+        self._pid_file(program).write_text(f"{self._running[program].pid}\n")
         self._wait_for(program, self.smtp if program == "exim4" else self.imap)
 
     def _wait_for(self, program: str, port: int) -> None:
@@ -213,10 +209,33 @@ class Office:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=START_S_MAX)
+        self._pid_file(program).unlink(missing_ok=True)
 
-    @property
-    def pids(self) -> list[str]:
-        return [str(each.pid) for each in self._running.values()]
+    def _pid_file(self, program: str) -> Path:
+        return self.folder / f"{program}.pid"
+
+    def restart(self) -> None:
+        for program in PROGRAMS:
+            self.stop(program)
+            self.start(program)
+
+    # What befalls it
+
+    def set_password(self, person: str, password: str) -> None:
+        """Everyone else has `secret-NAME`."""
+        lines = (f"{each}:{password if each == person else f'secret-{each}'}" for each in PEOPLE)
+        fresh = self.folder / "spool" / "passwords.new"
+        fresh.write_text("".join(f"{line}\n" for line in lines))
+        fresh.rename(self.folder / "spool" / "passwords")
+
+    def be_busy_once(self) -> None:
+        """Turn the next mail away for the moment."""
+        (self.folder / "spool" / "busy").touch()
+
+    def close_mailbox(self, *, closed: bool) -> None:
+        """Have maria's take nothing more, for good, or take it again."""
+        mark = self.folder / "spool" / "closed"
+        mark.touch() if closed else mark.unlink(missing_ok=True)
 
     # What people do
 
@@ -240,9 +259,18 @@ class Office:
 
     def mailbox(self, person: str) -> list[EmailMessage]:
         """What lies in somebody's mailbox, as the standard library reads it, oldest first."""
-        found = self._files(person)
-        found.sort(key=lambda each: (each.stat().st_mtime_ns, each.name))
-        return [email.message_from_bytes(each.read_bytes(), policy=email.policy.default) for each in found]
+        read = [
+            email.message_from_bytes(each.read_bytes(), policy=email.policy.default) for each in self._files(person)
+        ]
+        # As the server took them: its ids grow, and each is put into its mailbox by a process of its own.
+        return sorted(read, key=lambda each: _ID.findall(str(each["Received"]))[:1])
+
+    async def settle(self) -> None:
+        """Until nothing that was taken is still on its way into a mailbox."""
+        deadline = time.monotonic() + ARRIVE_S_MAX
+        while any((self.folder / "spool" / "input").glob("**/*-[HDJ]")):
+            assert time.monotonic() < deadline, "exim did not deliver"
+            await asyncio.sleep(POLL_S)
 
     async def arrived(self, person: str, message_id: str) -> EmailMessage:
         """That mail, once it lies in somebody's mailbox."""
@@ -288,7 +316,7 @@ def running_office() -> Generator[Office]:
         office.start("dovecot")
         office.start("exim4")
         custodian = subprocess.Popen(
-            ["sh", "-c", CUSTODIAN, "custodian", *office.pids, str(folder)],
+            ["sh", "-c", CUSTODIAN, "custodian", str(folder)],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -322,7 +350,7 @@ def _furnish(office: Office) -> None:
     )
     places = {"folder": folder, "smtp": office.smtp, "smtps": office.smtps, "imap": office.imap, "imaps": office.imaps}
     as_whom = f"exim_user = {user.pw_name}\nexim_group = {user.pw_gid}"
-    (folder / "exim.conf").write_text(EXIM.format(as_whom=as_whom, **places))
+    (folder / "exim.conf").write_text(EXIM.format(as_whom=as_whom, busy=folder / "spool" / "busy", **places))
     unprivileged = (
         ""
         if is_root
@@ -332,9 +360,10 @@ def _furnish(office: Office) -> None:
     (folder / "dovecot.conf").write_text(
         DOVECOT.format(user=user.pw_uid, group=group, unprivileged=unprivileged, **places)
     )
+    office.set_password("", "")
     if is_root:
         folder.chmod(0o755)
-        for each in ("spool", "mail", "key.pem", "cert.pem"):
+        for each in ("spool", "spool/passwords", "mail", "key.pem", "cert.pem"):
             os.chown(folder / each, user.pw_uid, user.pw_gid)
         (folder / "exim.conf").chmod(0o644)
 
@@ -348,216 +377,3 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for each in taken:
             each.close()
-
-
-# --- mails, parcels, and whoever stands in for the house ---
-
-
-def mail(
-    text: str,
-    *,
-    sender: str = f"Maria Example <{MARIA}>",
-    to: str = HOUSE,
-    subject: str = "Lunch",
-    message_id: str = "<first@example.org>",
-    now: datetime | None = None,
-    **fields: str,
-) -> EmailMessage:
-    made = EmailMessage(policy=email.policy.SMTP)
-    made["From"], made["To"], made["Subject"] = sender, to, subject
-    made["Date"] = format_datetime(now or RealClock().now())
-    made["Message-ID"] = message_id
-    for name, value in fields.items():
-        made[name.replace("_", "-")] = value
-    made.set_content(text)
-    return made
-
-
-def parcel(
-    room: str,
-    text: str,
-    *,
-    id: str = "a" * 32,
-    quote: str = "",
-    files: tuple[Attachment, ...] = (),
-    index: int = 0,
-    count: int = 1,
-) -> Parcel:
-    at = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
-    envelope = Envelope(
-        seq=1,
-        id=EnvelopeId(id),
-        sender=address.parse("agent:ada"),
-        recipient=address.parse(f"channel:post:{room}"),
-        session=None,
-        kind=Kind.ANSWER,
-        text=text,
-        attachments=files,
-        context=NO_CONTEXT,
-        reply_to=None,
-        trust=Trust.AGENT,
-        source="run",
-        key="1",
-        silent=False,
-        deliver_at=None,
-        expires_at=None,
-        due_at=at,
-        status=Status.CLAIMED,
-        attempts=1,
-        accepted_at=at,
-        claimed_at=at,
-        settled_at=None,
-        run=None,
-        steered_into=None,
-        retry_of=None,
-    )
-    return Parcel(envelope=envelope, text=text, quote=quote, files=files, index=index, count=count)
-
-
-class MemoryShelf:
-    def __init__(self) -> None:
-        self.words: dict[str, str] = {}
-
-    async def get(self, key: str) -> str | None:
-        return self.words.get(key)
-
-    async def put(self, key: str, value: str) -> None:
-        self.words[key] = value
-
-
-class Ear:
-    """Stands in for the house at `accept`: keeps what it was handed, and says what it is told to say."""
-
-    def __init__(self) -> None:
-        self.heard: list[Incoming] = []
-        self.refuse = False
-        self.fail_times = 0
-        self.files: dict[str, bytes] = {}
-        self._news = asyncio.Event()
-
-    async def accept(self, incoming: Incoming) -> Receipt | None:
-        if self.fail_times:
-            self.fail_times -= 1
-            raise RuntimeError("the house could not say")
-        for each in incoming.files:
-            self.files[each.name] = b"".join([chunk async for chunk in each.fetch()])
-        self.heard.append(incoming)
-        self._news.set()
-        return None if self.refuse else Receipt(envelope=EnvelopeId("e" * 32), session=None, news_seq=1)
-
-    async def hears(self, count: int) -> list[Incoming]:
-        """What was heard, once it is so many."""
-        async with asyncio.timeout(ARRIVE_S_MAX):
-            while len(self.heard) < count:
-                self._news.clear()
-                await self._news.wait()
-        return self.heard
-
-
-def connector(
-    office: Office,
-    *,
-    shelf: MemoryShelf | None = None,
-    clock: Clock | None = None,
-    password: str = "secret-house",
-    path_of: Callable[[Attachment], Path] = lambda _: Path("/nowhere"),
-    **settings: object,
-) -> MailConnector:
-    known: dict[str, object] = {
-        "address": HOUSE,
-        "display_name": "The House",
-        "username": "house",
-        "imap_host": "127.0.0.1",
-        "imap_port": office.imap,
-        "imap_security": Security.NONE,
-        "smtp_host": "127.0.0.1",
-        "smtp_port": office.smtp,
-        "smtp_security": Security.NONE,
-        "authserv_id": AUTHSERV,
-    }
-    around = Surroundings(
-        instance="post",
-        clock=clock or RealClock(),
-        chance=Random(1),
-        shelf=shelf or MemoryShelf(),
-        path_of=path_of,
-        secret=lambda _: password,
-    )
-    return MailConnector.of(MailSettings(**{**known, **settings}), around)  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def listening(made: MailConnector, accept: Accept) -> AsyncGenerator[asyncio.Task[None]]:
-    """A connector that listens until the end of the block, or until its line breaks."""
-    task = asyncio.create_task(made.listen(accept))
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-# --- a wire that can be cut ---
-
-
-class Wire:
-    """Stands between a client and a real server. `to_server` and `to_client` see each piece: what they give back goes
-    on; None cuts the wire there."""
-
-    def __init__(self, port: int) -> None:
-        self.port = 0
-        self.to_server: Callable[[bytes], bytes | None] = lambda piece: piece
-        self.to_client: Callable[[bytes], bytes | None] = lambda piece: piece
-        self.frozen = False
-        self._target = port
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._ends: list[asyncio.StreamWriter] = []
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        self._ends += [writer, far_writer]
-        ways = [
-            asyncio.create_task(self._one_way(reader, far_writer, lambda piece: self.to_server(piece))),
-            asyncio.create_task(self._one_way(far_reader, writer, lambda piece: self.to_client(piece))),
-        ]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for end in (writer, far_writer):
-                end.transport.abort()
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            self._tasks.discard(task)
-
-    async def _one_way(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, see: Callable[[bytes], bytes | None]
-    ) -> None:
-        while piece := await reader.read(65536):
-            while self.frozen:
-                await asyncio.sleep(POLL_S)
-            seen = see(piece)
-            if seen is None:
-                return
-            writer.write(seen)
-            await writer.drain()
-
-    @staticmethod
-    @asynccontextmanager
-    async def to(port: int) -> AsyncGenerator[Wire]:
-        wire = Wire(port)
-        server = await asyncio.start_server(wire._carry, "127.0.0.1", 0)
-        wire.port = server.sockets[0].getsockname()[1]
-        try:
-            yield wire
-        finally:
-            server.close()
-            wire.frozen = False
-            for end in wire._ends:
-                end.transport.abort()
-            await asyncio.gather(*wire._tasks)
-            await asyncio.sleep(0)  # transports that were broken off are gone with the next round of the loop
-            await server.wait_closed()
