@@ -193,6 +193,12 @@ def abilities_of(connector: object) -> Abilities | None:
     return own
 
 
+def by_number(connector: object | None) -> bool:
+    """Whether questions there are answered with numbers, for want of buttons."""
+    able = abilities_of(connector)
+    return able is not None and not able.buttons
+
+
 class Connector(Protocol):
     """Speaks with one outside place: knows its API and our parcels, nothing of agents.
 

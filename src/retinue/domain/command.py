@@ -103,6 +103,7 @@ DIRECTIVES = frozenset({*_LEVELS, CommandName.MODEL, CommandName.QUEUE})
 _BETWEEN_WORDS = " \t\r\n.,;:!?…"
 ABORT_WORDS = frozenset({"stop", "esc", "abort", "wait", "exit", "interrupt"})
 _ABORT_LENGTH_MAX = 16  # with what may stand around such a word
+_NUMBER = re.compile(r"\s{0,8}([1-9])[.)]?\s{0,8}")
 
 _WHOLE = re.compile(r"/([^\W\d_]\w*)(:?)(?=\s|\Z)")
 _LEVEL = re.compile(r"\s*([A-Za-z]+)(?=\s|\Z|[,.;!?])")
@@ -208,6 +209,12 @@ def _read_bare(text: str) -> Asked | None:
         return None
     word = text.strip(_BETWEEN_WORDS).casefold()
     return Asked((Command(CommandName.STOP, word, raw=text, bare=True),), begins=False) if word in ABORT_WORDS else None
+
+
+def read_number(text: str) -> Asked | None:
+    """One digit alone: in a room where a question stands that offers numbers it is an answer, and elsewhere a word."""
+    found = _NUMBER.fullmatch(text) if len(text) <= _ABORT_LENGTH_MAX else None
+    return Asked((Command(CommandName.APPROVE, found[1], raw=text, bare=True),), begins=False) if found else None
 
 
 def _inline(text: str, at: int = 0, *, room: int = INLINE_MAX) -> Iterator[str | Command]:

@@ -163,7 +163,9 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
     if to is None or (finished.silent and not delegated):
         return None
     words = without_token(finished.answer) if TOKEN in finished.text else finished.answer
-    text = SAID_NOTHING if finished.silent else clipped_bytes(words, TEXT_BYTES_MAX) or NO_WORDS
+    spoken = (finished.voice,) if finished.voice is not None and to.kind is address.AddressKind.CHANNEL else ()
+    nothing = "" if spoken else NO_WORDS
+    text = SAID_NOTHING if finished.silent else clipped_bytes(words, TEXT_BYTES_MAX) or nothing
     if delegation is not None:
         text = announced(page, delegation, DelegationState.DONE, text, trust=finished.trust)
     return Draft(
@@ -178,6 +180,7 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
         context=exchanges.context_of_answer(page, delegation) if delegation is not None else _still_for(work, to),
         reply_to=reply_to,
         silent=silent,
+        attachments=spoken,
         trust=finished.trust,
     )
 

@@ -43,7 +43,7 @@ from retinue.engine.endings import NEWER, Cancelled, Said, cancel
 from retinue.engine.heartbeats import no_checklists
 from retinue.engine.lanes import READY_MAX, Ready, Slots, Standing
 from retinue.engine.live import Live
-from retinue.engine.runs import Ended, Watch
+from retinue.engine.runs import Ended, Speak, Watch
 from retinue.engine.subagents import put_away
 from retinue.engine.words import pass_on
 from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
@@ -197,6 +197,8 @@ class EmbeddedEngine:
         sessions: Callable[[], SessionSettings] = plain_sessions,
         words: Callable[[str], Words] = plain_words,
         presence: Presence | None = None,
+        by_number: Callable[[str], bool] = lambda _instance: False,
+        speak: Speak | None = None,
         session_ended: Callable[[SessionId, str], Coroutine[Any, Any, None]] = nobody_cares,
         gates: AskGate = no_gates,
         checklists: ReadChecklist = no_checklists,
@@ -204,6 +206,8 @@ class EmbeddedEngine:
         faults: Faults = NO_FAULTS,
     ) -> None:
         """`session_ended` ends what a session has left running, when that is deleted or put away by the clock.
+        `by_number`: whether questions at an instance are answered with numbers. `speak` makes a voice message of an
+        answer, where there is to be one.
 
         `tick_max_s` is how long it may go without looking: where the clock cannot jump, that may be long.
         """
@@ -231,8 +235,9 @@ class EmbeddedEngine:
             sessions=sessions,
             said=self._said,
             done=self._commanded,
+            by_number=by_number,
         )
-        self._watch = Watch(store, clock, runners, live, self.terms, homes, faults, self.wake, presence)
+        self._watch = Watch(store, clock, runners, live, self.terms, homes, faults, self.wake, presence, speak)
         self._presence = presence
         self._concurrency: dict[str, int | None] = {}  # none: as the house has it
         self._ready = Ready(slots or Slots(), self._concurrency_of, ready_max=ready_max)

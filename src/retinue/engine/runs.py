@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from retinue.agents.home import ensure_workspace
 from retinue.domain.address import AddressKind
+from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Kind
 from retinue.domain.errors import RetinueError, Stale, StoreError
 from retinue.domain.ids import RunId
@@ -41,6 +42,9 @@ from retinue.store.house import Page
 
 log = logging.getLogger(__name__)
 
+Speak = Callable[[str, bool], Awaitable[tuple[str, Attachment | None]]]
+"""Of an answer, and whether it answers a voice message: what is shown of it, and a voice message, or none."""
+
 
 class Ended(Struct, frozen=True):
     """How the watch over a run ended. `next` was claimed in the finishing commit; `more` waits for its turn."""
@@ -64,8 +68,10 @@ class Watch:
         faults: Faults,
         wake: Callable[[Wake], None],
         presence: Presence | None = None,
+        speak: Speak | None = None,
     ) -> None:
         self._presence = presence
+        self._speak = speak
         self._store = store
         self._clock = clock
         self._runners = runners
@@ -138,6 +144,7 @@ class Watch:
             finished = await self._take_turns(journal.work, journal)
         except Parked as parked:
             return await self._park(journal, parked)
+        finished = await self._spoken(journal.work, finished)
         body = partial(
             _finish_and_claim,
             work=journal.work,
@@ -148,6 +155,20 @@ class Watch:
             terms=self._terms,
         )
         return _without_wakes(await self._store.write(body, point="finish", then=self._wake_all))
+
+    async def _spoken(self, work: Work, finished: Finished) -> Finished:
+        """An answer to a room, with its voice. Made before the commit, so that what is kept is what leaves; whatever
+        goes wrong, the words stay."""
+        if self._speak is None or work.words is None or finished.silent or not finished.text:
+            return finished
+        heard = [each for envelope in work.envelopes for each in envelope.attachments]
+        answers_voice = any(each.media_type.startswith("audio/") for each in heard)
+        try:
+            shown, voice = await self._speak(finished.text, answers_voice)
+        except Exception as error:
+            log.warning("answer not spoken", exc_info=error, extra={"run": work.run.id})
+            return finished
+        return replace(finished, text=shown, voice=voice)
 
     def _wake_all(self, ended: Ended | None) -> None:
         """With the commit, and not by whoever waits for it: they may be told to stop in this very moment, and who was

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from retinue.config.sessions import SessionSettings, plain
 from retinue.connectors.base import Heard, Incoming
 from retinue.domain import address
+from retinue.domain.attachment import Attachment
 from retinue.domain.command import read as read_command
-from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Envelope, Receipt
+from retinue.domain.envelope import ATTACHMENTS_MAX, TEXT_BYTES_MAX, Draft, Envelope, Receipt
 from retinue.domain.errors import Conflict, RetinueError, StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock, Ids, Post
@@ -47,11 +48,26 @@ class Press(Struct, frozen=True, kw_only=True):
 
 
 TakePress = Callable[[Press], Awaitable[None]]
+RefusePress = Callable[[str, str], Awaitable[None]]
+"""Tells whoever pressed, by the instance and the id of the press, that it was not theirs to press."""
+
+
+Hear = Callable[[Attachment], Awaitable[str]]
+"""What is said in a voice message; empty where it is none, or nobody can tell."""
+
+
+async def hears_nothing(_attachment: Attachment) -> str:
+    return ""
 
 
 async def no_presses(press: Press) -> None:
     """In a house whose messages have no buttons."""
     log.info("press not taken", extra={"connector": press.instance})
+
+
+async def unanswered(instance: str, _press_id: str) -> None:
+    """In such a house, too."""
+    log.info("press refused", extra={"connector": instance})
 
 
 class _Seen(Struct, frozen=True):
@@ -87,6 +103,8 @@ class Doorway:
         *,
         keep: Keep = keep_nothing,
         press: TakePress = no_presses,
+        refuse_press: RefusePress = unanswered,
+        hear: Hear = hears_nothing,
     ) -> None:
         self._store = store
         self._post = post
@@ -96,6 +114,8 @@ class Doorway:
         self._sessions = sessions
         self._keep = keep
         self._press = press
+        self._refuse_press = refuse_press
+        self._hear = hear
         self._rooms: dict[tuple[str, str], _Room] = {}
         self._joiner = Joiner(clock, self._deliver_joined, self._ring)
         self._flushing: set[asyncio.Task[None]] = set()
@@ -182,14 +202,34 @@ class Doorway:
     async def _deliver(self, instance: str, incoming: Incoming, welcome: Welcome) -> Receipt:
         seen = await self._look(instance, incoming)
         there = seen.envelope
-        again = there is not None and not incoming.revision and (seen.is_joined or len(welcome.agents) == 1)
-        if again and there is not None and letters.is_the_same(there, incoming, is_joined=seen.is_joined):
+        same = (
+            there is not None
+            and not incoming.revision
+            and letters.is_the_same(there, incoming, is_joined=seen.is_joined)
+        )
+        if same and there is not None and (seen.is_joined or len(welcome.agents) == 1):
             return Receipt(envelope=there.id, session=there.session, news_seq=0, duplicate=True)
         bytes_max = welcome.settings.file_bytes_max
         files, missing = await bring(incoming.files, self._keep, bytes_max=bytes_max, instance=instance)
         whole = letters.attached(incoming, files)
-        text = letters.text_of(whole, missing)
+        if same and there is not None:
+            text = there.text  # as it was heard the first time
+        else:
+            text = letters.text_of(whole, (*missing, *await self._heard(instance, whole)))
         return await self._send(instance, whole, welcome, text, original=there)
+
+    async def _heard(self, instance: str, incoming: Incoming) -> list[str]:
+        """What was said in voice messages, as far as anyone can tell. Nothing of it keeps a message outside."""
+        said: list[str] = []
+        for file in incoming.attachments[:ATTACHMENTS_MAX]:
+            try:
+                if words := await self._hear(file):
+                    said.append(letters.overheard(file.name, words))
+            except StoreError:
+                raise
+            except Exception as error:
+                log.warning("voice not heard", exc_info=error, extra={"connector": instance})
+        return said
 
     async def _deliver_joined(self, instance: str, texts: list[Incoming], welcome: Welcome) -> Receipt | None:
         first = texts[0]
@@ -297,6 +337,7 @@ class Doorway:
         """Of people of the house alone; whether this one may decide that is asked where it is decided."""
         who = await self._keeper.who_pressed(instance, incoming)
         if who is None:
+            await self._refuse_press(instance, incoming.message_id)
             return
         press = Press(
             instance=instance,

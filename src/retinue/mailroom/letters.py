@@ -35,6 +35,7 @@ from retinue.mailroom.strangers import plain
 CONTEXT_CHARS_MAX = 256
 QUOTED_CHARS_MAX = 500
 NOTE_CHARS_MAX = 20_000  # of what was said before, all together: the oldest is left out first
+HEARD = "[heard in "  # before what a program makes of a voice message
 _EDIT = "/edit/"
 _HASH_CHARS = 16
 _KEY_CHARS_MAX = KEY_LENGTH_MAX - len(_EDIT) - _HASH_CHARS
@@ -140,6 +141,12 @@ def text_of(incoming: Incoming, missing: Sequence[str] = ()) -> str:
     return clipped_bytes("\n".join((*lines, *missing)), TEXT_BYTES_MAX)
 
 
+def overheard(name: str, said: str) -> str:
+    """What a program heard in a voice message, set in, so that none of it reads as anything but that."""
+    lines = "\n".join(f"> {line}" for line in said.splitlines())
+    return f"{HEARD}{plain(name) or 'a voice message'} by a program that may be wrong, untrusted:]\n{lines}"
+
+
 def is_the_same(seen: Envelope, incoming: Incoming, *, is_joined: bool) -> bool:
     """Whether a message was taken in as it is now: delivered again, and not changed since."""
     text = text_of(incoming)
@@ -147,7 +154,10 @@ def is_the_same(seen: Envelope, incoming: Incoming, *, is_joined: bool) -> bool:
         return f"\n{text}\n" in f"\n{seen.text}\n"
     if incoming.files:  # what they came to is known, and they are not fetched again to be compared
         return seen.text == text or seen.text.startswith(f"{text}\n[" if text else "[")
-    return seen.text == text and seen.attachments == incoming.attachments[:ATTACHMENTS_MAX]
+    if seen.attachments != incoming.attachments[:ATTACHMENTS_MAX]:
+        return False
+    # What a program heard in a voice message is no part of it, and may sound otherwise another time.
+    return seen.text == text or seen.text.startswith(f"{text}\n{HEARD}" if text else HEARD)
 
 
 # --- who wrote them ---

@@ -76,6 +76,11 @@ class Speech:
         voice = await self.spoken(words, overrides=decided.overrides)
         return Uttered(shown=decided.shown, voice=voice, because="" if voice else "no program could speak it")
 
+    async def answered(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
+        """The same, as the engine asks for it."""
+        made = await self.uttered(text, answers_voice=answers_voice)
+        return made.shown, made.voice
+
     async def spoken(self, text: str, *, overrides: Mapping[str, str] | None = None) -> Attachment | None:
         """A voice message of these words, by the first program that makes one. None where none does."""
         settings, wishes = self._settings(), overrides or {}

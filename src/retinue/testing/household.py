@@ -19,7 +19,8 @@ from retinue.agents.home import ensure_home
 from retinue.config import Settings
 from retinue.config.connectors import ConnectorSettings
 from retinue.config.hands import ApprovalSettings, ToolSettings
-from retinue.connectors.base import Connector, ConnectorKind
+from retinue.config.speech import SpeechSettings
+from retinue.connectors.base import Connector, ConnectorKind, by_number
 from retinue.connectors.kinds import Kinds
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
@@ -42,17 +43,22 @@ from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
+from retinue.engine.pressing import Presses
 from retinue.mailroom.bringing import keeping
 from retinue.mailroom.doorkeeper import Keeper
-from retinue.mailroom.doorway import Doorway, TakePress, no_presses
+from retinue.mailroom.doorway import Doorway, TakePress, hears_nothing
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Bounds, Outbox
 from retinue.mailroom.owner import Owner
 from retinue.mailroom.presence import Presence
 from retinue.mailroom.reach import WhyNot, everywhere
+from retinue.mailroom.shown_questions import ShownQuestions
+from retinue.mailroom.speech import Speech
 from retinue.mailroom.switchboard import Needs, Switchboard
 from retinue.models.base import Model
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
+from retinue.sandbox.base import Sandbox
+from retinue.sandbox.host import Host
 from retinue.schedules.checklists import Checklists
 from retinue.schedules.labelled import look_for
 from retinue.store import agents, envelopes, people, records, sessions
@@ -72,6 +78,10 @@ from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
 WAIT_S = 20.0
+
+
+async def _no_walls() -> Sandbox:
+    return Host()
 
 
 def boss(name: str) -> Principal:
@@ -102,6 +112,7 @@ class House:
     doorway: Doorway
     switchboard: Switchboard
     live: Live
+    questions: ShownQuestions
     crashed: bool = False
 
     async def post(
@@ -213,6 +224,7 @@ class House:
         self.crashed = True
         self.switchboard.abandon()
         self.doorway.abandon()
+        self.questions.abandon()
         self.engine.abandon()
         self.outbox.abandon()
 
@@ -258,7 +270,8 @@ class Household:
     lines: Mapping[str, ConnectorSettings] = field(default_factory=dict[str, ConnectorSettings])  # made as these say
     kinds: dict[str, ConnectorKind] = field(default_factory=dict[str, ConnectorKind])  # beside the house's own
     keeper: Callable[[Store, Inbox], Keeper] | None = None  # who stands at the doors; None: they are open
-    press: TakePress = no_presses
+    press: TakePress | None = None  # None: presses decide, as they do in every house
+    speech: Callable[[], SpeechSettings] | None = None
     why_not: WhyNot = everywhere  # where agents may not write
     sending: Bounds = field(default_factory=Bounds)
     words: Words = PLAIN_WORDS  # how they leave by every door
@@ -290,6 +303,7 @@ class Household:
                 await asyncio.sleep(0)
             await house.switchboard.stop()
             await house.doorway.stop()
+            await house.questions.stop()
             await house.engine.stop(drain_s=0 if house.crashed else drain_s)
             await house.outbox.stop(drain_s=0 if house.crashed else drain_s)
             await self.thinking.minds.close()
@@ -354,6 +368,12 @@ class Household:
             environment=self.environment,
             equip=self._equip,
         )
+        files = Files(self.root / "files")
+        speech = (
+            Speech(self.speech, files, home=self.root, sandbox=_no_walls, environment={})
+            if self.speech is not None
+            else None
+        )
         engine = self.engine(
             store,
             clock,
@@ -366,6 +386,8 @@ class Household:
             deliver=outbox.wake,
             words=self._words_at,
             presence=Presence(clock, self.connectors),
+            by_number=self._by_number,
+            speak=speech.answered if speech is not None else None,
             choices=thinking.choices,
             asking=lambda: self.asking,
             defaults=lambda: thinking.settings.defaults,
@@ -380,6 +402,8 @@ class Household:
         # Whoever speaks in a channel speaks with the first of the staff, unless someone stands at the door.
         open_door = OpenDoor(lambda _channel: address.agent(self.agents[0].name))
         keeper = self.keeper(store, inbox) if self.keeper is not None else open_door
+        presses = Presses(store, clock, engine.wake, self.connectors)
+        questions = ShownQuestions(store, self.connectors, self._words_at)
         doorway = Doorway(
             store,
             inbox,
@@ -387,11 +411,14 @@ class Household:
             self.ids,
             keeper,
             lambda: thinking.settings.sessions,
-            keep=keeping(Files(self.root / "files")),
-            press=self.press,
+            keep=keeping(files),
+            press=self.press or presses.take,
+            refuse_press=presses.refuse,
+            hear=speech.heard if speech is not None else hears_nothing,
         )
         switchboard = self._switchboard(store, inbox, doorway, outbox)
-        house = House(self, store, engine, inbox, outbox, doorway, switchboard, live)
+        house = House(self, store, engine, inbox, outbox, doorway, switchboard, live, questions)
+        await questions.start()
         for connector in list(self.connectors.values()):
             switchboard.open(connector)
         await switchboard.fit(self.lines)
@@ -399,6 +426,9 @@ class Household:
         await engine.start()
         switchboard.start()
         return house
+
+    def _by_number(self, instance: str) -> bool:
+        return by_number(self.connectors.get(instance))
 
     def _words_at(self, _instance: str) -> Words:
         return self.words

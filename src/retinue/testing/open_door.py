@@ -8,10 +8,12 @@ from retinue.config.doors import DoorSettings
 from retinue.connectors.base import Incoming
 from retinue.domain import address
 from retinue.domain.address import Address
+from retinue.domain.agent import PermissionLevel
 from retinue.domain.door import DmPolicy, GroupPolicy, Overheard
 from retinue.domain.principal import Principal
 from retinue.domain.trust import Trust
 from retinue.mailroom.doorkeeper import Welcome, speaker_of
+from retinue.mailroom.routing import OWNER
 
 WIDE_OPEN = DoorSettings(dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
 
@@ -38,7 +40,8 @@ class OpenDoor:
         )
 
     async def who_pressed(self, instance: str, incoming: Incoming) -> Principal | None:
-        return None
+        boss = Principal(address=OWNER, level=PermissionLevel.BOSS, trust=Trust.OWNER)
+        return boss if incoming.context.from_boss else None
 
     async def told(self, instance: str, room: str, before: tuple[Overheard, ...]) -> None: ...
 
