@@ -2726,6 +2726,7 @@ OPERATIONS: tuple[Operation, ...] = (
                     "approval-asked",
                     "approval-decided",
                     "approval-expired",
+                    "approval-refused",
                     "grant-given",
                     "grant-revoked",
                     "settings-changed",

@@ -25,12 +25,10 @@ class DoorFacts(Struct, frozen=True, kw_only=True):
     aside: int
 
 
-async def _gather(scene: Scene) -> DoorFacts | None:
+async def _gather(scene: Scene) -> DoorFacts:
     settings = examine_settings(scene.environment).configuration.settings
     board = scene.switchboard
     found: Sequence[Binding] = await scene.store.scan(bindings.everything) if scene.store is not None else ()
-    if not settings.connectors and not found and not (board and board.health()):
-        return None
     return DoorFacts(
         connectors=tuple(settings.connectors.items()),
         lines=tuple(board.health()) if board is not None else None,

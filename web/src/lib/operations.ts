@@ -88,7 +88,7 @@ export type Attributes = { "session": string; "patch": Record<string, unknown> }
 
 export type AuditExported = { "lines": Array<string>; "next": string | null };
 
-export type AuditKind = "agent-changed" | "anchored" | "approval-asked" | "approval-decided" | "approval-expired" | "call-allowed" | "call-ended" | "call-refused" | "chain-begun" | "credential-changed" | "forgotten" | "grant-given" | "grant-revoked" | "mcp-approved" | "person-changed" | "purged" | "sandbox-off" | "settings-changed" | "skill-approved" | "token-made" | "token-revoked";
+export type AuditKind = "agent-changed" | "anchored" | "approval-asked" | "approval-decided" | "approval-expired" | "approval-refused" | "call-allowed" | "call-ended" | "call-refused" | "chain-begun" | "credential-changed" | "forgotten" | "grant-given" | "grant-revoked" | "mcp-approved" | "person-changed" | "purged" | "sandbox-off" | "settings-changed" | "skill-approved" | "token-made" | "token-revoked";
 
 export type AuditListed = { "audit": Array<AuditShown>; "next": string | null };
 
