@@ -15,6 +15,7 @@ from retinue.connectors.masked import Masked
 from retinue.domain.envelope import Context, Outcome, Receipt
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.wording import HumanDelay, Quoting, Words
+from retinue.mailroom.attempts import ATTEMPTS_MAX
 from retinue.store import deliveries, parts
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector
@@ -73,6 +74,55 @@ async def test_a_short_answer_costs_no_commit_more_and_its_message_is_known(hous
         found = await house.store.read(partial(parts.named, channel=LETTER, receipt=receipt))
 
     assert found == sent.envelope
+
+
+@pytest.mark.parametrize(
+    ("words", "able"),
+    [
+        (Words(text_max=200), THIRTY),
+        (Words(text_max=10), THIRTY),
+        (Words(prefix="[the one and only {agent}]"), THIRTY),
+        (Words(), Abilities(text_max=4000)),
+    ],
+)
+async def test_whatever_changes_meanwhile_the_rest_of_a_letter_is_cut_as_its_first_part_was(
+    household: Household, words: Words, able: Abilities
+) -> None:
+    connector = quiet(household, repeats_safely=False)
+    connector.will_be_slow(0.0)  # the first arrives
+    connector.will_fail()
+    async with household.open() as house:
+        sent = await send(house)
+        await until(lambda: house.outbox.resting == 1, "the second is refused")
+        household.words, connector.abilities = words, able
+        async with time_passing(household):
+            assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
+
+    assert connector.texts("42") == PARTS
+
+
+async def test_a_long_letter_that_is_taken_little_by_little_is_not_given_up(household: Household) -> None:
+    connector = quiet(household, repeats_safely=False)
+    for _ in range(2 * ATTEMPTS_MAX):
+        connector.will_be_slow(0.0)
+        connector.will_throttle(1.0)
+    text = "\n\n".join(f"This is the part number {number}." for number in range(2 * ATTEMPTS_MAX + 1))
+    async with household.open() as house:
+        sent = await send(house, text)
+        async with time_passing(household):
+            assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
+    assert "\n\n".join(connector.texts("42")) == text
+
+
+async def test_a_long_letter_of_which_nothing_more_arrives_is_given_up_in_the_end(household: Household) -> None:
+    connector = quiet(household, repeats_safely=False)
+    connector.will_be_slow(0.0)
+    connector.will_fail(times=3 * ATTEMPTS_MAX)
+    async with household.open() as house:
+        sent = await send(house)
+        async with time_passing(household):
+            assert (await house.outcome(sent.envelope)).outcome is Outcome.DEAD
+    assert connector.texts("42") == PARTS[:1]
 
 
 @pytest.mark.spec("C86")

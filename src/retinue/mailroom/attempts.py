@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,7 +30,7 @@ from retinue.mailroom.inbox import Wake, enter, is_completion, notify
 from retinue.mailroom.quoting import setting_of
 from retinue.mailroom.reach import WhyNot, everywhere
 from retinue.policy.sending import may_send
-from retinue.policy.shaping import NOTHING_KNOWN, Setting
+from retinue.policy.shaping import Cut
 from retinue.store import delegations, deliveries, envelopes, outcomes, parts, sessions, webhooks
 from retinue.store.deliveries import DeliveryState
 from retinue.store.house import Page
@@ -41,6 +42,8 @@ RETRY_AFTER_S_MAX = 3600.0
 CLOSED_AT_ONCE_MAX = 100
 UNKNOWN = "unknown"
 _AGENTS_WORDS = frozenset({Kind.MESSAGE, Kind.ANSWER, Kind.SYSTEM})
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Cut).decode
 
 
 class Sent(Struct, frozen=True):
@@ -80,7 +83,7 @@ class Taken(Struct, frozen=True):
     envelope: Envelope
     wakes: tuple[Wake, ...] = ()
     arrived: Mapping[int, str] = {}  # each such part's receipt
-    setting: Setting = NOTHING_KNOWN
+    cut: Cut | None = None  # None: it is sent whole
 
 
 class Resting(Struct, frozen=True):
@@ -155,12 +158,29 @@ def _taken(page: Page, envelope: Envelope, terms: Terms, wakes: tuple[Wake, ...]
     if terms.able is None:
         return Taken(opened, wakes)
     arrived = parts.of(page.conn, envelope.id) if envelope.attempts else {}
-    return Taken(opened, wakes, arrived, setting_of(page.conn, envelope, terms.able, terms.words))
+    cut = _cut_before(page, envelope) if arrived else None
+    if cut is None:
+        setting = setting_of(page.conn, envelope, terms.able, terms.words)
+        cut = Cut(able=terms.able, words=terms.words, setting=setting)
+    return Taken(opened, wakes, arrived, cut)
 
 
-def keep_part(conn: sa.Connection, *, envelope: Envelope, part: int, receipt: str, now_ms: int) -> None:
-    """One part arrived, and there are more: whatever happens to those, it is not sent again."""
-    parts.add(conn, envelope.id, part, channel=str(envelope.recipient), receipt=receipt, at_ms=now_ms)
+def _cut_before(page: Page, envelope: Envelope) -> Cut | None:
+    """As the parts that have arrived were cut, whatever the settings and the place say by now."""
+    kept = parts.cut_by(page.conn, envelope.id)
+    try:
+        return _decode(kept) if kept else None
+    except msgspec.MsgspecError:  # of another version of the house
+        return None
+
+
+def keep_part(
+    conn: sa.Connection, *, envelope: Envelope, part: int, receipt: str, now_ms: int, cut: Cut | None = None
+) -> None:
+    """One part arrived, and there are more: whatever happens to those, it is not sent again, and they are cut as it
+    was."""
+    channel, cut_by = str(envelope.recipient), _encode(cut).decode() if cut is not None else None
+    parts.add(conn, envelope.id, part, channel=channel, receipt=receipt, at_ms=now_ms, cut_by=cut_by)
 
 
 def _out_of_reach(page: Page, envelope: Envelope, terms: Terms) -> str:
@@ -236,11 +256,19 @@ def _close_failed(page: Page, envelope: Envelope, failed: Failed, terms: Terms, 
     because = f"{failed.kind}: {failed.message}"
     if failed.permanent:
         return Closed(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
-    if envelope.attempts >= terms.attempts_max:
+    if envelope.attempts >= terms.attempts_max and _in_vain(page, envelope) >= terms.attempts_max:
         because += f" (given up after {envelope.attempts} attempts)"
         return Closed(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
     envelopes.back_to_pending(page.conn, envelope.id, due_ms=page.at_ms + round(wait_s * 1000))
     return Closed(wait_s=wait_s)
+
+
+def _in_vain(page: Page, envelope: Envelope) -> int:
+    """Attempts since a part of it last arrived: a long letter that a place takes little by little is on its way."""
+    arrived_ms = parts.last_ms(page.conn, envelope.id)
+    if arrived_ms is None:
+        return envelope.attempts
+    return sum(attempt.opened_ms >= arrived_ms for attempt in deliveries.of(page.conn, envelope.id))
 
 
 def _wait_s(failed: Failed, attempt: int) -> float:

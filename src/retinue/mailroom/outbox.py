@@ -345,12 +345,12 @@ class Outbox:
         again. The last receipt goes with the commit that ends the letter."""
         result: Sent | Failed | None = None
         last = 0
-        for parcel in self._parcels(connector, taken, self._words(room.instance)):
+        for parcel in self._parcels(connector, taken):
             last = parcel.index
             if last in taken.arrived:
                 continue
             if result is not None:
-                await self._write_part(taken.envelope, result)
+                await self._write_part(taken, result)
                 if not await self._between(room):
                     return _LEFT_OFF
             self._faults.reach("deliver.before")
@@ -360,15 +360,14 @@ class Outbox:
                 return result
         return result or Sent(taken.arrived[last], last)
 
-    def _parcels(self, connector: Connector, taken: Taken, words: Words) -> Iterable[Parcel]:
+    def _parcels(self, connector: Connector, taken: Taken) -> Iterable[Parcel]:
         """Secrets are taken out of the whole before it is cut: half of one would not be known for what it is."""
-        able = abilities_of(connector)
-        if able is None:
-            return (whole(taken.envelope),)
-        envelope = taken.envelope
+        envelope, cut = taken.envelope, taken.cut
+        if cut is None:
+            return (whole(envelope),)
         if isinstance(connector, Masked) and (text := connector.mask(envelope.text)) != envelope.text:
             envelope = replace(envelope, text=text)
-        return shape(envelope, able, words, taken.setting)
+        return shape(envelope, cut.able, cut.words, cut.setting)
 
     async def _between(self, room: _Room) -> bool:
         """Before the next part: as long as a person would take, and as the place asked for. False where the house
@@ -415,8 +414,15 @@ class Outbox:
             message = _kept(f"{type(error).__name__}: {error}", ERROR_CHARS_MAX)
             return Failed(kind=UNKNOWN, message=message, arrived_maybe=True)
 
-    async def _write_part(self, envelope: Envelope, sent: Sent) -> None:
-        body = partial(keep_part, envelope=envelope, part=sent.part, receipt=sent.receipt, now_ms=self._now_ms())
+    async def _write_part(self, taken: Taken, sent: Sent) -> None:
+        body = partial(
+            keep_part,
+            envelope=taken.envelope,
+            part=sent.part,
+            receipt=sent.receipt,
+            now_ms=self._now_ms(),
+            cut=taken.cut,
+        )
         await self._surely(lambda: self._store.write(body, point="deliver-part"))
 
     async def _write_down(self, envelope: Envelope, result: Sent | Failed, terms: Terms) -> Closed:

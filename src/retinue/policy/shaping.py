@@ -51,6 +51,15 @@ class Setting(Struct, frozen=True, kw_only=True):
 NOTHING_KNOWN = Setting()
 
 
+class Cut(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """By what an envelope is shaped. Kept once a part of it has arrived: cut in another way, the second part is no
+    longer what follows the first."""
+
+    able: Abilities
+    words: Words = PLAIN_WORDS
+    setting: Setting = NOTHING_KNOWN
+
+
 def untagged(text: str) -> Tagged:
     """Tags say how a message is to be sent, and are no part of it. The first that names a message counts."""
     if "[[" not in text:

@@ -905,6 +905,7 @@ parts = sa.Table(
     sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("channel", sa.Text, nullable=False),
     sa.Column("receipt", sa.Text, nullable=False),
+    sa.Column("cut_by", sa.Text),  # of the first that arrived: what the whole was cut by, so that the rest is cut alike
     _ms("at_ms"),
     sqlite_with_rowid=False,
 )

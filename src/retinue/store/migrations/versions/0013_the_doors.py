@@ -143,6 +143,7 @@ def _what_was_said() -> None:
         sa.Column("part", sa.Integer(), autoincrement=False, nullable=False),
         _text("channel"),
         _text("receipt"),
+        sa.Column("cut_by", sa.Text(), nullable=True),
         _ms("at_ms"),
         sa.PrimaryKeyConstraint("envelope", "part", name=op.f("pk_parts")),
         sqlite_with_rowid=False,
