@@ -20,7 +20,7 @@ from flows.provider import Answer, Asked, Provider, Said, provider, says
 
 from retinue.testing.fault_kit.looking import looking
 
-WAIT_S = 40.0
+WAIT_S = 20.0
 
 AFTER_ACCEPT = "accept.after-commit:1"  # the question is in the house, and nobody has answered
 BETWEEN_PARTS = "deliver-part.after-commit:1"  # the first part is there, and written down
@@ -72,7 +72,8 @@ class RealHouse:
         await self.open(dies_at=dies_at)
 
     async def dies(self) -> None:
-        await asyncio.to_thread(self.process.wait_for_crash)
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.to_thread(self.process.wait_for_crash)
         self.is_open = False
 
     async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
