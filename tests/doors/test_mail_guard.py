@@ -33,6 +33,8 @@ def judge(*lines: str, by: Guard | None = None, sender: str = MARIA, to: str = H
         f"{AUTHSERV} 1; dkim=pass (2048-bit key) header.d=example.org header.s=s1 header.b=abc",
         f"{AUTHSERV}; dkim=fail header.d=example.org; dkim=pass header.i=@example.org",
         f"{AUTHSERV.upper()}; DMARC=PASS header.from=Example.ORG",
+        f'{AUTHSERV}; dkim=pass header.i=@x.test header.b="a/b+c="; spf=pass (of a@x.test) smtp.mailfrom=a@x.test;'
+        " dmarc=pass (p=REJECT) header.from=example.org",
     ],
 )
 def test_an_address_that_the_receiving_server_vouches_for_is_proved(results: str) -> None:
@@ -73,6 +75,26 @@ def test_only_the_topmost_word_of_the_server_counts() -> None:
 
     assert not forged_below.proved
     assert strangers_above.proved
+
+
+@pytest.mark.parametrize(
+    "unreadable",
+    [
+        f'{AUTHSERV}; spf=fail (not designated) smtp.mailfrom="x"@evil.test; dmarc=fail header.from=example.org',
+        f"{AUTHSERV}; spf=fail (said \\) ; dmarc=pass header.from=example.org )",
+        f"{AUTHSERV}; spf=fail (helo=( ; dmarc=fail header.from=example.org",
+        f"(a (b (c (d) c) b) a) {AUTHSERV}; dmarc=fail",
+    ],
+)
+def test_a_word_of_the_server_that_cannot_be_read_lets_none_below_it_count(unreadable: str) -> None:
+    assert not judge(f"Authentication-Results: {unreadable}", f"Authentication-Results: {PASS}").proved
+
+
+def test_whoever_only_claims_an_address_does_not_use_up_what_its_owner_may_write() -> None:
+    by = guard(mails_per_hour=3)
+    forged = [judge(by=by) for _ in range(10)]
+    assert forged[-1].is_program and not forged[-1].proved
+    assert not judge(f"Authentication-Results: {PASS}", by=by).is_program
 
 
 def test_without_a_server_to_believe_nobody_is_proved() -> None:

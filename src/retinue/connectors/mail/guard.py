@@ -30,6 +30,7 @@ _PROGRAM_NAMES = re.compile(
 _LISTS = ("list-id", "list-post", "list-unsubscribe", "list-help", "mailing-list")
 _PRECEDENCES = frozenset({"bulk", "junk", "list", "auto_reply"})
 _COMMENT = re.compile(r"\([^()]*\)")
+_QUOTED_WORD = re.compile(r'(?<==)"([A-Za-z0-9+/=]{1,100})"')
 _RESULT = re.compile(r"\s*([a-z0-9_.-]{1,40})\s*(?:/\s*\d+\s*)?=\s*([a-z]{1,20})(?=\s|$)", re.IGNORECASE)
 _PROPERTY = re.compile(r"([a-z]{1,20}\.[a-z0-9-]{1,40})\s*=\s*\"?([^\s\"]{1,255})", re.IGNORECASE)
 
@@ -68,11 +69,13 @@ class Guard(Struct, frozen=True, kw_only=True):
         author = found[0] if found else None
         ours = self._is_ours(mail, author)
         program = program_because(mail, author)
-        if not program and not ours and author is not None:
-            # The bucket fills by the minute; handed hours as minutes, it fills by the hour.
-            if self.paces.take(author.address, received_at.timestamp() / MINUTE_S) > 0:
-                program = "more mail came from there in an hour than a person writes"
         doubt = self._doubt(mail, author, received_at)
+        if not program and not ours and author is not None:
+            # Who only claims an address has a pace of their own: they cannot use up that of whose it is.
+            whose = UNPROVED + author.address if doubt else author.address
+            # The bucket fills by the minute; handed hours as minutes, it fills by the hour.
+            if self.paces.take(whose, received_at.timestamp() / MINUTE_S) > 0:
+                program = "more mail came from there in an hour than a person writes"
         return Judgement(
             author=author,
             proved=not doubt,
@@ -145,21 +148,28 @@ def program_because(mail: Mail, author: Mailbox | None) -> str:
 def vouched(mail: Mail, authserv_id: str, domain: str) -> bool:
     """Whether the receiving server says that the `From` was checked: by DMARC, or by DKIM for its own domain.
 
-    Only the topmost header of that server counts: what it wrote stands above all that came with the mail.
+    Only the topmost header of that server counts: what it wrote stands above all that came with the mail. One that
+    cannot be read may be it, so nothing below it counts.
     """
     for value in mail.all("authentication-results"):
-        who, _, results = _uncommented(value[:RESULTS_CHARS_MAX]).partition(";")
+        plain = _uncommented(value[:RESULTS_CHARS_MAX])
+        if plain is None:
+            return False
+        who, _, results = plain.partition(";")
         if who.split() and who.split()[0].lower() == authserv_id.lower():
             return any(_passes(each, domain) for each in results.split(";"))
     return False
 
 
-def _uncommented(value: str) -> str:
-    if '"' in value and "(" in value:
-        return ""  # which is inside which cannot be told without a parser, and no server of repute writes both
+def _uncommented(value: str) -> str | None:
+    """None where it cannot be told what is a comment: a stranger's words may stand in one, or in quotes. A quoted word
+    in which nothing begins or ends, such as the key of a signature, is that word."""
+    value = _QUOTED_WORD.sub(r"\1", value)
+    if "(" in value and ('"' in value or "\\" in value):
+        return None
     for _ in range(3):
         value = _COMMENT.sub(" ", value)
-    return value
+    return None if "(" in value else value
 
 
 def _passes(result: str, domain: str) -> bool:

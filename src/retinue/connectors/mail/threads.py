@@ -10,11 +10,14 @@ import msgspec
 from msgspec import Struct
 
 from retinue.connectors.base import Shelf
+from retinue.connectors.mail.addresses import digest
 from retinue.connectors.mail.writing import NEW_THREAD, Thread
 
 THREADS_MAX = 50  # with one correspondent; the one that was quiet longest is forgotten first
 IDS_MAX = 20  # of one thread
 CORRESPONDENTS_MAX = 256  # in memory; the shelf has the others
+KEPT_CHARS_MAX = 60_000  # of one correspondent: a shelf refuses what is much longer
+WHO_CHARS_MAX = 200  # in a key
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +79,23 @@ class Threads:
 
     async def keep(self, who: str) -> None:
         async with self._lock:
-            await self._shelf.put(_key(who), _encode(self._known.get(who, ())).decode())
+            await self._shelf.put(_key(who), _written(self._known.get(who, ())))
+
+
+def _written(known: tuple[_Kept, ...]) -> str:
+    """As many as fit, the latest of them."""
+    fitting: list[_Kept] = []
+    left = KEPT_CHARS_MAX
+    for kept in reversed(known):
+        left -= len(_encode(kept).decode()) + 1
+        if left < 0:
+            break
+        fitting.append(kept)
+    return _encode(fitting[::-1]).decode()
 
 
 def _key(who: str) -> str:
-    return f"threads/{who}"
+    return f"threads/{who if len(who) <= WHO_CHARS_MAX else digest(who, 32)}"
 
 
 def _read(value: str | None) -> tuple[_Kept, ...]:
