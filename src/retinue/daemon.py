@@ -36,7 +36,7 @@ from retinue.config import Configuration, Settings, load
 from retinue.config.checks import PORT_MAX
 from retinue.config.doors import CLOSED, DoorSettings
 from retinue.config.staff import MAIN
-from retinue.connectors.base import Connector
+from retinue.connectors.base import Connector, by_number
 from retinue.connectors.kinds import BUILT_IN as BUILT_IN_CONNECTORS
 from retinue.connectors.kinds import Kinds
 from retinue.connectors.masked import Masked
@@ -60,6 +60,7 @@ from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
+from retinue.engine.pressing import Presses
 from retinue.hands import Hands, called_by_people, equip, skills_told
 from retinue.instructing import Instructing
 from retinue.logs import set_level, set_masks, set_up_logs
@@ -74,6 +75,7 @@ from retinue.mailroom.owner import Owner
 from retinue.mailroom.presence import Presence
 from retinue.mailroom.reach import Reach, WithinReach
 from retinue.mailroom.requests import Requests
+from retinue.mailroom.shown_questions import ShownQuestions
 from retinue.mailroom.switchboard import Needs, Switchboard
 from retinue.mailroom.webhooks import Completions
 from retinue.models import prices
@@ -89,6 +91,7 @@ from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.operations.cron_tool import clock_tools
 from retinue.operations.gateway import Gateway
+from retinue.operations.hooks import say as say_for_hook
 from retinue.operations.keeper import Keeper
 from retinue.operations.keeping import tidy_forever
 from retinue.operations.known_secrets import refresh as refresh_masks
@@ -100,6 +103,7 @@ from retinue.plugins.guests import Plugins
 from retinue.plugins.registry import Furnished, Kind, Registry
 from retinue.policy.masking import Masks
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
+from retinue.programs import Programs
 from retinue.real import RandomIds, RealClock, faults_from, new_chance, new_token
 from retinue.runners.asking import Asker
 from retinue.runners.base import Runner
@@ -301,6 +305,14 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             offered=toolbox.offered,
             facts=lambda agent, mind: _first_asked(minds, agent, mind),
         )
+        programs = Programs(
+            current,
+            store,
+            files,
+            home=settings.home,
+            environment=os.environ,
+            say=lambda event, hook, text: say_for_hook(desk, event, hook, text),
+        )
         asker = Asker(minds, clock, settings.zone, media=FileMedia(files), brief=instructing.tell)
         loop: Runner = Loop(asker, toolbox, equipping)
         mirror = _mirror(store, settings) if settings.mirror.enabled else None
@@ -321,6 +333,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             deliver=outbox.wake,
             words=words,
             presence=Presence(clock, lines),
+            by_number=lambda instance: by_number(lines.get(instance)),
+            speak=programs.speak,
             asking=lambda: current().approvals,
             defaults=lambda: current().defaults,
             sessions=lambda: current().sessions,
@@ -418,7 +432,20 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             post=inbox,
             default=lambda: current().default_agent or MAIN,
         )
-        doorway = Doorway(store, inbox, clock, ids, doorkeeper, lambda: current().sessions, keep=keeping(files))
+        presses = Presses(store, clock, engine.wake, lines)
+        questions = ShownQuestions(store, lines, words)
+        doorway = Doorway(
+            store,
+            inbox,
+            clock,
+            ids,
+            doorkeeper,
+            lambda: current().sessions,
+            keep=keeping(files),
+            press=presses.take,
+            refuse_press=presses.refuse,
+            hear=programs.hear,
+        )
 
         def masked(inside: Connector) -> Connector:
             return Masked(inside, masks.mask, switchboard.took)
@@ -476,6 +503,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
                 store, inbox, clock, ids, connectors=lambda: lines, default_agent=lambda conn: desk.default_agent(conn)
             ),
             switchboard=switchboard,
+            hooks=programs.hooks,
         )
         hands.ways.inbox = WithinReach(desk.post, store, reach)
         hands.ways.asks, hands.ways.hands = engine.request, engine.hand_over
@@ -488,12 +516,15 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         if mirror is not None:
             await mirror.start()
         await switchboard.fit(current().connectors)
+        await programs.start()
+        await questions.start()
         await outbox.start()
         await engine.start()
         switchboard.start()
         await schedule_files.start()
         await heartbeats.start()
         await tell(settings.home, desk.post, ids)
+        programs.opened(clock.now())
 
         aside = [asyncio.create_task(tidy_forever(desk, lambda: current().retention))]
         aside.append(asyncio.create_task(hands.look_around()))
@@ -509,6 +540,9 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             drain_s = current().drain_s
             await switchboard.stop()
             await doorway.stop()
+            presses.abandon()
+            await programs.stop()
+            await questions.stop()
             await heartbeats.stop()
             await schedule_files.stop()
             await engine.stop(drain_s=drain_s)

@@ -113,6 +113,7 @@ class House:
     switchboard: Switchboard
     live: Live
     questions: ShownQuestions
+    presses: Presses
     crashed: bool = False
 
     async def post(
@@ -225,6 +226,7 @@ class House:
         self.switchboard.abandon()
         self.doorway.abandon()
         self.questions.abandon()
+        self.presses.abandon()
         self.engine.abandon()
         self.outbox.abandon()
 
@@ -304,6 +306,7 @@ class Household:
             await house.switchboard.stop()
             await house.doorway.stop()
             await house.questions.stop()
+            house.presses.abandon()
             await house.engine.stop(drain_s=0 if house.crashed else drain_s)
             await house.outbox.stop(drain_s=0 if house.crashed else drain_s)
             await self.thinking.minds.close()
@@ -417,7 +420,7 @@ class Household:
             hear=speech.heard if speech is not None else hears_nothing,
         )
         switchboard = self._switchboard(store, inbox, doorway, outbox)
-        house = House(self, store, engine, inbox, outbox, doorway, switchboard, live, questions)
+        house = House(self, store, engine, inbox, outbox, doorway, switchboard, live, questions, presses)
         await questions.start()
         for connector in list(self.connectors.values()):
             switchboard.open(connector)
