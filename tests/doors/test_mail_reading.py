@@ -171,7 +171,10 @@ def test_a_forwarded_mail_is_what_it_is_about() -> None:
     text = "Look:\n\n-----Original Message-----\nFrom: Noor\nSent: Monday\n\nThe plan."
 
     assert said(mail(text, subject="Fwd: Plan", References="<r@x>")) == text
-    quoted = read(mail(text, subject="Re: Plan", References="<r@x>", In_Reply_To="<r@x>")).incoming.quoted
+    assert read(mail(text, subject="Fwd: Plan")).incoming.forwarded
+    answer = read(mail(text, subject="Re: Plan", References="<r@x>", In_Reply_To="<r@x>")).incoming
+    quoted = answer.quoted
+    assert not answer.forwarded
     assert quoted is not None and "The plan." in quoted.text and quoted.message_id == "r@x"
 
 

@@ -275,6 +275,7 @@ async def test_forwarded_words_are_marked_and_are_no_command(telegram: TelegramS
     [incoming] = await hears(telegram, 1)
 
     assert incoming.text == "[forwarded from Eve) /new]\n/new"
+    assert incoming.forwarded
 
 
 @pytest.mark.parametrize(

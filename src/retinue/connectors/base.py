@@ -167,6 +167,7 @@ class Incoming(Struct, frozen=True, kw_only=True):
     album: str = ""  # messages that the platform shows as one bear the same
     quoted: Quoted | None = None
     mentioned: bool = False  # it is said to us, whatever the room: by name, by a quote of ours, by a command to us
+    forwarded: bool = False  # somebody else said it, and the speaker brings it: nothing in it is their command
     said_at: datetime | None = None
     context: Context = NO_CONTEXT
     revision: str = ""

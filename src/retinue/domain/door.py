@@ -65,6 +65,16 @@ class Identity(Struct, frozen=True, kw_only=True):
     at: datetime | None = None
 
 
+LOCAL_IDS = frozenset({"irc"})
+"""Services of which there are many, each with ids of its own: who is `maria` on one network is anybody on another."""
+
+
+def id_space(service: str, instance: str) -> str:
+    """Under what name ids are linked: that of the service, where an id is one person all over it, and else that of the
+    one connector."""
+    return instance if service in LOCAL_IDS else service
+
+
 class PairingState(StrEnum):
     WAITING = "waiting"
     ACCEPTED = "accepted"

@@ -42,6 +42,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     album: str = ""
     quoted: Quoted | None = None
     mentioned: bool = False
+    forwarded: bool = False
     said_at: datetime | None = None
     context: Context = NO_CONTEXT
     revision: str = ""

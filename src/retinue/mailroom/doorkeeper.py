@@ -19,7 +19,7 @@ from retinue.connectors.base import Heard, Incoming
 from retinue.domain import address
 from retinue.domain.binding import Binding, MatchedBy, PeerKind, Place
 from retinue.domain.command import COMMAND_LENGTH_MAX
-from retinue.domain.door import Activation, Entry, Overheard, Pairing, PairingState, Refusal, Verdict
+from retinue.domain.door import Activation, Entry, Overheard, Pairing, PairingState, Refusal, Verdict, id_space
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.principal import LEVEL_OF, TRUST_OF, Principal
@@ -176,7 +176,7 @@ class Doorkeeper:
     async def _look(self, instance: str, incoming: Incoming, settings: DoorSettings) -> _Known:
         body = partial(
             _look,
-            service=incoming.service or self._kind_of(instance),
+            service=id_space(incoming.service or self._kind_of(instance), instance),
             instance=instance,
             incoming=incoming,
             cap=settings.pairing_max,
@@ -264,7 +264,7 @@ class Doorkeeper:
             wanted = Pairing(
                 id=id_,
                 instance=instance,
-                service=incoming.service or self._kind_of(instance),
+                service=id_space(incoming.service or self._kind_of(instance), instance),
                 speaker=speaker,
                 name=storable(plain(incoming.speaker.name)),
                 code=code_from(id_),

@@ -13,7 +13,7 @@ from retinue.connectors.base import Incoming
 from retinue.domain import address, session_keys
 from retinue.domain.attachment import Attachment
 from retinue.domain.command import read as read_command
-from retinue.domain.door import Overheard
+from retinue.domain.door import Overheard, id_space
 from retinue.domain.envelope import (
     ATTACHMENTS_MAX,
     KEY_LENGTH_MAX,
@@ -97,13 +97,15 @@ def letter(
         origin=origin(instance, incoming, welcome, agent, settings),
         attachments=incoming.attachments[:ATTACHMENTS_MAX],
         context=_context(incoming, welcome),
-        trust=_trust(text, welcome),
+        trust=_trust(text, welcome, forwarded=incoming.forwarded),
     )
 
 
-def _trust(text: str, welcome: Welcome) -> Trust:
-    """Whoever may talk and not command is believed as far as a stranger is where they try to: the house refuses it."""
-    return welcome.trust if welcome.may_command or not read_command(text) else Trust.UNTRUSTED
+def _trust(text: str, welcome: Welcome, *, forwarded: bool) -> Trust:
+    """Whoever may talk and not command is believed as far as a stranger is where they try to: the house refuses it.
+    What they bring of somebody else's is not theirs to command with, whoever they are: a slash in it is words."""
+    commands = not welcome.may_command or forwarded
+    return Trust.UNTRUSTED if commands and read_command(text) else welcome.trust
 
 
 def edit(draft: Draft, original: Envelope | None, *, revision: str) -> Draft:
@@ -169,7 +171,7 @@ def origin(instance: str, incoming: Incoming, welcome: Welcome, agent: str, sett
     narrow = settings.dm_scope is DmScope.PER_ACCOUNT_CHANNEL_PEER and not settings.identity_links
     if not incoming.peer or narrow:
         return None
-    service = incoming.service or instance
+    service = id_space(incoming.service or instance, instance)
     links = dict(settings.identity_links)
     if welcome.person:  # by their linked id; what the settings say of it goes before
         links.setdefault(welcome.person, (f"{service}:{incoming.peer}",))

@@ -12,7 +12,7 @@ from retinue.config.connectors import OWN_CONNECTORS
 from retinue.config.doors import DoorSettings
 from retinue.connectors.base import FailureKind
 from retinue.domain.address import Address, AddressKind
-from retinue.domain.door import DmPolicy, GroupPolicy
+from retinue.domain.door import DmPolicy, GroupPolicy, id_space
 from retinue.domain.envelope import Draft, Envelope, Receipt
 from retinue.domain.errors import NotAllowed
 from retinue.domain.ids import EnvelopeId
@@ -76,7 +76,9 @@ class Reach:
             return True
         if settings.group_policy is not GroupPolicy.CLOSED and group_of(settings, room) is not None:
             return True
-        if identities.who(conn, service, room) is not None or pairings.is_admitted(conn, recipient.name, room):
+        if identities.who(conn, id_space(service, recipient.name), room) is not None or pairings.is_admitted(
+            conn, recipient.name, room
+        ):
             return True
         return sessions.by_origin(conn, agent, Origin(OriginKind.CHAT, str(recipient))) is not None
 

@@ -61,7 +61,8 @@ def read(
     thread = thread_of(who, references) or digest((*references, own_id)[0])
     subject = shown(mail.first("subject"), SUBJECT_LENGTH_MAX)
     words = _words(mail)
-    said = without_history(words) if not is_forward(subject) else None
+    forwarded = is_forward(subject)
+    said = without_history(words) if not forwarded else None
     text = said.own if said else words
     files = _files(mail)
     left_out = mail.left_out + len(files) - len(files[:FILES_MAX])
@@ -82,6 +83,7 @@ def read(
         files=files[:FILES_MAX],
         quoted=_quoted(answered, said.history if said else "", addresses),
         mentioned=True,
+        forwarded=forwarded,
         said_at=received_at,
         context=Context(sender_name=storable(judgement.author.name), chat_type=ChatType.DIRECT),
     )

@@ -71,6 +71,7 @@ def as_one(parts: Sequence[Incoming]) -> Incoming:
         text="\n\n".join(each.text for each in parts if each.text),
         files=tuple(file for each in parts for file in each.files),
         mentioned=any(each.mentioned for each in parts),
+        forwarded=any(each.forwarded for each in parts),
         quoted=next((each.quoted for each in parts if each.quoted is not None), None),
     )
 
@@ -118,6 +119,7 @@ def _message(message: Message, me: User, fetch: Fetch) -> Incoming | None:
         album=message.media_group_id,
         quoted=quoted,
         mentioned=mentioned,
+        forwarded=message.forward_origin is not None,
         said_at=_moment(message.date),
         context=_context(speaker, message.chat, topic=bool(parent)),
         revision=str(message.edit_date) if message.edit_date is not None else "",
