@@ -197,7 +197,7 @@ class QuietConnector:
         context: Context = NO_CONTEXT,
     ) -> Said:
         """Say something in a room and do not wait for the house to hear it."""
-        said = Said(
+        return self.offer(
             Incoming(
                 room=room,
                 message_id=message_id or str(next(self._ids)),
@@ -205,9 +205,12 @@ class QuietConnector:
                 attachments=attachments,
                 context=context,
                 revision=revision,
-            ),
-            asyncio.get_running_loop().create_future(),
+            )
         )
+
+    def offer(self, incoming: Incoming) -> Said:
+        """The same, with everything that a place can say of a message."""
+        said = Said(incoming, asyncio.get_running_loop().create_future())
         self._said.append(said)
         self._spoken.set()
         return said
