@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 from outages import StoreFails, until
-from street import Street, heard, kept, offered, said
+from street import Street, bind, heard, kept, offered, said
 
 from retinue.connectors.base import Incoming
 from retinue.domain.door import DmPolicy, GroupPolicy
-from retinue.domain.envelope import Receipt
+from retinue.domain.envelope import Kind, Receipt
 from retinue.domain.errors import StoreError
 from retinue.mailroom.joining import JOINED_MAX, WINDOWS_MAX
 from retinue.testing.household import House
@@ -157,6 +158,45 @@ async def test_what_could_not_be_stored_is_confirmed_to_nobody_and_taken_when_it
         await pause(street)
         assert all(await asyncio.gather(*tasks))
         assert [each.text for each in await heard(house)] == ["one\ntwo"]
+
+
+async def test_what_could_not_be_stored_is_not_overtaken_by_what_was_said_after_it(street: Street) -> None:
+    messages = [said("one", id_="1"), said("", id_="2", files=(offered("two.txt", b"two"),))]
+    street.household.faults = StoreFails("accept.before-commit", times=1)
+    async with street.household.open() as house:
+        ended = await asyncio.gather(*await say(house, *messages), return_exceptions=True)
+        assert all(isinstance(each, StoreError) for each in ended), "nor is it confirmed"
+        await confirmed(street, await say(house, *messages))
+        assert [each.text for each in await heard(house)] == ["one", ""]
+
+
+async def test_what_was_overheard_is_told_once_though_two_wait_to_be_told(street: Street) -> None:
+    street.set(group_policy=GroupPolicy.OPEN)
+    async with street.household.open() as house:
+        aside = partial(said, room="-1")
+        await house.doorway.accept("quiet", aside("it rains", by="c", id_="c1"))
+        tasks = await say(house, aside("one", by="a", id_="a1", mentioned=True))
+        tasks += await say(house, aside("two", by="b", id_="b1", mentioned=True))
+        await house.doorway.accept("quiet", aside("it pours", by="c", id_="c2"))
+        await confirmed(street, tasks)
+        await confirmed(street, await say(house, aside("three", by="a", id_="a2", mentioned=True)))
+        notes = [each.text for each in await heard(house) if each.kind is Kind.SYSTEM]
+        assert [("it rains" in note, "it pours" in note) for note in notes] == [(True, False), (False, True)]
+
+
+async def test_texts_for_several_agents_reach_each_of_them_whenever_the_house_falls(street: Street) -> None:
+    street.set(group_policy=GroupPolicy.OPEN)
+    texts = [said(text, room="-1", id_=text, mentioned=True) for text in ("one", "two")]
+    street.household.faults = StoreFails("accept.before-commit", times=1, after=1)
+    async with street.household.open() as house:
+        await bind(house, "ada", "bob")
+        tasks = await say(house, *texts)
+        await pause(street)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(each, StoreError) for each in ended)
+        await confirmed(street, await say(house, *texts))
+        found = {(each.recipient.name, each.text) for each in await heard(house)}
+        assert found == {("ada", "one\ntwo"), ("bob", "one\ntwo")}
 
 
 async def test_whoever_hangs_up_while_they_wait_has_still_been_heard(street: Street) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import sqlalchemy as sa
@@ -163,11 +163,13 @@ class Doorway:
     ) -> Receipt | asyncio.Future[Receipt | None]:
         """Whatever waits in the room was said before, and is stored before."""
         joiner, room = self._joiner, incoming.room
-        if not joiner.joins(instance, incoming, welcome):
-            await joiner.flush(instance, room)
+        joins = joiner.joins(instance, incoming, welcome)
+        if not joins or joiner.others_wait(instance, room, welcome.speaker):
+            told = await joiner.flush(instance, room)
+            if told:  # what was overheard there was told with that, and is not told again with this
+                welcome = replace(welcome, before=tuple(each for each in welcome.before if each.seq > told))
+        if not joins:
             return await self._deliver(instance, incoming, welcome)
-        if joiner.others_wait(instance, room, welcome.speaker):
-            await joiner.flush(instance, room)
         waits = joiner.add(instance, incoming, welcome)
         if joiner.is_full(instance, room, welcome.speaker):
             await joiner.flush(instance, room)
@@ -194,8 +196,9 @@ class Doorway:
         task.add_done_callback(self._flushing.discard)
 
     async def _flush(self, instance: str, room: str) -> None:
-        async with self._alone_in(instance, room):
-            await self._joiner.flush(instance, room)
+        with suppress(StoreError):  # of which whoever handed it in is told
+            async with self._alone_in(instance, room):
+                await self._joiner.flush(instance, room)
 
     # --- messages ---
 
@@ -280,13 +283,14 @@ class Doorway:
             for draft in drafts:
                 await self._note(letters.note(draft, before, "before", id_=EnvelopeId(self._ids.new())))
             await self._keeper.told(instance, incoming.room, welcome.before)
+        # The first of them last: by that one the message is known, so once it is there all of them have theirs.
         receipts = [
             await self._post_or_edit(
                 replace(draft, reply_to=quoted.id if quoted is not None else None), incoming, original
             )
-            for draft in drafts
+            for draft in reversed(drafts)
         ]
-        return receipts[0]
+        return receipts[-1]
 
     async def _post_or_edit(self, draft: Draft, incoming: Incoming, original: Envelope | None) -> Receipt:
         if not incoming.revision:

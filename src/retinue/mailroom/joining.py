@@ -11,6 +11,7 @@ from msgspec import Struct
 from retinue.connectors.base import Heard, Incoming
 from retinue.domain.command import read as read_command
 from retinue.domain.envelope import Receipt
+from retinue.domain.errors import StoreError
 from retinue.domain.ports import Clock
 from retinue.mailroom.doorkeeper import Welcome
 
@@ -57,6 +58,7 @@ class Joiner:
             and incoming.kind is Heard.MESSAGE
             and bool(incoming.text.strip())
             and not (incoming.attachments or incoming.files or incoming.quoted or incoming.revision)
+            and not incoming.forwarded  # others' words are not among the speaker's own
             and len(incoming.text) <= JOINED_CHARS_MAX
             and read_command(incoming.text) is None
         )
@@ -91,13 +93,19 @@ class Joiner:
             len(waiting.texts) >= JOINED_MAX or sum(len(each.text) for each in waiting.texts) >= JOINED_CHARS_MAX
         )
 
-    async def flush(self, instance: str, room: str) -> None:
-        """Store what waits in a room, in the order in which it began to."""
+    async def flush(self, instance: str, room: str) -> int:
+        """Store what waits in a room, in the order in which it began to; give how far what was overheard there was told
+        with it. Raises where the store could not say: whatever was said later is then not stored before it."""
+        failed: StoreError | None = None
+        told = 0
         for whose in [each for each in self._waiting if each[:2] == (instance, room)]:
             waiting = self._waiting.pop(whose)
             waiting.take_back()
             try:
+                if failed is not None:
+                    raise failed
                 receipt = await self._deliver(instance, waiting.texts, waiting.welcome)
+                told = max((told, *(each.seq for each in waiting.welcome.before)))
             except BaseException as error:
                 if not waiting.done.done():
                     waiting.done.set_exception(
@@ -105,9 +113,13 @@ class Joiner:
                     )
                 if not isinstance(error, Exception):
                     raise
+                failed = error if isinstance(error, StoreError) else failed
             else:
                 if not waiting.done.done():
                     waiting.done.set_result(receipt)
+        if failed is not None:
+            raise failed
+        return told
 
     def abandon(self) -> None:
         for waiting in self._waiting.values():
