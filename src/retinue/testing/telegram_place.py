@@ -256,6 +256,7 @@ class TelegramPlace:
                 "same as a current content and reply markup of the message",
             )
         message |= {"text": shown, "edit_date": next(self._dates)} | ({"entities": entities} if entities else {})
+        message.pop("reply_markup", None)  # an edit that names no keyboard takes it away
         return message
 
     def _do_deletemessage(self, arguments: Json) -> bool:
