@@ -88,7 +88,7 @@ async def standing(
 ) -> AsyncGenerator[RealHouse]:
     settings = SETTINGS.replace("PORT", str(server.port)).replace("NEWER", str(accounts.port))
     async with real_house(tmp_path_factory.mktemp("irc"), settings, secrets={}) as house:
-        await house.retinue("identity", "link", "owner", "irc", "--id", "account:maria")
+        await house.retinue("identity", "link", "owner", "newer", "--id", "account:maria")
         yield house
 
 

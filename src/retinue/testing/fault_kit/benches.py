@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import cast
 
@@ -23,3 +23,9 @@ def made(named: str) -> Bench:
     module, _, name = BENCHES.get(named, named).partition(":")
     make = cast("Callable[[], Bench]", getattr(import_module(module), name))
     return make()
+
+
+def without_a_bench(kinds: Iterable[str]) -> list[str]:
+    """Those of these kinds of connectors that nobody has put through the kit."""
+    benched = {made(name).kind for name in BENCHES}
+    return [kind for kind in kinds if kind not in benched]
