@@ -25,7 +25,11 @@ from retinue.connectors.base import (
     OfferedFile,
     Speaker,
     Surroundings,
+    attempts_of,
 )
+from retinue.connectors.irc.connector import IrcConnector
+from retinue.connectors.mail.connector import MailConnector
+from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.domain.envelope import Outcome, Receipt
 from retinue.domain.errors import Invalid, StoreError
 from retinue.domain.nouns import replace
@@ -65,6 +69,7 @@ class Pigeon(QuietConnector):
     listeners: int = 0
     leaving: bool = False
     lingers: asyncio.Event | None = None  # set: when it lets go of its line, once it is asked to
+    attempts_max: int | None = None
 
     async def listen(self, accept: Accept) -> None:
         self.times += 1
@@ -404,6 +409,34 @@ async def test_what_was_being_sent_when_the_house_fell_is_not_sent_again_by_a_li
     async with household.open() as house:
         # Whether that place knows a letter again, nobody here can say.
         assert (await house.outcome(sent.envelope)).outcome is Outcome.INTERRUPTED
+
+
+@pytest.mark.parametrize("place", [TelegramConnector, MailConnector, IrcConnector])
+async def test_an_answer_outlasts_a_place_that_cannot_be_reached_for_minutes(
+    household: Household, made: list[Pigeon], place: type[Any]
+) -> None:
+    household.lines = {"a": line()}
+    async with household.open() as house:
+        await until(lambda: made[0].times == 1)
+        made[0].attempts_max = attempts_of(place)
+        made[0].will_fail(times=12)
+        sent = await house.post("still here?", sender="agent:ada", recipient="channel:a:7")
+        await turned_until(household, 30.0, lambda: made[0].texts("7"))
+        assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
+
+
+async def test_a_letter_waits_for_a_line_that_could_not_be_made_until_it_is_mended(
+    household: Household, made: list[Pigeon]
+) -> None:
+    household.lines = {"a": line(bords=1)}
+    async with household.open() as house:
+        sent = await house.post("still here?", sender="agent:ada", recipient="channel:a:7")
+        for _ in range(10):
+            await until(lambda: house.outbox.resting > 0)
+            await household.clock.advance(61.0)
+        await house.switchboard.fit({"a": line()})
+        await turned_until(household, 30.0, lambda: made[0].texts("7"))
+        assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
 
 
 async def test_a_kind_that_raises_whatever_it_likes_is_not_here_and_the_house_is(household: Household) -> None:

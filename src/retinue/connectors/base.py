@@ -181,6 +181,10 @@ offer it again."""
 
 # --- the connector itself ---
 
+PATIENT_ATTEMPTS_MAX = 40
+"""For a place out in the world, which may not be reached for a while. The waits between attempts grow to a minute, so
+that a letter outlasts an outage of half an hour."""
+
 
 def attempts_of(connector: object) -> int | None:
     """How often a connector has an envelope tried, where it has a word on that (`attempts_max`); None: as the house."""

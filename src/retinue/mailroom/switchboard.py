@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.base import (
+    PATIENT_ATTEMPTS_MAX,
     Accept,
     Checks,
     Connector,
@@ -449,6 +450,8 @@ async def _checked(connector: Connector) -> Finding:
 class _Shut:
     """Stands where a connector could not be made, or is not here yet: what is for it waits for a while, as if the line
     were down. Of what was being sent when the house fell, it does not say that it can be sent again."""
+
+    attempts_max = PATIENT_ATTEMPTS_MAX
 
     def __init__(self, instance: str, because: str, *, repeats_safely: bool = False) -> None:
         self.instance = instance

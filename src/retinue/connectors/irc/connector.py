@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from retinue.connectors.base import (
+    PATIENT_ATTEMPTS_MAX,
     Abilities,
     Accept,
     Delivery,
@@ -48,6 +49,7 @@ class IrcConnector:
     """Speaks with one IRC server, which keeps nothing for those who are away."""
 
     repeats_safely = False
+    attempts_max = PATIENT_ATTEMPTS_MAX
 
     def __init__(self, settings: IrcSettings, surroundings: Surroundings) -> None:
         self.instance = surroundings.instance

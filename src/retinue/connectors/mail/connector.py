@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from retinue.connectors.base import (
+    PATIENT_ATTEMPTS_MAX,
     Abilities,
     Accept,
     Delivery,
@@ -81,6 +82,7 @@ class MailConnector:
     )
     # The Message-ID of a parcel stays the same, but a server takes the same one twice, and so does a mailbox.
     repeats_safely = False
+    attempts_max = PATIENT_ATTEMPTS_MAX
 
     def __init__(
         self,

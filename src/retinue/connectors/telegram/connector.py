@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from retinue.connectors.base import (
+    PATIENT_ATTEMPTS_MAX,
     Abilities,
     Accept,
     Delivery,
@@ -66,6 +67,7 @@ class TelegramConnector:
     which it would know it again."""
 
     repeats_safely = False
+    attempts_max = PATIENT_ATTEMPTS_MAX
     abilities = Abilities(
         text_max=TEXT_MAX,
         unit=Unit.UTF16,
