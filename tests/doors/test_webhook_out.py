@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from doors.test_irc_tls import certified
 from doors.webhook_house import SECRET, FarSide, far_side, hook_house, webhook
 
 from retinue.connectors.base import DeliveryFailed, FailureKind, Parcel, whole
@@ -188,3 +190,22 @@ async def test_what_an_agent_says_to_a_request_goes_out_signed_and_once_more_whe
         first, again = far.letters
         assert first.headers["webhook-id"] == again.headers["webhook-id"] == first.json["id"]
         assert (again.json["room"], again.json["text"]) == ("builds", "The build is mended.")
+
+
+async def test_a_place_whose_certificate_nobody_vouches_for_is_told_nothing(tmp_path: Path) -> None:
+    certificate = await certified(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    heard: list[bytes] = []
+
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read())
+        writer.close()
+
+    async with await asyncio.start_server(hear, "127.0.0.1", 0, ssl=context) as server:
+        host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        connector = webhook(WebhookSettings(url=f"https://{host}/in", private_hosts=(host,)))
+        with pytest.raises(DeliveryFailed) as failed:
+            await connector.deliver(whole(envelope()))
+    assert "certificate" in failed.value.sentence and not failed.value.permanent
+    assert not any(heard)
