@@ -111,8 +111,11 @@ _NOTHING_MORE = re.compile(r"\s*\Z")
 _REFERENCE = re.compile(r"\s*(\S+)")
 _QUEUE_WORD = re.compile(r"\s*((?:debounce|cap|drop):\S+|[A-Za-z+-]+)(?=\s|\Z)")
 _INLINE_WORDS = "|".join(sorted(word for word, name in BY_WORD.items() if name in SHORTCUTS | DIRECTIVES))
-# What stands in backticks is quoted, and no command.
-_INLINE = re.compile(rf"```.*?(?:```|\Z)|`[^`\n]*`|(?<!\S)/({_INLINE_WORDS}):?(?=\s|\Z)", re.DOTALL | re.IGNORECASE)
+# What stands in backticks, or in a line behind a `>`, is quoted, and no command: it may be anybody's.
+_INLINE = re.compile(
+    rf"```.*?(?:```|\Z)|`[^`\n]*`|^[ \t]*>[^\n]*|(?<!\S)/({_INLINE_WORDS}):?(?=\s|\Z)",
+    re.DOTALL | re.IGNORECASE | re.MULTILINE,
+)
 
 
 class Command(Struct, frozen=True):
