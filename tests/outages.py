@@ -17,13 +17,17 @@ WAIT_S = 20.0
 class StoreFails:
     """Fails commits at one point, a few times."""
 
-    def __init__(self, point: str, *, times: int, code: str = "store.disk-full") -> None:
+    def __init__(self, point: str, *, times: int, after: int = 0, code: str = "store.disk-full") -> None:
+        """`after` so many that go through."""
         self._point = point
         self._left = times
+        self._after = after
         self._code = code
 
     def reach(self, point: str) -> None:
-        if point == self._point and self._left:
+        if point == self._point and self._after:
+            self._after -= 1
+        elif point == self._point and self._left:
             self._left -= 1
             raise StoreError("the store will not have it", code=self._code)
 

@@ -169,10 +169,15 @@ async def use(box: Toolbox, tool: str, **arguments: object) -> str:
 
 
 EVERYTHING = """
+from dataclasses import dataclass
+from retinue.connectors.base import ConnectorKind
+@dataclass(frozen=True)
+class Loft:
+    birds: int = 1
 class Connector:
     instance, repeats_safely = "pigeons", True
     async def listen(self, accept): ...
-    async def deliver(self, envelope): ...
+    async def deliver(self, parcel): ...
 class Model:
     name, facts = "abacus", None
     def reply(self, prompt, *, key=""): ...
@@ -194,6 +199,7 @@ def load(host, settings):
     host.register.operation(Operation(name=f"{host.instance}.say", summary="Says it.", parameters=Nothing,
                                       handler=handler, permission=PermissionLevel.STANDARD))
     host.register.connector(Connector())
+    host.register.connector_kind(ConnectorKind(name="pigeon", title="x", settings=Loft, make=lambda *_: Connector()))
     host.register.model(Model())
     host.register.provider("acme", ProviderSettings(url="https://acme.example/v1"))
     host.register.runner("walk", Runner())
@@ -219,6 +225,7 @@ async def test_load_registers_and_unload_removes_everything_of_the_instance(offe
     assert {kind: len(names) for kind, names in found.brings.items()} == dict.fromkeys(map(str, Kind), 1)
     registry = guests.registry
     assert list(registry.operations()) == ["all.say"] and list(registry.connectors()) == ["pigeons"]
+    assert list(registry.connector_kinds()) == ["pigeon"]
     assert [model.name for model in registry.models()] == ["abacus"] and list(registry.runners()) == ["walk"]
     assert list(registry.providers()) == ["acme"] and registry.policies() == {"quiet": ToolRules(allow=())}
     assert registry.skill_folders() == [("all", offered.folder)]

@@ -34,7 +34,11 @@ from retinue.api.gate import Gate, server_config
 from retinue.api.uvicorn_server import Server
 from retinue.config import Configuration, Settings, load
 from retinue.config.checks import PORT_MAX
-from retinue.connectors.base import Connector
+from retinue.config.doors import CLOSED, DoorSettings
+from retinue.config.staff import MAIN
+from retinue.connectors.base import Connector, by_number
+from retinue.connectors.kinds import BUILT_IN as BUILT_IN_CONNECTORS
+from retinue.connectors.kinds import Kinds
 from retinue.connectors.masked import Masked
 from retinue.domain import address
 from retinue.domain.address import EXTERNAL
@@ -51,17 +55,28 @@ from retinue.domain.session import Mind
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.domain.trust import Trust
+from retinue.domain.wording import Words
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
+from retinue.engine.pressing import Presses
 from retinue.hands import Hands, called_by_people, equip, skills_told
 from retinue.instructing import Instructing
 from retinue.logs import set_level, set_masks, set_up_logs
+from retinue.mailroom.bringing import keeping
 from retinue.mailroom.callbacks import Callbacks
+from retinue.mailroom.doorkeeper import Doorkeeper
+from retinue.mailroom.doorway import Doorway
 from retinue.mailroom.external import Elsewhere, own_address, way_out
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Outbox
+from retinue.mailroom.owner import Owner
+from retinue.mailroom.presence import Presence
+from retinue.mailroom.reach import Reach, WithinReach
+from retinue.mailroom.requests import Requests
+from retinue.mailroom.shown_questions import ShownQuestions
+from retinue.mailroom.switchboard import Needs, Switchboard
 from retinue.mailroom.webhooks import Completions
 from retinue.models import prices
 from retinue.models.base import Model, WireCache
@@ -76,6 +91,7 @@ from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.operations.cron_tool import clock_tools
 from retinue.operations.gateway import Gateway
+from retinue.operations.hooks import say as say_for_hook
 from retinue.operations.keeper import Keeper
 from retinue.operations.keeping import tidy_forever
 from retinue.operations.known_secrets import refresh as refresh_masks
@@ -87,6 +103,7 @@ from retinue.plugins.guests import Plugins
 from retinue.plugins.registry import Furnished, Kind, Registry
 from retinue.policy.masking import Masks
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
+from retinue.programs import Programs
 from retinue.real import RandomIds, RealClock, faults_from, new_chance, new_token
 from retinue.runners.asking import Asker
 from retinue.runners.base import Runner
@@ -245,11 +262,25 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             store, clock, lambda: way_out(current()), lambda: own_address(current()), environment=os.environ
         )
         completions = Completions(store, clock, current, os.environ, masks.mask)
+        lines: dict[str, Connector] = {
+            c.instance: Masked(c, masks.mask) for c in (elsewhere, completions, *parts.connectors)
+        }
+        hands.ways.rooms = lines.get
+
+        words = partial(_words, current)
+
+        def kind_of(instance: str) -> str:
+            return switchboard.kind_of(instance)
+
+        reach = Reach(partial(_door, current), kind_of, default=lambda: current().default_agent or MAIN)
         outbox = Outbox(
             store,
             clock,
-            {c.instance: Masked(c, masks.mask) for c in (elsewhere, completions, *parts.connectors)},
+            lines,
             sessions=lambda: current().sessions,
+            words=words,
+            why_not=reach.of_envelope,
+            chance=parts.chance,
             faults=parts.faults,
         )
         briefing = Briefing(
@@ -274,6 +305,14 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             offered=toolbox.offered,
             facts=lambda agent, mind: _first_asked(minds, agent, mind),
         )
+        programs = Programs(
+            current,
+            store,
+            files,
+            home=settings.home,
+            environment=os.environ,
+            say=lambda event, hook, text: say_for_hook(desk, event, hook, text),
+        )
         asker = Asker(minds, clock, settings.zone, media=FileMedia(files), brief=instructing.tell)
         loop: Runner = Loop(asker, toolbox, equipping)
         mirror = _mirror(store, settings) if settings.mirror.enabled else None
@@ -292,6 +331,10 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             zone=settings.zone,
             slots=parts.slots or _slots(settings),
             deliver=outbox.wake,
+            words=words,
+            presence=Presence(clock, lines),
+            by_number=lambda instance: by_number(lines.get(instance)),
+            speak=programs.speak,
             asking=lambda: current().approvals,
             defaults=lambda: current().defaults,
             sessions=lambda: current().sessions,
@@ -330,6 +373,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         if keeper is not None:
             keeper.on_change(take_up)
             keeper.on_change(lambda now: plugins.take_up(now.plugins))
+            keeper.on_change(lambda now: switchboard.take_up(now.connectors))
             keeper.on_change(lambda _: hands.servers.fit_soon())
             keeper.on_change(lambda _: bring_tools())
             keeper.on_change(lambda _: on_the_side(learn_secrets()))
@@ -340,6 +384,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             Kind.MODEL: {model.name for model in models},
             Kind.RUNNER: set(own_runners),
             Kind.PROVIDER: set(BUILT_IN),
+            Kind.CONNECTOR_KIND: set(BUILT_IN_CONNECTORS),
         }
 
         def bring_tools() -> None:
@@ -355,6 +400,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             for name in set(runners) - set(own_runners):
                 del runners[name]
             runners.update(registry.runners())
+            switchboard.take_up(current().connectors)
             policy.update({**_needed(plugins), **current().permission_policy})
 
         registry.on_change(fit_in)
@@ -376,9 +422,56 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         )
         if keeper is not None:
             keeper.on_change(lambda _: heartbeats.poke())
+        inbox = Inbox(store, clock, engine.wake, engine.seat, engine.command)
+        doorkeeper = Doorkeeper(
+            store,
+            clock,
+            ids,
+            partial(_door, current),
+            kind_of,
+            post=inbox,
+            default=lambda: current().default_agent or MAIN,
+        )
+        presses = Presses(store, clock, engine.wake, lines)
+        questions = ShownQuestions(store, lines, words)
+        doorway = Doorway(
+            store,
+            inbox,
+            clock,
+            ids,
+            doorkeeper,
+            lambda: current().sessions,
+            keep=keeping(files),
+            press=presses.take,
+            refuse_press=presses.refuse,
+            hear=programs.hear,
+        )
+
+        def masked(inside: Connector) -> Connector:
+            return Masked(inside, masks.mask, switchboard.took)
+
+        switchboard = Switchboard(
+            Needs(
+                store=store,
+                clock=clock,
+                ids=ids,
+                chance=parts.chance,
+                take=doorway.accept,
+                home=settings.home,
+                environment=os.environ,
+                path_of=lambda attachment: files.path(attachment.hash),
+                kinds=Kinds(registry.connector_kinds),
+                ready=registry.connectors,
+                tell_owner=Owner(inbox, ids, name=OWNER.name).tell,
+            ),
+            lines,
+            wrap=masked,
+        )
+        for connector in parts.connectors:
+            switchboard.open(connector)
         desk = Desk(
             store=store,
-            post=Inbox(store, clock, engine.wake, engine.seat, engine.command),
+            post=inbox,
             engine=engine,
             live=live,
             clock=clock,
@@ -406,8 +499,14 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             settings=current,
             runners=frozenset(own_runners),
             callbacks=Callbacks(store, clock, engine.wake, os.environ),
+            requests=Requests(
+                store, inbox, clock, ids, connectors=lambda: lines, default_agent=lambda conn: desk.default_agent(conn)
+            ),
+            switchboard=switchboard,
+            hooks=programs.hooks,
         )
-        hands.ways.inbox, hands.ways.asks, hands.ways.hands = desk.post, engine.request, engine.hand_over
+        hands.ways.inbox = WithinReach(desk.post, store, reach)
+        hands.ways.asks, hands.ways.hands = engine.request, engine.hand_over
         hands.ways.models = lambda: minds.catalog
         hands.ways.words = engine.pass_on
         await hands.open()
@@ -416,11 +515,16 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
         await hands.servers.fit()
         if mirror is not None:
             await mirror.start()
+        await switchboard.fit(current().connectors)
+        await programs.start()
+        await questions.start()
         await outbox.start()
         await engine.start()
+        switchboard.start()
         await schedule_files.start()
         await heartbeats.start()
         await tell(settings.home, desk.post, ids)
+        programs.opened(clock.now())
 
         aside = [asyncio.create_task(tidy_forever(desk, lambda: current().retention))]
         aside.append(asyncio.create_task(hands.look_around()))
@@ -434,6 +538,11 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
                 task.cancel()
             await asyncio.gather(*aside, return_exceptions=True)
             drain_s = current().drain_s
+            await switchboard.stop()
+            await doorway.stop()
+            presses.abandon()
+            await programs.stop()
+            await questions.stop()
             await heartbeats.stop()
             await schedule_files.stop()
             await engine.stop(drain_s=drain_s)
@@ -450,6 +559,20 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await minds.close()
     finally:
         await store.close()
+
+
+def _door(settings: Callable[[], Settings], instance: str) -> DoorSettings:
+    """Who may talk at an instance. One that the settings do not name is closed."""
+    named = settings().connectors.get(instance)
+    return CLOSED if named is None else named.door
+
+
+def _words(settings: Callable[[], Settings], instance: str) -> Words:
+    """How words leave by an instance: as it has it, and else as the house has it."""
+    now = settings()
+    named = now.connectors.get(instance)
+    house = now.words.over()
+    return house if named is None else named.words.over(house)
 
 
 def _first_asked(minds: Minds, agent: Agent, mind: Mind) -> ModelFacts:

@@ -25,6 +25,7 @@ from retinue.config.hands import ExecSettings
 from retinue.config.sandbox import DockerSettings, WorkspaceAccess
 from retinue.config.skills import SkillSettings
 from retinue.config.web import WebSettings
+from retinue.connectors.base import Connector
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.command import SkillCommand
@@ -73,6 +74,7 @@ from retinue.tools.notify import Notify
 from retinue.tools.panels import screen_tools
 from retinue.tools.permissions import Asks, GrantPermission, RequestPermission
 from retinue.tools.questions import AskQuestions
+from retinue.tools.rooms import React, Rooms, SendFile
 from retinue.tools.send import Message
 from retinue.tools.shell.book import Book
 from retinue.tools.shell.confining import Confining
@@ -103,6 +105,10 @@ class Ways(Struct):
     hands: HandOver | None = None
     models: Callable[[], Catalog] | None = None
     words: PassOn | None = None
+    rooms: Rooms | None = None
+
+    def connector(self, instance: str) -> Connector | None:
+        return self.rooms(instance) if self.rooms is not None else None
 
     async def post(self, draft: Draft) -> Receipt:
         """What tools say by mail is masked like what they say as a result."""
@@ -213,6 +219,8 @@ class Hands:
             Browser(self._browsers, ids, files),
             BrowserAct(self._browsers, ids),
             Message(self.ways, ground, self.ways.hand_over),
+            SendFile(self.ways, ground, self.ways.connector),
+            React(ground, self.ways.connector),
             RequestPermission(self.ways.ask, self.grants, store),
             RequestPermission(self.ways.ask, self.grants, store, name="request_permission_via_parent"),
             GrantPermission(store, clock),

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from retinue.connectors.base import Accept, Connector, DeliveryFailed, Incoming
+from retinue.connectors.base import Accept, Connector, DeliveryFailed, Incoming, whole
 from retinue.domain import address
 from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status
 from retinue.domain.errors import StoreError
@@ -181,7 +181,7 @@ def test_its_instance_can_stand_in_an_address(place: Place) -> None:
 
 
 async def test_what_it_delivers_arrives_and_comes_with_a_receipt(place: Place) -> None:
-    delivery = await place.connector.deliver(envelope_to(place, "Lunch with Noor."))
+    delivery = await place.connector.deliver(whole(envelope_to(place, "Lunch with Noor.")))
 
     assert delivery.receipt
     assert place.texts(place.room) == ["Lunch with Noor."]
@@ -189,7 +189,7 @@ async def test_what_it_delivers_arrives_and_comes_with_a_receipt(place: Place) -
 
 async def test_what_it_delivers_one_after_the_other_stands_in_that_order(place: Place) -> None:
     for number in range(1, 11):
-        await place.connector.deliver(envelope_to(place, f"line {number}", number=number))
+        await place.connector.deliver(whole(envelope_to(place, f"line {number}", number=number)))
 
     assert place.texts(place.room) == [f"line {number}" for number in range(1, 11)]
 
@@ -197,8 +197,8 @@ async def test_what_it_delivers_one_after_the_other_stands_in_that_order(place: 
 async def test_an_envelope_delivered_twice_is_read_once_where_it_repeats_safely(place: Place) -> None:
     envelope = envelope_to(place, "once")
 
-    first = await place.connector.deliver(envelope)
-    again = await place.connector.deliver(envelope)
+    first = await place.connector.deliver(whole(envelope))
+    again = await place.connector.deliver(whole(envelope))
 
     if place.connector.repeats_safely:
         assert place.texts(place.room) == ["once"]
@@ -208,8 +208,8 @@ async def test_an_envelope_delivered_twice_is_read_once_where_it_repeats_safely(
 
 
 async def test_the_same_words_in_two_envelopes_are_read_twice(place: Place) -> None:
-    await place.connector.deliver(envelope_to(place, "yes", number=1))
-    await place.connector.deliver(envelope_to(place, "yes", number=2))
+    await place.connector.deliver(whole(envelope_to(place, "yes", number=1)))
+    await place.connector.deliver(whole(envelope_to(place, "yes", number=2)))
 
     assert place.texts(place.room) == ["yes", "yes"]
 
@@ -219,13 +219,13 @@ async def test_a_refusal_says_that_it_did_not_arrive_and_may_later(place: Place)
     envelope = envelope_to(place, "hello")
 
     with pytest.raises(DeliveryFailed) as failed:
-        await place.connector.deliver(envelope)
+        await place.connector.deliver(whole(envelope))
 
     assert not failed.value.permanent
     assert failed.value.sentence
     assert failed.value.code == "delivery.failed"
     assert place.texts(place.room) == []
-    await place.connector.deliver(envelope)
+    await place.connector.deliver(whole(envelope))
     assert place.texts(place.room) == ["hello"]
 
 
@@ -233,7 +233,7 @@ async def test_a_refusal_for_good_says_so(place: Place) -> None:
     place.will_refuse_for_good()
 
     with pytest.raises(DeliveryFailed) as failed:
-        await place.connector.deliver(envelope_to(place, "hello"))
+        await place.connector.deliver(whole(envelope_to(place, "hello")))
 
     assert failed.value.permanent
     assert place.texts(place.room) == []
@@ -243,7 +243,7 @@ async def test_a_place_that_asks_for_patience_is_quoted(place: Place) -> None:
     place.will_throttle(7.0)
 
     with pytest.raises(DeliveryFailed) as failed:
-        await place.connector.deliver(envelope_to(place, "hello"))
+        await place.connector.deliver(whole(envelope_to(place, "hello")))
 
     assert not failed.value.permanent
     assert failed.value.retry_after_s == pytest.approx(7.0)
@@ -254,7 +254,9 @@ async def test_a_place_that_asks_for_patience_is_quoted(place: Place) -> None:
 async def test_a_line_that_breaks_in_the_middle_is_never_called_a_refusal(place: Place, arrives: bool) -> None:
     place.will_break(arrives=arrives)
 
-    [outcome] = await asyncio.gather(place.connector.deliver(envelope_to(place, "hello")), return_exceptions=True)
+    [outcome] = await asyncio.gather(
+        place.connector.deliver(whole(envelope_to(place, "hello"))), return_exceptions=True
+    )
 
     assert isinstance(outcome, Exception)
     assert not isinstance(outcome, DeliveryFailed)
@@ -263,14 +265,14 @@ async def test_a_line_that_breaks_in_the_middle_is_never_called_a_refusal(place:
 
 async def test_a_delivery_that_gets_no_answer_can_be_cancelled_and_the_next_goes_through(place: Place) -> None:
     place.will_hang()
-    hanging = asyncio.create_task(place.connector.deliver(envelope_to(place, "one", number=1)))
+    hanging = asyncio.create_task(place.connector.deliver(whole(envelope_to(place, "one", number=1))))
     await asyncio.sleep(0.01)
     hanging.cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await hanging
 
-    await place.connector.deliver(envelope_to(place, "two", number=2))
+    await place.connector.deliver(whole(envelope_to(place, "two", number=2)))
     assert place.texts(place.room)[-1] == "two"
 
 
@@ -284,7 +286,7 @@ async def test_a_delivery_that_gets_no_answer_can_be_cancelled_and_the_next_goes
     ],
 )
 async def test_words_are_delivered_as_they_are(place: Place, text: str) -> None:
-    await place.connector.deliver(envelope_to(place, text))
+    await place.connector.deliver(whole(envelope_to(place, text)))
 
     assert "".join(place.texts(place.room)) == text  # in one piece, or in as many as the place needs
 
@@ -342,7 +344,7 @@ async def test_it_delivers_while_it_listens(place: Place) -> None:
     house = House()
     async with listening(place.connector, house.accept):
         place.says("hello", room=place.room, message_id="1")
-        await place.connector.deliver(envelope_to(place, "good morning"))
+        await place.connector.deliver(whole(envelope_to(place, "good morning")))
         await house.until_heard(1)
 
     assert place.texts(place.room) == ["good morning"]

@@ -13,7 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from retinue.testing.crash import KILLS, KILLS_QUICK, Life, Plan, Trial, crash, crash_points, quick_points, trial
+from retinue.testing.crash import (
+    DESK,
+    DOORS,
+    KILLS,
+    KILLS_QUICK,
+    REACHED,
+    Life,
+    Plan,
+    Trial,
+    commits,
+    crash,
+    crash_points,
+    quick_points,
+    trial,
+)
 from retinue.testing.crash_client import Habit
 from retinue.testing.crash_evidence import read_evidence
 from retinue.testing.crash_script import EVERY_S, Do
@@ -52,6 +66,15 @@ def test_the_crash_points_are_read_off_the_code() -> None:
         assert {f"{commit}.before-commit", f"{commit}.after-commit"} <= set(points)
     for effect in ("model", "tool", "deliver"):
         assert {f"{effect}.before", f"{effect}.after"} <= set(points)
+
+
+def test_of_every_commit_it_is_known_whether_a_trial_comes_by() -> None:
+    """A new one is to be put among those of the desk, of the doors, or those that are reached: a trial that waits for
+    one it never comes by takes minutes to say so."""
+    known = DESK | DOORS | REACHED
+    assert commits() - known == set(), "name them in retinue.testing.crash"
+    assert known - commits() == set(), "no such commit is left in the code"
+    assert len(known) == len(DESK) + len(DOORS) + len(REACHED), "each is one or the other"
 
 
 def test_the_short_tour_leaves_out_no_commit_and_no_effect() -> None:

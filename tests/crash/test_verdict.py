@@ -118,7 +118,7 @@ SOUND = Evidence(
     witness=[Mark("r1-0-1", "s0-m1/1"), Mark("r2-0-1", "s0-m3")],
     rooms={
         "steady": [Mark("q4", "s1-m1 plain"), Mark("q4", "s1-m1 plain")],
-        "risky": [Mark("q5", "s2-m1 plain")],
+        "risky": [Mark("q5/0/2", "s2-m1 plain"), Mark("q5/1/2", "s2-m1 plain")],
     },
     letters=LETTERS,
     runs=[
@@ -265,9 +265,17 @@ DOCTORED: dict[str, tuple[Wrong, Callable[[], Evidence]]] = {
     ),
     "an allowed call was never run": (Wrong.LOST, lambda: replace(SOUND, witness=SOUND.witness[:1])),
     "a delivery never came": (Wrong.LOST, lambda: replace(SOUND, rooms={"steady": [], "risky": []})),
+    "a part of a delivery never came": (
+        Wrong.LOST,
+        lambda: replace(SOUND, rooms=SOUND.rooms | {"risky": SOUND.rooms["risky"][:1]}),
+    ),
+    "the parts of a delivery came in another order": (
+        Wrong.REORDERED,
+        lambda: replace(SOUND, rooms=SOUND.rooms | {"risky": SOUND.rooms["risky"][::-1]}),
+    ),
     "a delivery came twice where that matters": (
         Wrong.DOUBLED,
-        lambda: replace(SOUND, rooms=SOUND.rooms | {"risky": [*SOUND.rooms["risky"], Mark("q5", "s2-m1 plain")]}),
+        lambda: replace(SOUND, rooms=SOUND.rooms | {"risky": [*SOUND.rooms["risky"], SOUND.rooms["risky"][1]]}),
     ),
     "deliveries came in another order": (
         Wrong.REORDERED,

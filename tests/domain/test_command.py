@@ -157,3 +157,17 @@ def test_every_command_has_its_line_in_the_guide_and_a_summary() -> None:
     for word, name in BY_WORD.items():
         assert f"`/{word}" in guide, word
         assert SUMMARIES[name][0].startswith(f"/{name}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "> do it: /elevated full\nWhat does Eve want?",
+        "Look:\n> /model other\n  > > /think high\nand say no",
+        "[heard in voice.ogg]\n> /elevated full",
+    ],
+)
+def test_what_stands_in_a_quoted_line_is_somebody_elses_and_no_command(text: str) -> None:
+    assert read(text) is None
+    own = read(f"{text}\nbut /think high yourself")
+    assert own is not None and [each.raw for each in own.commands] == ["/think high"]

@@ -15,8 +15,10 @@ from retinue.domain.envelope import ATTACHMENTS_MAX, KEY_LENGTH_MAX, TEXT_BYTES_
 from retinue.domain.session import OriginKind
 from retinue.domain.session_keys import ChatType, DmScope
 from retinue.domain.trust import Trust
-from retinue.mailroom.doorway import Doorway, message_key
+from retinue.mailroom.doorway import Doorway
+from retinue.mailroom.letters import message_key
 from retinue.testing.household import House, Household
+from retinue.testing.open_door import OpenDoor
 from retinue.testing.quiet_connector import LineBroke, QuietConnector
 from retinue.testing.scripted_model import says
 
@@ -83,7 +85,7 @@ async def test_those_who_write_in_person_share_a_session_as_the_scope_has_it(
     async with household.open() as house:
         bound = address.agent("ada")
         doorway = Doorway(
-            house.store, house.inbox, household.clock, household.ids, lambda _channel: bound, lambda: settings
+            house.store, house.inbox, household.clock, household.ids, OpenDoor(lambda _channel: bound), lambda: settings
         )
         heard = [("a", "telegram", "7"), ("a", "telegram", "8"), ("b", "telegram", "7"), ("c", "signal", "7")]
         found: list[str] = []
@@ -223,7 +225,7 @@ async def test_a_message_from_a_room_that_cannot_be_is_let_go_and_the_next_is_he
 
 async def test_a_message_where_nobody_is_bound_is_let_go(household: Household) -> None:
     async with household.open() as house:
-        doorway = Doorway(house.store, house.inbox, household.clock, household.ids, lambda _channel: None)
+        doorway = Doorway(house.store, house.inbox, household.clock, household.ids, OpenDoor(lambda _channel: None))
 
         assert await doorway.accept("quiet", Incoming(room="1", message_id="1", text="hello")) is None
         assert await count(house) == 0
@@ -232,7 +234,7 @@ async def test_a_message_where_nobody_is_bound_is_let_go(household: Household) -
 async def test_a_message_for_an_agent_who_left_is_let_go(household: Household) -> None:
     async with household.open() as house:
         nobody = address.agent("nobody")
-        doorway = Doorway(house.store, house.inbox, household.clock, household.ids, lambda _channel: nobody)
+        doorway = Doorway(house.store, house.inbox, household.clock, household.ids, OpenDoor(lambda _channel: nobody))
 
         assert await doorway.accept("quiet", Incoming(room="1", message_id="1", text="hello")) is None
         assert await count(house) == 0
@@ -271,7 +273,7 @@ async def test_a_connector_that_is_replaced_is_heard_in_place_of_the_old_one(hou
     async with household.open() as house:
         assert await old.say("from the old one", message_id="1") is not None
         household.connectors["quiet"] = new
-        house.doorway.open(new)
+        house.switchboard.open(new)
         unheard = old.mention("nobody listens", message_id="2")
         assert await new.say("from the new one", message_id="3") is not None
         assert not unheard.confirmed.done()

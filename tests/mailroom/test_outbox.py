@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 from outages import WAIT_S, CrashAt, StoreFails, Unheard, time_passing, until
 
-from retinue.connectors.base import Delivery, FailureKind
-from retinue.domain.envelope import Envelope, Kind, Outcome, Receipt
+from retinue.connectors.base import Delivery, FailureKind, Parcel
+from retinue.domain.envelope import Kind, Outcome, Receipt
 from retinue.domain.record import UserTurn
 from retinue.domain.times import to_ms
 from retinue.mailroom.outbox import ROOMS_AT_ONCE_EACH_MAX, SENT_IN_TURN_MAX, Bounds
@@ -287,8 +287,8 @@ async def test_an_envelope_that_expired_while_the_house_was_closed_is_not_sent(h
 
 async def test_words_from_outside_that_no_store_can_keep_do_not_stop_a_room(household: Household) -> None:
     class Rude(QuietConnector):
-        async def deliver(self, envelope: Envelope) -> Delivery:
-            await super().deliver(envelope)
+        async def deliver(self, parcel: Parcel) -> Delivery:
+            await super().deliver(parcel)
             return Delivery("\x00\ud800" * 5_000)
 
     connector = Rude(household.clock)
@@ -486,11 +486,11 @@ async def test_a_place_that_never_answers_does_not_keep_a_room_for_ever(househol
 
 async def test_a_connector_that_cancels_itself_does_not_take_its_room_along(household: Household) -> None:
     class Quitter(QuietConnector):
-        async def deliver(self, envelope: Envelope) -> Delivery:
+        async def deliver(self, parcel: Parcel) -> Delivery:
             if not self.attempts:
-                self.attempts.append(envelope.id)
+                self.attempts.append(parcel.envelope.id)
                 raise asyncio.CancelledError
-            return await super().deliver(envelope)
+            return await super().deliver(parcel)
 
     household.connectors["quiet"] = connector = Quitter(household.clock)
     async with household.open() as house:
@@ -619,7 +619,7 @@ async def test_no_more_rooms_are_served_at_once_than_the_house_has_slots(househo
     connectors = [quiet(household, f"c{number}", after_s=1.0) for number in range(4)]
     under_way: list[int] = []
     for connector in connectors:
-        connector.on_deliver = lambda _envelope: under_way.append(sum(c.at_once for c in connectors))
+        connector.on_deliver = lambda _parcel: under_way.append(sum(c.at_once for c in connectors))
     async with household.open() as house:
         receipts = [await send(house, "hello", instance=f"c{number % 4}", room=str(number)) for number in range(24)]
         async with time_passing(household):

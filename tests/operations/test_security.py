@@ -15,11 +15,13 @@ import pytest
 from desk.desk_house import DeskHouse, desk_house, person
 
 from retinue.config import Secret, Settings, load
+from retinue.config.connectors import ConnectorSettings
 from retinue.config.hands import Asking, ChannelLists, Elevated, ExecSettings, Lists, Security, ToolSettings, Where
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings
 from retinue.config.settings import Mirror
 from retinue.config.skills import PluginSettings, SkillSettings, Trusted
 from retinue.config.web import WebSettings
+from retinue.connectors.webhook.settings import WebhookSettings
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.credential import Credential
@@ -88,6 +90,10 @@ WELL = replace(WELL, settings=replace(SETTINGS, plugins={"diary": PluginSettings
 
 def settings(**changes: Any) -> Facts:
     return replace(WELL, settings=replace(WELL.settings, **changes))
+
+
+def webhook(*, trusted: bool) -> ConnectorSettings:
+    return ConnectorSettings(kind="webhook", own=WebhookSettings(trusted=trusted))
 
 
 def held(kind: str, path: Path, mode: int, uid: int = 1000, **kw: Any) -> Facts:
@@ -179,6 +185,7 @@ FIRES: tuple[tuple[str, Facts, Severity, str], ...] = (
     ("secrets.unmasked", replace(WELL, unmasked=frozenset({"pin"})), I, "pin"),
     ("web.private-hosts", settings(web=WebSettings(private_hosts=("nas.lan:5000",))), I, "nas.lan"),
     ("skills.trusted", settings(skills=SkillSettings(trusted=(Trusted.WORKSPACE,))), W, "nobody has looked at"),
+    ("webhooks.trusted", settings(connectors={"ci": webhook(trusted=True)}), W, "is believed: ci"),
     ("tools.direct", settings(tools=ToolSettings(invoke_allow=("exec",))), W, "'exec'"),
     ("tools.direct", settings(tools=ToolSettings(invoke_allow=("*",))), W, "'*'"),
     ("tokens.unused", replace(WELL, tokens=(token("phone", days=40),)), I, "phone"),
@@ -225,6 +232,7 @@ SILENT: tuple[tuple[str, Facts], ...] = (
     ("files.store", held("store", HOME / "house.db", 0o644)),  # nobody else gets into the home
     ("files.backups", held("backups", OUTSIDE / "backup", 0o700)),
     ("skills.trusted", settings(skills=SkillSettings(trusted=(Trusted.HOUSE,)))),
+    ("webhooks.trusted", settings(connectors={"ci": webhook(trusted=False)})),
     ("tools.direct", settings(tools=ToolSettings(invoke_allow=("ls",)))),
     ("tokens.unused", replace(WELL, tokens=(token("new", days=3), token("old", days=90, used_at=NOW)))),
     ("tokens.wide", replace(WELL, tokens=(token("owner-token"), token("ends", expires_at=NOW), token("x", who="gus")))),

@@ -243,6 +243,12 @@ def test_a_list_of_nothing_but_plugin_tools_hides_no_other_and_says_so() -> None
     assert offered(chain(rules=ToolRules(deny=("weather",)))).isdisjoint({"weather_now", "weather_soon"})
 
 
+@pytest.mark.spec("C122")
+def test_a_tool_that_other_houses_have_is_refused_by_its_name_with_the_reason() -> None:
+    [told] = chain(ToolSettings(deny=("whatsapp_login",))).warnings
+    assert told.startswith("tools.deny names 'whatsapp_login', and there is no such tool: ") and "WhatsApp" in told
+
+
 @pytest.mark.spec("C56")
 def test_names_that_no_tool_has_are_warned_about() -> None:
     warned = chain(ToolSettings(deny=("exce",)), ToolRules(allow=("*",), ask=("lauch_*",))).warnings
@@ -327,10 +333,11 @@ def test_the_layers_stand_in_the_order_of_the_design() -> None:
     whole = chain(settings, rules, provider="openai", sender=address.parse("person:maria"), door=Door.INVOKE)
     assert [layer.key for layer in whole.layers] == [
         *("tools", "tools.by_provider.openai", "tools.policies.careful", "agents.ada.tools"),
-        *("agents.ada.tools.by_provider.openai", "tools.by_session.schedule", "tools.by_session.terminal"),
+        *("agents.ada.tools.by_provider.openai", "tools.by_session.schedule", "tools.by_session.chat"),
+        "tools.by_session.terminal",
         *("tools.by_sender.person:maria", "tools.invoke_allow"),
     ]
-    assert [finding.verdict for finding in whole.findings(spec("read"))] == [Verdict.ALLOW] * 9
+    assert [finding.verdict for finding in whole.findings(spec("read"))] == [Verdict.ALLOW] * 10
 
 
 # --- what always holds ---

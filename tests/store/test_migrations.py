@@ -41,7 +41,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "9999"
-down_revision = "0012"
+down_revision = "0013"
 
 
 def upgrade() -> None:

@@ -1,4 +1,5 @@
-"""Pictures of every screen for the docs: `python tests/web/pictures.py` writes `docs/pictures`.
+"""Pictures of every screen for the docs: `python tests/web/pictures.py` writes `docs/pictures`, and with names such as
+`doors money` only those.
 
 The house in them is a real one, with a provider that says what is written here.
 """
@@ -18,8 +19,11 @@ from flows.provider import Asked, Said, calls, says  # noqa: E402
 from playwright.sync_api import Page, expect  # noqa: E402
 from web.browser import Front, open_browser  # noqa: E402
 from web.conftest import SETTINGS  # noqa: E402
+from web.doors_house import DOORS, NOOR, Street, open_street, secrets_in, stumble  # noqa: E402
 from web.test_live import begin, settled  # noqa: E402
 from web.test_money import PRICED, serving  # noqa: E402
+
+from retinue.testing.telegram_place import person  # noqa: E402
 
 INTO = ROOT / "docs" / "pictures"
 QUALITY = 72
@@ -95,6 +99,23 @@ def fill(rim: Rim) -> None:
         rim.do("schedule.run", schedule=name)
 
 
+def fill_doors(rim: Rim, street: Street) -> None:
+    """People at the doors: one whom the house knows, one who was let in, two who wait."""
+    rim.do("identity.link", person="owner", service="telegram", id="4710")
+    rim.do("binding.set", agent="chief", connector="telegram")
+    rim.do("binding.set", agent="scout", connector="family", peer="-100200300", also=["scribe"])
+    rim.do("binding.set", agent="forge", connector="work", peer="#builds")
+    for somebody, words in ((NOOR, "Hello!"), (person(4712, "Zoe"), "Is this the house?"), (person(4713, "Kim"), "Hi")):
+        street.meet(somebody["id"], somebody["first_name"])
+        street.says(words, somebody)
+    street.until(lambda: len(rim.do("pairing.list")["pairings"]) == 3)
+    noor = next(each for each in rim.do("pairing.list")["pairings"] if each["speaker"] == "4711")
+    rim.do("pairing.accept", which=noor["id"])
+    street.says("Where do we stand?", NOOR)
+    street.until(lambda: len(street.texts(NOOR)) > 1)
+    stumble(rim, "The photos of Friday", message_id="118", because="the disk was full: nothing could be written")
+
+
 def take(page: Page, name: str) -> None:
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(600)  # what glides in has come to rest
@@ -103,13 +124,19 @@ def take(page: Page, name: str) -> None:
 
 def main() -> None:
     INTO.mkdir(exist_ok=True)
+    wanted = sys.argv[1:]
     with (
         serving(plays) as url,
+        open_street() as street,
         tempfile.TemporaryDirectory() as folder,
-        open_rim(Path(folder), SETTINGS + PRICED.format(url=url)) as rim,
+        open_rim(
+            Path(folder) / "house",
+            SETTINGS + PRICED.format(url=url) + DOORS.format(**secrets_in(Path(folder), street)),
+        ) as rim,
         open_browser() as browser,
     ):
         fill(rim)
+        fill_doors(rim, street)
         front = Front(browser, rim)
         sessions = {each["name"]: each["sessionId"] for each in rim.do("session.list", limit=50)["sessions"]}
         run = rim.do("run.list", session=sessions["Morning briefing"], limit=1)["runs"][0]["id"]
@@ -124,6 +151,9 @@ def main() -> None:
             "schedule": f"/schedules/{rim.do('schedule.show', schedule='build')['id']}",
             "heartbeat": "/schedules/heartbeat",
             "money": "/money",
+            "doors": "/doors",
+            "bindings": "/doors/bindings",
+            "let-in": "/doors/requests",
             "agents": "/agents",
             "agent": "/agents/forge",
             "house": "/house",
@@ -132,6 +162,8 @@ def main() -> None:
         for look, size, theme in LOOKS:
             page = front.window(size=size, theme=theme, calm=True)  # pyright: ignore[reportArgumentType]
             for name, path in screens.items():
+                if wanted and name not in wanted:
+                    continue
                 page.goto(rim.address + path)
                 expect(page.locator("main")).not_to_be_empty()
                 take(page, f"{name}-{look}")

@@ -151,6 +151,12 @@ def gated(gates: Gates, here: Surroundings) -> str:
     return ""
 
 
+def gates_of(said: Mapping[str, Any]) -> tuple[Gates, Mapping[str, Any]]:
+    """What front matter requires, and what else it says for a house such as this one: hooks are gated alike."""
+    own = _own(said)
+    return _gates(own), own
+
+
 def _own(said: Mapping[str, Any]) -> Mapping[str, Any]:
     """Gates stand at the top, or under `metadata` in the name of a house that knows them."""
     metadata = said.get("metadata")

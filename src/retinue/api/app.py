@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from retinue.api import blobs, callbacks, docs, mcp, metrics
+from retinue.api import blobs, callbacks, docs, mcp, metrics, requests
 from retinue.api.answers import API_HEADERS, Headers, WrongMethod, broke, refusal
 from retinue.api.auth import Caller, SignIn
 from retinue.api.bounds import Rate, TooMany
@@ -46,7 +46,7 @@ UPLOADS_AT_ONCE_MAX = 8
 LENGTH_DIGITS_MAX = 15
 JSON = (b"content-type", b"application/json")
 GZIP = (b"content-encoding", b"gzip")
-NOT_PAGES = ("/api/", "/mcp", callbacks.PREFIX)
+NOT_PAGES = ("/api/", "/mcp", callbacks.PREFIX, requests.PREFIX)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -114,6 +114,7 @@ class App:
     _requests: Rate = field(init=False)
     _envelopes: Rate = field(init=False)
     _following: dict[str, int] = field(default_factory=dict[str, int])
+    _hooked: requests.RequestDoor | None = field(init=False, default=None)
     _taking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UPLOADS_AT_ONCE_MAX))
 
     def __post_init__(self) -> None:
@@ -122,6 +123,8 @@ class App:
         self._sign_in = SignIn(self.desk, door, time.monotonic, self.gate.refusals.add)
         self._requests = Rate(time.monotonic, door.requests_per_minute, "requests")
         self._envelopes = Rate(time.monotonic, door.envelopes_per_minute, "envelopes")
+        if self.desk.requests is not None:
+            self._hooked = requests.RequestDoor(self.desk.requests, time.monotonic)
         self.desk.store.on_commit(self.counts.committed)
         self._routes = {
             ("GET", "/api/health"): self._health,
@@ -213,6 +216,8 @@ class App:
             return await self._blob(request, path.removeprefix(blobs.PREFIX))
         if method == "POST" and path.startswith(callbacks.PREFIX) and self.desk.callbacks is not None:
             return await self._hear(request, callbacks.session_of(path), self.desk.callbacks)
+        if method == "POST" and path.startswith(requests.PREFIX) and self._hooked is not None:
+            return await self._hook(request, path, self._hooked)
         if method == "GET" and not path.startswith(NOT_PAGES) and (page := self._page(request, path)) is not None:
             return page
         allowed = [known for known in ("GET", "POST") if (known, path) in self._routes]
@@ -325,6 +330,14 @@ class App:
             self._requests.take(f"callbacks from {request.visit.remote}")
         body = await self._body(request.headers, request.receive, bytes_max=TEXT_BYTES_MAX)
         return Answer(200, await callbacks.take(heard_by, session, request.headers, body), [JSON])
+
+    async def _hook(self, request: Request, path: str, door: requests.RequestDoor) -> Answer:
+        if not request.visit.local:
+            self._requests.take(f"hooks from {request.visit.remote}")
+        body = partial(self._body, request.headers, request.receive)
+        query, remote = request.scope["query_string"], request.visit.remote
+        status, said = await door.take(path, query, request.headers, remote, lambda most: body(bytes_max=most))
+        return Answer(status, said, [JSON])
 
     # --- signing in and out ---
 

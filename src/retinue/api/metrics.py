@@ -11,7 +11,9 @@ from retinue.api.gate import Gate
 from retinue.domain.envelope import Status
 from retinue.domain.run import RunStatus
 from retinue.domain.times import to_ms
+from retinue.mailroom.lines import LineState
 from retinue.operations.base import Desk
+from retinue.store import set_aside
 from retinue.store import tables as t
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -41,12 +43,13 @@ class Counts(Struct):
 async def page(desk: Desk, counts: Counts, gate: Gate) -> bytes:
     now_ms = to_ms(desk.clock.now())
 
-    def look(conn: sa.Connection) -> tuple[dict[str, int], dict[str, int], int]:
+    def look(conn: sa.Connection) -> tuple[dict[str, int], dict[str, int], int, int]:
         envelopes = {str(status): int(count) for status, count in conn.execute(_envelopes)}
         runs = {str(status): int(count) for status, count in conn.execute(_runs)}
-        return envelopes, runs, int(conn.execute(_due, {"now": now_ms}).scalar_one())
+        due = int(conn.execute(_due, {"now": now_ms}).scalar_one())
+        return envelopes, runs, due, set_aside.count_waiting(conn)
 
-    envelopes, runs, due = await desk.store.scan(look)
+    envelopes, runs, due, aside = await desk.store.scan(look)
     active = int(getattr(desk.engine, "active", 0))
     lines = [
         *_labelled("retinue_envelopes", "Envelopes in the store.", "status", _filled(envelopes, Status)),
@@ -58,11 +61,20 @@ async def page(desk: Desk, counts: Counts, gate: Gate) -> bytes:
             "retinue_http_answers_total", "Answers by HTTP status.", "status", _texts(counts.answers), kind="counter"
         ),
         *_labelled("retinue_turned_away_total", "Refused at the door.", "code", gate.refusals.counts, kind="counter"),
+        *_labelled("retinue_connectors", "Connectors by how they fare.", "state", _lines(desk)),
+        *_plain("retinue_set_aside", "Messages that could not be taken in, and wait for somebody.", aside),
         *_plain("retinue_connections", "Open TCP connections.", len(gate.open)),
         *_plain("retinue_websockets", "Open WebSockets.", counts.sockets),
         *_plain("retinue_streams", "Open streams of server-sent events.", counts.streams),
     ]
     return ("\n".join(lines) + "\n").encode()
+
+
+def _lines(desk: Desk) -> dict[str, int]:
+    counts = {state.value: 0 for state in LineState}
+    for line in desk.switchboard.health() if desk.switchboard is not None else ():
+        counts[line.state.value] += 1
+    return counts
 
 
 def _filled(found: Mapping[str, int], every: type[Status] | type[RunStatus]) -> dict[str, int]:

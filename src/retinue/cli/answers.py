@@ -231,13 +231,23 @@ DRAWN: dict[str, Callable[[Form, int], list[str]]] = {
     "usage.budgets": budget_gauges,
 }
 COLUMNS: dict[str, tuple[str, ...]] = {
+    "connector.list": ("name", "kind", "state", "since", "last-heard", "last-delivered", "dm", "because"),
     "envelope.list": ENVELOPE_COLUMNS,
     "envelope.dead": ENVELOPE_COLUMNS,
     "inbox.list": ENVELOPE_COLUMNS,
     "model.list": ("number", "model", "alias", "window-tokens", "price", "vision", "default", "missing"),
     "session.list": ("sessionId", "agentId", "name", "updatedAt", "lastSnippet", "origin"),
 }
+
+
+def _connected(form: Form) -> list[str]:
+    from retinue.cli.connecting import added_lines
+
+    return added_lines(form)
+
+
 LINES: dict[str, Callable[[Form], list[str]]] = {
+    "connector.add": _connected,
     "envelope.send": sent_lines,
     "envelope.retry": sent_lines,
     "envelope.show": envelope_lines,

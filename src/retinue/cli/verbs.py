@@ -36,13 +36,19 @@ TAKES_LONG = (
     "session.import",
     "audit.verify",
     "audit.export",
+    "connector.add",
+    "connector.test",
 )
-"""What reads or writes as much as a whole house, before the first byte of its answer."""
+"""What waits for a place elsewhere, or reads or writes as much as a whole house, before its answer begins."""
 
 
 def perform(options: Namespace) -> int:
     """Ask for the operation of a command, and say what came of it."""
     parameters = given(options)
+    if options.operation == "connector.add":
+        from retinue.cli.connecting import with_answers
+
+        parameters = with_answers(parameters)
     return send(options, parameters) if options.operation == "envelope.send" else inquire(options, parameters)
 
 
@@ -128,6 +134,13 @@ def bad_news(operation: str, answer: dict[str, Any]) -> CliError | None:
             code="house.unwell",
             because="there are problems above",
             try_this="do what stands below each of them, then ask again",
+        )
+    if operation == "connector.test" and not answer["ok"]:
+        return CliError(
+            f"the connector '{answer['name']}' does not get in",
+            code="connector.not-accepted",
+            because=answer["because"] or answer["sentence"],
+            try_this=answer["try"] or "look at its settings, and at the page of its kind in docs/guides",
         )
     if operation == "audit.verify" and not answer["holds"]:
         return CliError(

@@ -67,7 +67,8 @@ def _leaves(
     """Each single value below `value`, by its path. A mapping of names is taken apart, a list is one value."""
     if is_dataclass(value) and not isinstance(value, type):
         for each in fields(cast(Any, value)):
-            yield from _leaves(getattr(value, each.name), (*path, each.name), rule_of(each).effect)
+            at = path if each.metadata.get("flat") else (*path, each.name)
+            yield from _leaves(getattr(value, each.name), at, rule_of(each).effect)
     elif isinstance(value, Mapping):
         for key, inner in cast("Mapping[str, object]", value).items():
             for leaf in _leaves(inner, (*path, key), effect):

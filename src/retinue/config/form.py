@@ -101,20 +101,17 @@ class _Form:
                 yield from self._named(getattr(settings, each.name), (each.name,), each)
 
     def _below(self, group: Any, path: tuple[str, ...], *, leave_out: tuple[str, ...] = ()) -> Iterator[Section]:
-        hints = hints_of(cast("type[Any]", type(group)))
-        known = [each for each in fields(group) if rule_of(each).in_file and each.name not in leave_out]
-        tables = {each.name for each in known if _is_group(getattr(group, each.name), hints[each.name])}
+        known = [each for each in _known(group) if each[0].name not in leave_out]
+        tables = {each.name for each, hint, value in known if _is_group(value, hint)}
         entries = [
-            self._entry(each, hints[each.name], getattr(group, each.name), (*path, each.name))
-            for each in known
-            if each.name not in tables
+            self._entry(each, hint, value, (*path, each.name)) for each, hint, value in known if each.name not in tables
         ]
         if entries:
             says = "" if path == (HOUSE,) else (group.__doc__ or "").partition("\n")[0]
             yield Section(path=path, says=says, entries=tuple(entries))
-        for each in known:
+        for each, _, value in known:
             if each.name in tables:
-                yield from self._named(getattr(group, each.name), (*path, each.name), each)
+                yield from self._named(value, (*path, each.name), each)
 
     def _named(self, value: Any, path: tuple[str, ...], field: Field[Any]) -> Iterator[Section]:
         if is_dataclass(value):
@@ -167,6 +164,18 @@ class _Form:
         if listen == "off":
             return value
         return host.strip("[]") if name == "host" else int(port) if port.isdigit() else value
+
+
+def _known(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
+    """The keys that stand in one table, each with its type and its value: a group's own, and of what is flat in it."""
+    hints = hints_of(cast("type[Any]", type(group)))
+    for each in fields(group):
+        value = getattr(group, each.name)
+        if each.metadata.get("flat"):
+            if is_dataclass(value):
+                yield from _known(value)
+        elif rule_of(each).in_file:
+            yield each, hints[each.name], value
 
 
 def _is_group(value: Any, hint: Any) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from retinue.config import checks
+from retinue.config.connectors import read_connectors
 from retinue.config.faults import Faults, KeyPath
 from retinue.config.minds import PROVIDER_ALIASES, PROVIDERS, ModelChoice, Models, ProviderSettings
 from retinue.config.reading import nearest, table_at, values
@@ -20,7 +21,10 @@ def read_minds(tree: Table, faults: Faults) -> dict[str, Any]:
     """The fields of the settings that have a section of their own. What is wrong is told, and not among them."""
     written = {name: tree[name] for name in OWN_SECTIONS if name in tree}
     others = [each.name for each in fields(Settings) if each.name not in OWN_SECTIONS]
+    connectors = written.pop("connectors", None)
     found = values(Settings, written, (), faults, leave_out=others)
+    if connectors:
+        found["connectors"] = read_connectors(connectors, faults, guests=bool(found.get("plugins")))
     providers: Mapping[str, ProviderSettings] = found.get("providers", {})
     _check_providers(providers, faults)
     entries = table_at(table_at(tree.get("models", {}), ("models",), Faults()).get("entries", {}), (), Faults())

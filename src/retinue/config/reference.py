@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from retinue.config.connectors import NAMES, group_of
 from retinue.config.reading import rule_of
 from retinue.config.secret import Secret
 from retinue.config.settings import OWN_SECTIONS, Settings
@@ -57,9 +58,10 @@ its line. A change takes effect:
 | `[models]` | which models the staff uses; `[models.entries."PROVIDER/MODEL"]` says more of one |
 | `[context]` | how much of a conversation a model is given |
 | `[budgets]` | what may be spent |
+| `[connectors.NAME]` | a door to people: one account of ours at one place |
 | `[agents.NAME]`, `[templates.NAME]` | the staff, and what several of them have in common |
 | `[people.NAME]` | `role`: `owner`, `member` or `guest` |
-| `[bindings.NAME]` | `agent` and `connector`, and as far as wanted `account`, `peer`, `parent`, `guild`, `team` |
+| `[bindings.NAME]` | `agent`, `connector`; and `account`, `peer_kind`, `peer`, `parent`, `guild`, `team`, `also` |
 | `[schedules.NAME]` | `agent`, `kind`, `text`, and `at`, `every_s` or `cron` as the kind wants it; `zone`, `enabled`, \
 `place`, `deliver`, `missed`, `delete_after_run`, `model`, `title`, `description`, `gate` |
 
@@ -86,6 +88,7 @@ def settings_page() -> str:
     for name in OWN_SECTIONS:
         group, path = _group_of(hints[name], name)
         lines += ["", *(_section(group, path) if group is not None else _free(name))]
+        lines += _kinds_of_connectors() if name == "connectors" else ()
     lines += [_AGENT_HEAD, "| key | type | default |", "| --- | --- | --- |", *_agent_keys()]
     return "\n".join(lines) + "\n"
 
@@ -95,6 +98,17 @@ def _free(name: str) -> Iterator[str]:
     rule = next(rule_of(each) for each in fields(Settings) if each.name == name)
     yield f"## `[{name}]`\n"
     yield rule.says
+
+
+def _kinds_of_connectors() -> Iterator[str]:
+    """What each kind of the house's own has beside what every connector has."""
+    for name in NAMES:
+        group = group_of(name)
+        yield f'\n### `kind = "{name}"`\n'
+        yield f"{_first_line(group)}\n"
+        yield _COLUMNS
+        yield _RULE
+        yield from _rows(group, "connectors.NAME", leave_out=())
 
 
 def _section(cls: type[Any], path: str, *, leave_out: Iterable[str] = ()) -> Iterator[str]:
@@ -108,13 +122,23 @@ def _section(cls: type[Any], path: str, *, leave_out: Iterable[str] = ()) -> Ite
         yield f"## `[{path}]`\n"
         yield f"{_first_line(cls)}\n"
     if rows:
-        yield "| setting | type | default | effect | what it says |"
-        yield "| --- | --- | --- | --- | --- |"
+        yield _COLUMNS
+        yield _RULE
         yield from rows
-    for name in names:
-        group, inner = _group_of(hints[name], f"{path}.{name}")
-        if group is not None:
+    for each in fields(cls):
+        flat = bool(each.metadata.get("flat"))
+        group, inner = _group_of(hints[each.name], path if flat else f"{path}.{each.name}")
+        if group is not None and each.name in names:
             yield ""
+            yield from _within(group, inner) if flat else _section(group, inner)
+
+
+def _within(cls: type[Any], path: str) -> Iterator[str]:
+    """The tables in a group whose own keys were told with those of the group that holds it."""
+    hints = typing.get_type_hints(cls)
+    for each in fields(cls):
+        group, inner = _group_of(hints[each.name], f"{path}.{each.name}")
+        if group is not None:
             yield from _section(group, inner)
 
 
@@ -128,6 +152,8 @@ def _group_of(hint: Any, path: str) -> tuple[Any, str]:
     return None, path
 
 
+_COLUMNS = "| setting | type | default | effect | what it says |"
+_RULE = "| --- | --- | --- | --- | --- |"
 _NAMES = {"models.entries": '"PROVIDER/MODEL"'}
 
 
@@ -135,7 +161,9 @@ def _rows(cls: type[Any], path: str, *, leave_out: Iterable[str]) -> Iterator[st
     hints = typing.get_type_hints(cls)
     for each in fields(cls):
         rule, hint = rule_of(each), hints[each.name]
-        if rule.in_file and each.name not in leave_out and _group_of(hint, "")[0] is None:
+        if each.metadata.get("flat"):
+            yield from _rows(typing.cast("type[Any]", hint), path, leave_out=leave_out) if is_dataclass(hint) else ()
+        elif rule.in_file and each.name not in leave_out and _group_of(hint, "")[0] is None:
             kind = _kind(hint, rule.least, rule.most)
             yield f"| `{path}.{each.name}` | {kind} | {_default(each)} | `{rule.effect}` | {rule.says} |"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar, cast
@@ -35,6 +35,8 @@ class Rule:
 
 
 PLAIN = Rule()
+FLAT: Mapping[str, bool] = {"flat": True}
+"""The metadata of a group whose keys stand in the table of the group that holds it, and not in one of their own."""
 
 
 def setting(default: T, says: str, **rule: Any) -> T:

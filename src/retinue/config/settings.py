@@ -10,16 +10,20 @@ from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 from retinue.config import checks
+from retinue.config.connectors import ConnectorSettings
 from retinue.config.defaults import Defaults
 from retinue.config.external import ExternalSettings
 from retinue.config.hands import ApprovalSettings, ToolSettings
+from retinue.config.hooks import HookSettings
 from retinue.config.mcp import McpServer
 from retinue.config.minds import Budgets, Context, Models, ProviderSettings
 from retinue.config.rules import Effect, Rule, setting
 from retinue.config.sandbox import SandboxSettings
 from retinue.config.sessions import SessionSettings
 from retinue.config.skills import PluginSettings, SkillSettings
+from retinue.config.speech import SpeechSettings
 from retinue.config.web import WebSettings
+from retinue.config.words import WordSettings
 from retinue.domain.agent import PermissionLevel
 
 DRAIN_S = 10.0
@@ -200,8 +204,12 @@ class Settings:
     web: WebSettings = WebSettings()
     external: ExternalSettings = ExternalSettings()
     mcp: Mapping[str, McpServer] = field(default_factory=dict[str, McpServer])
+    connectors: Mapping[str, ConnectorSettings] = field(default_factory=dict[str, ConnectorSettings])
+    words: WordSettings = WordSettings()
     skills: SkillSettings = SkillSettings()
     plugins: Mapping[str, PluginSettings] = field(default_factory=dict[str, PluginSettings])
+    hooks: HookSettings = HookSettings()
+    speech: SpeechSettings = SpeechSettings()
 
 
 OWN_SECTIONS = (
@@ -218,7 +226,11 @@ OWN_SECTIONS = (
     "web",
     "external",
     "mcp",
+    "connectors",
+    "words",
     "skills",
     "plugins",
+    "hooks",
+    "speech",
 )
 """Fields of the settings that are sections of the file on their own."""

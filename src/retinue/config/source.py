@@ -24,8 +24,19 @@ _INCLUDE = "it says which other files belong to this one"
 _INCLUDE_SO = 'include = ["people.toml", "conf.d/*.toml"]'
 
 # The keys below these are names that people choose, so `[agents.token]` is an agent and no secret.
-NAMED = frozenset({"agents", "templates", "people", "bindings", "schedules", "providers", "mcp", "plugins"})
-NAMED_BELOW = frozenset({("models", "entries"), ("sandbox", "secrets"), ("skills", "entries"), ("skills", "agents")})
+NAMED = frozenset(
+    {"agents", "templates", "people", "bindings", "schedules", "providers", "mcp", "plugins", "connectors"}
+)
+NAMED_BELOW = frozenset(
+    {
+        ("models", "entries"),
+        ("sandbox", "secrets"),
+        ("skills", "entries"),
+        ("skills", "agents"),
+        ("speech", "speakers"),
+        ("speech", "listeners"),
+    }
+)
 POLICY = ("house", "permission_policy")
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
@@ -240,7 +251,9 @@ class Source:
             path,
             "is a secret, and not said in a way we know" if table else "is a secret in plain text",
             because="this file is read, copied and backed up; secrets stay in the environment or in a file",
-            try_this=f'{path[-1]} = {{ env = "NAME" }} or {path[-1]} = {{ file = "PATH" }}',
+            try_this=f'{path[-1]}_env = "NAME" or {path[-1]}_file = "PATH"'
+            if path[0] == "connectors"
+            else f'{path[-1]} = {{ env = "NAME" }} or {path[-1]} = {{ file = "PATH" }}',
         )
         return None
 

@@ -23,6 +23,7 @@ from retinue.config.source import Table, merge, shown
 from retinue.domain import cron
 from retinue.domain.address import NAME_LENGTH_MAX
 from retinue.domain.agent import Agent, External
+from retinue.domain.binding import PeerKind
 from retinue.domain.errors import Invalid
 from retinue.domain.person import Person
 from retinue.domain.refresh import CONTEXT_TOKENS_MOST, IDLE_MINUTES_MAX
@@ -490,10 +491,12 @@ class _Binding:
     agent: str
     connector: str
     account: str | None = None
+    peer_kind: PeerKind | None = None
     peer: str | None = None
     parent: str | None = None
     guild: str | None = None
     team: str | None = None
+    also: tuple[str, ...] = ()
 
 
 def _bindings(entries: list[_Entry], names: list[str], faults: Faults) -> dict[str, Table]:
@@ -503,7 +506,7 @@ def _bindings(entries: list[_Entry], names: list[str], faults: Faults) -> dict[s
         if not _required(entry, ("agent", "connector"), faults):
             continue
         read = values(_Binding, entry.table, entry.path, faults, rules=_AGENT_REFERENCE)
-        match_ = tuple(read.get(each.name) for each in fields(_Binding) if each.name != "agent")
+        match_ = tuple(read.get(each.name) for each in fields(_Binding) if each.name not in ("agent", "also"))
         if other := matches.get(match_):
             faults.add(
                 entry.path,

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 
-from retinue.connectors.base import Accept, Connector, Delivery, attempts_of
-from retinue.domain.envelope import Envelope
+from retinue.connectors.base import Abilities, Accept, Button, Connector, Delivery, Parcel, abilities_of, attempts_of
+
+FORWARDED = ("react", "type_in", "take_back", "check")  # in these nothing is said that an agent wrote
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Masked:
-    """Any connector, told nothing that `mask` takes out. What is kept in the house stays as it was written."""
+    """Any connector, told nothing that `mask` takes out. What is kept in the house stays as it was written.
+
+    It can what the inside can, and no more: what a connector may have or not (`preview`, `react` and the like) is hung
+    on each one, so that whoever asks whether it is there is told the truth.
+    """
 
     inside: Connector
     mask: Callable[[str], str]
+    took: Callable[[str], None] = lambda _instance: None  # told whenever the place took something
+
+    def __post_init__(self) -> None:
+        inside: Any = self.inside
+        own = {name: getattr(inside, name) for name in FORWARDED if hasattr(inside, name)}
+        if hasattr(inside, "preview"):
+            own["preview"] = self._preview
+        if hasattr(inside, "answer_press"):
+            own["answer_press"] = self._answer_press
+        self.__dict__.update(own)
 
     @property
     def instance(self) -> str:
@@ -30,9 +46,32 @@ class Masked:
     def attempts_max(self) -> int | None:
         return attempts_of(self.inside)
 
+    @property
+    def abilities(self) -> Abilities | None:
+        return abilities_of(self.inside)
+
     async def listen(self, accept: Accept) -> None:
         await self.inside.listen(accept)
 
-    async def deliver(self, envelope: Envelope) -> Delivery:
-        text = self.mask(envelope.text)
-        return await self.inside.deliver(envelope if text == envelope.text else replace(envelope, text=text))
+    async def deliver(self, parcel: Parcel) -> Delivery:
+        delivery = await self.inside.deliver(self.wash(parcel))
+        self.took(self.instance)
+        return delivery
+
+    def wash(self, parcel: Parcel) -> Parcel:
+        """A parcel as the place may have it. Most have nothing to hide, and are handed on as they are."""
+        text, whole = self.mask(parcel.text), self.mask(parcel.envelope.text)
+        if whole != parcel.envelope.text:
+            parcel = replace(parcel, envelope=replace(parcel.envelope, text=whole))
+        if parcel.buttons:
+            rows = tuple(tuple(Button(self.mask(b.label), b.data) for b in row) for row in parcel.buttons)
+            parcel = replace(parcel, buttons=rows)
+        return parcel if text == parcel.text else replace(parcel, text=text)
+
+    async def _preview(self, room: str, text: str, *, shown: str = "", quote: str = "") -> str:
+        inside: Any = self.inside
+        return await inside.preview(room, self.mask(text), shown=shown, quote=quote)
+
+    async def _answer_press(self, press_id: str, text: str) -> None:
+        inside: Any = self.inside
+        await inside.answer_press(press_id, self.mask(text))

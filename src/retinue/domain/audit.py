@@ -31,6 +31,7 @@ class AuditKind(StrEnum):
     APPROVAL_ASKED = "approval-asked"
     APPROVAL_DECIDED = "approval-decided"
     APPROVAL_EXPIRED = "approval-expired"
+    APPROVAL_REFUSED = "approval-refused"  # somebody answered it who may not
     GRANT_GIVEN = "grant-given"
     GRANT_REVOKED = "grant-revoked"
     SETTINGS_CHANGED = "settings-changed"
@@ -266,6 +267,18 @@ def approval_decided(
 def approval_expired(approval: str, *, agent: str, run: str) -> Entry:
     return Entry(
         kind=AuditKind.APPROVAL_EXPIRED, who="house", agent=agent, run=run, subject=approval, verdict="expired"
+    )
+
+
+def approval_refused(approval: str, *, by: str, agent: str, run: str, because: str) -> Entry:
+    return Entry(
+        kind=AuditKind.APPROVAL_REFUSED,
+        who=by,
+        agent=agent,
+        run=run,
+        subject=approval,
+        verdict="refused",
+        because=because,
     )
 
 

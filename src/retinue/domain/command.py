@@ -103,6 +103,7 @@ DIRECTIVES = frozenset({*_LEVELS, CommandName.MODEL, CommandName.QUEUE})
 _BETWEEN_WORDS = " \t\r\n.,;:!?…"
 ABORT_WORDS = frozenset({"stop", "esc", "abort", "wait", "exit", "interrupt"})
 _ABORT_LENGTH_MAX = 16  # with what may stand around such a word
+_NUMBER = re.compile(r"\s{0,8}([1-9])[.)]?\s{0,8}")
 
 _WHOLE = re.compile(r"/([^\W\d_]\w*)(:?)(?=\s|\Z)")
 _LEVEL = re.compile(r"\s*([A-Za-z]+)(?=\s|\Z|[,.;!?])")
@@ -110,8 +111,11 @@ _NOTHING_MORE = re.compile(r"\s*\Z")
 _REFERENCE = re.compile(r"\s*(\S+)")
 _QUEUE_WORD = re.compile(r"\s*((?:debounce|cap|drop):\S+|[A-Za-z+-]+)(?=\s|\Z)")
 _INLINE_WORDS = "|".join(sorted(word for word, name in BY_WORD.items() if name in SHORTCUTS | DIRECTIVES))
-# What stands in backticks is quoted, and no command.
-_INLINE = re.compile(rf"```.*?(?:```|\Z)|`[^`\n]*`|(?<!\S)/({_INLINE_WORDS}):?(?=\s|\Z)", re.DOTALL | re.IGNORECASE)
+# What stands in backticks, or in a line behind a `>`, is quoted, and no command: it may be anybody's.
+_INLINE = re.compile(
+    rf"```.*?(?:```|\Z)|`[^`\n]*`|^[ \t]*>[^\n]*|(?<!\S)/({_INLINE_WORDS}):?(?=\s|\Z)",
+    re.DOTALL | re.IGNORECASE | re.MULTILINE,
+)
 
 
 class Command(Struct, frozen=True):
@@ -208,6 +212,12 @@ def _read_bare(text: str) -> Asked | None:
         return None
     word = text.strip(_BETWEEN_WORDS).casefold()
     return Asked((Command(CommandName.STOP, word, raw=text, bare=True),), begins=False) if word in ABORT_WORDS else None
+
+
+def read_number(text: str) -> Asked | None:
+    """One digit alone: in a room where a question stands that offers numbers it is an answer, and elsewhere a word."""
+    found = _NUMBER.fullmatch(text) if len(text) <= _ABORT_LENGTH_MAX else None
+    return Asked((Command(CommandName.APPROVE, found[1], raw=text, bare=True),), begins=False) if found else None
 
 
 def _inline(text: str, at: int = 0, *, room: int = INLINE_MAX) -> Iterator[str | Command]:

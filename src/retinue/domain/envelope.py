@@ -59,6 +59,7 @@ class Context(Struct, frozen=True, kw_only=True):
     username: str = ""
     chat_title: str = ""
     from_boss: bool = False
+    person: str = ""  # of this house, who spoke in a channel: by an id that was linked to them
     platform_id: str = ""
     chat_type: ChatType | None = None
     approval: str = ""  # which approval a decision decides, or a question asks

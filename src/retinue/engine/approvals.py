@@ -33,10 +33,12 @@ from retinue.domain.tool import Call, call_hash
 from retinue.domain.trust import Trust
 from retinue.engine.custody import Append, Work
 from retinue.engine.showing import show_work
+from retinue.engine.speaking import let_go, say_so_far
 from retinue.engine.writing import Unwritten, write_closings
 from retinue.mailroom.inbox import ClockWake, Wake, enter
 from retinue.mailroom.routing import OWNER, who_listens
 from retinue.policy.approvals import LEAST_LEVEL, may_decide, next_to_ask, scope_of
+from retinue.policy.asking import IN_ROOM
 from retinue.policy.permissions import reaches
 from retinue.policy.questions import PERMISSIONS_SHOWN_MAX, question, what
 from retinue.policy.questions import words as in_words
@@ -82,6 +84,8 @@ def park(
         records.add(conn, append.records)
     envelopes.park(conn, work.run.id)
     shown = show_work(page, work, closings)
+    if work.words is not None:
+        shown += (*say_so_far(page, work, closings), *let_go(page, work))
     approval, wakes = _ask_about(page, work, parked, asking) if parked.calls else (None, ())
     moments = [parked.until] if parked.until is not None else []
     if approval is not None:
@@ -238,12 +242,13 @@ def _ask(
 
 
 def _whom(page: Page, run: Run, session: Session) -> tuple[Address, tuple[Address, ...], Session | None]:
-    """The person to ask; rooms in which the owner sits, who reads it there; and, where nobody sits behind the session,
+    """The person to ask; rooms in which they sit, who read it there; and, where nobody sits behind the session,
     the conversation they had last, whose agent hears of it. Who may not decide is not asked: the owner is. Work that
     was handed on is the business of whoever it began with, and of nobody else who happens to be here."""
     if session.origin.kind.foreground or run.sender.kind is AddressKind.PERSON:
-        to = run.sender if _can_decide(page, run.sender) else OWNER
-        rooms = (run.sender,) if run.sender.kind is AddressKind.CHANNEL and _from_owner(page, run) else ()
+        wrote = _who_wrote(page, run) if run.sender.kind is AddressKind.CHANNEL else run.sender
+        to = wrote if wrote is not None and _can_decide(page, wrote) else OWNER
+        rooms = (run.sender,) if run.sender.kind is AddressKind.CHANNEL and wrote == to else ()
         return to, rooms, None
     behalf = run.descent.behalf
     began = behalf if _can_decide(page, behalf) else OWNER
@@ -262,10 +267,16 @@ def _can_decide(page: Page, who: Address) -> bool:
     return known is not None and reaches(LEVEL_OF[known.role], LEAST_LEVEL)
 
 
-def _from_owner(page: Page, run: Run) -> bool:
-    """Whether all that this run works on is the owner's own words."""
-    held = [envelopes.get(page.conn, id_) for id_ in run.envelopes]
-    return bool(held) and all(envelope is not None and envelope.trust is Trust.OWNER for envelope in held)
+def _who_wrote(page: Page, run: Run) -> Address | None:
+    """Whose own words this run works on, where they came by a channel: the owner's, or those of one person of the house
+    by an id that was linked to them. None where they are of several, or of nobody we know."""
+    held = [envelope for id_ in run.envelopes if (envelope := envelopes.get(page.conn, id_)) is not None]
+    asks = [envelope for envelope in held if not envelope.silent]  # what was only told beside it asks for nothing
+    wrote = {
+        OWNER if each.trust is Trust.OWNER else address.person(each.context.person) if each.context.person else None
+        for each in asks
+    }
+    return wrote.pop() if len(wrote) == 1 else None
 
 
 def _only_owner_wrote(page: Page, session: Session) -> bool:
@@ -279,7 +290,8 @@ def _only_owner_wrote(page: Page, session: Session) -> bool:
 def _question(
     page: Page, approval: Approval, session: Session, to: Address, *, reply_to: EnvelopeId | None = None, nth: int = 0
 ) -> Draft:
-    purpose = "question/room" if to.kind is AddressKind.CHANNEL else f"question/{nth}" if nth else "question"
+    in_room = to.kind is AddressKind.CHANNEL
+    purpose = IN_ROOM if in_room else f"question/{nth}" if nth else "question"
     text = question(
         id_=short(approval.id),
         asker=session.agent,
@@ -290,7 +302,7 @@ def _question(
         gives=approval.gives,
         would_grant=approval.would_grant,
         until=approval.expires_at,
-        always=_is_owner(page, to),
+        always=_is_owner(page, approval.asked_of[0] if in_room else to),
     )
     return Draft(
         id=EnvelopeId(derived(approval.id, purpose)),
@@ -307,9 +319,8 @@ def _question(
 
 
 def _is_owner(page: Page, to: Address) -> bool:
-    """Only the owner is asked in a room."""
     known = people.find(page.conn, to.name) if to.kind is AddressKind.PERSON else None
-    return to.kind is AddressKind.CHANNEL or (known is not None and known.role is Role.OWNER)
+    return known is not None and known.role is Role.OWNER
 
 
 def _what(approval: Approval) -> str:

@@ -36,6 +36,7 @@ from retinue.domain.session import (
 )
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
+from retinue.domain.wording import Words, plain_words
 from retinue.engine.custody import Append, Nothing, Work, trust_of_mail
 from retinue.engine.endings import cancel_for_newer, close_run, interrupts
 from retinue.engine.lanes import held_back_s, next_batch
@@ -59,6 +60,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     asking: Callable[[], ApprovalSettings] = ApprovalSettings
     defaults: Callable[[], Defaults] = plain
     sessions: Callable[[], SessionSettings] = plain_sessions
+    words: Callable[[str], Words] = plain_words  # at a connector
 
 
 def claim(

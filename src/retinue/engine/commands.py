@@ -102,6 +102,7 @@ class _Scene(Struct, frozen=True, kw_only=True):
     brought: Brought
     settings: SessionSettings
     said: Mapping[RunId, Said]
+    number: deciding.Numbered | None = None  # what a bare number means here
 
 
 class Commands:
@@ -118,7 +119,10 @@ class Commands:
         sessions: Callable[[], SessionSettings],
         said: Callable[[], Mapping[RunId, Said]],
         done: Callable[[Commanded | None], None],
+        by_number: Callable[[str], bool] = lambda _instance: False,
     ) -> None:
+        """`by_number`: whether questions are answered with numbers at an instance, for want of buttons."""
+        self._by_number = by_number
         self._store = store
         self._clock = clock
         self._zone = zone
@@ -131,6 +135,8 @@ class Commands:
     async def take(self, draft: Draft, asked: Asked) -> Receipt | Draft:
         """A receipt where the house has done all that was asked; else what is left, for the agent to read."""
         commands = asked.commands
+        if _is_number(commands) and (draft.trust not in ENTITLED or not self._by_number(draft.sender.name)):
+            return draft  # it was offered to nobody there
         if draft.trust not in ENTITLED:
             return await self._carry_out(draft, commands, Brought()) or draft
         agent, session = await self._store.read(partial(_where, draft=draft))
@@ -216,7 +222,8 @@ def carry_out(
     page = Page(conn, now_ms)
     if (gone := purge.by_key(conn, draft.source, draft.key)) is not None:
         return Commanded(purged_before(draft, gone).receipt)
-    if commands[0].bare and not _is_busy(page, draft):
+    number = deciding.numbered(page, draft, commands[0]) if _is_number(commands) else None
+    if commands[0].bare and number is None and (_is_number(commands) or not _is_busy(page, draft)):
         page.close()
         return Commanded(None)
     session, agent = keep_command(page, draft)
@@ -244,6 +251,7 @@ def carry_out(
             brought=brought,
             settings=settings,
             said=said,
+            number=number,
         )
         _add(done, _do(command, scene))
     wakes = list(done.wakes)
@@ -271,6 +279,10 @@ def _add(done: _Done, more: _Done) -> None:
     done.wakes += more.wakes
     if more.cancelled is not NOTHING_CANCELLED:  # of commands that take a whole message: there is one
         done.cancelled = more.cancelled
+
+
+def _is_number(commands: Sequence[Command]) -> bool:
+    return commands[0].bare and commands[0].name is CommandName.APPROVE
 
 
 def _is_busy(page: Page, draft: Draft) -> bool:
@@ -343,6 +355,9 @@ def _do(command: Command, at: _Scene) -> _Done:
             return _Done(f"A fresh context.{kept}", done)
         case CommandName.NEW:
             return _new(command, at)
+        case CommandName.APPROVE if at.number is not None:
+            text, wakes = deciding.choose(page, at.draft, at.number, who=_who(page, at.draft))
+            return _Done(text, wakes=list(wakes))
         case CommandName.ALLOW | CommandName.APPROVE | CommandName.DENY as name:
             text, wakes = deciding.decide(page, at.draft, name, rest, session, who=_who(page, at.draft))
             return _Done(text, wakes=list(wakes))
@@ -398,10 +413,13 @@ def _compact(command: Command, at: _Scene) -> _Done:
 
 
 def _who(page: Page, draft: Draft) -> Principal:
-    """Whoever commands, with what they may do here now. An owner who writes from a channel is the owner."""
+    """Whoever commands, with what they may do here now. An owner who writes from a channel is the owner, and so is
+    anyone of the house whose id there was linked to them who they are."""
     if draft.trust is Trust.OWNER:
         who = draft.sender if draft.sender.kind is AddressKind.PERSON else OWNER
         return Principal(address=who, level=PermissionLevel.BOSS, trust=draft.trust)
-    known = people.find(page.conn, draft.sender.name) if draft.sender.kind is AddressKind.PERSON else None
-    level = LEVEL_OF[known.role] if known is not None else PermissionLevel.RESTRICTED
-    return Principal(address=draft.sender, level=level, trust=draft.trust)
+    person = draft.sender.name if draft.sender.kind is AddressKind.PERSON else draft.context.person
+    known = people.find(page.conn, person) if person else None
+    if known is None:
+        return Principal(address=draft.sender, level=PermissionLevel.RESTRICTED, trust=draft.trust)
+    return Principal(address=address.person(known.name), level=LEVEL_OF[known.role], trust=draft.trust)

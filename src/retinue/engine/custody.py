@@ -15,6 +15,7 @@ from retinue.domain.run import Run, Step
 from retinue.domain.session import SENT_OUT, QueuePolicy, Session
 from retinue.domain.tool import Call
 from retinue.domain.trust import Trust, least
+from retinue.domain.wording import Words
 from retinue.mailroom.inbox import Wake
 from retinue.store.house import Page
 
@@ -33,6 +34,7 @@ class Work(Struct, frozen=True, kw_only=True):
     fresh: tuple[Record, ...] = ()  # what the claim itself appended
     wakes: tuple[Wake, ...] = ()
     manner: Manner = PLAIN  # in which it shows what it does
+    words: Words | None = None  # how it speaks, where a room in a channel is spoken to
 
     @property
     def queue(self) -> QueuePolicy:

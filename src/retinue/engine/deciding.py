@@ -1,21 +1,27 @@
-"""/allow, /approve and /deny: a question answered in the conversation that it was put to."""
+"""/allow, /approve and /deny: a question answered in the conversation that it was put to. And a bare number, where the
+question stands in a room that has no buttons."""
 
 from __future__ import annotations
 
-from retinue.domain.command import CommandName
-from retinue.domain.envelope import Draft
+from msgspec import Struct
+
+from retinue.domain.approval import Approval
+from retinue.domain.command import Command, CommandName
+from retinue.domain.envelope import Draft, Envelope
 from retinue.domain.errors import RetinueError
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.principal import Principal
 from retinue.domain.session import Session
+from retinue.domain.times import to_ms
 from retinue.engine.approvals import decide_in
 from retinue.mailroom.inbox import Wake
-from retinue.store import approvals
+from retinue.policy.asking import DENY, Option, by_number, question_in_room
+from retinue.store import approvals, envelopes
 from retinue.store.house import Page
 
 ID_SHOWN_MAX = 40
-DENY = "deny"
+OPEN_LOOKED_AT_MAX = 200  # questions of the whole house, for those of one room
 
 _SCOPES = {
     "allow": GrantScope.ONCE,
@@ -39,8 +45,59 @@ def decide(
         words = more
     try:
         approval = approvals.resolve(page.conn, id_)
-        if approval.session != session.id and not (who.sees_all or who.address in approval.asked_of):
-            return f"There is no open question {id_[:ID_SHOWN_MAX]} in this conversation.", ()
+    except RetinueError as error:
+        return _not_done(error), ()
+    if approval.session != session.id and not (who.sees_all or who.address in approval.asked_of):
+        return f"There is no open question {id_[:ID_SHOWN_MAX]} in this conversation.", ()
+    return _decided(page, draft, approval, allow=allow, scope=scope, words=words.strip(), who=who)
+
+
+class Numbered(Struct, frozen=True):
+    """What a number in a room may mean. `open` are the questions that stand there; the option is of the one that is
+    meant, and None where nobody can say which that is."""
+
+    open: tuple[Approval, ...]
+    option: Option | None
+
+
+def numbered(page: Page, draft: Draft, command: Command) -> Numbered | None:
+    """None where a number is a word like any other: no question stands in this room, or none offers it."""
+    standing = [
+        (approval, question)
+        for approval in approvals.listed(page.conn, limit=OPEN_LOOKED_AT_MAX)
+        if to_ms(approval.expires_at) > page.at_ms and (question := _put_to(page, approval, draft)) is not None
+    ]
+    meant = [each for each in standing if each[1].id == draft.reply_to] or standing
+    offered = [(approval, by_number(question, int(command.word))) for approval, question in meant]
+    if not any(option for _, option in offered):
+        return None
+    approval, option = offered[0]
+    return Numbered((approval,), option) if len(offered) == 1 else Numbered(tuple(each for each, _ in meant), None)
+
+
+def _put_to(page: Page, approval: Approval, draft: Draft) -> Envelope | None:
+    question = envelopes.get(page.conn, question_in_room(approval.id))
+    return question if question is not None and question.recipient == draft.sender else None
+
+
+def choose(page: Page, draft: Draft, chosen: Numbered, *, who: Principal) -> tuple[str, tuple[Wake, ...]]:
+    """Answer a question by the number of an answer. Of several questions, none is guessed."""
+    option = chosen.option
+    if option is None:
+        ids = ", ".join(short(each.id) for each in chosen.open)
+        return (
+            f"Several questions are open here: {ids}. Say which one: answer to its message, or write /allow ID or "
+            "/deny ID.",
+            (),
+        )
+    allow = option.scope is not None
+    return _decided(page, draft, chosen.open[0], allow=allow, scope=option.scope or GrantScope.ONCE, words="", who=who)
+
+
+def _decided(
+    page: Page, draft: Draft, approval: Approval, *, allow: bool, scope: GrantScope, words: str, who: Principal
+) -> tuple[str, tuple[Wake, ...]]:
+    try:
         decided, wakes = decide_in(
             page,
             approval,
@@ -48,9 +105,13 @@ def decide(
             by=who,
             envelope_id=EnvelopeId(derived(draft.id, "decision")),
             scope=scope,
-            words=words.strip(),
+            words=words,
         )
     except RetinueError as error:
-        because = f" ({error.because})" if error.because else ""
-        return f"That could not be done: {error.sentence}.{because}", ()
+        return _not_done(error), ()
     return f"{short(decided.id)} is {decided.state}.", wakes
+
+
+def _not_done(error: RetinueError) -> str:
+    because = f" ({error.because})" if error.because else ""
+    return f"That could not be done: {error.sentence}.{because}"

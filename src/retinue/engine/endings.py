@@ -22,6 +22,7 @@ from retinue.domain.tool import ToolResult
 from retinue.engine import exchanges, heartbeats
 from retinue.engine.custody import Append, Work
 from retinue.engine.showing import show_work
+from retinue.engine.speaking import SAID_BEFORE, let_go, say_so_far, without_what_was_said
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
 from retinue.mailroom import background
 from retinue.mailroom.announcing import announced
@@ -67,6 +68,12 @@ def finish(
     why = ""
     if work.run.sender.kind is address.AddressKind.SCHEDULE:
         answer, why = _by_clock(page, work, answer, finished)
+    said: tuple[Wake, ...] = ()
+    if work.words is not None:
+        said = (*say_so_far(page, work, closings), *let_go(page, work))
+        if answer is not None and answer.recipient.kind is address.AddressKind.CHANNEL:
+            answer = without_what_was_said(page, work, answer, finished)
+            why = why or ("" if answer else SAID_BEFORE)
     sessions.guard(
         conn,
         work.session.id,
@@ -91,9 +98,9 @@ def finish(
             revision=work.session.revision + 1,
             because=NO_ROOM,
         )
-    wakes: tuple[Wake, ...] = ()
+    wakes = said
     if answer is not None:
-        wakes = (*show_work(page, work, closings), *enter(page, answer).wakes)
+        wakes += (*show_work(page, work, closings), *enter(page, answer).wakes)
     if work.envelopes[:1] and work.envelopes[0].kind in HANDED_ON:
         wakes += _end_delegation(page, work.envelopes[0], answer)
     if owed:
@@ -156,7 +163,9 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
     if to is None or (finished.silent and not delegated):
         return None
     words = without_token(finished.answer) if TOKEN in finished.text else finished.answer
-    text = SAID_NOTHING if finished.silent else clipped_bytes(words, TEXT_BYTES_MAX) or NO_WORDS
+    spoken = (finished.voice,) if finished.voice is not None and to.kind is address.AddressKind.CHANNEL else ()
+    nothing = "" if spoken else NO_WORDS
+    text = SAID_NOTHING if finished.silent else clipped_bytes(words, TEXT_BYTES_MAX) or nothing
     if delegation is not None:
         text = announced(page, delegation, DelegationState.DONE, text, trust=finished.trust)
     return Draft(
@@ -171,6 +180,7 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
         context=exchanges.context_of_answer(page, delegation) if delegation is not None else _still_for(work, to),
         reply_to=reply_to,
         silent=silent,
+        attachments=spoken,
         trust=finished.trust,
     )
 

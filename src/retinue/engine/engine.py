@@ -31,6 +31,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.session import LaneKind, OriginKind, QueueMode, Session, lane_kind
 from retinue.domain.times import to_ms
 from retinue.domain.word import Heard, Word
+from retinue.domain.wording import Words, plain_words
 from retinue.engine.approvals import answer_approval, escalate, expire, request
 from retinue.engine.choosing import Choices, NoChoices
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
@@ -42,10 +43,11 @@ from retinue.engine.endings import NEWER, Cancelled, Said, cancel
 from retinue.engine.heartbeats import no_checklists
 from retinue.engine.lanes import READY_MAX, Ready, Slots, Standing
 from retinue.engine.live import Live
-from retinue.engine.runs import Ended, Watch
+from retinue.engine.runs import Ended, Speak, Watch
 from retinue.engine.subagents import put_away
 from retinue.engine.words import pass_on
 from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
+from retinue.mailroom.presence import Presence
 from retinue.runners.base import Runner
 from retinue.schedules.clock import TICK_MAX_S, Alarm
 from retinue.store import agents, approvals, delegations, envelopes, runs, schedules, sessions, tables
@@ -193,6 +195,10 @@ class EmbeddedEngine:
         asking: Callable[[], ApprovalSettings] = ApprovalSettings,
         defaults: Callable[[], Defaults] = plain,
         sessions: Callable[[], SessionSettings] = plain_sessions,
+        words: Callable[[str], Words] = plain_words,
+        presence: Presence | None = None,
+        by_number: Callable[[str], bool] = lambda _instance: False,
+        speak: Speak | None = None,
         session_ended: Callable[[SessionId, str], Coroutine[Any, Any, None]] = nobody_cares,
         gates: AskGate = no_gates,
         checklists: ReadChecklist = no_checklists,
@@ -200,6 +206,8 @@ class EmbeddedEngine:
         faults: Faults = NO_FAULTS,
     ) -> None:
         """`session_ended` ends what a session has left running, when that is deleted or put away by the clock.
+        `by_number`: whether questions at an instance are answered with numbers. `speak` makes a voice message of an
+        answer, where there is to be one.
 
         `tick_max_s` is how long it may go without looking: where the clock cannot jump, that may be long.
         """
@@ -209,7 +217,14 @@ class EmbeddedEngine:
         self._ids = ids
         self._deliver = deliver
         choices = choices or NoChoices()
-        self.terms = Terms(zone=zone, opened_ms=to_ms(clock.now()), asking=asking, defaults=defaults, sessions=sessions)
+        self.terms = Terms(
+            zone=zone,
+            opened_ms=to_ms(clock.now()),
+            asking=asking,
+            defaults=defaults,
+            sessions=sessions,
+            words=words,
+        )
         self._live = live
         self._commands = Commands(
             store,
@@ -220,8 +235,10 @@ class EmbeddedEngine:
             sessions=sessions,
             said=self._said,
             done=self._commanded,
+            by_number=by_number,
         )
-        self._watch = Watch(store, clock, runners, live, self.terms, homes, faults, self.wake)
+        self._watch = Watch(store, clock, runners, live, self.terms, homes, faults, self.wake, presence, speak)
+        self._presence = presence
         self._concurrency: dict[str, int | None] = {}  # none: as the house has it
         self._ready = Ready(slots or Slots(), self._concurrency_of, ready_max=ready_max)
         self._lanes: dict[SessionId, _Lane] = {}
@@ -272,6 +289,8 @@ class EmbeddedEngine:
                 lane.task.cancel()
         for task in self._side:
             task.cancel()
+        if self._presence is not None:
+            self._presence.abandon()
 
     @property
     def active(self) -> int:

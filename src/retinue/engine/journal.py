@@ -36,6 +36,7 @@ from retinue.engine.custody import Append, Work, trust_of_mail
 from retinue.engine.endings import interrupted
 from retinue.engine.lanes import voice
 from retinue.engine.showing import show_work
+from retinue.engine.speaking import say_so_far
 from retinue.engine.writing import Closing, Failing, Leaving, Paid, Summed, Unwritten, tell_opened, write_closings
 from retinue.mailroom.inbox import Wake, notify
 from retinue.mailroom.routing import answer_address
@@ -429,6 +430,8 @@ def write_step(
     wakes = _notify(page, work, notice) if notice and opening is not None else ()
     if work.manner != PLAIN:
         wakes += show_work(page, work, closings, opening)
+    if work.words is not None:
+        wakes += say_so_far(page, work, closings)
     page.close()
     return Written(append.seq, held, joined, granted, wakes)
 

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from retinue.config.sessions import SessionSettings
+from retinue.domain import address
 from retinue.domain.agent import Agent
 from retinue.domain.context import Part, PartKind
 from retinue.domain.envelope import Draft
@@ -29,7 +30,9 @@ PARTS_SHOWN_MAX = 500  # by `/context detail`; by `/context json`, of all kinds
 
 
 def whoami(draft: Draft, agent: Agent) -> str:
-    return f"You are {draft.sender}, and {agent.name} hears you as {_standing(draft.trust)}."
+    person = draft.context.person
+    who = f"{address.person(person)}, at {draft.sender}" if person else str(draft.sender)
+    return f"You are {who}, and {agent.name} hears you as {_standing(draft.trust)}."
 
 
 def _standing(trust: Trust) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.agents.home import ensure_workspace
+from retinue.domain.address import AddressKind
+from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Kind
 from retinue.domain.errors import RetinueError, Stale, StoreError
 from retinue.domain.ids import RunId
@@ -32,12 +34,16 @@ from retinue.engine.transcripts import Transcripts
 from retinue.engine.writing import Unwritten
 from retinue.mailroom.background import runner_of
 from retinue.mailroom.inbox import Wake
+from retinue.mailroom.presence import Asked, Attendance, Attended, Presence
 from retinue.runners.base import Assignment, Finished, Parked, Runner
 from retinue.store import agents, delegations, envelopes, records, sessions
 from retinue.store.connection import HOPELESS, Store
 from retinue.store.house import Page
 
 log = logging.getLogger(__name__)
+
+Speak = Callable[[str, bool], Awaitable[tuple[str, Attachment | None]]]
+"""Of an answer, and whether it answers a voice message: what is shown of it, and a voice message, or none."""
 
 
 class Ended(Struct, frozen=True):
@@ -61,7 +67,11 @@ class Watch:
         homes: Callable[[str], Path],
         faults: Faults,
         wake: Callable[[Wake], None],
+        presence: Presence | None = None,
+        speak: Speak | None = None,
     ) -> None:
+        self._presence = presence
+        self._speak = speak
         self._store = store
         self._clock = clock
         self._runners = runners
@@ -78,7 +88,12 @@ class Watch:
         """Work a run. Raises only `Stale`, `StoreError` and cancellation, which leave it as it is in the store."""
         request = _request_of(work)
         house = self._terms.defaults().manner_of(work.agent)
-        work = replace(work, manner=request.manner.over(work.session.mind.manner).over(house))
+        room = work.run.sender if work.run.sender.kind is AddressKind.CHANNEL else None
+        work = replace(
+            work,
+            manner=request.manner.over(work.session.mind.manner).over(house),
+            words=self._terms.words(room.name) if room is not None else None,
+        )
         transcript = await self.transcripts.take(work.session, work.fresh)
         journal = RunJournal(
             work,
@@ -129,6 +144,7 @@ class Watch:
             finished = await self._take_turns(journal.work, journal)
         except Parked as parked:
             return await self._park(journal, parked)
+        finished = await self._spoken(journal.work, finished)
         body = partial(
             _finish_and_claim,
             work=journal.work,
@@ -139,6 +155,20 @@ class Watch:
             terms=self._terms,
         )
         return _without_wakes(await self._store.write(body, point="finish", then=self._wake_all))
+
+    async def _spoken(self, work: Work, finished: Finished) -> Finished:
+        """An answer to a room, with its voice. Made before the commit, so that what is kept is what leaves; whatever
+        goes wrong, the words stay."""
+        if self._speak is None or work.words is None or finished.silent or not finished.text:
+            return finished
+        heard = [each for envelope in work.envelopes for each in envelope.attachments]
+        answers_voice = any(each.media_type.startswith("audio/") for each in heard)
+        try:
+            shown, voice = await self._speak(finished.text, answers_voice)
+        except Exception as error:
+            log.warning("answer not spoken", exc_info=error, extra={"run": work.run.id})
+            return finished
+        return replace(finished, text=shown, voice=voice)
 
     def _wake_all(self, ended: Ended | None) -> None:
         """With the commit, and not by whoever waits for it: they may be told to stop in this very moment, and who was
@@ -183,6 +213,8 @@ class Watch:
         given_s = assignment.request.seconds_max
         if given_s is not None and given_s < limit_s:
             limit_s, given_by = given_s, "what it was given by whoever sent it out"
+        attendance = self._attend(work)
+        tell = Attended(self._live, attendance) if attendance is not None else self._live
         limit = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
         # A model that never answers must be stopped in the middle. By the house's clock, and from when the run was
@@ -190,7 +222,7 @@ class Watch:
         call_off = self._clock.later(limit_s, lambda: limit.reschedule(loop.time()))
         try:
             async with limit:
-                return await runner.work(assignment, journal, Answers(work.approvals), self._live)
+                return await runner.work(assignment, journal, Answers(work.approvals), tell)
         except TimeoutError as error:
             if not limit.expired():  # somebody else's: a model's or a tool's own
                 raise
@@ -202,6 +234,22 @@ class Watch:
             ) from error
         finally:
             call_off()
+            if attendance is not None:
+                attendance.end()
+
+    def _attend(self, work: Work) -> Attendance | None:
+        """A room that waits sees that someone is at work. Only a run that is over its own mail is seen there."""
+        if self._presence is None or work.words is None or not work.envelopes:
+            return None
+        newest = work.envelopes[-1]
+        if newest.kind is not Kind.MESSAGE or newest.sender != work.run.sender:
+            return None
+        context = newest.context
+        asked = Asked(room=newest.sender, message_id=context.platform_id, chat_type=context.chat_type)
+        attendance = self._presence.attend(work.run.id, asked, work.words)
+        if attendance is not None:
+            attendance.begin()
+        return attendance
 
     async def _fail(self, journal: RunJournal, error: Exception) -> Ended:
         known = isinstance(error, RetinueError)

@@ -1,4 +1,5 @@
-"""The two commits of a delivery: an attempt is opened before anything is sent, and closed with what came of it.
+"""The two commits of a delivery: an attempt is opened before anything is sent, and closed with what came of it. One
+that takes several parcels has a small one more between two of them (`keep_part`).
 
 The order of a room is (due time, sequence), and it holds under retries. An envelope that failed for now goes back to
 waiting with a later due time, so a room asks first for one that was begun (`deliveries.begun`): while that waits,
@@ -7,21 +8,30 @@ whatever came after it waits too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.config.sessions import SendSettings
+from retinue.connectors.base import FailureKind
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.envelope import Draft, Envelope, Kind, Outcome, Status
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, derived, short
+from retinue.domain.parcel import Abilities
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
+from retinue.domain.wording import PLAIN_WORDS, Words
 from retinue.mailroom.inbox import Wake, enter, is_completion, notify
+from retinue.mailroom.quoting import setting_of
+from retinue.mailroom.reach import WhyNot, everywhere
 from retinue.policy.sending import may_send
-from retinue.store import delegations, deliveries, envelopes, outcomes, sessions, webhooks
+from retinue.policy.shaping import Cut
+from retinue.store import delegations, deliveries, envelopes, outcomes, parts, sessions, webhooks
 from retinue.store.deliveries import DeliveryState
 from retinue.store.house import Page
 
@@ -32,20 +42,25 @@ RETRY_AFTER_S_MAX = 3600.0
 CLOSED_AT_ONCE_MAX = 100
 UNKNOWN = "unknown"
 _AGENTS_WORDS = frozenset({Kind.MESSAGE, Kind.ANSWER, Kind.SYSTEM})
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Cut).decode
 
 
 class Sent(Struct, frozen=True):
-    receipt: str
+    receipt: str  # of its last part
+    part: int = 0
 
 
 class Failed(Struct, frozen=True, kw_only=True):
-    """What went wrong with one attempt. `arrived_maybe` where nobody knows whether it did."""
+    """What went wrong with one attempt. `arrived_maybe` where nobody knows whether it did. `ours`: the house itself
+    left off between two parts, so the next attempt goes on with it and the place is not to blame."""
 
     kind: str
     message: str
     permanent: bool = False
     retry_after_s: float | None = None
     arrived_maybe: bool = False
+    ours: bool = False
 
 
 _CUT_OFF = Failed(kind=UNKNOWN, message="the house stopped while this was being sent", arrived_maybe=True)
@@ -57,13 +72,18 @@ class Terms(Struct, frozen=True, kw_only=True):
     attempts_max: int = ATTEMPTS_MAX
     repeats_safely: bool = False
     sending: SendSettings = SendSettings()
+    able: Abilities | None = None  # None: the place takes every envelope whole
+    words: Words = PLAIN_WORDS
+    why_not: WhyNot = everywhere
 
 
 class Taken(Struct, frozen=True):
-    """An attempt is open: this envelope is to be sent now."""
+    """An attempt is open: this envelope is to be sent now, but for the parts of it that have arrived."""
 
     envelope: Envelope
     wakes: tuple[Wake, ...] = ()
+    arrived: Mapping[int, str] = {}  # each such part's receipt
+    cut: Cut | None = None  # None: it is sent whole
 
 
 class Resting(Struct, frozen=True):
@@ -111,6 +131,10 @@ def claim(
             _settle(page, envelope, Outcome.CANCELLED, because="nobody waits for what would come of it")
             changed = True
             continue
+        if because := _out_of_reach(page, envelope, terms):
+            wakes += _end(page, envelope, Outcome.DEAD, because=because, kind=FailureKind.NO_BINDING)
+            changed = True
+            continue
         if because := _held_back(page, envelope, terms.sending):
             wakes += _end(page, envelope, Outcome.REFUSED, because=because)
             changed = True
@@ -125,8 +149,46 @@ def claim(
         envelopes.claim(conn, [envelope.id], run=None, now_ms=page.at_ms)
         deliveries.open_attempt(conn, envelope.id, envelope.attempts + 1, at_ms=page.at_ms)
         page.close()
-        return Taken(replace(envelope, status=Status.CLAIMED, attempts=envelope.attempts + 1), tuple(wakes))
+        return _taken(page, envelope, terms, tuple(wakes))
     return _leave(page, Nothing(tuple(wakes), again=True), changed=True)
+
+
+def _taken(page: Page, envelope: Envelope, terms: Terms, wakes: tuple[Wake, ...]) -> Taken:
+    opened = replace(envelope, status=Status.CLAIMED, attempts=envelope.attempts + 1)
+    if terms.able is None:
+        return Taken(opened, wakes)
+    arrived = parts.of(page.conn, envelope.id) if envelope.attempts else {}
+    cut = _cut_before(page, envelope) if arrived else None
+    if cut is None:
+        setting = setting_of(page.conn, envelope, terms.able, terms.words)
+        cut = Cut(able=terms.able, words=terms.words, setting=setting)
+    return Taken(opened, wakes, arrived, cut)
+
+
+def _cut_before(page: Page, envelope: Envelope) -> Cut | None:
+    """As the parts that have arrived were cut, whatever the settings and the place say by now."""
+    kept = parts.cut_by(page.conn, envelope.id)
+    try:
+        return _decode(kept) if kept else None
+    except msgspec.MsgspecError:  # of another version of the house
+        return None
+
+
+def keep_part(
+    conn: sa.Connection, *, envelope: Envelope, part: int, receipt: str, now_ms: int, cut: Cut | None = None
+) -> None:
+    """One part arrived, and there are more: whatever happens to those, it is not sent again, and they are cut as it
+    was."""
+    channel, cut_by = str(envelope.recipient), _encode(cut).decode() if cut is not None else None
+    parts.add(conn, envelope.id, part, channel=channel, receipt=receipt, at_ms=now_ms, cut_by=cut_by)
+
+
+def _out_of_reach(page: Page, envelope: Envelope, terms: Terms) -> str:
+    """Why an agent may not write there; empty where it may. Asked once, before anything of it is sent."""
+    if envelope.kind not in _AGENTS_WORDS or envelope.source == "house" or envelope.attempts:
+        return ""
+    because = terms.why_not(page.conn, envelope)
+    return f"{FailureKind.NO_BINDING}: {because}" if because else ""
 
 
 def _held_back(page: Page, envelope: Envelope, sending: SendSettings) -> str:
@@ -151,20 +213,23 @@ def close(conn: sa.Connection, *, envelope: Envelope, result: Sent | Failed, ter
     """Write down what came of an attempt, and end the envelope or have it wait for the next one."""
     page = Page(conn, now_ms)
     match result:
-        case Sent(receipt):
-            closed = _close_sent(page, envelope, receipt)
+        case Sent():
+            closed = _close_sent(page, envelope, result, terms)
         case Failed():
             closed = _close_failed(page, envelope, result, terms, wait_s=_wait_s(result, envelope.attempts))
     page.close()
     return closed
 
 
-def _close_sent(page: Page, envelope: Envelope, receipt: str) -> Closed:
+def _close_sent(page: Page, envelope: Envelope, sent: Sent, terms: Terms) -> Closed:
+    receipt = sent.receipt
     ours = deliveries.close_attempt(
         page.conn, envelope.id, envelope.attempts, DeliveryState.SENT, at_ms=page.at_ms, receipt=receipt
     )
     if not ours:  # This very commit went through before, and only the answer to it was lost.
         return Closed()
+    if terms.able is not None:
+        keep_part(page.conn, envelope=envelope, part=sent.part, receipt=receipt, now_ms=page.at_ms)
     if envelope.reply_to is not None and is_completion(envelope):
         webhooks.blank(page.conn, envelope.reply_to)
     return Closed(_end(page, envelope, Outcome.DELIVERED, because=f"{envelope.recipient.name} took it: {receipt}"))
@@ -185,21 +250,36 @@ def _close_failed(page: Page, envelope: Envelope, failed: Failed, terms: Terms, 
     if failed.arrived_maybe and not terms.repeats_safely:
         because = f"nobody knows whether it arrived: {failed.message}"
         return Closed(_end(page, envelope, Outcome.INTERRUPTED, because=because, kind=failed.kind))
+    if failed.ours:
+        envelopes.back_to_pending(page.conn, envelope.id, due_ms=page.at_ms)
+        return Closed(wait_s=0.0)
     because = f"{failed.kind}: {failed.message}"
     if failed.permanent:
         return Closed(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
-    if envelope.attempts >= terms.attempts_max:
+    if envelope.attempts >= terms.attempts_max and _in_vain(page, envelope) >= terms.attempts_max:
         because += f" (given up after {envelope.attempts} attempts)"
         return Closed(_end(page, envelope, Outcome.DEAD, because=because, kind=failed.kind))
     envelopes.back_to_pending(page.conn, envelope.id, due_ms=page.at_ms + round(wait_s * 1000))
     return Closed(wait_s=wait_s)
 
 
+def _in_vain(page: Page, envelope: Envelope) -> int:
+    """Attempts since a part of it last arrived: a long letter that a place takes little by little is on its way."""
+    arrived_ms = parts.last_ms(page.conn, envelope.id)
+    if arrived_ms is None:
+        return envelope.attempts
+    return sum(attempt.opened_ms >= arrived_ms for attempt in deliveries.of(page.conn, envelope.id))
+
+
 def _wait_s(failed: Failed, attempt: int) -> float:
     """Doubling, on top of what the place asked for. No chance in it: the store alone can say what comes next."""
+    return min(BACKOFF_FIRST_S * 2 ** (attempt - 1), BACKOFF_MAX_S) + polite_s(failed)
+
+
+def polite_s(failed: Failed) -> float:
+    """What the place asked for, within reason."""
     asked_s = failed.retry_after_s
-    polite_s = min(asked_s, RETRY_AFTER_S_MAX) if asked_s is not None and asked_s > 0 else 0.0
-    return min(BACKOFF_FIRST_S * 2 ** (attempt - 1), BACKOFF_MAX_S) + polite_s
+    return min(asked_s, RETRY_AFTER_S_MAX) if asked_s is not None and asked_s > 0 else 0.0
 
 
 def _is_wanted(page: Page, envelope: Envelope) -> bool:

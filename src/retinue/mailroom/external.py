@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from retinue.config import Settings
 from retinue.config.secret import Secret
-from retinue.connectors.base import Accept, Delivery, DeliveryFailed, FailureKind
+from retinue.connectors.base import Accept, Delivery, DeliveryFailed, FailureKind, Parcel
 from retinue.domain import address
 from retinue.domain.address import EXTERNAL, Address
 from retinue.domain.agent import External
@@ -116,7 +116,8 @@ class Elsewhere(Struct, frozen=True):
         del accept
         await asyncio.Event().wait()
 
-    async def deliver(self, envelope: Envelope) -> Delivery:
+    async def deliver(self, parcel: Parcel) -> Delivery:
+        envelope = parcel.envelope
         work = await self.store.read(partial(_work, envelope=envelope))
         if work is None:
             raise _refused("only work that was handed to an agent elsewhere goes out here")

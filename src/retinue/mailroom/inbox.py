@@ -16,7 +16,7 @@ from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment, safe_name
-from retinue.domain.command import ENTITLED, Asked, unescaped
+from retinue.domain.command import ENTITLED, Asked, read_number, unescaped
 from retinue.domain.command import read as read_command
 from retinue.domain.context_line import line_of, words_of
 from retinue.domain.delegation import Delegation, DelegationState
@@ -144,6 +144,8 @@ class Inbox:
         if self._command is not None and _may_command(draft):
             words = words_of(draft.text)
             asked = read_command(words)
+            if asked is None and draft.sender.kind is AddressKind.CHANNEL:
+                asked = read_number(words)
             # A stranger's slash in the middle of words is words; at their beginning it is refused.
             if asked is not None and (asked.begins or draft.trust in ENTITLED):
                 done = await self._command(draft, asked)

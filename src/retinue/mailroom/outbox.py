@@ -5,19 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from random import Random
+from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from retinue.config.sessions import SessionSettings, plain
-from retinue.connectors.base import Connector, DeliveryFailed, FailureKind, attempts_of
+from retinue.connectors.base import (
+    Connector,
+    DeliveryFailed,
+    FailureKind,
+    Parcel,
+    abilities_of,
+    attempts_of,
+    whole,
+)
+from retinue.connectors.masked import Masked
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock, Faults
 from retinue.domain.text import storable
 from retinue.domain.times import to_ms
+from retinue.domain.wording import Words, plain_words
 from retinue.mailroom.attempts import (
     ATTEMPTS_MAX,
     BACKOFF_MAX_S,
@@ -31,12 +44,17 @@ from retinue.mailroom.attempts import (
     Terms,
     claim,
     close,
+    keep_part,
+    polite_s,
 )
 from retinue.mailroom.inbox import ClockWake, Wake
+from retinue.mailroom.reach import WhyNot, everywhere
+from retinue.policy.shaping import shape
 from retinue.store import deliveries
 from retinue.store.connection import NO_FAULTS, Store
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SEND_S_MAX = 300.0
 ROOMS_AT_ONCE_MAX = 32
@@ -49,6 +67,9 @@ ERROR_CHARS_MAX = 500
 DRAIN_S = 30.0
 STORE_RETRY_S = 1.0
 LOOK_AGAIN_S = 1.0
+
+
+_LEFT_OFF = Failed(kind="stopped", message="the house stopped between two parts", ours=True)
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
@@ -79,6 +100,7 @@ class _Line:
         self._waiting: dict[str, deque[_Room]] = {}
         self._count = 0
         self._used: Counter[str] = Counter()
+        self._paused: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return self._count
@@ -96,7 +118,7 @@ class _Line:
         if self._used.total() >= self._bounds.rooms_at_once:
             return None
         for instance in self._waiting:
-            if self._used[instance] < self._bounds.rooms_at_once_each:
+            if self._used[instance] < self._bounds.rooms_at_once_each and not self.is_paused(instance):
                 return self._take_from(instance)
         return None
 
@@ -113,6 +135,16 @@ class _Line:
         self._used[room.instance] -= 1
         if not self._used[room.instance]:
             del self._used[room.instance]
+
+    def pause(self, instance: str) -> None:
+        """Take none of its rooms until it is resumed, as often as it was paused."""
+        self._paused[instance] += 1
+
+    def resume(self, instance: str) -> None:
+        self._paused[instance] -= 1
+
+    def is_paused(self, instance: str) -> bool:
+        return self._paused[instance] > 0
 
     def contended(self, room: _Room) -> bool:
         """Whether another room waits for the slot that this one holds."""
@@ -136,6 +168,9 @@ class Outbox:
         *,
         bounds: Bounds | None = None,
         sessions: Callable[[], SessionSettings] = plain,
+        words: Callable[[str], Words] = plain_words,
+        why_not: WhyNot = everywhere,
+        chance: Random | None = None,
         faults: Faults = NO_FAULTS,
     ) -> None:
         self._store = store
@@ -143,12 +178,17 @@ class Outbox:
         self._connectors = connectors
         self._bounds = bounds or Bounds()
         self._sessions = sessions
+        self._words = words
+        self._why_not = why_not
+        self._chance = chance or Random(0)
         self._faults = faults
         self._wake_house: Callable[[Wake], None] = lambda _wake: None
         self._rooms: dict[str, _Room] = {}
         self._line = _Line(self._bounds)
         self._serving: set[asyncio.Task[None]] = set()
         self._resting: dict[str, asyncio.Task[None]] = {}
+        self._pauses: dict[asyncio.Task[None], str] = {}
+        self._closing = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
         self._looked_to = ""
         self._overflowed = False
@@ -162,11 +202,13 @@ class Outbox:
         """Take up what was cut off, then whatever is due."""
         await self._look()
         self._open = True
+        self._closing.clear()
         self._dispatch()
 
     async def stop(self, *, drain_s: float = DRAIN_S) -> None:
         """Claim nothing more, let what is being sent arrive within the time given, and leave the rest to the store."""
         self._open = False
+        self._closing.set()
         if self._serving and drain_s > 0:
             await asyncio.wait(self._serving, timeout=drain_s)
         tasks = self._tasks()
@@ -240,6 +282,8 @@ class Outbox:
         """Seconds until this room is to be served again: 0 for at its next turn, None for when it is woken."""
         sent = 0
         while self._open:
+            if self._line.is_paused(room.instance):
+                return 0.0
             if sent >= SENT_IN_TURN_MAX and self._line.contended(room):
                 return 0.0
             room.again = False
@@ -252,7 +296,7 @@ class Outbox:
                     room.look, room.rested = True, taken.envelope
                     return taken.wait_s
                 case Taken():
-                    closed = await self._send(room, taken.envelope)
+                    closed = await self._send(room, taken)
                     self._wake_all(closed.wakes)
                     if closed.wait_s is not None:
                         room.look, room.rested = True, taken.envelope.id
@@ -273,15 +317,14 @@ class Outbox:
         room.look, room.rested = False, None
         return taken
 
-    async def _send(self, room: _Room, envelope: Envelope) -> Closed:
+    async def _send(self, room: _Room, taken: Taken) -> Closed:
+        envelope = taken.envelope
         connector = self._connectors.get(room.instance)
         if connector is None:
             message = f"there is no connector '{room.instance}' in this house"
             result = Failed(kind=FailureKind.ADAPTER_NOT_LOADED, message=message, permanent=True)
         else:
-            self._faults.reach("deliver.before")
-            result = await self._hand_over(connector, envelope)
-            self._faults.reach("deliver.after")
+            result = await self._send_parts(room, connector, taken)
         log.info(
             "delivery attempted",
             extra={
@@ -293,13 +336,61 @@ class Outbox:
         )
         if isinstance(result, Failed):
             room.look = True
+            if result.kind == FailureKind.THROTTLED and (wait_s := polite_s(result)):
+                self._pause(room.instance, wait_s)
         return await self._write_down(envelope, result, self._terms(room))
 
-    async def _hand_over(self, connector: Connector, envelope: Envelope) -> Sent | Failed:
+    async def _send_parts(self, room: _Room, connector: Connector, taken: Taken) -> Sent | Failed:
+        """Each part in its turn, and each receipt written down before the next is sent: what has arrived is not sent
+        again. The last receipt goes with the commit that ends the letter."""
+        result: Sent | Failed | None = None
+        last = 0
+        for parcel in self._parcels(connector, taken):
+            last = parcel.index
+            if last in taken.arrived:
+                continue
+            if result is not None:
+                await self._write_part(taken, result)
+                if not await self._between(room):
+                    return _LEFT_OFF
+            self._faults.reach("deliver.before")
+            result = await self._hand_over(connector, parcel)
+            self._faults.reach("deliver.after")
+            if isinstance(result, Failed):
+                return result
+        return result or Sent(taken.arrived[last], last)
+
+    def _parcels(self, connector: Connector, taken: Taken) -> Iterable[Parcel]:
+        """Secrets are taken out of the whole before it is cut: half of one would not be known for what it is."""
+        envelope, cut = taken.envelope, taken.cut
+        if cut is None:
+            return (whole(envelope),)
+        if isinstance(connector, Masked) and (text := connector.mask(envelope.text)) != envelope.text:
+            envelope = replace(envelope, text=text)
+        return shape(envelope, cut.able, cut.words, cut.setting)
+
+    async def _between(self, room: _Room) -> bool:
+        """Before the next part: as long as a person would take, and as the place asked for. False where the house
+        closes meanwhile."""
+        if (delay := self._words(room.instance).delay_ms) is not None:
+            await self._unless_closing(self._clock.sleep(self._chance.uniform(*delay) / 1000))
+        while self._open and (pauses := [task for task, who in self._pauses.items() if who == room.instance]):
+            await self._unless_closing(asyncio.wait(pauses))
+        return self._open
+
+    async def _unless_closing(self, waiting: Awaitable[object]) -> None:
+        closing, task = asyncio.ensure_future(self._closing.wait()), asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait({closing, task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closing.cancel()
+            task.cancel()
+
+    async def _hand_over(self, connector: Connector, parcel: Parcel) -> Sent | Failed:
         try:
             async with asyncio.timeout(self._bounds.send_s_max):
-                delivery = await connector.deliver(envelope)
-            return Sent(_kept(delivery.receipt, RECEIPT_CHARS_MAX))
+                delivery = await connector.deliver(parcel)
+            return Sent(_kept(delivery.receipt, RECEIPT_CHARS_MAX), parcel.index)
         except DeliveryFailed as failed:
             return Failed(
                 kind=failed.kind,
@@ -318,17 +409,34 @@ class Outbox:
             log.warning(
                 "connector broke off",
                 exc_info=None if isinstance(error, OSError) else error,
-                extra={"envelope": envelope.id, "connector": connector.instance, "error": type(error).__name__},
+                extra={"envelope": parcel.envelope.id, "connector": connector.instance, "error": type(error).__name__},
             )
             message = _kept(f"{type(error).__name__}: {error}", ERROR_CHARS_MAX)
             return Failed(kind=UNKNOWN, message=message, arrived_maybe=True)
 
+    async def _write_part(self, taken: Taken, sent: Sent) -> None:
+        body = partial(
+            keep_part,
+            envelope=taken.envelope,
+            part=sent.part,
+            receipt=sent.receipt,
+            now_ms=self._now_ms(),
+            cut=taken.cut,
+        )
+        await self._surely(lambda: self._store.write(body, point="deliver-part"))
+
     async def _write_down(self, envelope: Envelope, result: Sent | Failed, terms: Terms) -> Closed:
+        def write() -> Awaitable[Closed]:
+            body = partial(close, envelope=envelope, result=result, terms=terms, now_ms=self._now_ms())
+            return self._store.write(body, point="deliver-done")
+
+        return await self._surely(write)
+
+    async def _surely(self, write: Callable[[], Awaitable[T]]) -> T:
         """What a platform says it says once: keep it in hand until the store takes it."""
         while True:
-            body = partial(close, envelope=envelope, result=result, terms=terms, now_ms=self._now_ms())
             try:
-                return await self._store.write(body, point="deliver-done")
+                return await write()
             except StoreError as error:
                 if error.code in ("store.constraint-broken", "store.closed"):
                     raise
@@ -336,6 +444,21 @@ class Outbox:
                 await self._clock.sleep(STORE_RETRY_S)
 
     # Waiting, and looking in the store for what did not fit in memory
+
+    def _pause(self, instance: str, wait_s: float) -> None:
+        """A place that asks for patience means all of us, not one room: nothing more is sent there until then."""
+
+        async def pause() -> None:
+            try:
+                await self._clock.sleep(wait_s)
+            finally:
+                self._line.resume(instance)
+            self._dispatch()
+
+        self._line.pause(instance)
+        task = asyncio.create_task(pause(), name=f"pause at {instance}")
+        self._pauses[task] = instance
+        task.add_done_callback(lambda done: self._pauses.pop(done, None))
 
     def _rest(self, room: _Room, wait_s: float) -> None:
         if len(self._resting) < self._bounds.rooms_resting_max:
@@ -372,7 +495,8 @@ class Outbox:
             self.wake(channel)
 
     def _tasks(self) -> list[asyncio.Task[None]]:
-        return [*self._serving, *self._resting.values(), *([self._looking] if self._looking else [])]
+        looking = [self._looking] if self._looking else []
+        return [*self._serving, *self._resting.values(), *self._pauses, *looking]
 
     def _wake_all(self, wakes: Iterable[Wake]) -> None:
         for wake in wakes:
@@ -385,6 +509,9 @@ class Outbox:
             attempts_max=attempts_of(connector) or self._bounds.attempts_max,
             repeats_safely=safe,
             sending=self._sessions().send,
+            able=abilities_of(connector) if connector is not None else None,
+            words=self._words(room.instance),
+            why_not=self._why_not,
         )
 
     def _now_ms(self) -> int:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.config import Settings
-from retinue.connectors.base import Accept, Delivery, DeliveryFailed, FailureKind
+from retinue.connectors.base import Accept, Delivery, DeliveryFailed, FailureKind, Parcel
 from retinue.domain.delegation import Delegation, DelegationState
 from retinue.domain.envelope import Envelope, Outcome
 from retinue.domain.errors import Invalid
@@ -59,7 +59,8 @@ class Completions(Struct, frozen=True):
         del accept
         await asyncio.Event().wait()
 
-    async def deliver(self, envelope: Envelope) -> Delivery:
+    async def deliver(self, parcel: Parcel) -> Delivery:
+        envelope = parcel.envelope
         found = await self.store.read(partial(_found, envelope=envelope))
         if found is None:
             raise _refused("only what came of a letter goes out here, to the webhook that was given with it")

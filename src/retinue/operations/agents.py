@@ -50,7 +50,7 @@ from retinue.operations.agent_values import in_force
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.tokens import new_token
 from retinue.policy.permissions import reaches
-from retinue.store import agents, grants, schedules, tokens
+from retinue.store import agents, bindings, grants, schedules, tokens
 from retinue.store.house import Page
 
 WORDS_BYTES_MAX = 65_536  # of one text of a definition
@@ -350,6 +350,7 @@ async def delete(desk: Desk, caller: Principal, asked: Delete) -> AgentDeleted:
         tokens.revoke_all(conn, str(address.agent(agent.name)), at_ms=page.at_ms)
         grants.revoke_all(conn, agent.name, by=caller.address.name, at_ms=page.at_ms)
         schedules.agent_gone(page, agent.name)
+        bindings.forget_agent(conn, agent.name, at_ms=page.at_ms)
         page.tell(NewsKind.AGENT_CHANGED, agent=agent.name, deleted=True, by=str(caller.address))
         page.close()
         return agent, agents.at_work(conn, agent.name)

@@ -24,9 +24,13 @@ T = TypeVar("T")
 # By the operation, or by its noun.
 AUDITED = {
     "agent": AuditKind.AGENT_CHANGED,
+    "binding": AuditKind.SETTINGS_CHANGED,
     "config": AuditKind.SETTINGS_CHANGED,
+    "connector": AuditKind.SETTINGS_CHANGED,
     "credential": AuditKind.CREDENTIAL_CHANGED,
+    "identity": AuditKind.PERSON_CHANGED,
     "mcp": AuditKind.MCP_APPROVED,
+    "pairing": AuditKind.PERSON_CHANGED,
     "person": AuditKind.PERSON_CHANGED,
     "person.forget": AuditKind.FORGOTTEN,
     "plugin": AuditKind.SETTINGS_CHANGED,

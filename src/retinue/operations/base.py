@@ -13,6 +13,7 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct, field
 
+from retinue.agents.hooks_running import Hooks
 from retinue.config import Settings, default_agent
 from retinue.config.defaults import PLAIN, Defaults
 from retinue.domain.agent import Agent, PermissionLevel
@@ -29,6 +30,7 @@ from retinue.domain.times import to_ms
 from retinue.engine.engine import Engine
 from retinue.engine.live import Live
 from retinue.mailroom.callbacks import Callbacks
+from retinue.mailroom.requests import Requests
 from retinue.models.catalog import Catalog
 from retinue.operations.auditing import AuditedStore, line_of
 from retinue.operations.keeper import Keeper
@@ -43,6 +45,7 @@ from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from retinue.agents.briefing import Previews
+    from retinue.mailroom.switchboard import Switchboard
     from retinue.operations.plugins import Guests
     from retinue.schedules.files import ScheduleFiles
     from retinue.schedules.heartbeats import Heartbeats
@@ -88,6 +91,9 @@ class Desk(Struct, frozen=True, kw_only=True):
     session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # what still runs for it is ended
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
     callbacks: Callbacks | None = None  # where agents that run elsewhere are heard
+    requests: Requests | None = None  # where those of programs elsewhere are taken
+    hooks: Hooks | None = None  # programs of the owner's that are run when something happens
+    switchboard: Switchboard | None = None  # the lines of the house; None where it has no connectors at all
     uploads: Uploads = field(default_factory=Uploads)  # files that were sent ahead of their envelopes
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
 

@@ -29,9 +29,10 @@ from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
 from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, cancel_in
-from retinue.operations import declared_schedules
+from retinue.operations import declared_bindings, declared_schedules
 from retinue.operations.agents import runners_known
 from retinue.operations.base import Desk, Nothing, Operation
+from retinue.operations.declared_bindings import PlannedBinding
 from retinue.operations.declared_schedules import PlannedSchedule
 from retinue.operations.keeper import Keeper
 from retinue.operations.restarts import write_down
@@ -108,6 +109,7 @@ class ConfigApplied(msgspec.Struct, frozen=True, rename="kebab"):
     agents: list[StepPlanned]
     people: list[StepPlanned]
     schedules: list[StepPlanned]
+    bindings: list[StepPlanned]
     not_yet: list[str]
     tokens: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     cleared_runs: int | msgspec.UnsetType = msgspec.UNSET
@@ -186,7 +188,7 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
     names = {agent.name for agent in known_agents} | {agent.name for agent in declared.agents}
     renewed = {name.casefold(): _new_token(desk, address.agent(name), "reset") for name in names}
 
-    def plan(conn: sa.Connection) -> tuple[list[Planned], list[Planned], list[PlannedSchedule]]:
+    def plan(conn: sa.Connection) -> tuple[list[Planned], list[Planned], list[PlannedSchedule], list[PlannedBinding]]:
         sources = agents.sources(conn)
         known = [Known(agent, sources[agent.name]) for agent in agents.everyone(conn)]
         take = asked.take == FILE
@@ -194,11 +196,12 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
             plan_agents(declared.agents, known, take_file=take),
             plan_people(roles, people.everyone(conn), take_file=take),
             declared_schedules.plan(conn, desk, declared.schedules, take_file=take, reset=asked.reset),
+            declared_bindings.plan(conn, desk.ids, declared.bindings, take_file=take, reset=asked.reset),
         )
 
     def body(conn: sa.Connection) -> Applied:
         page = Page(conn, to_ms(now))
-        for_agents, for_people, for_schedules = plan(conn)
+        for_agents, for_people, for_schedules, for_bindings = plan(conn)
         for planned in for_agents:
             if planned.agent is not None and planned.step in (Step.ADD, Step.CHANGE):
                 kept = agents.put(conn, planned.agent, source=FILE, at_ms=page.at_ms, changed_by=str(caller.address))
@@ -223,15 +226,17 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
                     tokens.add(conn, replace(new[0], principal=address.agent(agent.name)), new[2])
                     tokens_given[str(address.agent(agent.name))] = new[1]
         declared_schedules.carry_out(page, desk, for_schedules, caller)
+        declared_bindings.carry_out(page, for_bindings, reset=asked.reset)
         page.close()
-        return Applied(for_agents, for_people, for_schedules, cancelled, cleared, tokens_given)
+        return Applied(for_agents, for_people, for_schedules, for_bindings, cancelled, cleared, tokens_given)
 
     cleared, tokens_given = 0, dict[str, str]()
     if asked.dry_run:
-        for_agents, for_people, for_schedules = await desk.store.scan(plan)
+        for_agents, for_people, for_schedules, for_bindings = await desk.store.scan(plan)
     else:
         applied = await desk.store.write(body, point="apply", then=partial(_tell_engine, desk))
         for_agents, for_people, for_schedules = applied.agents, applied.people, applied.schedules
+        for_bindings = applied.bindings
         cleared, tokens_given = applied.cleared, applied.tokens
         for planned in for_agents:
             if planned.step is Step.ADD:
@@ -242,9 +247,8 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
         agents=[_planned_form(planned) for planned in for_agents],
         people=[_planned_form(planned) for planned in for_people],
         schedules=[_planned_form(each.planned) for each in for_schedules],
-        not_yet=[
-            *(f"bindings.{name}" for name in declared.bindings),
-        ],
+        bindings=[_planned_form(each.planned) for each in for_bindings],
+        not_yet=[],
         tokens=msgspec.UNSET if asked.dry_run else {name: made[name][1] for name in added} | tokens_given,
         cleared_runs=msgspec.UNSET if asked.dry_run else cleared,
     )
@@ -267,6 +271,7 @@ class Applied(Struct, frozen=True):
     agents: list[Planned]
     people: list[Planned]
     schedules: list[PlannedSchedule]
+    bindings: list[PlannedBinding]
     cancelled: Cancelled
     cleared: int
     tokens: dict[str, str]

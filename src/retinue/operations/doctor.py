@@ -15,6 +15,7 @@ from retinue.domain.principal import Principal
 from retinue.operations.agent_prompt import TEMPLATES_GOOD
 from retinue.operations.base import Desk, Operation
 from retinue.operations.checks import EVERY_HOUSE
+from retinue.operations.door_checks import DOORS
 from retinue.operations.health import Checked, Health, Scene, examine, register, worst
 from retinue.operations.mcp import MCP_SERVERS
 from retinue.operations.plugins import PLUGINS_LOADED
@@ -30,6 +31,7 @@ register(SKILLS_READ)
 register(TEMPLATES_GOOD)
 register(PLUGINS_LOADED)
 register(MCP_SERVERS)
+register(DOORS)
 
 
 class Doctor(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,6 +100,7 @@ async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> HouseExamined:
         runners=desk.runners_here,
         plugins=desk.plugins,
         mcp=desk.mcp,
+        switchboard=desk.switchboard,
         quick=asked.quick,
     )
     return report(await examine(scene))

@@ -19,6 +19,7 @@ from retinue.models.catalog import Catalog
 from retinue.store.connection import Store
 
 if TYPE_CHECKING:
+    from retinue.mailroom.switchboard import Switchboard
     from retinue.operations.plugins import Guests
     from retinue.tools.mcp.servers import Servers
 
@@ -60,6 +61,7 @@ class Scene(Struct, frozen=True, kw_only=True):
     runners: frozenset[str] | None = None
     plugins: Guests | None = None
     mcp: Servers | None = None
+    switchboard: Switchboard | None = None
     quick: bool = False  # leave out what reads the whole store
     gathered: dict[Any, Any] = field(default_factory=dict[Any, Any])
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from retinue.config import Settings
+from retinue.config.connectors import Unread
 from retinue.config.secret import Secret
 from retinue.config.skills import Variable
 from retinue.domain.agent import Agent
@@ -70,6 +71,8 @@ def gather(
             add(name, value)
     for name, value in _in_headers(settings):
         add(name, value)
+    for name, secret in _of_connectors(settings):
+        add(name, _read(secret, environment))
     for credential in stored:
         add(f"{credential.agent}:{credential.id}" if credential.agent else credential.id, _of(credential, environment))
     for agent in staff:
@@ -115,6 +118,21 @@ def _in_headers(settings: Settings) -> Iterator[tuple[str, str]]:
         for name, value in each.headers.items():
             if isinstance(value, str) and TELLING.fullmatch(name):
                 yield f"providers.{provider}.headers.{name}", value.rpartition(" ")[2]
+
+
+def _of_connectors(settings: Settings) -> Iterator[tuple[str, Secret]]:
+    """Those that the settings of a kind name as `*_env` and `*_file`. Of a kind that is not known yet, whatever ends
+    so: what is masked in vain does no harm."""
+    for name, connector in settings.connectors.items():
+        own = connector.own
+        table = own.table if isinstance(own, Unread) else {each: getattr(own, each) for each in names(own)}
+        for key, value in table.items():
+            if not isinstance(value, str) or not value or not TELLING.fullmatch(key.rpartition("_")[0]):
+                continue
+            if key.endswith("_env"):
+                yield f"connectors.{name}.{key[:-4]}", Secret(env=value)
+            elif key.endswith("_file"):
+                yield f"connectors.{name}.{key[:-5]}", Secret(file=settings.home / Path(value).expanduser())
 
 
 def _in_variables(settings: Settings) -> Iterator[tuple[str, Variable]]:

@@ -331,6 +331,17 @@ def trusted_skills(facts: Facts) -> Iterator[_Found]:
         )
 
 
+def trusted_requests(facts: Facts) -> Iterator[_Found]:
+    connectors = facts.settings.connectors.items()
+    believed = [name for name, each in connectors if each.enabled and getattr(each.own, "trusted", False)]
+    if believed:
+        yield warning(
+            f"what comes in by webhooks is believed: {_few(believed)}",
+            because="`trusted` is set for them: whoever can write into what is sent there tells agents what to do",
+            try_this="take `trusted` out, unless nobody but you can write into it",
+        )
+
+
 def direct_calls(facts: Facts) -> Iterator[_Found]:
     for name in facts.settings.tools.invoke_allow:
         spec = (facts.specs or {}).get(name)
@@ -511,6 +522,7 @@ CHECKS: tuple[SecurityCheck, ...] = (
     _check("secrets.unmasked", "every secret is masked where it comes up", short_secret),
     _check("web.private-hosts", "agents reach nothing of your own network", private_hosts),
     _check("skills.trusted", "skills of agents are looked at", trusted_skills),
+    _check("webhooks.trusted", "requests from elsewhere are words from outside", trusted_requests),
     _check("tools.direct", "tools with effects are used in runs alone", direct_calls),
     _check("tokens.unused", "every token is used", unused_tokens),
     _check("tokens.wide", "no token is the owner's for good", wide_tokens),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +15,10 @@ from typing import Any, cast
 import msgspec
 
 from retinue.config import Settings
+from retinue.config.connectors import connector_name, kind_name
 from retinue.config.hands import Lists
 from retinue.config.minds import ProviderSettings
-from retinue.connectors.base import Connector
+from retinue.connectors.base import Connector, ConnectorKind
 from retinue.domain.agent import ToolLists, ToolRules
 from retinue.domain.errors import Conflict, Invalid
 from retinue.domain.nouns import replace
@@ -41,6 +42,7 @@ class Kind(StrEnum):
     TOOL = "tool"
     OPERATION = "operation"
     CONNECTOR = "connector"
+    CONNECTOR_KIND = "connector-kind"
     MODEL = "model"
     PROVIDER = "provider"
     RUNNER = "runner"
@@ -118,6 +120,9 @@ class Registry:
 
     def connectors(self) -> Mapping[str, Connector]:
         return self._of(Kind.CONNECTOR)
+
+    def connector_kinds(self) -> Mapping[str, ConnectorKind]:
+        return self._of(Kind.CONNECTOR_KIND)
 
     def models(self) -> list[Model]:
         return list(self._of(Kind.MODEL).values())
@@ -208,7 +213,19 @@ class Registrar:
     def connector(self, connector: Connector) -> None:
         if not all(_has(connector, name) for name in ("listen", "deliver")):
             raise _unfit("connector", "it has the methods `listen` and `deliver`")
-        self._add(Kind.CONNECTOR, _text(connector, "instance"), connector)
+        instance = _text(connector, "instance")
+        if wrong := connector_name(instance):
+            raise _unfit(f"connector {instance[:80]!r}", f"its instance {wrong}")
+        self._add(Kind.CONNECTOR, instance, connector)
+
+    def connector_kind(self, kind: ConnectorKind) -> None:
+        """What `[connectors.NAME]` of the settings can be made of, any number of times."""
+        kind = _is(kind, ConnectorKind, "kind of connector")
+        if wrong := kind_name(kind.name):
+            raise _unfit(f"kind of connector {kind.name[:80]!r}", f"its name {wrong}")
+        if not is_dataclass(kind.settings):
+            raise _unfit(f"kind of connector {kind.name}", "its `settings` are a frozen dataclass of settings")
+        self._add(Kind.CONNECTOR_KIND, kind.name, kind)
 
     def model(self, model: Model) -> None:
         if not _has(model, "reply"):

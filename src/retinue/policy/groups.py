@@ -18,7 +18,9 @@ _PANELS = (
     *("panels_open", "panels_close", "panels_move", "panels_replace", "panels_focus"),
 )
 _MEMORY = ("memory_search", "memory_get", "memory_write")
-_MESSAGING = ("message", "notify", "ask_questions")
+# For whoever was written to from a channel: elsewhere there is nothing to react to, and no place for a file.
+OF_A_ROOM = ("send_file", "react")
+_MESSAGING = ("message", "notify", "ask_questions", *OF_A_ROOM)
 
 # What a schedule keeps from one time to the next: for what the clock begins, and for nothing else.
 OF_A_SCHEDULE = ("cron_read_task", "cron_read_memory", "cron_write_memory")
@@ -47,9 +49,7 @@ PROFILES: Mapping[str, tuple[str, ...]] = {
     "minimal": ("session_status",),
     "coding": (*_FILES, *_COMMANDS, *_SESSIONS, *_MEMORY, "session_status"),
     "messaging": (
-        "message",
-        "notify",
-        "ask_questions",
+        *_MESSAGING,
         "sessions_list",
         "sessions_history",
         "sessions_send",
@@ -59,6 +59,11 @@ PROFILES: Mapping[str, tuple[str, ...]] = {
 }
 
 ALIASES: Mapping[str, str] = {"bash": "exec", "shell": "exec"}
+
+ABSENT: Mapping[str, str] = {
+    "whatsapp_login": "there is no connector to WhatsApp here, and so nothing to sign in to",
+}
+"""Tools that other houses have and this one does not, each with the reason."""
 
 # A subagent works for another agent: it starts nobody, speaks with no person, reaches no other conversation but that
 # one's and changes no standing thing.

@@ -20,9 +20,11 @@ from retinue.domain.nouns import replace
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec
 from retinue.policy.groups import (
+    ABSENT,
     EVERYTHING,
     GROUPS,
     INVOKE_DENIED,
+    OF_A_ROOM,
     OF_A_SCHEDULE,
     PROFILES,
     SUBAGENT_DENIED,
@@ -155,7 +157,8 @@ class Chain:
             for entry in getattr(lists, field):
                 if not any(fits(glob, name) for glob in expanded((entry,), sources) for name in specs):
                     if entry != EVERYTHING and not _is_known(entry):
-                        self.warnings.append(f"{layer.key}.{field} names '{entry}', and there is no such tool")
+                        why = f": {ABSENT[entry.casefold()]}" if entry.casefold() in ABSENT else ""
+                        self.warnings.append(f"{layer.key}.{field} names '{entry}', and there is no such tool{why}")
         if allow and _only_plugins(allow, specs):
             self.warnings.append(f"{layer.key}.allow names only plug-ins: it adds to what else is allowed")
             allow = None
@@ -266,6 +269,9 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
     if where.origin is not OriginKind.SCHEDULE:
         fixed = ToolLists(deny=OF_A_SCHEDULE)
         layers.append(Layer(name="the rule for schedules", key="tools.by_session.schedule", lists=fixed, fixed=True))
+    if where.origin is not OriginKind.CHAT:
+        fixed = ToolLists(deny=OF_A_ROOM)
+        layers.append(Layer(name="the rule for rooms", key="tools.by_session.chat", lists=fixed, fixed=True))
     if (lists := settings.by_session.get(where.origin.value)) is not None:
         name = f"the rules for {where.origin} sessions"
         layers.append(Layer(name=name, key=f"tools.by_session.{where.origin}", lists=lists))

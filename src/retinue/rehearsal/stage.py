@@ -17,9 +17,8 @@ from msgspec import Struct
 from retinue.agents.home import ensure_home
 from retinue.config import Settings
 from retinue.config.defaults import Defaults
-from retinue.connectors.base import Accept, Connector, Delivery
+from retinue.connectors.base import Accept, Connector, Delivery, Parcel
 from retinue.domain.agent import Agent
-from retinue.domain.envelope import Envelope
 from retinue.domain.ids import SessionId
 from retinue.domain.ports import AskGate, Clock, ReadChecklist
 from retinue.domain.schedule import SCHEDULES_MAX, GateSaid, Schedule, SlotState
@@ -121,7 +120,7 @@ class Nowhere(Struct, frozen=True):
     async def listen(self, accept: Accept) -> None:
         await asyncio.Event().wait()
 
-    async def deliver(self, envelope: Envelope) -> Delivery:
+    async def deliver(self, parcel: Parcel) -> Delivery:
         return Delivery("rehearsed")
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from retinue.domain.agent import Agent
+from retinue.domain.attachment import Attachment
 from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.model import ModelFacts
 from retinue.domain.permission import Permission
@@ -63,6 +64,7 @@ class Finished(Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     reset: bool = False
     trust: Trust = Trust.AGENT
+    voice: Attachment | None = None  # the same, spoken
 
     @property
     def silent(self) -> bool:

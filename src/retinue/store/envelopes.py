@@ -26,6 +26,8 @@ _encode = msgspec.json.Encoder().encode
 _attachments = msgspec.json.Decoder(tuple[Attachment, ...])
 _context = msgspec.json.Decoder(Context)
 
+SAID_LOOKED_AT_MAX = 50  # letters of one run to one room
+
 _b = sa.bindparam
 _insert = t.envelopes.insert()
 _by_id = sa.select(t.envelopes).where(t.envelopes.c.id == _b("id"))
@@ -140,6 +142,19 @@ _was_sent = (
         t.envelopes.c.dedupe_key < _b("high"),
         t.envelopes.c.recipient == _b("recipient"),
     )
+    .limit(1)
+)
+_said = sa.and_(
+    t.envelopes.c.source == "run",
+    t.envelopes.c.dedupe_key >= _b("low"),
+    t.envelopes.c.dedupe_key < _b("high"),
+    t.envelopes.c.recipient == _b("recipient"),
+)
+_said_by = sa.select(t.envelopes.c.text).where(_said).order_by(t.envelopes.c.seq).limit(_b("limit"))
+_said_and_waiting = (
+    sa.select(t.envelopes)
+    .where(_said, t.envelopes.c.status == t.PENDING, t.envelopes.c.attempts == 0)
+    .order_by(t.envelopes.c.seq.desc())
     .limit(1)
 )
 _let_go = (
@@ -399,6 +414,22 @@ def was_sent(conn: sa.Connection, *, run: str, recipient: str) -> bool:
     """Whether a run has written to someone, beside the answer it owes."""
     values = {"low": f"{run}/", "high": f"{run}0", "recipient": recipient}
     return conn.execute(_was_sent, values).first() is not None
+
+
+def said_by(conn: sa.Connection, *, run: str, recipient: str) -> list[str]:
+    """What a run has sent to someone before its answer: by a tool, and between its calls."""
+    found: list[str] = []
+    for low, high in ((f"{run}/", f"{run}0"), (f"said/{run}/", f"said/{run}0")):
+        values = {"low": low, "high": high, "recipient": recipient, "limit": SAID_LOOKED_AT_MAX}
+        found += conn.execute(_said_by, values).scalars()
+    return found
+
+
+def said_and_waiting(conn: sa.Connection, *, run: str, recipient: str) -> Envelope | None:
+    """What a run has last said between its calls, where nobody has begun to send it."""
+    values = {"low": f"said/{run}/", "high": f"said/{run}0", "recipient": recipient}
+    row = conn.execute(_said_and_waiting, values).one_or_none()
+    return envelope_of(row) if row else None
 
 
 def let_go(conn: sa.Connection, id_: str, *, due_ms: int, session: str | None, recipient: Address, text: str) -> None:

@@ -16,7 +16,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.record import Body, Mark, Note, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.store import chapters, instructions, people, sight, spending, tokens
+from retinue.store import chapters, identities, instructions, overheard, pairings, people, sight, spending, tokens
 from retinue.store import tables as t
 from retinue.store.bodies import read_body
 from retinue.store.house import Page
@@ -101,6 +101,10 @@ def forget(conn: sa.Connection, *, person: str, now_ms: int) -> Forgotten:
     tokens.revoke_all(conn, str(address.person(person)), at_ms=page.at_ms)
     for statement in _theirs:
         conn.execute(statement, {"the_person": person})
+    for identity in identities.forget(conn, person):
+        # Wherever somebody of this id was heard: an id of another service that happens to be the same may go with it.
+        overheard.forget(conn, overheard.where_heard(conn, identity.id), identity.id)
+        pairings.forget(conn, identity.service, identity.id)
     spending.forget_person(conn, person)
     people.forget(conn, person, at_ms=page.at_ms)
     page.close()

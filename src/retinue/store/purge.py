@@ -122,6 +122,7 @@ _gone = (
     t.inbox.delete().where(t.inbox.c.envelope == _b("the_id")),
     t.deliveries.delete().where(t.deliveries.c.envelope == _b("the_id")),
     t.webhooks.delete().where(t.webhooks.c.letter == _b("the_id")),
+    t.parts.delete().where(t.parts.c.envelope == _b("the_id")),
     _o.delete().where(_o.c.envelope == _b("the_id")),
     _e.delete().where(_e.c.id == _b("the_id")),
 )

@@ -781,6 +781,136 @@ _partial(
 _partial("uq_schedule_slots_envelope", schedule_slots.c.envelope, where=_open_slot, unique=True)
 _partial("ix_schedule_slots_clock", schedule_slots.c.clock_ms, where=schedule_slots.c.state == word("'waiting'"))
 
+# --- the doors: who may talk from outside, and who answers there ---
+
+# Which agent answers where. What is empty is not asked for: no account means every account of the connector.
+bindings = sa.Table(
+    "bindings",
+    metadata,
+    _id("id", primary_key=True),
+    sa.Column("agent", sa.String(64), sa.ForeignKey("agents.name"), nullable=False),
+    sa.Column("also", sa.Text, nullable=False),  # JSON: the agents that answer there too, each for itself
+    sa.Column("connector", sa.String(64), nullable=False),
+    sa.Column("account", sa.String(64), nullable=False),
+    sa.Column("peer_kind", sa.String(8), nullable=False),
+    sa.Column("peer", sa.Text, nullable=False),
+    sa.Column("parent", sa.Text, nullable=False),
+    sa.Column("guild", sa.Text, nullable=False),
+    sa.Column("team", sa.Text, nullable=False),
+    sa.Column("made_by", sa.Text, nullable=False),
+    _ms("at_ms"),
+    sa.UniqueConstraint("connector", "account", "peer_kind", "peer", "parent", "guild", "team"),
+)
+sa.Index("ix_bindings_agent", bindings.c.agent)
+
+# Who a speaker is: by the id that stays theirs, never by a name, which anyone may take.
+identities = sa.Table(
+    "identities",
+    metadata,
+    sa.Column("service", sa.String(64), primary_key=True),
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("person", sa.String(64), sa.ForeignKey("people.name"), nullable=False),
+    sa.Column("made_by", sa.Text, nullable=False),
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_identities_person", identities.c.person)
+
+# Strangers who asked to be let in, by a code that the owner reads back.
+pairings = sa.Table(
+    "pairings",
+    metadata,
+    _id("id", primary_key=True),
+    sa.Column("instance", sa.String(64), nullable=False),
+    sa.Column("service", sa.String(64), nullable=False),
+    sa.Column("speaker", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("code", sa.String(16), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    _ms("asked_ms"),
+    _ms("expires_ms"),
+    sa.Column("decided_by", sa.Text, nullable=False),
+    _ms("decided_ms", nullable=True),
+    sa.CheckConstraint("state IN ('waiting', 'accepted', 'refused', 'expired')", name="state"),
+)
+_partial(
+    "uq_pairings_waiting",
+    pairings.c.instance,
+    pairings.c.speaker,
+    where=pairings.c.state == word("'waiting'"),
+    unique=True,
+)
+sa.Index("ix_pairings_asked", pairings.c.asked_ms, pairings.c.id)
+
+# Whom a pairing let in, beside those whom the settings name.
+admitted = sa.Table(
+    "admitted",
+    metadata,
+    sa.Column("instance", sa.String(64), primary_key=True),
+    sa.Column("speaker", sa.Text, primary_key=True),
+    sa.Column("by", sa.Text, nullable=False),
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
+)
+
+# What was heard and could not be taken in, however often: kept for someone to look at, so that the rest goes on.
+set_aside = sa.Table(
+    "set_aside",
+    metadata,
+    _id("id", primary_key=True),
+    sa.Column("instance", sa.String(64), nullable=False),
+    sa.Column("room", sa.Text, nullable=False),
+    sa.Column("message_id", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("because", sa.Text, nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    _ms("at_ms"),
+    sa.UniqueConstraint("instance", "room", "message_id"),
+    sa.CheckConstraint("state IN ('waiting', 'done', 'dropped')", name="state"),
+)
+sa.Index("ix_set_aside_at", set_aside.c.at_ms, set_aside.c.id)
+
+# What was said in a room and not to us: told once, before the next letter from there.
+overheard = sa.Table(
+    "overheard",
+    metadata,
+    sa.Column("instance", sa.String(64), primary_key=True),
+    sa.Column("room", sa.Text, primary_key=True),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("message_id", sa.Text, nullable=False),
+    sa.Column("speaker", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
+)
+
+# A connector's own few words: how far it has heard, whom it has met.
+connector_words = sa.Table(
+    "connector_words",
+    metadata,
+    sa.Column("instance", sa.String(64), primary_key=True),
+    sa.Column("key", sa.String(256), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
+)
+
+# Which message of a platform each part of an envelope became.
+parts = sa.Table(
+    "parts",
+    metadata,
+    _id("envelope", primary_key=True),
+    sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("channel", sa.Text, nullable=False),
+    sa.Column("receipt", sa.Text, nullable=False),
+    sa.Column("cut_by", sa.Text),  # of the first that arrived: what the whole was cut by, so that the rest is cut alike
+    _ms("at_ms"),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_parts_receipt", parts.c.channel, parts.c.receipt)
+
 AGENT_RUNS_VIEW = """
 CREATE VIEW agent_runs AS
 WITH kept AS (SELECT * FROM runs)

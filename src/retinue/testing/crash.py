@@ -53,13 +53,17 @@ DESK = frozenset(
         "apply",
         "ask",
         "audit",
+        "binding",
         "command",
         "credential",
         "forget",
         "grant",
+        "hook",
+        "identity",
         "label",
         "mcp",
         "notification",
+        "pairing",
         "person",
         "plugin",
         "preference",
@@ -86,14 +90,55 @@ DESK = frozenset(
 )
 
 
+# Commits at doors that hear, of which a trial has none: the fault kit ends line, house and place around each of them.
+DOORS = frozenset(["connector", "door", "join", "overhear", "pair"])
+
+# Commits that a trial comes by, so that it can be ended there: one that is not, it would wait for in vain.
+REACHED = frozenset(
+    [
+        "accept",
+        "callback",
+        "cancel",
+        "claim",
+        "clock",
+        "decide",
+        "delegate",
+        "deliver-claim",
+        "deliver-done",
+        "deliver-part",
+        "fail",
+        "finish",
+        "gate",
+        "instructions",
+        "park",
+        "put-away",
+        "queue",
+        "retry",
+        "setup",
+        "step",
+        "strike",
+        "sweep",
+    ]
+)
+
+
 def crash_points() -> list[str]:
     """Every crash point of the core, read off its code: around each commit, and around each effect."""
+    return sorted(point for point in _all_points() if point.partition(".")[0] not in DESK | DOORS)
+
+
+def commits() -> set[str]:
+    """Every commit of the house, read off its code by the name it bears."""
+    return {name for name, _, side in (point.partition(".") for point in _all_points()) if side.endswith("-commit")}
+
+
+def _all_points() -> set[str]:
     points: set[str] = set()
     source = Path(retinue.__file__).parent
     for path in source.rglob("*.py"):
         if path.relative_to(source).parts[0] != "testing":
             points.update(_points_in(ast.parse(path.read_bytes())))
-    return sorted(point for point in points if point.partition(".")[0] not in DESK)
+    return points
 
 
 def quick_points() -> list[str]:

@@ -23,9 +23,9 @@ from retinue import daemon
 from retinue.config import from_environment
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, Delivery, External, ToolRules
-from retinue.domain.envelope import Envelope
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.nouns import replace
+from retinue.domain.parcel import Abilities, Parcel
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import ToolSpec
 from retinue.engine.lanes import Slots
@@ -40,6 +40,7 @@ from retinue.testing.scripted_model import ScriptedModel
 from retinue.testing.tools import AppendLine
 from retinue.tools.base import Scene
 
+TEXT_MAX = 8  # in one message: every letter to a room leaves in parts
 LINGER_S = 0.01  # how long a call takes after its effect, and a room over each delivery: something to be killed in
 ATTEMPTS_MAX = 20
 ANY = 100
@@ -103,15 +104,17 @@ def _room(outside: Path, instance: str, *, repeats_safely: bool) -> QuietConnect
         instance=instance,
         repeats_safely=repeats_safely,
         after_s=LINGER_S,
+        abilities=Abilities(text_max=TEXT_MAX),
         on_deliver=partial(_mark, outside / instance),
     )
 
 
-def _mark(file: Path, envelope: Envelope) -> None:
+def _mark(file: Path, parcel: Parcel) -> None:
     """A line outside the house, synced: the place took it, whatever the house remembers."""
     fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(fd, f"{envelope.id} {envelope.text}\n".encode())
+        part = f"/{parcel.index}/{parcel.count}" if parcel.count > 1 else ""
+        os.write(fd, f"{parcel.envelope.id}{part} {parcel.envelope.text}\n".encode())
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -90,10 +90,26 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line that was left outside the house: by a call or a delivery, and with which words."""
+    """A line that was left outside the house: by a call or a delivery, and with which words.
+
+    A part of a letter is `LETTER/INDEX/COUNT`, and bears the words of the whole.
+    """
 
     by: str
     text: str
+
+    @property
+    def letter(self) -> str:
+        return self.by.partition("/")[0]
+
+    @property
+    def index(self) -> int:
+        return int(self.by.split("/")[1]) if "/" in self.by else 0
+
+    @property
+    def parts(self) -> int:
+        """In how many the letter left."""
+        return int(self.by.rpartition("/")[2]) if "/" in self.by else 1
 
     @property
     def word(self) -> str:

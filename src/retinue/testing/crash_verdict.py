@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from retinue.testing import crash_script as script
@@ -428,21 +428,28 @@ def _delivered(case: _Case) -> Iterator[Finding]:
     """What was delivered is in its room, in order, and where a room minds, once."""
     for name, marks in case.evidence.rooms.items():
         times = Counter(mark.by for mark in marks)
+        came = Counter(mark.letter for mark in dict.fromkeys(marks))
+        parts = {mark.letter: mark.parts for mark in marks}
         if name == script.RISKY:
             twice = [mark for mark in dict.fromkeys(marks) if times[mark.by] > 1]
             yield from (Finding(Wrong.DOUBLED, f"{mark.word} came {times[mark.by]} times to {name}") for mark in twice)
         for letter in case.evidence.letters:
             if letter.recipient.startswith(f"channel:{name}:"):
-                if letter.outcome == "delivered" and not times[letter.id]:
-                    yield Finding(Wrong.LOST, f"{letter.token} is delivered, but it never came to {name}")
+                if letter.outcome == "delivered" and came[letter.id] < parts.get(letter.id, 1):
+                    yield Finding(Wrong.LOST, f"{letter.token} is delivered, but it never came to {name} as a whole")
         numbers: dict[int, list[int]] = defaultdict(list)
+        parts_of: dict[str, list[int]] = defaultdict(list)
         for mark in dict.fromkeys(marks):
-            if mark.by not in case.by_id:
+            parts_of[mark.letter].append(mark.index)
+            if mark.letter not in case.by_id:
                 yield Finding(Wrong.UNASKED, f"{mark.word} came to {name} and is not stored")
             session, number = script.place(mark.text)
             numbers[session].append(number)
-        for session, came in numbers.items():
-            yield from _rising(came, f"delivered to {name} for session {session}")
+        for session, in_turn in numbers.items():
+            letters = [number for number, _ in groupby(in_turn)]  # all parts of one, before any of the next
+            yield from _rising(letters, f"delivered to {name} for session {session}")
+        for letter, indices in parts_of.items():
+            yield from _rising(indices, f"parts of {letter[:8]} delivered to {name}")
 
 
 def _unasked(case: _Case) -> Iterator[Finding]:

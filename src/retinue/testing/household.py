@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -16,8 +17,11 @@ import sqlalchemy as sa
 
 from retinue.agents.home import ensure_home
 from retinue.config import Settings
+from retinue.config.connectors import ConnectorSettings
 from retinue.config.hands import ApprovalSettings, ToolSettings
-from retinue.connectors.base import Connector
+from retinue.config.speech import SpeechSettings
+from retinue.connectors.base import Connector, ConnectorKind, by_number
+from retinue.connectors.kinds import Kinds
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.approval import Approval
@@ -33,16 +37,28 @@ from retinue.domain.session import Origin, Session
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.domain.word import Heard, Word
+from retinue.domain.wording import PLAIN_WORDS, Words
 from retinue.engine.clockwork import no_gates
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
-from retinue.mailroom.doorway import Doorway
+from retinue.engine.pressing import Presses
+from retinue.mailroom.bringing import keeping
+from retinue.mailroom.doorkeeper import Keeper
+from retinue.mailroom.doorway import Doorway, TakePress, hears_nothing
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.outbox import Bounds, Outbox
+from retinue.mailroom.owner import Owner
+from retinue.mailroom.presence import Presence
+from retinue.mailroom.reach import WhyNot, everywhere
+from retinue.mailroom.shown_questions import ShownQuestions
+from retinue.mailroom.speech import Speech
+from retinue.mailroom.switchboard import Needs, Switchboard
 from retinue.models.base import Model
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
+from retinue.sandbox.base import Sandbox
+from retinue.sandbox.host import Host
 from retinue.schedules.checklists import Checklists
 from retinue.schedules.labelled import look_for
 from retinue.store import agents, envelopes, people, records, sessions
@@ -51,6 +67,7 @@ from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.store.tables import envelopes as envelope_table
 from retinue.testing.fake_clock import FakeClock
+from retinue.testing.open_door import OpenDoor
 from retinue.testing.scripted_model import ScriptedModel
 from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLine
@@ -61,6 +78,10 @@ from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
 WAIT_S = 20.0
+
+
+async def _no_walls() -> Sandbox:
+    return Host()
 
 
 def boss(name: str) -> Principal:
@@ -89,7 +110,10 @@ class House:
     inbox: Inbox
     outbox: Outbox
     doorway: Doorway
+    switchboard: Switchboard
     live: Live
+    questions: ShownQuestions
+    presses: Presses
     crashed: bool = False
 
     async def post(
@@ -199,7 +223,10 @@ class House:
     def crash(self) -> None:
         """Stop as `kill -9` would: nothing more is written."""
         self.crashed = True
+        self.switchboard.abandon()
         self.doorway.abandon()
+        self.questions.abandon()
+        self.presses.abandon()
         self.engine.abandon()
         self.outbox.abandon()
 
@@ -242,7 +269,14 @@ class Household:
     asking: ApprovalSettings = field(default_factory=ApprovalSettings)
     models: Sequence[Model] = ()  # beside the scripted one
     connectors: dict[str, Connector] = field(default_factory=dict[str, Connector])
+    lines: Mapping[str, ConnectorSettings] = field(default_factory=dict[str, ConnectorSettings])  # made as these say
+    kinds: dict[str, ConnectorKind] = field(default_factory=dict[str, ConnectorKind])  # beside the house's own
+    keeper: Callable[[Store, Inbox], Keeper] | None = None  # who stands at the doors; None: they are open
+    press: TakePress | None = None  # None: presses decide, as they do in every house
+    speech: Callable[[], SpeechSettings] | None = None
+    why_not: WhyNot = everywhere  # where agents may not write
     sending: Bounds = field(default_factory=Bounds)
+    words: Words = PLAIN_WORDS  # how they leave by every door
     engine: Callable[..., EmbeddedEngine] = EmbeddedEngine
     gates: AskGate = no_gates
     through: Callable[[Store], Store] = lambda store: store  # what the house reaches its store through
@@ -269,7 +303,10 @@ class Household:
         finally:
             if house.crashed:
                 await asyncio.sleep(0)
+            await house.switchboard.stop()
             await house.doorway.stop()
+            await house.questions.stop()
+            house.presses.abandon()
             await house.engine.stop(drain_s=0 if house.crashed else drain_s)
             await house.outbox.stop(drain_s=0 if house.crashed else drain_s)
             await self.thinking.minds.close()
@@ -319,7 +356,9 @@ class Household:
             clock,
             self.connectors,
             bounds=self.sending,
+            why_not=self.why_not,
             sessions=lambda: thinking.settings.sessions,
+            words=self._words_at,
             faults=self.faults,
         )
         thinking = self.thinking = Thinking(
@@ -332,6 +371,12 @@ class Household:
             environment=self.environment,
             equip=self._equip,
         )
+        files = Files(self.root / "files")
+        speech = (
+            Speech(self.speech, files, home=self.root, sandbox=_no_walls, environment={})
+            if self.speech is not None
+            else None
+        )
         engine = self.engine(
             store,
             clock,
@@ -342,6 +387,10 @@ class Household:
             zone=self.zone,
             slots=self.slots,
             deliver=outbox.wake,
+            words=self._words_at,
+            presence=Presence(clock, self.connectors),
+            by_number=self._by_number,
+            speak=speech.answered if speech is not None else None,
             choices=thinking.choices,
             asking=lambda: self.asking,
             defaults=lambda: thinking.settings.defaults,
@@ -353,14 +402,55 @@ class Household:
         asks.of = engine
         outbox.on_wake(engine.wake)
         inbox = Inbox(store, clock, engine.wake, engine.seat, engine.command)
-        # Whoever speaks in a channel speaks with the first of the staff.
-        doorway = Doorway(store, inbox, clock, self.ids, lambda _channel: address.agent(self.agents[0].name))
-        house = House(self, store, engine, inbox, outbox, doorway, live)
+        # Whoever speaks in a channel speaks with the first of the staff, unless someone stands at the door.
+        open_door = OpenDoor(lambda _channel: address.agent(self.agents[0].name))
+        keeper = self.keeper(store, inbox) if self.keeper is not None else open_door
+        presses = Presses(store, clock, engine.wake, self.connectors)
+        questions = ShownQuestions(store, self.connectors, self._words_at)
+        doorway = Doorway(
+            store,
+            inbox,
+            clock,
+            self.ids,
+            keeper,
+            lambda: thinking.settings.sessions,
+            keep=keeping(files),
+            press=self.press or presses.take,
+            refuse_press=presses.refuse,
+            hear=speech.heard if speech is not None else hears_nothing,
+        )
+        switchboard = self._switchboard(store, inbox, doorway, outbox)
+        house = House(self, store, engine, inbox, outbox, doorway, switchboard, live, questions, presses)
+        await questions.start()
+        for connector in list(self.connectors.values()):
+            switchboard.open(connector)
+        await switchboard.fit(self.lines)
         await outbox.start()
         await engine.start()
-        for connector in self.connectors.values():
-            doorway.open(connector)
+        switchboard.start()
         return house
+
+    def _by_number(self, instance: str) -> bool:
+        return by_number(self.connectors.get(instance))
+
+    def _words_at(self, _instance: str) -> Words:
+        return self.words
+
+    def _switchboard(self, store: Store, inbox: Inbox, doorway: Doorway, outbox: Outbox) -> Switchboard:
+        files = Files(self.root / "files")
+        needs = Needs(
+            store=store,
+            clock=self.clock,
+            ids=self.ids,
+            chance=Random(0),
+            take=doorway.accept,
+            home=self.root,
+            environment=self.environment,
+            path_of=lambda attachment: files.path(attachment.hash),
+            kinds=Kinds(lambda: self.kinds),
+            tell_owner=Owner(inbox, self.ids).tell,
+        )
+        return Switchboard(needs, self.connectors)
 
 
 def _settle_in(conn: sa.Connection, *, household: Household, at_ms: int) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from retinue.connectors.base import Accept, Delivery, DeliveryFailed, FailureKind, Incoming
+from retinue.connectors.base import Abilities, Accept, Delivery, DeliveryFailed, FailureKind, Finding, Incoming, Parcel
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import NO_CONTEXT, Context, Envelope, Receipt
 from retinue.domain.ids import EnvelopeId
@@ -43,19 +43,26 @@ class Said:
 class QuietConnector:
     """Knows what arrived where, and does what it is told.
 
-    With `repeats_safely` the place knows an envelope by its id and takes it once; without, whoever sends twice is read
-    twice. It stands for the place as much as for the connector, so it outlives a house that crashes.
+    With `repeats_safely` the place knows a parcel by its key and takes it once; without, whoever sends twice is read
+    twice. It stands for the place as much as for the connector, so it outlives a house that crashes. Without
+    `abilities` it takes every envelope whole; it edits, reacts and types where they say so.
     """
 
     clock: Clock
     instance: str = "quiet"
     repeats_safely: bool = True
     after_s: float = 0.0  # how long the place takes over each delivery
-    arrived: list[Envelope] = field(default_factory=list[Envelope])
+    abilities: Abilities | None = None
+    parcels: list[Parcel] = field(default_factory=list[Parcel])  # that arrived
+    previews: dict[str, str] = field(default_factory=dict[str, str])  # by the id of the message: what it shows now
+    shown: list[str] = field(default_factory=list[str])  # whatever was ever shown in a preview
+    reactions: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])  # room, message, emoji
+    typed: list[str] = field(default_factory=list[str])  # rooms, each time someone was seen to write there
+    presses: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     attempts: list[EnvelopeId] = field(default_factory=list[EnvelopeId])
     at_once: int = 0  # deliveries under way
     at_once_max: int = 0
-    on_deliver: Callable[[Envelope], None] | None = None
+    on_deliver: Callable[[Parcel], None] | None = None
     _troubles: dict[str | None, deque[Trouble]] = field(default_factory=dict[str | None, deque[Trouble]])
     _said: deque[Said] = field(default_factory=deque[Said])
     _spoken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,37 +70,43 @@ class QuietConnector:
 
     # What goes out
 
-    async def deliver(self, envelope: Envelope) -> Delivery:
-        self.attempts.append(envelope.id)
+    async def deliver(self, parcel: Parcel) -> Delivery:
+        self.attempts.append(parcel.envelope.id)
         self.at_once += 1
         self.at_once_max = max(self.at_once_max, self.at_once)
         try:
-            return await self._deliver(envelope, self._next_trouble(envelope.recipient.rest))
+            return await self._deliver(parcel, self._next_trouble(parcel.room))
         finally:
             self.at_once -= 1
 
-    async def _deliver(self, envelope: Envelope, trouble: Trouble) -> Delivery:
+    async def _deliver(self, parcel: Parcel, trouble: Trouble) -> Delivery:
         wait_s = self.after_s + trouble.after_s
         if wait_s:
             await self.clock.sleep(wait_s)
         if trouble.failure is not None:
             raise trouble.failure
         if not trouble.breaks or trouble.arrives:
-            self._take(envelope)
+            self._take(parcel)
         if trouble.breaks:
             raise LineBroke("the line broke")
-        return Delivery(f"quiet-{envelope.id[:8]}")
+        part = f"-{parcel.index}" if parcel.count > 1 else ""
+        return Delivery(f"quiet-{parcel.envelope.id[:8]}{part}")
 
-    def _take(self, envelope: Envelope) -> None:
-        if self.repeats_safely and any(known.id == envelope.id for known in self.arrived):
+    def _take(self, parcel: Parcel) -> None:
+        if self.repeats_safely and any(known.key == parcel.key for known in self.parcels):
             return
-        self.arrived.append(envelope)
+        self.parcels.append(parcel)
         if self.on_deliver is not None:
-            self.on_deliver(envelope)
+            self.on_deliver(parcel)
+
+    @property
+    def arrived(self) -> list[Envelope]:
+        """The envelopes that arrived, oldest first: once for each time, however many parts they had."""
+        return [parcel.envelope for parcel in self.parcels if parcel.index == 0]
 
     def texts(self, room: str) -> list[str]:
         """What stands in a room, oldest first."""
-        return [envelope.text for envelope in self.arrived if envelope.recipient.rest == room]
+        return [parcel.text for parcel in self.parcels if parcel.room == room]
 
     def will_fail(
         self,
@@ -134,6 +147,32 @@ class QuietConnector:
                 return waiting.popleft()
         return Trouble()
 
+    # What is shown on the side
+
+    async def preview(self, room: str, text: str, *, shown: str = "", quote: str = "") -> str:
+        message = shown or f"{room}-preview-{next(self._ids)}"
+        self.previews[message] = text
+        self.shown.append(text)
+        return message
+
+    async def take_back(self, room: str, message_id: str) -> None:
+        self.previews.pop(message_id, None)
+
+    async def react(self, room: str, message_id: str, emoji: str) -> None:
+        trouble = self._next_trouble(room)
+        if trouble.failure is not None:
+            raise trouble.failure
+        self.reactions.append((room, message_id, emoji))
+
+    async def type_in(self, room: str) -> None:
+        self.typed.append(room)
+
+    async def answer_press(self, press_id: str, text: str) -> None:
+        self.presses.append((press_id, text))
+
+    async def check(self) -> Finding:
+        return Finding(ok=True, account=f"@{self.instance}", sentence="it is quiet here")
+
     # What comes in
 
     async def listen(self, accept: Accept) -> None:
@@ -158,7 +197,7 @@ class QuietConnector:
         context: Context = NO_CONTEXT,
     ) -> Said:
         """Say something in a room and do not wait for the house to hear it."""
-        said = Said(
+        return self.offer(
             Incoming(
                 room=room,
                 message_id=message_id or str(next(self._ids)),
@@ -166,9 +205,12 @@ class QuietConnector:
                 attachments=attachments,
                 context=context,
                 revision=revision,
-            ),
-            asyncio.get_running_loop().create_future(),
+            )
         )
+
+    def offer(self, incoming: Incoming) -> Said:
+        """The same, with everything that a place can say of a message."""
+        said = Said(incoming, asyncio.get_running_loop().create_future())
         self._said.append(said)
         self._spoken.set()
         return said

@@ -32,6 +32,7 @@ from retinue.domain.text import storable
 from retinue.domain.tool import RESULT_CHARS_MAX, Call, Effect, ToolResult, ToolSpec, clipped
 from retinue.domain.trust import Trust
 from retinue.policy.grants import missing
+from retinue.policy.groups import ABSENT
 from retinue.policy.judging import Judgement, judge
 from retinue.policy.origin_entries import label
 from retinue.policy.origin_rules import OriginPolicy
@@ -307,7 +308,8 @@ class Toolbox:
             tool = self._tools.get(call.tool)
             if tool is None:
                 known = ", ".join(spec.name for spec in self.offered(occasion.agent, occasion.where)) or "none"
-                closed.append(refusal(call, f"There is no tool '{call.tool}'. Tools here: {known}."))
+                why = f": {ABSENT[call.tool]}" if call.tool in ABSENT else ""
+                closed.append(refusal(call, f"There is no tool '{call.tool}'{why}. Tools here: {known}."))
                 continue
             arguments, unfit = _parsed(tool, call)
             await self._ready(call)

@@ -1,8 +1,12 @@
 // Made from the code by `make generate`.
 
+export type Accept = { "which": string; "person"?: string };
+
 export type AddReminder = { "text": string; "at"?: string; "delay_s"?: number; "to"?: string };
 
 export type AddWakeup = { "session": string; "text": string; "at"?: string; "delay_s"?: number };
+
+export type AdmittedShown = { "connector": string; "speaker": string; "by": string; "at": string };
 
 export type AgentChanged = { "name": string; "display_name": string; "description": string; "runner": string; "external": AgentExternal; "provider": string | null; "model": string; "fallbacks": Array<string> | null; "effort": string | null; "verbose": Verbosity | null; "elevated": Elevation | null; "instructions": string; "instructions_mode": InstructionMode; "workspace": string; "context_files": Array<string>; "delivery": Delivery; "concurrency": number | null; "queue": AgentQueue; "reset": AgentReset; "tools": AgentTools; "delegation": AgentDelegation; "subagents": AgentSubagents; "heartbeat": AgentHeartbeat; "sandbox": AgentSandbox; "turns_max": number; "run_seconds_max": number | null; "tokens_max": number | null; "cost_microusd_max": number | null; "tree_microusd_max": number | null; "day_microusd_max": number | null; "month_microusd_max": number | null; "attempts_max": number; "replay_age_s": number | null; "approval_wait_s": number; "permission_level": PermissionLevel; "icon": string; "colour": Colour | null; "visible": boolean; "version": number; "changed": Array<string>; "dry-run"?: boolean };
 
@@ -84,7 +88,7 @@ export type Attributes = { "session": string; "patch": Record<string, unknown> }
 
 export type AuditExported = { "lines": Array<string>; "next": string | null };
 
-export type AuditKind = "agent-changed" | "anchored" | "approval-asked" | "approval-decided" | "approval-expired" | "call-allowed" | "call-ended" | "call-refused" | "chain-begun" | "credential-changed" | "forgotten" | "grant-given" | "grant-revoked" | "mcp-approved" | "person-changed" | "purged" | "sandbox-off" | "settings-changed" | "skill-approved" | "token-made" | "token-revoked";
+export type AuditKind = "agent-changed" | "anchored" | "approval-asked" | "approval-decided" | "approval-expired" | "approval-refused" | "call-allowed" | "call-ended" | "call-refused" | "chain-begun" | "credential-changed" | "forgotten" | "grant-given" | "grant-revoked" | "mcp-approved" | "person-changed" | "purged" | "sandbox-off" | "settings-changed" | "skill-approved" | "token-made" | "token-revoked";
 
 export type AuditListed = { "audit": Array<AuditShown>; "next": string | null };
 
@@ -93,6 +97,14 @@ export type AuditShown = { "at": string; "kind": string; "who": string; "agent":
 export type AuditVerified = { "holds": boolean; "checked": number; "chains": number; "anchors": number; "flaws": Array<FlawShown>; "lines": Array<string> };
 
 export type Backup = { "to"?: string; "verify"?: boolean };
+
+export type BindingRemoved = { "id": string; "removed": boolean };
+
+export type BindingSet = { "binding": BindingShown; "replaced": Array<BindingShown> };
+
+export type BindingShown = { "id": string; "agent": string; "connector": string; "account": string; "peer-kind": string; "peer": string; "parent": string; "guild": string; "team": string; "also": Array<string>; "made-by": string };
+
+export type BindingsListed = { "bindings": Array<BindingShown> };
 
 export type BudgetShown = { "what": string; "whose": string; "raised-by": string; "cap-microusd": number; "spent-microusd"?: number | null; "held-microusd"?: number | null; "left-microusd"?: number | null; "share"?: number | null; "resets-on"?: string | null };
 
@@ -126,7 +138,7 @@ export type CommandShown = { "name": string; "form": string; "summary": string; 
 
 export type CommandsListed = { "commands": Array<CommandShown> };
 
-export type ConfigApplied = { "dry-run": boolean; "agents": Array<StepPlanned>; "people": Array<StepPlanned>; "schedules": Array<StepPlanned>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "cleared-runs"?: number; "shown-once"?: Array<string> };
+export type ConfigApplied = { "dry-run": boolean; "agents": Array<StepPlanned>; "people": Array<StepPlanned>; "schedules": Array<StepPlanned>; "bindings": Array<StepPlanned>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "cleared-runs"?: number; "shown-once"?: Array<string> };
 
 export type ConfigChanged = { "changes": Array<RetinueConfigChangesChange>; "waiting-for-a-restart": Array<string>; "hash": string };
 
@@ -139,6 +151,18 @@ export type ConfigFields = { "file": string; "hash": string; "sections": Array<S
 export type ConfigPreview = { "old": string; "new": string; "patch": Record<string, unknown>; "changes": Array<RetinueConfigChangesChange>; "faults": Array<FaultShown>; "hash": string };
 
 export type ConfigShown = { "file": string; "hash": string; "files": Array<string>; "settings": Record<string, unknown>; "default-agent": string | null; "waiting-for-a-restart": Array<string> };
+
+export type ConnectorAdded = { "connector": ConnectorShown; "account": string; "next": Array<string> };
+
+export type ConnectorRead = { "connector": ConnectorShown; "settings": Record<string, unknown> };
+
+export type ConnectorRemoved = { "name": string; "removed": boolean };
+
+export type ConnectorShown = { "name": string; "kind": string; "state": LineState; "since": string; "last-heard"?: string | null; "last-delivered"?: string | null; "breaks"?: number; "because"?: string; "try"?: string; "again-at"?: string | null; "dm"?: string; "in-groups"?: string };
+
+export type ConnectorTested = { "name": string; "ok": boolean; "account": string; "sentence": string; "because": string; "try": string };
+
+export type ConnectorsListed = { "connectors": Array<ConnectorShown> };
 
 export type CredentialKind = "api_key" | "token";
 
@@ -178,6 +202,10 @@ export type Diff = { "name": string; "old": number; "new"?: number | null };
 
 export type Difference = { "session": string; "run": string; "agent": string; "tool": string; "arguments": Record<string, unknown>; "now": Verdict; "then": Verdict; "because": string; "key": string };
 
+export type Dismiss = { "connector": string; "speaker": string };
+
+export type Dismissed = { "connector": string; "speaker": string; "dismissed": boolean };
+
 export type Doctor = { "quick"?: boolean; "security"?: boolean; "fix"?: boolean };
 
 export type Door = "invoke" | "mcp" | "model" | "skill";
@@ -185,8 +213,6 @@ export type Door = "invoke" | "mcp" | "model" | "skill";
 export type Effect = "apply" | "hot" | "message" | "restart";
 
 export type Elevation = "ask" | "full" | "off" | "on";
-
-export type Enable = { "name": string; "plugin"?: string };
 
 export type EnvelopeCancelled = { "envelope": string; "outcome": Outcome };
 
@@ -258,6 +284,20 @@ export type HeartbeatRun = { "agent": string; "begun": boolean; "because": strin
 
 export type HeartbeatsListed = { "heartbeats": Array<HeartbeatListed> };
 
+export type HookBroken = { "folder": string; "because": string };
+
+export type HookDisabled = { "name": string; "was_enabled": boolean };
+
+export type HookRead = { "hook": HookShown; "content": string };
+
+export type HookShown = { "name": string; "description": string; "events": Array<string>; "source": HookSource; "state": HookState; "because": string; "path": string; "hash": string };
+
+export type HookSource = "bundled" | "house" | "workspace";
+
+export type HookState = "changed" | "new" | "off" | "ready" | "unfit";
+
+export type HooksListed = { "hooks": Array<HookShown>; "shadowed": Array<string>; "broken": Array<HookBroken> };
+
 export type HouseBackedUp = { "folder": string; "parts": number; "size-bytes": number; "missing": Array<string>; "verified": boolean };
 
 export type HouseExamined = { "health": Health; "checks": Array<HealthChecked>; "lines": Array<string>; "security"?: Array<SecurityFound>; "fixed"?: Array<string> };
@@ -267,6 +307,12 @@ export type HousePurged = { "dry-run": boolean; "envelopes": number; "news": num
 export type HouseState = { "cursor": number; "you": string; "level": PermissionLevel; "agents": Array<AgentHere>; "sessions": Array<SessionListed>; "approvals": Array<ApprovalShown>; "unread": number };
 
 export type HouseStatus = { "version": string; "cursor": number; "agents": Array<AgentHere>; "default_agent": string | null; "approvals": Array<ApprovalShown>; "you": string; "now": string };
+
+export type IdentitiesListed = { "identities": Array<IdentityShown> };
+
+export type IdentityShown = { "person": string; "service": string; "id": string };
+
+export type IdentityUnlinked = { "service": string; "id": string; "unlinked": boolean };
 
 export type Import = { "agent": string; "files": Record<string, string> };
 
@@ -286,6 +332,10 @@ export type Invoke = { "tool": string; "args"?: Record<string, unknown>; "agent"
 
 export type Invoked = { "tool": string; "output": string; "failed": boolean };
 
+export type KindShown = { "kind": string; "title": string; "questions": Array<QuestionShown> };
+
+export type KindsListed = { "kinds": Array<KindShown>; "absent": Record<string, string> };
+
 export type LaneKind = "background" | "main" | "schedule" | "subagent";
 
 export type LaneShown = { "session": string; "session-name": string | null; "agent": string; "kind": OriginKind; "lane": LaneKind; "run": RunNow | null; "waiting": Array<EnvelopeWaiting>; "waiting-count": number };
@@ -299,6 +349,10 @@ export type LedgerChecked = { "holds": boolean; "lines": Array<string> };
 export type Level = "debug" | "error" | "info" | "warning";
 
 export type Line = { "seq": number; "kind": RecordKind; "at": string; "run": string | null; "trust": Trust; "body": unknown; "mail": Array<MailRead> };
+
+export type LineState = "failed" | "listening" | "needs-owner" | "off" | "trying" | "waiting";
+
+export type Link = { "person": string; "service": string; "id": string };
 
 export type ListWakeups = { "limit"?: number; "session"?: string };
 
@@ -370,9 +424,19 @@ export type Outcome = "answered" | "cancelled" | "dead" | "delivered" | "expired
 
 export type Overflow = "oldest" | "refuse" | "summarize";
 
+export type PairingDecided = { "pairing": PairingShown; "person": string };
+
+export type PairingShown = { "id": string; "code": string; "connector": string; "service": string; "speaker": string; "name": string; "state": PairingState; "asked-at": string; "expires-at": string; "decided-by": string };
+
+export type PairingState = "accepted" | "expired" | "refused" | "waiting";
+
+export type PairingsListed = { "pairings": Array<PairingShown>; "admitted": Array<AdmittedShown> };
+
 export type PartialShown = { "session": string; "run": string; "turn": number; "attempt": number; "text": string; "thinking": string };
 
 export type Patch = { "changes": Record<string, unknown>; "expected_hash": string };
+
+export type PeerKind = "channel" | "dm" | "group";
 
 export type PeopleListed = { "people": Array<PersonShown> };
 
@@ -411,6 +475,8 @@ export type PromptFile = { "name": string; "section": string; "tokens": number; 
 export type PromptSection = { "name": string; "tokens": number; "chars": number; "text"?: string };
 
 export type Purge = { "done_days"?: number | null; "news_days"?: number | null; "runs_days"?: number | null; "unread"?: boolean; "dry_run"?: boolean };
+
+export type QuestionShown = { "key": string; "ask": string; "secret": boolean; "default": string; "help": string };
 
 export type QuestionnaireCancelled = { "id": string; "state": QuestionnaireState };
 
@@ -552,6 +618,16 @@ export type SessionsListed = { "sessions": Array<SessionListed>; "next": string 
 
 export type SessionsSeen = "all" | "spawned";
 
+export type SetAsideDropped = { "id": string; "dropped": boolean };
+
+export type SetAsideListed = { "set-aside": Array<SetAsideShown> };
+
+export type SetAsideRetried = { "id": string; "envelope": string | null };
+
+export type SetAsideShown = { "id": string; "connector": string; "room": string; "message-id": string; "because": string; "tries": number; "state": SetAsideState; "at": string };
+
+export type SetAsideState = "done" | "dropped" | "waiting";
+
 export type SetOrder = { "provider": string; "ids"?: Array<string>; "agent"?: string };
 
 export type SetRole = { "name": string; "role": Role };
@@ -644,6 +720,8 @@ export type Trim = { "session": string; "seq": number; "cut": Cut; "revision"?: 
 
 export type Trust = "agent" | "owner" | "person" | "private" | "untrusted";
 
+export type Unlink = { "service": string; "id": string };
+
 export type Upload = { "name": string; "data"?: string; "hash"?: string; "media_type"?: string };
 
 export type UsageShown = { "by": By; "from": string; "to": string; "rows": Array<UsedShown>; "left-out": number; "total": UsedShown };
@@ -704,6 +782,14 @@ export type RetinueOperationsAuditExport = { "session"?: string; "after"?: strin
 
 export type RetinueOperationsAuditList = { "session"?: string; "kind"?: AuditKind | null; "agent"?: string; "who"?: string; "since"?: string; "before"?: string; "limit"?: number };
 
+export type RetinueOperationsBindingsOne = { "id": string };
+
+export type RetinueOperationsBindingsSet = { "agent": string; "connector": string; "account"?: string; "peer_kind"?: PeerKind | null; "peer"?: string; "parent"?: string; "guild"?: string; "team"?: string; "also"?: Array<string> };
+
+export type RetinueOperationsConnectorsAdd = { "kind": string; "name"?: string; "settings"?: Record<string, unknown>; "answers"?: Record<string, string>; "secrets"?: Record<string, string>; "check"?: boolean };
+
+export type RetinueOperationsConnectorsOne = { "name": string };
+
 export type RetinueOperationsCredentialAnswersState = "cooling-down" | "ready" | "unreadable";
 
 export type RetinueOperationsCredentialKeysAdd = { "provider": string; "name": string; "agent"?: string; "kind"?: CredentialKind; "region"?: string; "key_env"?: string; "key_file"?: string; "key"?: string };
@@ -730,6 +816,12 @@ export type RetinueOperationsHeartbeatsRun = { "ids"?: Array<string>; "force"?: 
 
 export type RetinueOperationsHeartbeatsWhich = { "id": string; "agent"?: string };
 
+export type RetinueOperationsHooksEnable = { "name": string; "hash"?: string };
+
+export type RetinueOperationsHooksList = Record<string, never>;
+
+export type RetinueOperationsHooksOne = { "name": string };
+
 export type RetinueOperationsHouseExplained = { "lines": Array<string> };
 
 export type RetinueOperationsHouseState = { "hidden"?: boolean };
@@ -748,7 +840,11 @@ export type RetinueOperationsNotificationsListing = { "unread"?: boolean; "limit
 
 export type RetinueOperationsNotificationsWhich = { "id"?: string; "all"?: boolean };
 
+export type RetinueOperationsPairingWhich = { "which": string };
+
 export type RetinueOperationsPluginsChange = { "name": string; "settings": Record<string, unknown> };
+
+export type RetinueOperationsPluginsEnable = { "name": string; "plugin"?: string };
 
 export type RetinueOperationsPluginsOne = { "name": string };
 
@@ -793,6 +889,10 @@ export type RetinueOperationsSessionsHistory = { "session": string; "limit"?: nu
 export type RetinueOperationsSessionsListing = { "limit"?: number; "agent"?: string; "cursor"?: string; "archived"?: boolean };
 
 export type RetinueOperationsSessionsStop = { "session": string; "why"?: string; "clear"?: boolean };
+
+export type RetinueOperationsSetAsideListing = { "every"?: boolean; "limit"?: number };
+
+export type RetinueOperationsSetAsideOne = { "id": string };
 
 export type RetinueOperationsSkillsApprove = { "name": string; "hash"?: string; "agent"?: string; "workspace"?: string };
 
@@ -1052,11 +1152,19 @@ export interface Operations {
   /** Give a plug-in other settings. */
   "plugin.replace": { asked: RetinueOperationsPluginsChange; answered: PluginSettingsShown; effect: true };
   /** Load a plug-in, from now on. */
-  "plugin.enable": { asked: Enable; answered: Guest; effect: true };
+  "plugin.enable": { asked: RetinueOperationsPluginsEnable; answered: Guest; effect: true };
   /** Unload a plug-in. Its data stays. */
   "plugin.disable": { asked: RetinueOperationsPluginsOne; answered: Guest; effect: true };
   /** Unload a plug-in and load it again. */
   "plugin.reload": { asked: RetinueOperationsPluginsOne; answered: Guest; effect: true };
+  /** List hooks, how they stand, and where they lie. */
+  "hook.list": { asked: RetinueOperationsHooksList; answered: HooksListed; effect: false };
+  /** Show all of a hook: what it says of itself, and what it runs. */
+  "hook.show": { asked: RetinueOperationsHooksOne; answered: HookRead; effect: false };
+  /** Have a hook run from now on, as it stands. */
+  "hook.enable": { asked: RetinueOperationsHooksEnable; answered: HookShown; effect: true };
+  /** Have a hook not run any more. */
+  "hook.disable": { asked: RetinueOperationsHooksOne; answered: HookDisabled; effect: true };
   /** List MCP servers, and how they fare. */
   "mcp.list": { asked: Nothing; answered: McpListed; effect: false };
   /** Show all that an MCP server offers, and what changed since it was found good. */
@@ -1067,6 +1175,48 @@ export interface Operations {
   "mcp.revoke": { asked: RetinueOperationsMcpOne; answered: McpRevoked; effect: true };
   /** End an MCP server and begin it anew. */
   "mcp.restart": { asked: RetinueOperationsMcpOne; answered: McpShown; effect: true };
+  /** List connectors, and how their lines fare. */
+  "connector.list": { asked: Nothing; answered: ConnectorsListed; effect: false };
+  /** List what connectors can speak. */
+  "connector.kinds": { asked: Nothing; answered: KindsListed; effect: false };
+  /** Show one connector and its settings. */
+  "connector.show": { asked: RetinueOperationsConnectorsOne; answered: ConnectorRead; effect: false };
+  /** Ask the place of a connector whether it knows us. */
+  "connector.test": { asked: RetinueOperationsConnectorsOne; answered: ConnectorTested; effect: false };
+  /** Connect one more account of ours. */
+  "connector.add": { asked: RetinueOperationsConnectorsAdd; answered: ConnectorAdded; effect: true };
+  /** Take a connector out of the settings. */
+  "connector.remove": { asked: RetinueOperationsConnectorsOne; answered: ConnectorRemoved; effect: true };
+  /** Have a connector listen. */
+  "connector.enable": { asked: RetinueOperationsConnectorsOne; answered: ConnectorShown; effect: true };
+  /** Have a connector rest. */
+  "connector.disable": { asked: RetinueOperationsConnectorsOne; answered: ConnectorShown; effect: true };
+  /** List messages that the house could not take in. */
+  "set-aside.list": { asked: RetinueOperationsSetAsideListing; answered: SetAsideListed; effect: false };
+  /** Take in what was set aside, as if it were said now. */
+  "set-aside.retry": { asked: RetinueOperationsSetAsideOne; answered: SetAsideRetried; effect: true };
+  /** Let go of what was set aside. */
+  "set-aside.drop": { asked: RetinueOperationsSetAsideOne; answered: SetAsideDropped; effect: true };
+  /** List which agent answers where. */
+  "binding.list": { asked: Nothing; answered: BindingsListed; effect: false };
+  /** Have an agent answer somewhere, in place of whoever did. */
+  "binding.set": { asked: RetinueOperationsBindingsSet; answered: BindingSet; effect: true };
+  /** Have nobody in particular answer there any more. */
+  "binding.remove": { asked: RetinueOperationsBindingsOne; answered: BindingRemoved; effect: true };
+  /** List who asked to be let in, and who was. */
+  "pairing.list": { asked: Nothing; answered: PairingsListed; effect: false };
+  /** Let in whoever was shown this code. */
+  "pairing.accept": { asked: Accept; answered: PairingDecided; effect: true };
+  /** Do not let in whoever was shown this code. */
+  "pairing.refuse": { asked: RetinueOperationsPairingWhich; answered: PairingDecided; effect: true };
+  /** Let somebody in no longer. */
+  "pairing.dismiss": { asked: Dismiss; answered: Dismissed; effect: true };
+  /** List who is who at which place. */
+  "identity.list": { asked: Nothing; answered: IdentitiesListed; effect: false };
+  /** Say that an id of a place is a person of this house. */
+  "identity.link": { asked: Link; answered: IdentityShown; effect: true };
+  /** Say that an id is nobody in particular any more. */
+  "identity.unlink": { asked: Unlink; answered: IdentityUnlinked; effect: true };
   /** Show what was decided and done, the newest first. */
   "audit.list": { asked: RetinueOperationsAuditList; answered: AuditListed; effect: false };
   /** See whether the audit is as it was written. */
@@ -1269,11 +1419,36 @@ export const routes: { [Name in keyof Operations]: string } = {
   "plugin.enable": "/api/plugin/enable",
   "plugin.disable": "/api/plugin/disable",
   "plugin.reload": "/api/plugin/reload",
+  "hook.list": "/api/hook/list",
+  "hook.show": "/api/hook/show",
+  "hook.enable": "/api/hook/enable",
+  "hook.disable": "/api/hook/disable",
   "mcp.list": "/api/mcp/list",
   "mcp.show": "/api/mcp/show",
   "mcp.approve": "/api/mcp/approve",
   "mcp.revoke": "/api/mcp/revoke",
   "mcp.restart": "/api/mcp/restart",
+  "connector.list": "/api/connector/list",
+  "connector.kinds": "/api/connector/kinds",
+  "connector.show": "/api/connector/show",
+  "connector.test": "/api/connector/test",
+  "connector.add": "/api/connector/add",
+  "connector.remove": "/api/connector/remove",
+  "connector.enable": "/api/connector/enable",
+  "connector.disable": "/api/connector/disable",
+  "set-aside.list": "/api/set-aside/list",
+  "set-aside.retry": "/api/set-aside/retry",
+  "set-aside.drop": "/api/set-aside/drop",
+  "binding.list": "/api/binding/list",
+  "binding.set": "/api/binding/set",
+  "binding.remove": "/api/binding/remove",
+  "pairing.list": "/api/pairing/list",
+  "pairing.accept": "/api/pairing/accept",
+  "pairing.refuse": "/api/pairing/refuse",
+  "pairing.dismiss": "/api/pairing/dismiss",
+  "identity.list": "/api/identity/list",
+  "identity.link": "/api/identity/link",
+  "identity.unlink": "/api/identity/unlink",
   "audit.list": "/api/audit/list",
   "audit.verify": "/api/audit/verify",
   "audit.export": "/api/audit/export",

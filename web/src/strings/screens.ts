@@ -8,5 +8,6 @@ export const titles = {
   runs: "Runs",
   schedules: "Schedules",
   money: "Money",
+  doors: "Doors",
   house: "House",
 };

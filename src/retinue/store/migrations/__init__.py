@@ -1,3 +1,3 @@
 """How the schema came to be. `HEAD` is its newest revision: alembic is imported only when a store is behind it."""
 
-HEAD = "0012"
+HEAD = "0013"

@@ -1,0 +1,92 @@
+"""What was said, made into what the house is handed. Pure: a line in, an `Incoming` or nothing out."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from retinue.connectors.base import Incoming, Speaker
+from retinue.connectors.irc.arrival import ACCOUNT_TAG, TAGS, TIME
+from retinue.connectors.irc.lines import Line
+from retinue.connectors.irc.names import Manners, speaker_id
+from retinue.connectors.irc.words import ACTION, addressed, ctcp, plain
+from retinue.domain.envelope import Context
+from retinue.domain.session_keys import ChatType
+
+SERVICE = "irc"
+MESSAGE_ID_MAX = 200
+
+_BOT = ("bot", "draft/bot", "inspircd.org/bot")
+
+
+def heard(
+    line: Line, *, own_nicks: tuple[str, ...], granted: frozenset[str], manners: Manners, otherwise_id: str
+) -> Incoming | None:
+    """None for what nobody said: a server's own words, what clients ask of each other, an empty line.
+
+    `otherwise_id` names it where the server gives it no name.
+    """
+    if "!" not in line.source or "@" not in line.source or len(line.words) < 2:
+        return None
+    text = _said(line)
+    if text is None:
+        return None
+    target = line.word(0).lstrip("@%+~&") if not manners.is_room(line.word(0)) else line.word(0)
+    in_room = manners.is_room(target)
+    speaker = _speaker(line, granted, manners)
+    text, mentioned = addressed(text, own_nicks, manners)
+    return Incoming(
+        room=manners.fold(target) if in_room else speaker.id,
+        message_id=_message_id(line, granted) or otherwise_id,
+        text=text,
+        speaker=speaker,
+        peer="" if in_room else speaker.id,
+        service=SERVICE,
+        mentioned=mentioned or not in_room,
+        said_at=_said_at(line, granted),
+        context=Context(
+            sender_name=line.nick,
+            username=line.nick,
+            chat_title=target if in_room else "",
+            chat_type=ChatType.GROUP if in_room else ChatType.DIRECT,
+        ),
+    )
+
+
+def _said(line: Line) -> str | None:
+    asked = ctcp(line.last)
+    if asked is None:
+        return plain(line.last).strip() or None
+    command, rest = asked
+    if command != ACTION or line.command != "PRIVMSG":
+        return None  # what clients ask each other, for their version and the like, is not answered
+    did = plain(rest).strip()
+    return f"* {line.nick} {did}" if did else None
+
+
+def _speaker(line: Line, granted: frozenset[str], manners: Manners) -> Speaker:
+    # Believed on this very line only. Whoever keeps in mind which nick had which account is one unseen change of names
+    # away from taking a stranger for a friend.
+    said = line.tags.get("account", "") if ACCOUNT_TAG in granted else ""
+    account = "" if said == "*" else said
+    return Speaker(
+        id=speaker_id(line.source, account, manners),
+        vouched=bool(account),
+        name=line.nick,
+        username=line.nick,
+        is_program=line.command == "NOTICE" or (TAGS in granted and any(tag in line.tags for tag in _BOT)),
+    )
+
+
+def _message_id(line: Line, granted: frozenset[str]) -> str:
+    named = line.tags.get("msgid", "") if TAGS in granted else ""
+    return named if len(named) <= MESSAGE_ID_MAX and named.isprintable() else ""
+
+
+def _said_at(line: Line, granted: frozenset[str]) -> datetime | None:
+    if TIME not in granted or not (written := line.tags.get("time")):
+        return None
+    try:
+        moment = datetime.fromisoformat(written)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else None

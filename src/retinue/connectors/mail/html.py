@@ -1,0 +1,192 @@
+"""The words of an HTML mail, as a reader sees them: no scripts, nothing hidden, and linear in its length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+
+from msgspec import Struct
+
+HTML_CHARS_MAX = 1_000_000  # read; what follows is left out
+LINK_LENGTH_MAX = 500
+_TAG_CHARS_MAX = 2_000  # of one tag, where its attributes are read
+_DEPTH_MAX = 100  # of quotes, and of what is hidden in what is hidden
+
+_RAW = frozenset(
+    {
+        "script",
+        "style",
+        "noscript",
+        "template",
+        "svg",
+        "math",
+        "iframe",
+        "object",
+        "textarea",
+        "select",
+        "title",
+        "head",
+    }
+)
+_VOID = frozenset(
+    {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+)
+_PARAGRAPHS = frozenset({"p", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "table", "blockquote", "pre"})
+_BLOCKS = frozenset(
+    {"address", "article", "aside", "br", "center", "dd", "div", "dl", "dt", "fieldset", "figure", "footer", "form"}
+    | {"header", "hr", "li", "main", "nav", "section", "td", "th", "tr"}
+    | _PARAGRAPHS
+)
+_NAME = re.compile(r"/?([a-zA-Z][a-zA-Z0-9]{0,20})")
+_ATTRIBUTE = re.compile(r"""([a-zA-Z][a-zA-Z:-]{0,40})\s{0,5}=\s{0,5}(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
+_HIDING = re.compile(r"display:none|visibility:hidden|font-size:0(?![.\d]*[1-9])|opacity:0(?![.\d]*[1-9])|mso-hide:all")
+_HIDDEN = re.compile(r"\shidden(?=[\s>/=]|$)", re.IGNORECASE)
+_BLANKS = re.compile(r"[^\S\n]+")
+_MANY_LINES = re.compile(r"\n{3,}")
+
+
+class Tag(Struct, frozen=True):
+    name: str
+    closes: bool
+    inside: str  # between the angles
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        return {
+            found[1].lower(): unescape(found[2] or found[3] or found[4] or "")
+            for found in _ATTRIBUTE.finditer(self.inside)
+        }
+
+    @property
+    def hides(self) -> bool:
+        """Whether a reader would not see what it holds. Words that only a model reads are somebody's trick."""
+        style = re.sub(r"\s", "", self.attributes.get("style", "")).lower()
+        return _HIDING.search(style) is not None or _HIDDEN.search(self.inside) is not None
+
+
+def scan(page: str) -> Iterator[Tag | str]:
+    """Tags and the texts between them, in order. Scripts, styles, comments and the like are left out."""
+    at, end = 0, len(page)
+    while at < end:
+        angle = page.find("<", at)
+        if angle < 0:
+            yield page[at:]
+            return
+        if angle > at:
+            yield page[at:angle]
+        if page.startswith("<!--", angle):
+            closed = page.find("-->", angle + 4)
+            at = closed + 3 if closed >= 0 else end
+            continue
+        closed = page.find(">", angle)
+        if closed < 0:
+            return
+        name = _NAME.match(page, angle + 1)
+        if name is None:
+            if page[angle + 1 : angle + 2] in ("!", "?", "/"):
+                at = closed + 1
+            else:  # a mere less-than
+                yield "<"
+                at = angle + 1
+            continue
+        tag = Tag(name[1].lower(), page[angle + 1] == "/", page[angle + 1 : min(closed, angle + _TAG_CHARS_MAX)])
+        at = closed + 1
+        yield tag
+        if tag.name in _RAW and not tag.closes and not tag.inside.endswith("/"):
+            found = re.compile(rf"</{tag.name}", re.IGNORECASE).search(page, at)
+            at = found.start() if found else end
+
+
+def words_of(page: str) -> str:
+    """What stands there: a line for each block, quotes behind `>`, and where a link leads beside its words."""
+    writer = _Writer()
+    for part in scan(page[:HTML_CHARS_MAX]):
+        if isinstance(part, str):
+            writer.text(part)
+        elif part.closes:
+            writer.close(part)
+        else:
+            writer.open(part)
+    return writer.done()
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._line: list[str] = []
+        self._quotes = 0
+        self._hidden = ""  # the tag that hides what comes
+        self._hidden_depth = 0
+        self._link = ""
+        self._link_at = 0  # in the line, where its words begin
+        self._pre = 0
+
+    def text(self, text: str) -> None:
+        if self._hidden:
+            return
+        words = unescape(text)
+        if self._pre:
+            first, *rest = words.split("\n")
+            self._line.append(first)
+            for line in rest:
+                self._break()
+                self._line.append(line)
+        else:
+            self._line.append(_BLANKS.sub(" ", words.replace("\n", " ").replace("\xa0", " ")))
+
+    def open(self, tag: Tag) -> None:
+        if self._hidden:
+            if tag.name == self._hidden and tag.name not in _VOID:
+                self._hidden_depth += 1
+            return
+        if tag.name not in _VOID and tag.hides:
+            self._hidden, self._hidden_depth = tag.name, 1
+            return
+        if tag.name in _BLOCKS:
+            self._break(paragraph=tag.name in _PARAGRAPHS)
+        match tag.name:
+            case "blockquote":
+                self._quotes = min(_DEPTH_MAX, self._quotes + 1)
+            case "li":
+                self._line.append("- ")
+            case "pre":
+                self._pre += 1
+            case "a":
+                self._link = tag.attributes.get("href", "")[:LINK_LENGTH_MAX]
+                self._link_at = len(self._line)
+            case _:
+                pass
+
+    def close(self, tag: Tag) -> None:
+        if self._hidden:
+            if tag.name == self._hidden:
+                self._hidden_depth -= 1
+                if not self._hidden_depth:
+                    self._hidden = ""
+            return
+        if tag.name == "a" and self._link:
+            # Where it leads, when that is not what it says: a reader could look, a model could not.
+            link, self._link = self._link, ""
+            if link.startswith(("http://", "https://")) and link not in "".join(self._line[self._link_at :]):
+                self._line.append(f" ({link})")
+        if tag.name in _BLOCKS:
+            self._break(paragraph=tag.name in _PARAGRAPHS)
+        if tag.name == "blockquote":
+            self._quotes = max(0, self._quotes - 1)
+        elif tag.name == "pre":
+            self._pre = max(0, self._pre - 1)
+
+    def _break(self, *, paragraph: bool = False) -> None:
+        mark = "> " * min(self._quotes, 5)
+        line = "".join(self._line)
+        line = line.rstrip() if self._pre else line.strip()
+        self._line = []
+        if line.strip("- ") or (line and self._pre):
+            self._lines.append(mark + line)
+        if paragraph and self._lines and self._lines[-1].strip("> "):
+            self._lines.append(mark.rstrip())
+
+    def done(self) -> str:
+        self._break()
+        return _MANY_LINES.sub("\n\n", "\n".join(self._lines)).strip()

@@ -1,0 +1,153 @@
+"""What an IMAP server says, taken apart: pure, and bounded."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from msgspec import Struct
+
+DEPTH_MAX = 20
+
+Word = bytes | None | list["Word"]
+_LITERAL_AT_END = re.compile(rb"~?\{(\d{1,10})\+?\}$")
+_ATOM = re.compile(rb'[^\s()"{\x00-\x1f]+')
+_CODE = re.compile(rb"\[([A-Z0-9-]+)(?: ([^\]]*))?\]", re.IGNORECASE)
+_INTERNAL_DATE = "%d-%b-%Y %H:%M:%S %z"
+
+
+class BadWords(ValueError):
+    """This is no IMAP."""
+
+
+class Response(Struct, frozen=True, kw_only=True):
+    """One thing the server said: `tag` is `*`, `+` or that of a command."""
+
+    tag: bytes
+    rest: bytes  # after the tag, up to its first literal
+    words: list[Word]
+
+    @property
+    def status(self) -> bytes:
+        """OK, NO, BAD, BYE, PREAUTH; or what kind of data it is."""
+        first = self.words[0] if self.words else None
+        return first.upper() if isinstance(first, bytes) else b""
+
+    @property
+    def code(self) -> bytes:
+        """The word in brackets that says why, in capitals."""
+        found = _CODE.search(self.rest)
+        return found[1].upper() if found else b""
+
+    @property
+    def code_words(self) -> bytes:
+        found = _CODE.search(self.rest)
+        return (found[2] or b"") if found else b""
+
+    @property
+    def counted(self) -> tuple[int, bytes]:
+        """`12 EXISTS`, `3 FETCH (...)`: the number and the word; (0, b"") where it is none of these."""
+        match self.words[:2]:
+            case [bytes(number), bytes(word)] if number.isdigit():
+                return int(number), word.upper()
+            case _:
+                return 0, b""
+
+
+def literal_size(line: bytes) -> int | None:
+    """How many bytes follow this line, where it announces some."""
+    found = _LITERAL_AT_END.search(line)
+    return int(found[1]) if found else None
+
+
+def response_of(lines: list[bytes], literals: list[bytes]) -> Response:
+    """From its lines and what stood between them. Free text is taken as words too, as far as it goes."""
+    tag, _, rest = lines[0].partition(b" ")
+    status = rest.partition(b" ")[0].upper()
+    if tag == b"+" or status in (b"OK", b"NO", b"BAD", b"BYE", b"PREAUTH"):
+        return Response(tag=tag, rest=rest, words=[status])
+    scanner = _Scanner([rest, *lines[1:]], literals)
+    return Response(tag=tag, rest=rest, words=scanner.words(depth=0))
+
+
+class _Scanner:
+    def __init__(self, lines: list[bytes], literals: list[bytes]) -> None:
+        self._lines = lines
+        self._literals = literals
+        self._number = 0
+        self._at = 0
+
+    def words(self, *, depth: int) -> list[Word]:
+        """Up to the closing parenthesis, or the end."""
+        if depth > DEPTH_MAX:
+            raise BadWords("lists within lists")
+        found: list[Word] = []
+        while True:
+            line = self._lines[self._number]
+            if self._at >= len(line):
+                if depth:
+                    raise BadWords("a list is not closed")
+                return found
+            char = line[self._at : self._at + 1]
+            if char in b" \t":
+                self._at += 1
+            elif char == b"(":
+                self._at += 1
+                found.append(self.words(depth=depth + 1))
+            elif char == b")":
+                self._at += 1
+                if depth:
+                    return found
+            elif char == b'"':
+                found.append(self._quoted(line))
+            elif _LITERAL_AT_END.match(line, self._at) and self._number < len(self._literals):
+                found.append(self._literals[self._number])
+                self._number, self._at = self._number + 1, 0
+            else:
+                found.append(self._atom(line))
+
+    def _quoted(self, line: bytes) -> bytes:
+        text = bytearray()
+        at = self._at + 1
+        while at < len(line):
+            char = line[at]
+            if char == 0x5C and at + 1 < len(line):  # a backslash
+                text.append(line[at + 1])
+                at += 2
+            elif char == 0x22:
+                self._at = at + 1
+                return bytes(text)
+            else:
+                text.append(char)
+                at += 1
+        raise BadWords("a quote is not closed")
+
+    def _atom(self, line: bytes) -> Word:
+        found = _ATOM.match(line, self._at)
+        if found is None:
+            self._at += 1  # a stray character: servers have their ways
+            return b""
+        self._at = found.end()
+        return None if found[0].upper() == b"NIL" else found[0]
+
+
+def numbers(words: list[Word]) -> list[int]:
+    return [int(word) for word in words if isinstance(word, bytes) and word.isdigit()]
+
+
+def pairs(words: list[Word]) -> dict[bytes, Word]:
+    """The items of a FETCH: `UID 5 RFC822.SIZE 100 ...`."""
+    found: dict[bytes, Word] = {}
+    for name, value in zip(words[::2], words[1::2], strict=False):
+        if isinstance(name, bytes):
+            found[name.upper().partition(b"<")[0]] = value
+    return found
+
+
+def date_of(word: Word) -> datetime | None:
+    if not isinstance(word, bytes):
+        return None
+    try:
+        return datetime.strptime(word.decode("ascii", "replace").strip(), _INTERNAL_DATE).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,207 @@
+"""Mail taken apart: headers, and the parts of its body. Pure, and linear in what is read, whatever a stranger sends.
+
+The library's parser takes a message whole, as deep as it goes; here every bound is ours, and what lies beyond one is
+left out and counted.
+"""
+
+from __future__ import annotations
+
+import binascii
+import quopri
+import re
+from collections.abc import Iterator, Mapping
+from email.message import Message
+
+from msgspec import Struct, field
+
+from retinue.connectors.mail.addresses import decoded, text_of
+
+HEADER_BYTES_MAX = 128 * 1024  # of one message or part: long chains of signatures have some ten thousand
+HEADERS_MAX = 500
+PART_HEADER_BYTES_MAX = 16 * 1024
+CONTENT_FIELD_CHARS_MAX = 2048
+BOUNDARY_LENGTH_MAX = 200
+DEPTH_MAX = 8
+PARTS_MAX = 100
+BAD_BASE64_CHARS = re.compile(rb"[^A-Za-z0-9+/]")
+
+_NAME = re.compile(r"[!-9;-~]{1,100}")
+_END_OF_LINE = re.compile(rb"\r?\n")
+_BLANK_LINE = re.compile(rb"(?:\A|\n)\r?\n")
+
+
+class Header(Struct, frozen=True):
+    name: str  # in lower case
+    value: str  # unfolded; bytes beyond ASCII as surrogates where they are no UTF-8
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """One leaf of a message, still encoded."""
+
+    media_type: str
+    charset: str
+    name: str
+    is_file: bool
+    encoding: str
+    raw: bytes
+    content_id: str = ""
+
+    def content(self) -> bytes:
+        """Its bytes, as far as they can be had: what is no base64 among base64 is passed over."""
+        match self.encoding:
+            case "base64":
+                clean = BAD_BASE64_CHARS.sub(b"", self.raw)
+                clean = clean[: len(clean) - (len(clean) % 4 == 1)]
+                return binascii.a2b_base64(clean + b"=" * (-len(clean) % 4))
+            case "quoted-printable":
+                return quopri.decodestring(self.raw)
+            case _:
+                return self.raw
+
+    def text(self) -> str:
+        return text_of(self.content(), self.charset).replace("\r\n", "\n").replace("\r", "\n")
+
+
+class Mail(Struct, frozen=True, kw_only=True):
+    headers: tuple[Header, ...]
+    parts: tuple[Part, ...]
+    left_out: int = 0  # parts beyond a bound
+    _by_name: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+
+    def all(self, name: str) -> list[str]:
+        """Every value of a header, topmost first."""
+        if not self._by_name:
+            for each in self.headers:
+                self._by_name.setdefault(each.name, []).append(each.value)
+        return self._by_name.get(name, [])
+
+    def first(self, name: str) -> str:
+        return next(iter(self.all(name)), "")
+
+
+def take_apart(raw: bytes) -> Mail:
+    """Headers and leaves of a message. It never raises: hostile mail comes out small, or empty."""
+    head, body = _split_head(raw, HEADER_BYTES_MAX)
+    headers = _headers(head)
+    leaves = _Leaves()
+    leaves.walk({each.name: each.value for each in reversed(headers)}, body, depth=0)
+    return Mail(headers=headers, parts=tuple(leaves.found), left_out=leaves.left_out)
+
+
+def headers_only(raw: bytes) -> Mail:
+    return Mail(headers=_headers(_split_head(raw, HEADER_BYTES_MAX)[0]), parts=())
+
+
+class _Leaves:
+    def __init__(self) -> None:
+        self.found: list[Part] = []
+        self.left_out = 0
+        self._seen = 0
+
+    def walk(self, headers: Mapping[str, str], body: bytes, *, depth: int) -> None:
+        self._seen += 1
+        if depth > DEPTH_MAX or self._seen > PARTS_MAX:
+            self.left_out += 1
+            return
+        content = _Content(headers)
+        boundary = content.boundary
+        if content.media_type.startswith("multipart/") and boundary:
+            for piece in _pieces(body, boundary):
+                if self._seen >= PARTS_MAX:
+                    self.left_out += 1
+                    return
+                head, inside = _split_head(piece, PART_HEADER_BYTES_MAX)
+                self.walk({each.name: each.value for each in reversed(_headers(head))}, inside, depth=depth + 1)
+            return
+        self.found.append(
+            Part(
+                media_type="text/plain" if content.media_type.startswith("multipart/") else content.media_type,
+                charset=content.charset,
+                name=content.name,
+                is_file=content.is_file,
+                encoding=headers.get("content-transfer-encoding", "").strip().lower()[:40],
+                raw=body,
+                content_id=headers.get("content-id", "").strip("<> ")[:200],
+            )
+        )
+
+
+class _Content:
+    """What the headers of one part say of it: the library reads their parameters, which are clipped before."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._message = Message()
+        for name in ("content-type", "content-disposition"):
+            if value := headers.get(name, "")[:CONTENT_FIELD_CHARS_MAX]:
+                self._message[name] = value.encode("ascii", "replace").decode("ascii")
+        self.media_type = self._message.get_content_type()
+
+    @property
+    def boundary(self) -> bytes:
+        found = self._param("boundary")
+        return found.encode() if 0 < len(found) <= BOUNDARY_LENGTH_MAX else b""
+
+    @property
+    def charset(self) -> str:
+        return self._param("charset")[:40]
+
+    @property
+    def name(self) -> str:
+        return decoded(self._param("filename", "content-disposition") or self._param("name"))
+
+    @property
+    def is_file(self) -> bool:
+        disposition = self._message.get_content_disposition()
+        return disposition == "attachment" or bool(self.name) or not self.media_type.startswith("text/")
+
+    def _param(self, name: str, header: str = "content-type") -> str:
+        try:
+            found = self._message.get_param(name, "", header)
+            if isinstance(found, tuple):  # RFC 2231: charset, language, value
+                return text_of(found[2].encode("latin-1", "replace"), found[0] or "ascii").strip()
+            return str(found).strip()
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return ""  # a parameter numbered or encoded so that the library stumbles over it
+
+
+def _split_head(raw: bytes, bytes_max: int) -> tuple[bytes, bytes]:
+    blank = _BLANK_LINE.search(raw, 0, bytes_max + 4)
+    if blank is None:
+        return raw[:bytes_max], raw[bytes_max:] if len(raw) > bytes_max else b""
+    return raw[: blank.start()], raw[blank.end() :]
+
+
+def _headers(head: bytes) -> tuple[Header, ...]:
+    found: list[tuple[str, list[str]]] = []
+    for line in _END_OF_LINE.split(head):
+        text = line.decode("utf-8", "surrogateescape")
+        if text[:1] in (" ", "\t"):
+            if found:
+                found[-1][1].append(text.strip())
+            continue
+        name, colon, value = text.partition(":")
+        if colon and _NAME.fullmatch(name.rstrip()):
+            if len(found) == HEADERS_MAX:
+                break
+            found.append((name.rstrip().lower(), [value.strip()]))
+    return tuple(Header(name, " ".join(lines)) for name, lines in found)
+
+
+def _pieces(body: bytes, boundary: bytes) -> Iterator[bytes]:
+    """What stands between lines of `--BOUNDARY`. One that is never closed goes to the end."""
+    # The whole line: one boundary may begin with another.
+    mark = re.compile(rb"(?:\A|\r?\n)--" + re.escape(boundary) + rb"(--)?[ \t]{0,100}(?=\r?\n|\Z)")
+    begun: int | None = None
+    for found in mark.finditer(body):
+        if begun is not None:
+            yield _after_line(body, begun, found.start())
+        begun = found.end()
+        if found[1]:
+            return
+    if begun is not None:
+        yield _after_line(body, begun, len(body))
+
+
+def _after_line(body: bytes, begin: int, end: int) -> bytes:
+    begin += 2 if body[begin : begin + 2] == b"\r\n" else 1
+    return body[begin : max(begin, end)]

@@ -1,0 +1,144 @@
+"""From the bytes of a mail to what was said. Pure, bounded, and it never raises: strangers write these bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+
+from msgspec import Struct
+
+from retinue.connectors.base import Incoming, OfferedFile, Quoted, Speaker
+from retinue.connectors.mail.addresses import digest, message_ids, shown
+from retinue.connectors.mail.guard import Judgement, is_own_id
+from retinue.connectors.mail.html import words_of
+from retinue.connectors.mail.mime import Mail, Part
+from retinue.connectors.mail.quoting import is_forward, without_history
+from retinue.domain.attachment import safe_name
+from retinue.domain.envelope import Context
+from retinue.domain.session_keys import ChatType
+from retinue.domain.text import clipped_bytes, storable
+
+WORDS_BYTES_MAX = 200_000
+TEXT_CHARS_MAX = 1_000_000  # of a text part, looked at
+SUBJECT_LENGTH_MAX = 200
+REFERENCES_MAX = 50  # of which the first and the last count
+FILES_MAX = 32
+CHUNK_BYTES = 64 * 1024
+SERVICE = "email"
+
+
+class Letter(Struct, frozen=True, kw_only=True):
+    """One mail as it was read: what the house is told, and what an answer to it needs."""
+
+    incoming: Incoming
+    subject: str
+    references: tuple[str, ...]  # of the mails before it, oldest first
+    starts: bool  # nothing came before it
+
+
+def read(
+    mail: Mail,
+    judgement: Judgement,
+    *,
+    received_at: datetime,
+    fallback_id: str,
+    cut: bool,
+    thread_of: Callable[[str, tuple[str, ...]], str | None],
+    addresses: frozenset[str],
+) -> Letter | None:
+    """What was said, by whom and in which room; None where nobody can have said it.
+
+    `thread_of` knows the threads of an author by the ids of their mails; `cut` says that the end was not read.
+    """
+    if judgement.author is None:
+        return None
+    own_id = next(iter(message_ids(mail.first("message-id"))), fallback_id)
+    answered = message_ids(mail.first("in-reply-to"))
+    references = _bounded((*message_ids(mail.first("references")), *answered[:1]))
+    who = judgement.speaker_id
+    # The oldest mail names the thread, so that it is the same whoever answers whom.
+    thread = thread_of(who, references) or digest((*references, own_id)[0])
+    subject = shown(mail.first("subject"), SUBJECT_LENGTH_MAX)
+    words = _words(mail)
+    forwarded = is_forward(subject)
+    said = without_history(words) if not forwarded else None
+    text = said.own if said else words
+    files = _files(mail)
+    left_out = mail.left_out + len(files) - len(files[:FILES_MAX])
+    incoming = Incoming(
+        room=f"{who}/{thread}",
+        message_id=own_id,
+        text=_with_subject(text, subject, starts=not references) + _left_out(left_out, cut=cut),
+        speaker=Speaker(
+            id=who,
+            name=storable(judgement.author.name),
+            username=judgement.author.address,
+            is_program=judgement.is_program,
+            vouched=judgement.proved,
+        ),
+        peer=who,
+        service=SERVICE,
+        parent=who,
+        files=files[:FILES_MAX],
+        quoted=_quoted(answered, said.history if said else "", addresses),
+        mentioned=True,
+        forwarded=forwarded,
+        said_at=received_at,
+        context=Context(sender_name=storable(judgement.author.name), chat_type=ChatType.DIRECT),
+    )
+    return Letter(incoming=incoming, subject=subject, references=references, starts=not references)
+
+
+def _bounded(ids: tuple[str, ...]) -> tuple[str, ...]:
+    once = tuple(dict.fromkeys(ids))
+    return once if len(once) <= REFERENCES_MAX else (once[0], *once[-(REFERENCES_MAX - 1) :])
+
+
+def _words(mail: Mail) -> str:
+    """The text where there is one, the HTML as text where there is none."""
+    texts = [part for part in mail.parts if not part.is_file]
+    plain = "\n\n".join(
+        part.text()[:TEXT_CHARS_MAX].strip() for part in texts if part.media_type == "text/plain"
+    ).strip()
+    if plain:
+        return plain
+    for part in texts:
+        if part.media_type == "text/html" and (words := words_of(part.text()[:TEXT_CHARS_MAX])):
+            return words
+    return "\n\n".join(part.text()[:TEXT_CHARS_MAX].strip() for part in texts if part.media_type != "text/html").strip()
+
+
+def _with_subject(text: str, subject: str, *, starts: bool) -> str:
+    """A mail that starts a thread has said half of it in its subject. A command is left alone."""
+    words = storable(text)
+    if subject and (not words or (starts and not words.startswith("/"))):
+        words = f"Subject: {storable(subject)}\n\n{words}" if words else storable(subject)
+    return clipped_bytes(words, WORDS_BYTES_MAX)
+
+
+def _left_out(count: int, *, cut: bool) -> str:
+    if cut:
+        return "\n[left out: the end of this mail, and files with it, for it is larger than this house reads]"
+    return f"\n[left out: {count} more parts]" if count > 0 else ""
+
+
+def _quoted(answered: tuple[str, ...], history: str, addresses: frozenset[str]) -> Quoted | None:
+    if not answered:
+        return None
+    return Quoted(message_id=answered[0], text=storable(history), ours=is_own_id(answered[0], addresses))
+
+
+def _files(mail: Mail) -> tuple[OfferedFile, ...]:
+    return tuple(_offered(part, number) for number, part in enumerate(mail.parts, start=1) if part.is_file)
+
+
+def _offered(part: Part, number: int) -> OfferedFile:
+    async def fetch() -> AsyncIterator[bytes]:
+        content = await asyncio.to_thread(part.content)
+        for at in range(0, len(content), CHUNK_BYTES):
+            yield content[at : at + CHUNK_BYTES]
+
+    name = safe_name(part.name) if part.name else f"part-{number}"
+    size = None if part.encoding in ("base64", "quoted-printable") else len(part.raw)
+    return OfferedFile(name=name, media_type=part.media_type[:100], size_bytes=size, fetch=fetch)

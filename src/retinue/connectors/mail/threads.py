@@ -1,0 +1,108 @@
+"""What a connector remembers of its correspondents: the threads with each, so that an answer goes where it belongs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+
+import msgspec
+from msgspec import Struct
+
+from retinue.connectors.base import Shelf
+from retinue.connectors.mail.addresses import digest
+from retinue.connectors.mail.writing import NEW_THREAD, Thread
+
+THREADS_MAX = 50  # with one correspondent; the one that was quiet longest is forgotten first
+IDS_MAX = 20  # of one thread
+CORRESPONDENTS_MAX = 256  # in memory; the shelf has the others
+KEPT_CHARS_MAX = 60_000  # of one correspondent: a shelf refuses what is much longer
+WHO_CHARS_MAX = 200  # in a key
+
+log = logging.getLogger(__name__)
+
+
+class _Kept(Struct, frozen=True, array_like=True):
+    thread: str
+    subject: str
+    ids: tuple[str, ...]
+
+
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(tuple[_Kept, ...])
+
+
+class Threads:
+    """The threads with each correspondent, in memory at once and on the shelf when asked.
+
+    Whoever is not let in leaves nothing here: `keep` comes after the house took their mail.
+    """
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._known: OrderedDict[str, tuple[_Kept, ...]] = OrderedDict()
+        self._lock = asyncio.Lock()
+
+    async def meet(self, who: str) -> None:
+        """Have what is known of someone at hand."""
+        if who in self._known:
+            self._known.move_to_end(who)
+            return
+        kept = _read(await self._shelf.get(_key(who)))
+        self._known.setdefault(who, kept)  # who was met meanwhile is known better
+        while len(self._known) > CORRESPONDENTS_MAX:
+            self._known.popitem(last=False)
+
+    def thread_of(self, who: str, ids: tuple[str, ...]) -> str | None:
+        """Which thread mails with these ids belong to, the newest first; None where none of them is known."""
+        for each in reversed(ids):
+            for kept in self._known.get(who, ()):
+                if each in kept.ids:
+                    return kept.thread
+        return None
+
+    def thread(self, who: str, thread: str) -> Thread:
+        for kept in self._known.get(who, ()):
+            if kept.thread == thread:
+                return Thread(subject=kept.subject, ids=kept.ids)
+        return NEW_THREAD
+
+    def add(self, who: str, thread: str, subject: str, ids: tuple[str, ...]) -> None:
+        """Know of further mails in a thread. In memory: an answer may be wanted before anything is written."""
+        known = self._known.get(who, ())
+        before = next((kept for kept in known if kept.thread == thread), _Kept(thread, subject, ()))
+        all_ids = tuple(dict.fromkeys((*before.ids, *ids)))
+        if len(all_ids) > IDS_MAX:
+            all_ids = (all_ids[0], *all_ids[-(IDS_MAX - 1) :])
+        rest = tuple(kept for kept in known if kept.thread != thread)
+        self._known[who] = (*rest, _Kept(thread, before.subject or subject, all_ids))[-THREADS_MAX:]
+
+    async def keep(self, who: str) -> None:
+        async with self._lock:
+            await self._shelf.put(_key(who), _written(self._known.get(who, ())))
+
+
+def _written(known: tuple[_Kept, ...]) -> str:
+    """As many as fit, the latest of them."""
+    fitting: list[_Kept] = []
+    left = KEPT_CHARS_MAX
+    for kept in reversed(known):
+        left -= len(_encode(kept).decode()) + 1
+        if left < 0:
+            break
+        fitting.append(kept)
+    return _encode(fitting[::-1]).decode()
+
+
+def _key(who: str) -> str:
+    return f"threads/{who if len(who) <= WHO_CHARS_MAX else digest(who, 32)}"
+
+
+def _read(value: str | None) -> tuple[_Kept, ...]:
+    if value is None:
+        return ()
+    try:
+        return _decoder.decode(value)
+    except msgspec.MsgspecError:
+        log.warning("threads forgotten", extra={"because": "what the shelf has of them cannot be read"})
+        return ()

@@ -1,0 +1,160 @@
+"""From a parcel to the bytes of a mail. Pure: the same parcel is the same mail, by its Message-ID too.
+
+No word of an agent becomes a header but the subject, and that in one line: nothing can be slipped in.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from email.header import Header
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime
+
+from msgspec import Struct
+
+from retinue.connectors.mail.addresses import address_of, digest, is_message_id
+from retinue.connectors.mail.guard import OWN_ID, UNPROVED
+from retinue.domain.attachment import Attachment, safe_name
+
+SUBJECT_LENGTH_MAX = 200
+FIRST_LINE_LENGTH_MAX = 70  # of the words, where they have to serve as a subject
+REFERENCES_MAX = 20
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+_ANSWERS = re.compile(r"\s*(?:re|aw|sv|antw|odp|vs)\s*(?:\[\d+\])?\s*:", re.IGNORECASE)
+_MEDIA_TYPE = re.compile(r"([a-z0-9][a-z0-9.+-]{0,60})/([a-z0-9][a-z0-9.+-]{0,60})")
+
+
+class Thread(Struct, frozen=True, kw_only=True):
+    """What is known of a thread, to answer in it."""
+
+    subject: str = ""
+    ids: tuple[str, ...] = ()  # of its mails, oldest first, ours among them
+
+
+NEW_THREAD = Thread()
+
+
+class Sender(Struct, frozen=True):
+    address: str
+    name: str = ""
+
+    @property
+    def domain(self) -> str:
+        return self.address.rpartition("@")[2]
+
+
+class Room(Struct, frozen=True):
+    """Whom a room is shared with, as it is spoken of and as mail reaches them, and which thread it is."""
+
+    who: str  # the address, marked where nothing proves it
+    address: str
+    thread: str = ""  # empty: a new one
+
+
+def room_of(text: str) -> Room | None:
+    """`ADDRESS` or `ADDRESS/THREAD`, proved or not; None where that is no address."""
+    mark = UNPROVED if text.startswith(UNPROVED) else ""
+    # A local part may hold a slash, a domain may not.
+    local, at, rest = text.removeprefix(UNPROVED).rpartition("@")
+    domain, slash, thread = rest.partition("/")
+    address = address_of(f"{local}{at}{domain}")
+    if address is None or (slash and not (thread.isascii() and thread.isalnum())):
+        return None
+    return Room(mark + address, address, thread)
+
+
+def message_id_of(key: str, sender: Sender) -> str:
+    """The same for the same parcel, so that a mail sent twice is shown once where programs look."""
+    plain = key.replace("/", ".")
+    return f"{OWN_ID}{plain if re.fullmatch(r'[A-Za-z0-9.-]{1,80}', plain) else digest(key, 32)}@{sender.domain}"
+
+
+def write(
+    *,
+    key: str,
+    text: str,
+    to: str,
+    sender: Sender,
+    thread: Thread,
+    quote: str,
+    files: tuple[tuple[Attachment, bytes], ...],
+    now: datetime,
+) -> bytes:
+    """A whole mail, lines ended as SMTP has them."""
+    before = _before(thread, quote)
+    fields = [
+        ("From", _sender(sender)),
+        ("To", to),
+        ("Subject", _encoded(subject_of(thread, text, answers=bool(before)), "Subject")),
+        ("Date", format_datetime(now)),
+        ("Message-ID", f"<{message_id_of(key, sender)}>"),
+    ]
+    if before:
+        fields += [
+            ("In-Reply-To", f"<{before[-1]}>"),
+            ("References", "\r\n ".join(f"<{each}>" for each in before)),
+        ]
+    fields += [
+        # What we send is never to be answered by a program (RFC 3834), nor by an absent person's.
+        ("Auto-Submitted", "auto-replied" if before else "auto-generated"),
+        ("X-Auto-Response-Suppress", "OOF, AutoReply"),
+        ("MIME-Version", "1.0"),
+    ]
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields)
+    return head.encode("ascii") + _body(text, files, boundary=f"=_retinue_{digest(key, 32)}")
+
+
+def _before(thread: Thread, quote: str) -> tuple[str, ...]:
+    """The ids of what came before, the one that is answered last."""
+    ids = [each for each in thread.ids if each != quote and is_message_id(each)]
+    if is_message_id(quote):
+        ids.append(quote)
+    return tuple(ids) if len(ids) <= REFERENCES_MAX else (ids[0], *ids[-(REFERENCES_MAX - 1) :])
+
+
+def subject_of(thread: Thread, text: str, *, answers: bool) -> str:
+    """That of the thread; of a new one the first line of the words."""
+    subject = _UNSEEN.sub(" ", thread.subject).strip()[:SUBJECT_LENGTH_MAX]
+    if subject:
+        return subject if _ANSWERS.match(subject) or not answers else f"Re: {subject}"
+    if answers:
+        return "Re: your mail"
+    first = _UNSEEN.sub(" ", text.strip().partition("\n")[0]).strip(" #*")
+    return first if len(first) <= FIRST_LINE_LENGTH_MAX else first[: FIRST_LINE_LENGTH_MAX - 1] + "…"
+
+
+def _encoded(text: str, name: str) -> str:
+    clean = _UNSEEN.sub(" ", text).strip()
+    if clean.isascii() and len(clean) <= 70 and "=?" not in clean:
+        return clean
+    return Header(clean, "utf-8", header_name=name).encode(linesep="\r\n")
+
+
+def _sender(sender: Sender) -> str:
+    if not sender.name:
+        return sender.address
+    name = _UNSEEN.sub(" ", sender.name).replace("\\", "").replace('"', "'").strip()
+    shown = f'"{name}"' if name.isascii() and "=?" not in name else _encoded(name, "From")
+    return f"{shown} <{sender.address}>"
+
+
+def _body(text: str, files: tuple[tuple[Attachment, bytes], ...], *, boundary: str) -> bytes:
+    """Content headers and body. Encoded in ASCII, so that any server takes it, and no line is too long."""
+    message = EmailMessage(policy=SMTP)
+    words = text.encode("utf-8", "replace").decode()
+    message.set_content(words if words.endswith("\n") else words + "\n", charset="utf-8", cte="quoted-printable")
+    for attachment, content in files:
+        found = _MEDIA_TYPE.fullmatch(attachment.media_type.lower())
+        main, sub = (
+            (found[1], found[2])
+            if found and found[1] not in ("multipart", "message")
+            else ("application", "octet-stream")
+        )
+        message.add_attachment(content, maintype=main, subtype=sub, filename=safe_name(attachment.name))
+    if files:
+        # Not by chance, as the library has it. `=_` stands neither in base64 nor in quoted-printable.
+        message.set_boundary(boundary)
+    del message["MIME-Version"]
+    return message.as_bytes()

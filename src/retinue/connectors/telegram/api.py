@@ -1,0 +1,251 @@
+"""A thin client of the Bot API: one call, one answer, and every way in which there is none.
+
+The address of a call holds the token, so nothing that aiohttp raises goes any further: what went wrong is said in words
+of our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Raw, Struct
+
+from retinue.connectors.telegram.wire import Parameters, TelegramFile
+from retinue.domain.errors import RetinueError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+MIB = 1024 * 1024
+DOWNLOAD_BYTES_MAX = 20 * MIB  # what the Bot API hands out
+UPLOAD_BYTES_MAX = 50 * MIB  # what it takes
+UPLOAD_BYTES_PER_S = 64 * 1024  # slower than that, a line is taken for lost
+ANSWER_BYTES_MAX = 32 * MIB
+CHUNK_BYTES = 64 * 1024
+CONNECT_S = 10.0
+DESCRIPTION_LENGTH_MAX = 200  # characters
+RETRY_AFTER_S_MAX = 3600.0
+
+T = TypeVar("T")
+
+
+class Refused(RetinueError):
+    """Telegram understood a call and said no: nothing came of it."""
+
+    code = "telegram.refused"
+
+    def __init__(self, method: str, status: int, description: str, parameters: Parameters) -> None:
+        super().__init__(f"Telegram refused {method}", because=f"it said: {description}")
+        self.status = status
+        self.description = description
+        self.retry_after_s = parameters.retry_after
+        self.migrated_to = parameters.migrate_to_chat_id
+
+
+class NotReached(RetinueError):
+    """There is no line to Telegram: what was to be said was surely not heard."""
+
+    code = "telegram.not-reached"
+
+
+class NoAnswer(RetinueError):
+    """The line broke, or nothing that makes sense came back: nobody knows what came of the call."""
+
+    code = "telegram.no-answer"
+
+
+class _Answer(Struct, frozen=True, kw_only=True):
+    ok: bool = False
+    result: Raw = Raw(b"null")
+    error_code: int = 0
+    description: str = ""
+    parameters: Parameters = Parameters()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """A file that goes with a call, under the name by which the call's arguments mean it."""
+
+    part: str
+    path: Path
+    name: str
+    media_type: str
+    size_bytes: int
+
+
+class Api:
+    """The Bot API as one bot. Whoever makes several calls holds `line` around them."""
+
+    def __init__(self, base: str, token: str, *, timeout_s: float) -> None:
+        self._base = base.rstrip("/")
+        self._token = token
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self._users = 0
+
+    @asynccontextmanager
+    async def line(self) -> AsyncGenerator[aiohttp.ClientSession]:
+        """What calls are made with: kept for as long as anyone uses it, and closed by the last."""
+        if self._session is None:
+            self._session = self._opened()
+        session = self._session
+        self._users += 1
+        try:
+            yield session
+        finally:
+            self._users -= 1
+            if self._users == 0:
+                self._session = None
+                await session.close()
+
+    async def call(
+        self,
+        method: str,
+        arguments: Mapping[str, Any],
+        *,
+        result: type[T],
+        uploads: tuple[Upload, ...] = (),
+        wait_s: float = 0.0,
+    ) -> T:
+        """One call. `wait_s` is how long Telegram was asked to keep us waiting."""
+        allowed_s = self._timeout_s + wait_s + sum(each.size_bytes for each in uploads) / UPLOAD_BYTES_PER_S
+        async with self.line() as session:
+            status, body = await self._exchange(session, method, arguments, uploads, allowed_s)
+        try:
+            answer = msgspec.json.decode(body, type=_Answer)
+        except msgspec.MsgspecError:
+            answer = None
+        if answer is None or (not answer.ok and status >= 500):
+            raise NoAnswer(
+                f"Telegram did not answer {method} in a way that makes sense",
+                because=f"it had the status {status}",
+                try_this="wait: it is Telegram, or something on the way to it",
+            )
+        if not answer.ok:
+            raise Refused(method, answer.error_code or status, self._clean(answer.description), answer.parameters)
+        try:
+            return msgspec.json.decode(answer.result, type=result)
+        except msgspec.MsgspecError:
+            raise NoAnswer(
+                f"Telegram answered {method} with something else", because="its result is no result"
+            ) from None
+
+    async def download(self, file_id: str) -> AsyncIterator[bytes]:
+        """The bytes of a file, as they come."""
+        import aiohttp
+
+        async with self.line() as session:
+            found = await self.call("getFile", {"file_id": file_id}, result=TelegramFile)
+            url = self._url(f"file/bot{self._token}/{quote(found.file_path, safe='/')}")
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._timeout_s)
+            try:
+                async with session.get(url, timeout=timeout, allow_redirects=False) as response:
+                    if response.status != 200:
+                        raise NoAnswer(
+                            "Telegram did not hand out a file", because=f"it had the status {response.status}"
+                        )
+                    taken = 0
+                    async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+                        taken += len(chunk)
+                        if taken > DOWNLOAD_BYTES_MAX:
+                            raise NoAnswer(
+                                "Telegram hands out more than it ever does",
+                                because=f"a file has more than {DOWNLOAD_BYTES_MAX // MIB} MiB",
+                            )
+                        yield chunk
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                raise _broken("getFile", error) from None
+
+    def _opened(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        return aiohttp.ClientSession(
+            # A line of its own for each call: on one that was kept, nobody could tell whether Telegram had closed it
+            # before it read what we sent.
+            connector=aiohttp.TCPConnector(force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+        )
+
+    async def _exchange(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        arguments: Mapping[str, Any],
+        uploads: tuple[Upload, ...],
+        allowed_s: float,
+    ) -> tuple[int, bytes]:
+        import aiohttp
+
+        url = self._url(f"bot{self._token}/{method}")
+        timeout = aiohttp.ClientTimeout(total=allowed_s, sock_connect=min(CONNECT_S, allowed_s))
+        headers = {} if uploads else {"Content-Type": "application/json"}
+        with ExitStack() as files:
+            opened = [files.enter_context(await asyncio.to_thread(each.path.open, "rb")) for each in uploads]
+            data = _form(arguments, uploads, opened) if uploads else msgspec.json.encode(arguments)
+            try:
+                async with session.post(
+                    url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+                ) as response:
+                    return response.status, await _bounded(response)
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                raise _broken(method, error) from None
+
+    def _url(self, path: str) -> Any:
+        from yarl import URL
+
+        return URL(f"{self._base}/{path}", encoded=True)
+
+    def _clean(self, description: str) -> str:
+        """Fit to be shown: an answer that repeats its address would repeat the token."""
+        plain = "".join(each if each.isprintable() else " " for each in description.replace(self._token, "TOKEN"))
+        return plain[:DESCRIPTION_LENGTH_MAX]
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+        body += chunk
+        if len(body) > ANSWER_BYTES_MAX:
+            response.close()
+            break
+    return bytes(body)
+
+
+def _form(arguments: Mapping[str, Any], uploads: Sequence[Upload], opened: Sequence[BinaryIO]) -> Any:
+    import aiohttp
+
+    form = aiohttp.FormData(quote_fields=False)  # else people are shown "n%C3%A4me.txt"
+    for key, value in arguments.items():
+        form.add_field(key, value if isinstance(value, str) else msgspec.json.encode(value).decode())
+    for each, file in zip(uploads, opened, strict=True):
+        form.add_field(each.part, file, filename=each.name, content_type=each.media_type)
+    return form
+
+
+def _broken(method: str, error: Exception) -> NotReached | NoAnswer:
+    import aiohttp
+
+    match error:
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
+            because = "its certificate cannot be trusted"
+        case aiohttp.ConnectionTimeoutError():
+            because = "no connection came about in time"
+        case aiohttp.ClientConnectorError():
+            because = error.os_error.strerror or "no connection"
+        case aiohttp.InvalidURL():
+            because = "its address is none"
+        case TimeoutError():
+            return NoAnswer(f"Telegram did not answer {method}", because="it said nothing for too long")
+        case _:
+            return NoAnswer(f"Telegram did not answer {method}", because="the connection broke off")
+    return NotReached(
+        f"Telegram cannot be reached for {method}", because=because, try_this="look at the network, and at `api_base`"
+    )

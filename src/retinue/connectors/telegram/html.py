@@ -1,0 +1,251 @@
+"""Markdown into the few tags that Telegram takes. Whatever comes in, what goes out is well-formed, and takes one pass.
+
+A mark that is not closed, a tag somebody wrote, a link to nowhere: each stands there as it was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+URL_LENGTH_MAX = 2048  # characters
+LANGUAGE_LENGTH_MAX = 32  # characters
+RULE = "———"
+BULLET = "•"
+
+_FENCE = re.compile(r"\s*(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)$")
+_HEADING = re.compile(r"\s{0,3}#{1,6}\s+(?P<words>\S.*)$")
+_RULE_LINE = re.compile(r"\s{0,3}(?:-{3,}|\*{3,}|_{3,})\s*$")
+_QUOTE = re.compile(r"^\s{0,3}>+ ?")
+_BULLET_LINE = re.compile(r"^(?P<indent>\s*)[-*+] +(?=\S)")
+_TABLE_RULE = re.compile(r":?-+:?")
+_LANGUAGE = re.compile(rf"[A-Za-z0-9_+#.-]{{1,{LANGUAGE_LENGTH_MAX}}}")
+_TOKEN = re.compile(
+    r"\\(?P<escaped>[!-/:-@\[-`{-~])"
+    r"|(?P<ticks>`+)"
+    rf"|<(?P<auto>https?://[^\s<>]{{1,{URL_LENGTH_MAX}}})>"
+    r"|(?P<url>https?://[^\s<>\"'\[\]()*`~\\]+)"  # its underscores are its own
+    r"|(?P<run>\*+|_+|~+)"
+    r"|(?P<open>!?\[)"
+    r"|(?P<close>\])"
+)
+_SCHEMES = ("http://", "https://", "tg://", "mailto:")
+_TAGS = {"**": "b", "__": "b", "*": "i", "_": "i", "~~": "s"}
+_LINK = "["
+
+
+def escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+
+
+def to_html(markdown: str) -> str:
+    """The same, as Telegram's HTML."""
+    lines = markdown.split("\n")
+    made: list[str] = []
+    at = 0
+    while at < len(lines):
+        block, at = _block(lines, at)
+        made.append(block)
+    return "\n".join(made)
+
+
+def _block(lines: Sequence[str], at: int) -> tuple[str, int]:
+    """The block that begins at a line, and where the next one does."""
+    line = lines[at]
+    if fence := _FENCE.match(line):
+        return _fenced(lines, at, fence)
+    if heading := _HEADING.match(line):
+        return f"<b>{_inline(heading['words'].rstrip('# ') or heading['words'])}</b>", at + 1
+    if _RULE_LINE.match(line):
+        return RULE, at + 1
+    if _QUOTE.match(line):
+        end = _while(lines, at, lambda each: _QUOTE.match(each) is not None)
+        words = "\n".join(_QUOTE.sub("", each, count=1) for each in lines[at:end])
+        return f"<blockquote>{_inline(words)}</blockquote>", end
+    if _begins_table(lines, at):
+        end = _while(lines, at, lambda each: "|" in each)
+        return f"<pre>{escaped(_table(lines[at:end]))}</pre>", end
+    end = at + 1
+    while end < len(lines) and lines[end].strip() and not _is_special(lines, end):
+        end += 1
+    return _inline("\n".join(_BULLET_LINE.sub(rf"\g<indent>{BULLET} ", each, count=1) for each in lines[at:end])), end
+
+
+def _is_special(lines: Sequence[str], at: int) -> bool:
+    line = lines[at]
+    marks = (_FENCE, _HEADING, _RULE_LINE, _QUOTE)
+    return any(mark.match(line) for mark in marks) or _begins_table(lines, at)
+
+
+def _while(lines: Sequence[str], at: int, holds: Callable[[str], bool]) -> int:
+    while at < len(lines) and holds(lines[at]):
+        at += 1
+    return at
+
+
+def _fenced(lines: Sequence[str], at: int, fence: re.Match[str]) -> tuple[str, int]:
+    """Up to the line that closes it, or to the end: an answer may be cut in the middle of one."""
+    closing = fence["fence"]
+    end = at + 1
+    while end < len(lines) and not _closes(lines[end], closing):
+        end += 1
+    code = escaped("\n".join(lines[at + 1 : end]))
+    words = fence["info"].split()
+    if words and _LANGUAGE.fullmatch(words[0]):
+        code = f'<code class="language-{escaped(words[0])}">{code}</code>'
+    return f"<pre>{code}</pre>", min(end + 1, len(lines))
+
+
+def _closes(line: str, fence: str) -> bool:
+    mark = line.strip()
+    return len(mark) >= len(fence) and not mark.strip(fence[0])
+
+
+def _begins_table(lines: Sequence[str], at: int) -> bool:
+    if "|" not in lines[at] or at + 1 == len(lines):
+        return False
+    cells = _cells(lines[at + 1])
+    return len(cells) > 1 and all(_TABLE_RULE.fullmatch(cell) for cell in cells)
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def _table(lines: Sequence[str]) -> str:
+    rows = [_cells(line) for line in (lines[0], *lines[2:])]
+    widths = [max(len(row[n]) for row in rows if n < len(row)) for n in range(max(map(len, rows)))]
+    return "\n".join(" | ".join(cell.ljust(widths[n]) for n, cell in enumerate(row)).rstrip() for row in rows)
+
+
+def _inline(text: str) -> str:
+    return _Inline(text).made()
+
+
+class _Inline:
+    """Marks within words. A mark that may open is kept as it is written, and becomes a tag when its partner is met; all
+    that were opened in between stay as they are written, so that no two tags ever cross."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._pieces: list[str] = []
+        self._open: list[tuple[str, int]] = []  # what was opened, and at which piece
+        self._depths: dict[str, list[int]] = {kind: [] for kind in (*_TAGS, _LINK)}  # where in `_open` each kind is
+        self._unclosed: set[int] = set()  # lengths of runs of backticks that do not come again
+
+    def made(self) -> str:
+        at = 0
+        while token := _TOKEN.search(self._text, at):
+            self._pieces.append(escaped(self._text[at : token.start()]))
+            at = self._take(token)
+        self._pieces.append(escaped(self._text[at:]))
+        return "".join(self._pieces)
+
+    def _take(self, token: re.Match[str]) -> int:
+        """Deal with one token, and say where to go on."""
+        match token.lastgroup:
+            case "ticks":
+                return self._code(token)
+            case "run":
+                self._run(token)
+            case "open":
+                self._push(_LINK, token[0])
+            case "close":
+                return self._link(token)
+            case _:  # an escaped mark, or an address
+                self._pieces.append(escaped(token[token.lastgroup or 0]))
+        return token.end()
+
+    def _code(self, token: re.Match[str]) -> int:
+        ticks = token["ticks"]
+        end = -1
+        if len(ticks) not in self._unclosed:
+            end = _same_run(self._text, ticks, token.end())
+        if end < 0:
+            self._unclosed.add(len(ticks))
+            self._pieces.append(ticks)
+            return token.end()
+        code = self._text[token.end() : end]
+        if code.strip() and code.startswith(" ") and code.endswith(" "):
+            code = code[1:-1]
+        self._pieces.append(f"<code>{escaped(code)}</code>")
+        return end + len(ticks)
+
+    def _run(self, token: re.Match[str]) -> None:
+        run = token["run"]
+        mark, left = run[0], len(run)
+        before = self._text[token.start() - 1 : token.start()] if token.start() else ""
+        after = self._text[token.end() : token.end() + 1]
+        opens, closes = bool(after.strip()), bool(before.strip())
+        if mark == "_":  # so that a snake_case_name is left alone
+            opens, closes = opens and not before.isalnum(), closes and not after.isalnum()
+        if left > 3 or (mark == "~" and left != 2):
+            self._pieces.append(run)
+            return
+        while closes and (kind := self._nearest(mark, left)):
+            self._close(kind, f"<{_TAGS[kind]}>", f"</{_TAGS[kind]}>")
+            left -= len(kind)
+        if opens:
+            for kind in (mark * 2, mark):
+                if left >= len(kind) and kind in _TAGS:
+                    self._push(kind, kind)
+                    left -= len(kind)
+        self._pieces.append(mark * left)
+
+    def _nearest(self, mark: str, left: int) -> str:
+        """Which of what is open this run can close: what was opened by just as many, or else the innermost."""
+        if self._depths.get(mark * left):
+            return mark * left
+        kinds = [kind for kind in (mark, mark * 2) if len(kind) <= left and self._depths.get(kind)]
+        return max(kinds, key=lambda kind: self._depths[kind][-1], default="")
+
+    def _link(self, token: re.Match[str]) -> int:
+        url, end = _destination(self._text, token.end())
+        if not url or not self._depths[_LINK]:
+            self._pieces.append("]")
+            return token.end()
+        self._close(_LINK, f'<a href="{escaped(url)}">', "</a>")
+        self._depths[_LINK].clear()  # no link within a link: whatever is still open around it is none
+        return end
+
+    def _push(self, kind: str, written: str) -> None:
+        self._depths[kind].append(len(self._open))
+        self._open.append((kind, len(self._pieces)))
+        self._pieces.append(written)
+
+    def _close(self, kind: str, start: str, end: str) -> None:
+        depth = self._depths[kind][-1]
+        self._pieces[self._open[depth][1]] = start
+        self._pieces.append(end)
+        while len(self._open) > depth:
+            passed, _ = self._open.pop()
+            if self._depths[passed]:
+                self._depths[passed].pop()
+
+
+def _same_run(text: str, ticks: str, at: int) -> int:
+    """Where just as many backticks stand again, no more and no fewer."""
+    while (found := text.find("`", at)) >= 0:
+        end = found
+        while end < len(text) and text[end] == "`":
+            end += 1
+        if end - found == len(ticks):
+            return found
+        at = end
+    return -1
+
+
+def _destination(text: str, at: int) -> tuple[str, int]:
+    """The `(address)` that makes words a link, and where it ends; empty where there is none that leads anywhere."""
+    if text[at : at + 1] != "(":
+        return "", at
+    depth = 0
+    for end in range(at, min(len(text), at + URL_LENGTH_MAX)):
+        character = text[end]
+        if character.isspace() or character in "[]":  # so that no stretch of a text is looked at twice
+            break
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            url = text[at + 1 : end]
+            return (url, end + 1) if url.casefold().startswith(_SCHEMES) else ("", at)
+    return "", at

@@ -1,0 +1,43 @@
+"""How far we have heard, as one word in the store.
+
+An offset means something for one bot, and for about a week: after that Telegram numbers its updates anew, and an old
+offset could pass over them. Without one we are told everything that we have not confirmed, so losing it loses nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct
+
+KEY = "offset"
+DAMAGED_KEY = "offset-damaged"
+DAMAGED_LENGTH_MAX = 200  # characters of it that are kept, for whoever wants to know what happened
+GOOD_FOR = timedelta(days=6)
+_WRITTEN = re.compile(r"(\d{1,18}) (\d{1,18}) (\d{1,11})", re.ASCII)
+
+
+class Offset(Struct, frozen=True, kw_only=True):
+    """The first update of a bot that is not confirmed yet, as it was known at some time."""
+
+    bot: int
+    update_id: int
+    at: datetime
+
+    def __str__(self) -> str:
+        return f"{self.bot} {self.update_id} {int(self.at.timestamp())}"
+
+    def means_something(self, *, bot: int, now: datetime) -> bool:
+        return self.bot == bot and abs(now - self.at) < GOOD_FOR
+
+
+def parse(written: str) -> Offset | None:
+    """None where it is damaged."""
+    if (found := _WRITTEN.fullmatch(written)) is None:
+        return None
+    bot, update_id, seconds = map(int, found.groups())
+    try:
+        return Offset(bot=bot, update_id=update_id, at=datetime.fromtimestamp(seconds, UTC))
+    except (OverflowError, ValueError, OSError):
+        return None

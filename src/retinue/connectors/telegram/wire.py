@@ -1,0 +1,206 @@
+"""What Telegram sends us, as types: only the fields we use, each with a default where it may be missing.
+
+An update that does not fit is one of a kind we do not know yet; `updates.read` says so for that one alone.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+
+class User(Struct, frozen=True, kw_only=True):
+    id: int
+    is_bot: bool = False
+    first_name: str = ""
+    last_name: str = ""
+    username: str = ""
+    can_read_all_group_messages: bool = True  # only of ourselves, by getMe
+
+    @property
+    def name(self) -> str:
+        return f"{self.first_name} {self.last_name}".strip()
+
+
+class Chat(Struct, frozen=True, kw_only=True):
+    id: int
+    type: str = "private"
+    title: str = ""
+    username: str = ""
+    first_name: str = ""
+    last_name: str = ""
+
+    @property
+    def is_private(self) -> bool:
+        return self.type == "private"
+
+    @property
+    def name(self) -> str:
+        return self.title or f"{self.first_name} {self.last_name}".strip()
+
+
+class Entity(Struct, frozen=True, kw_only=True):
+    """Where in a text something stands, counted in UTF-16."""
+
+    type: str
+    offset: int
+    length: int
+    user: User | None = None
+
+
+class TelegramFile(Struct, frozen=True, kw_only=True):
+    """A photo in one size, or any other file: they differ in what they say of it."""
+
+    file_id: str
+    file_unique_id: str = ""
+    file_size: int | None = None
+    file_name: str = ""
+    mime_type: str = ""
+    file_path: str = ""  # by getFile
+    width: int = 0
+    height: int = 0
+    emoji: str = ""  # of a sticker
+    is_animated: bool = False
+    is_video: bool = False
+
+
+class Location(Struct, frozen=True, kw_only=True):
+    latitude: float
+    longitude: float
+
+
+class Venue(Struct, frozen=True, kw_only=True):
+    title: str = ""
+    address: str = ""
+
+
+class Contact(Struct, frozen=True, kw_only=True):
+    phone_number: str = ""
+    first_name: str = ""
+    last_name: str = ""
+
+
+class PollOption(Struct, frozen=True, kw_only=True):
+    text: str = ""
+
+
+class Poll(Struct, frozen=True, kw_only=True):
+    question: str = ""
+    options: tuple[PollOption, ...] = ()
+
+
+class Dice(Struct, frozen=True, kw_only=True):
+    emoji: str = ""
+    value: int = 0
+
+
+class Origin(Struct, frozen=True, kw_only=True):
+    """Where a forwarded message comes from."""
+
+    sender_user: User | None = None
+    sender_user_name: str = ""
+    sender_chat: Chat | None = None
+    chat: Chat | None = None
+
+
+class TextQuote(Struct, frozen=True, kw_only=True):
+    text: str = ""
+
+
+class Anything(Struct, frozen=True):
+    """Something whose being there is all that matters."""
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    message_id: int
+    chat: Chat
+    date: int = 0
+    sender: User | None = field(name="from", default=None)
+    sender_chat: Chat | None = None
+    is_automatic_forward: bool = False
+    edit_date: int | None = None
+    message_thread_id: int | None = None
+    is_topic_message: bool = False
+    media_group_id: str = ""
+    reply_to_message: Message | None = None
+    quote: TextQuote | None = None
+    forward_origin: Origin | None = None
+    text: str = ""
+    caption: str = ""
+    entities: tuple[Entity, ...] = ()
+    caption_entities: tuple[Entity, ...] = ()
+    photo: tuple[TelegramFile, ...] = ()
+    video: TelegramFile | None = None
+    video_note: TelegramFile | None = None
+    animation: TelegramFile | None = None
+    document: TelegramFile | None = None
+    voice: TelegramFile | None = None
+    audio: TelegramFile | None = None
+    sticker: TelegramFile | None = None
+    location: Location | None = None
+    venue: Venue | None = None
+    contact: Contact | None = None
+    poll: Poll | None = None
+    dice: Dice | None = None
+    migrate_to_chat_id: int | None = None
+    migrate_from_chat_id: int | None = None
+    forum_topic_created: Anything | None = None
+    # What people can send and we cannot read: it is said that something came.
+    story: Anything | None = None
+    game: Anything | None = None
+    invoice: Anything | None = None
+    paid_media: Anything | None = None
+    checklist: Anything | None = None
+
+
+class CallbackQuery(Struct, frozen=True, kw_only=True):
+    id: str
+    sender: User = field(name="from")
+    message: Message | None = None
+    data: str = ""
+
+
+class ReactionType(Struct, frozen=True, kw_only=True):
+    type: str
+    emoji: str = ""
+
+
+class MessageReaction(Struct, frozen=True, kw_only=True):
+    chat: Chat
+    message_id: int
+    date: int = 0
+    user: User | None = None
+    actor_chat: Chat | None = None
+    old_reaction: tuple[ReactionType, ...] = ()
+    new_reaction: tuple[ReactionType, ...] = ()
+
+
+class Update(Struct, frozen=True, kw_only=True):
+    update_id: int
+    message: Message | None = None
+    edited_message: Message | None = None
+    callback_query: CallbackQuery | None = None
+    message_reaction: MessageReaction | None = None
+
+
+class UpdateId(Struct, frozen=True, kw_only=True):
+    """All that has to be known of an update that we do not understand."""
+
+    update_id: int
+
+
+ALLOWED_UPDATES = ("message", "edited_message", "callback_query", "message_reaction")
+
+
+class WebhookInfo(Struct, frozen=True, kw_only=True):
+    url: str = ""
+
+
+class SentMessage(Struct, frozen=True, kw_only=True):
+    """All we have to know of a message that Telegram took from us."""
+
+    message_id: int
+
+
+class Parameters(Struct, frozen=True, kw_only=True):
+    retry_after: float | None = None
+    migrate_to_chat_id: int | None = None

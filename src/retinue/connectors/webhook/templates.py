@@ -1,0 +1,141 @@
+"""Templates of the owner's, filled with what a stranger sent. The stranger's words are data, and never a template.
+
+A template is the owner's, but how large it becomes is the sender's doing. So it has filters and a few methods that
+cannot make much of little, lists are cut, and it ends where its text would be longer than a letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+from retinue.domain.envelope import TEXT_BYTES_MAX
+from retinue.domain.errors import Invalid
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+ITEMS_MAX = 1_000  # of one list or table that a template sees
+DEPTH_MAX = 32
+TEMPLATES_MAX = 256  # kept ready
+
+FILTERS = frozenset(
+    {
+        *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int", "items"),
+        *("join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "reverse", "round"),
+        *("select", "selectattr", "sort", "string", "sum", "title", "tojson", "trim", "truncate", "unique", "upper"),
+    }
+)
+METHODS = frozenset(
+    {"get", "items", "keys", "values", "lower", "upper", "title", "strip", "lstrip", "rstrip", "split"}
+    | {"startswith", "endswith"}
+)
+
+
+def check(text: str) -> str:
+    """Why a template cannot be used; empty where it can."""
+    from jinja2.exceptions import TemplateError
+
+    try:
+        _template(text)
+    except (TemplateError, RecursionError, ValueError, OverflowError) as error:
+        return _said(error)
+    return ""
+
+
+def render(text: str, values: Mapping[str, Any]) -> str:
+    """Raises `Invalid` where it breaks over what was sent."""
+    kept: list[str] = []
+    size = 0
+    try:
+        for piece in _template(text).generate(**values):
+            kept.append(piece)
+            size += len(piece)
+            if size > TEXT_BYTES_MAX:
+                break
+    except Exception as error:
+        raise Invalid(
+            "a template could not be filled with this request",
+            because=_said(error),
+            try_this="correct the mapping in the settings of this connector",
+            code="webhook.template-broken",
+        ) from error
+    return "".join(kept).strip()
+
+
+def bounded(value: Any, depth: int = DEPTH_MAX) -> Any:
+    """A payload as templates see it: so many of each list, so deep."""
+    match value:
+        case dict():
+            table = cast("dict[str, Any]", value)
+            if depth == 0:
+                return {}
+            return {key: bounded(part, depth - 1) for key, part in list(table.items())[:ITEMS_MAX]}
+        case list():
+            parts = cast("list[Any]", value)
+            return [bounded(part, depth - 1) for part in parts[:ITEMS_MAX]] if depth else []
+        case _:
+            return value
+
+
+def at(values: Mapping[str, Any], path: str) -> str:
+    """What stands at a place such as `payload.issue.labels.0.name`, as a text; empty where nothing does."""
+    found: Any = values
+    for word in path.split("."):
+        if isinstance(found, Mapping):
+            found = cast("Mapping[str, Any]", found).get(word)
+        elif isinstance(found, list) and word.isascii() and word.isdigit() and len(word) <= 4:
+            parts = cast("list[Any]", found)
+            found = parts[int(word)] if int(word) < len(parts) else None
+        else:
+            return ""
+    match found:
+        case bool():
+            return "true" if found else "false"
+        case str() | int() | float():
+            return str(found)
+        case _:
+            return ""
+
+
+@lru_cache(maxsize=TEMPLATES_MAX)
+def _template(text: str) -> Template:
+    return _environment().from_string(text)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
+    from jinja2 import ChainableUndefined
+    from jinja2.exceptions import SecurityError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Bounded(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset({"*", "**", "%"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            numbers = isinstance(left, int | float) and isinstance(right, int | float)
+            if not numbers or operator == "**" or max(abs(left), abs(right)) > 2**63:
+                raise SecurityError(f"`{operator}` is for small numbers here")
+            return super().call_binop(context, operator, left, right)
+
+        def wrap_str_format(self, value: Any) -> None:
+            """Jinja's own is safe in what it reaches, and not in how long a text it makes."""
+            return None
+
+        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+            """Of texts and tables, only what cannot make much of little."""
+            if isinstance(obj, str | bytes | list | dict | int | float):
+                return attr in METHODS
+            return super().is_safe_attribute(obj, attr, value)
+
+    made = Bounded(undefined=ChainableUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
+    loose: Any = made
+    loose.filters = {name: loose.filters[name] for name in FILTERS}
+    loose.globals.clear()
+    return made
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]

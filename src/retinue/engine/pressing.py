@@ -1,0 +1,135 @@
+"""Buttons below questions: what a press brings about, and what whoever pressed is told, and nobody else.
+
+A press decides as a command does, in one commit. The answer to it is a courtesy: tried once, on the side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.connectors.base import Answers, Connector
+from retinue.domain.approval import Approval
+from retinue.domain.audit import approval_refused
+from retinue.domain.envelope import Envelope
+from retinue.domain.errors import NotAllowed, RetinueError, StoreError
+from retinue.domain.grant import GrantScope
+from retinue.domain.ids import EnvelopeId, derived, short
+from retinue.domain.ports import Clock
+from retinue.domain.times import to_ms
+from retinue.engine.approvals import decide_in
+from retinue.mailroom.doorway import Press
+from retinue.mailroom.inbox import Wake
+from retinue.policy.asking import Option, by_word, read_press
+from retinue.store import approvals, audit, envelopes
+from retinue.store.connection import Store
+from retinue.store.house import Page
+
+log = logging.getLogger(__name__)
+
+ANSWERED_AT_ONCE_MAX = 20  # presses; whoever presses faster than that is not answered each time
+ANSWER_S_MAX = 10.0
+NOT_YOURS = "This is not yours to decide."
+MEANS_NOTHING = "This button means nothing here."
+
+
+class Pressed(Struct, frozen=True):
+    """What came of a press: what is told to whoever pressed, and who is woken."""
+
+    text: str
+    wakes: tuple[Wake, ...] = ()
+
+
+class Presses:
+    """Takes presses from the doors, and answers them where the place can."""
+
+    def __init__(
+        self, store: Store, clock: Clock, wake: Callable[[Wake], None], connectors: Mapping[str, Connector]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._wake = wake
+        self._connectors = connectors
+        self._answers: set[asyncio.Task[None]] = set()
+
+    async def take(self, press: Press) -> None:
+        """Once it returns, the decision outlives us. Raises where the store could not say: it is offered again."""
+        body = partial(press_in, press=press, now_ms=to_ms(self._clock.now()))
+        pressed = await self._store.write(body, point="decide", then=self._decided)
+        self._say(press.instance, press.press_id, pressed.text)
+
+    async def refuse(self, instance: str, press_id: str) -> None:
+        """Somebody pressed who may not; the door has it in its books."""
+        self._say(instance, press_id, NOT_YOURS)
+
+    def abandon(self) -> None:
+        for task in self._answers:
+            task.cancel()
+
+    def _decided(self, pressed: Pressed | None) -> None:
+        for wake in pressed.wakes if pressed is not None else ():
+            self._wake(wake)
+
+    def _say(self, instance: str, press_id: str, text: str) -> None:
+        connector = self._connectors.get(instance)
+        if isinstance(connector, Answers) and len(self._answers) < ANSWERED_AT_ONCE_MAX:
+            task = asyncio.create_task(_answer(connector, instance, press_id, text), name=f"press at {instance}")
+            self._answers.add(task)
+            task.add_done_callback(self._answers.discard)
+
+
+async def _answer(connector: Answers, instance: str, press_id: str, text: str) -> None:
+    try:
+        async with asyncio.timeout(ANSWER_S_MAX):
+            await connector.answer_press(press_id, text)
+    except Exception as error:  # whatever a connector does, what was decided is decided
+        known = isinstance(error, RetinueError | OSError)
+        log.info("press not answered", exc_info=None if known else error, extra={"connector": instance})
+
+
+def press_in(conn: sa.Connection, *, press: Press, now_ms: int) -> Pressed:
+    """The commit of a press. What a button bears counts only in the room that its question was put to."""
+    found = _question(conn, press)
+    if found is None:
+        log.info("press means nothing here", extra={"connector": press.instance})
+        return Pressed(MEANS_NOTHING)
+    question, approval, option = found
+    page = Page(conn, now_ms)
+    try:
+        decided, wakes = decide_in(
+            page,
+            approval,
+            allow=option.scope is not None,
+            by=press.who,
+            envelope_id=EnvelopeId(derived(question.id, f"press/{press.press_id}")),
+            scope=option.scope or GrantScope.ONCE,
+        )
+    except StoreError:
+        raise
+    except NotAllowed as error:
+        who = str(press.who.address)
+        line = approval_refused(
+            approval.id, by=who, agent=question.sender.name, run=approval.run, because=error.because
+        )
+        audit.append(page, approval.session, [line])
+        page.close()
+        return Pressed(f"{NOT_YOURS} ({error.because})")
+    except RetinueError as error:
+        return Pressed(f"{error.sentence} ({error.because})" if error.because else error.sentence)
+    page.close()
+    return Pressed(f"{short(decided.id)} is {decided.state}.", wakes)
+
+
+def _question(conn: sa.Connection, press: Press) -> tuple[Envelope, Approval, Option] | None:
+    read = read_press(press.data)
+    question = envelopes.get(conn, read[1]) if read is not None else None
+    if read is None or question is None or str(question.recipient) != f"channel:{press.instance}:{press.room}":
+        return None
+    approval = approvals.get(conn, question.context.approval)
+    option = by_word(question, read[0])
+    return (question, approval, option) if approval is not None and option is not None else None

@@ -1,0 +1,117 @@
+"""What a run says in a room while it works on, and what its answer need not say again.
+
+The words of a model between its calls are a letter of their own, in the commit that closes its step: said once, also
+when the run is taken up again. Nothing leaves for a room before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from msgspec.structs import replace
+
+from retinue.domain import address
+from retinue.domain.address import Address, AddressKind
+from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Kind
+from retinue.domain.ids import EnvelopeId, derived
+from retinue.domain.record import Reply
+from retinue.domain.run import Step
+from retinue.domain.text import clipped_bytes
+from retinue.domain.times import from_ms
+from retinue.domain.trust import Trust, least
+from retinue.domain.wording import Stream, Words
+from retinue.engine.custody import Work, trust_of_mail
+from retinue.engine.writing import Closing, Unwritten
+from retinue.mailroom.inbox import ClockWake, RoomWake, Wake, enter
+from retinue.mailroom.routing import answer_address
+from retinue.policy.repeating import unsaid
+from retinue.runners.base import SILENT_TOKENS, Finished
+from retinue.store import envelopes
+from retinue.store.house import Page
+
+SAID = "said"
+SAID_BEFORE = "answered by what the agent sent there itself"
+
+
+def say_so_far(page: Page, work: Work, closings: Sequence[Unwritten]) -> tuple[Wake, ...]:
+    """Bring what was said before these calls to the room that waits. Elsewhere it is seen as it comes, or by nobody."""
+    words = work.words
+    if words is None or not words.intermediate or (room := _room(work)) is None:
+        return ()
+    wakes: list[Wake] = []
+    for closing in closings:
+        match closing:
+            case Closing(Reply(calls=calls) as reply, Step(turn=turn)) if calls and _has_words(reply):
+                wakes += _say(page, work, words, room, turn=turn, text=reply.text.strip())
+            case _:
+                pass
+    return tuple(wakes)
+
+
+def let_go(page: Page, work: Work) -> tuple[Wake, ...]:
+    """What still waits for more to follow leaves now: the run's answer, or its question, comes after it."""
+    if work.words is None or work.words.stream is not Stream.BLOCKS or (room := _room(work)) is None:
+        return ()
+    waits = envelopes.said_and_waiting(page.conn, run=work.run.id, recipient=str(room))
+    if waits is None:
+        return ()
+    envelopes.let_go(page.conn, waits.id, due_ms=page.at_ms, session=None, recipient=room, text=waits.text)
+    return (RoomWake(str(room)),)
+
+
+def without_what_was_said(page: Page, work: Work, answer: Draft, finished: Finished) -> Draft | None:
+    """The answer, but for what this run has sent to the same room itself. None where nothing is left of it."""
+    said = envelopes.said_by(page.conn, run=work.run.id, recipient=str(answer.recipient))
+    if not said:
+        return answer
+    rest = unsaid(finished.text, said)
+    if rest == finished.text:
+        return answer
+    remarks = [f"[{remark}]" for remark in finished.remarks]
+    text = "\n\n".join((*((rest,) if rest else ()), *remarks))
+    if not text:
+        return None
+    return replace(answer, text=clipped_bytes(text, TEXT_BYTES_MAX))
+
+
+def _room(work: Work) -> Address | None:
+    if not work.envelopes or not work.session.origin.kind.foreground:
+        return None
+    first = work.envelopes[0]
+    if first.kind is Kind.DELEGATION:
+        return None
+    to = answer_address(work.run.sender, origin=work.session.origin, kind=first.kind, asked=first.context.answer_to)
+    return to if to is not None and to.kind is AddressKind.CHANNEL else None
+
+
+def _has_words(reply: Reply) -> bool:
+    text = reply.text.strip()
+    return bool(text) and text not in SILENT_TOKENS
+
+
+def _say(page: Page, work: Work, words: Words, room: Address, *, turn: int, text: str) -> tuple[Wake, ...]:
+    """In blocks, a short one waits a moment: the next may be said in the same breath."""
+    idle_ms = words.block_idle_ms if words.stream is Stream.BLOCKS else 0
+    waits = envelopes.said_and_waiting(page.conn, run=work.run.id, recipient=str(room)) if idle_ms else None
+    if waits is not None:
+        text = f"{waits.text}\n\n{text}"
+        idle_ms = 0 if len(text) >= words.block_min else idle_ms
+        due_ms = page.at_ms + idle_ms
+        text = clipped_bytes(text, TEXT_BYTES_MAX)
+        envelopes.let_go(page.conn, waits.id, due_ms=due_ms, session=None, recipient=room, text=text)
+        return (ClockWake(due_ms),) if idle_ms else (RoomWake(str(room)),)
+    if len(text) >= words.block_min:
+        idle_ms = 0
+    draft = Draft(
+        id=EnvelopeId(derived(work.run.id, f"{SAID} {turn}")),
+        sender=address.agent(work.agent.name, work.session.id),
+        recipient=room,
+        text=clipped_bytes(text, TEXT_BYTES_MAX),
+        source="run",
+        key=f"{SAID}/{work.run.id}/{turn}",
+        kind=Kind.MESSAGE,  # and a reply to nothing: what quotes the question is its answer
+        trust=least((Trust.AGENT, trust_of_mail(work.envelopes))),
+        deliver_at=from_ms(page.at_ms) + timedelta(milliseconds=idle_ms) if idle_ms else None,
+    )
+    return enter(page, draft).wakes

@@ -1,0 +1,396 @@
+"""Who stands at the doors: looks up who speaks, asks the policy, and does what it says. What is let in goes on to the
+doorway; everything else ends here."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Protocol
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.config.doors import CLOSED, DoorSettings
+from retinue.connectors.base import Heard, Incoming
+from retinue.domain import address
+from retinue.domain.binding import Binding, MatchedBy, PeerKind, Place
+from retinue.domain.command import COMMAND_LENGTH_MAX
+from retinue.domain.door import Activation, Entry, Overheard, Pairing, PairingState, Refusal, Verdict, id_space
+from retinue.domain.person import Person, Role
+from retinue.domain.ports import Clock, Ids, Post
+from retinue.domain.principal import LEVEL_OF, TRUST_OF, Principal
+from retinue.domain.text import storable
+from retinue.domain.times import to_ms
+from retinue.domain.trust import Trust
+from retinue.mailroom.strangers import Strangers, plain
+from retinue.policy.bindings import who_answers
+from retinue.policy.doors import Facts, may_talk
+from retinue.store import bindings, connector_words, identities, overheard, pairings
+from retinue.store import tables as t
+from retinue.store.connection import Store
+from retinue.store.house import Page
+from retinue.store.moving import activation_key, move_room
+
+log = logging.getLogger(__name__)
+
+CODE_CHARS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"  # none that reads as another
+CODE_LENGTH = 8
+NAME_CHARS_MAX = 256
+
+_SET_ACTIVATION = re.compile(r"/activation(?:@\S{1,64})?\s+(mention|always)\s*", re.IGNORECASE)
+
+
+class Welcome(Struct, frozen=True, kw_only=True):
+    """Somebody was let in: who answers them, and how far they are believed."""
+
+    agents: tuple[str, ...]
+    trust: Trust
+    may_command: bool = False
+    speaker: str = ""
+    person: str = ""  # whose id it is, where it is somebody's of this house
+    from_boss: bool = False
+    settings: DoorSettings = CLOSED
+    before: tuple[Overheard, ...] = ()  # what was said there since the agent last heard, and not to it
+    matched_by: MatchedBy = MatchedBy.DEFAULT
+
+
+class Keeper(Protocol):
+    """Whoever stands at the doors."""
+
+    async def meet(self, instance: str, incoming: Incoming) -> Welcome | None:
+        """None: whoever it was is not let in, or did not speak to us, and all that follows from it is done."""
+        ...
+
+    async def who_pressed(self, instance: str, incoming: Incoming) -> Principal | None:
+        """The person of the house who pressed a button; None where it was nobody who may."""
+        ...
+
+    async def told(self, instance: str, room: str, before: tuple[Overheard, ...]) -> None:
+        """What was overheard was told, and is not told again."""
+        ...
+
+    async def moved(self, instance: str, incoming: Incoming) -> None: ...
+
+
+class _Known(Struct, frozen=True, kw_only=True):
+    """What the store says of a speaker and a room, as it is at one moment."""
+
+    person: Person | None
+    paired: bool
+    bindings: tuple[Binding, ...]
+    activation: Activation | None
+    before: tuple[Overheard, ...]
+    waiting: Pairing | None
+    full: bool
+
+
+class Doorkeeper:
+    """`settings` and `kind_of` are of an instance; `default` is who answers where nobody was bound."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        ids: Ids,
+        settings: Callable[[str], DoorSettings],
+        kind_of: Callable[[str], str],
+        *,
+        post: Post,
+        default: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._settings = settings
+        self._kind_of = kind_of
+        self._default = default
+        self._strangers = Strangers(ids, post)
+        store.on_commit(self._strangers.forget, t.identities, t.admitted, t.bindings)
+
+    def refusals(self) -> list[Refusal]:
+        """Whom the doors turned away since the house was opened, the latest last. Bounded."""
+        return self._strangers.refusals()
+
+    async def meet(self, instance: str, incoming: Incoming) -> Welcome | None:
+        settings = self._settings(instance)
+        who = (instance, incoming.room, speaker_of(incoming))
+        if self._is_too_old(instance, incoming, settings) or self._strangers.is_turned_away(
+            who, settings, self._clock.now()
+        ):
+            return None
+        known = await self._look(instance, incoming, settings)
+        verdict = may_talk(_facts(instance, incoming, known), settings)
+        match verdict.entry:
+            case Entry.REFUSE:
+                await self._refuse(instance, incoming, settings, verdict)
+            case Entry.PAIR:
+                await self._pair(instance, incoming, settings, known)
+            case Entry.OVERHEAR:
+                await self._overhear(instance, incoming, settings)
+            case Entry.ADMIT:
+                return await self._admit(instance, incoming, settings, known, verdict)
+        return None
+
+    async def who_pressed(self, instance: str, incoming: Incoming) -> Principal | None:
+        """People of the house alone: a button decides, and what it bears may have been read by others."""
+        settings = self._settings(instance)
+        known = await self._look(instance, incoming, settings)
+        verdict = may_talk(_facts(instance, incoming, known, mentioned=True), settings)
+        if verdict.entry is Entry.REFUSE:
+            await self._refuse(instance, incoming, settings, verdict, quietly=True)
+            return None
+        if verdict.entry is not Entry.ADMIT or known.person is None:
+            # Not turned away: whoever may not decide may still talk, and what they say next is heard.
+            log.info("press refused at the door", extra={"connector": instance})
+            return None
+        role = known.person.role
+        return Principal(address=address.person(known.person.name), level=LEVEL_OF[role], trust=TRUST_OF[role])
+
+    async def told(self, instance: str, room: str, before: tuple[Overheard, ...]) -> None:
+        if before:
+            body = partial(overheard.told, instance=instance, room=room, upto=before[-1].seq)
+            await self._store.write(body, point="door")
+
+    async def moved(self, instance: str, incoming: Incoming) -> None:
+        """A room has a new name. Only the platform says so, and a name that is none is refused."""
+        body = partial(
+            move_room, instance=instance, room=incoming.room, new_room=incoming.text, at_ms=to_ms(self._clock.now())
+        )
+        went_along = await self._store.write(body, point="door")
+        log.info("room moved", extra={"connector": instance, "sessions": went_along})
+
+    # --- looking up ---
+
+    def _is_too_old(self, instance: str, incoming: Incoming, settings: DoorSettings) -> bool:
+        if incoming.said_at is None or not settings.catch_up_hours:
+            return False
+        if self._clock.now() - incoming.said_at <= timedelta(hours=settings.catch_up_hours):
+            return False
+        log.info("message too old to be answered", extra={"connector": instance})
+        return True
+
+    async def _look(self, instance: str, incoming: Incoming, settings: DoorSettings) -> _Known:
+        body = partial(
+            _look,
+            service=id_space(incoming.service or self._kind_of(instance), instance),
+            instance=instance,
+            incoming=incoming,
+            cap=settings.pairing_max,
+            now_ms=to_ms(self._clock.now()),
+        )
+        return await self._store.read(body)
+
+    def _place(self, instance: str, incoming: Incoming) -> Place:
+        if incoming.peer:
+            kind = PeerKind.DM
+        else:
+            kind = PeerKind.CHANNEL if incoming.guild or incoming.team else PeerKind.GROUP
+        return Place(
+            service=incoming.service or self._kind_of(instance),
+            instance=instance,
+            kind=kind,
+            peer=incoming.peer or incoming.room,
+            room=incoming.room,
+            parent=incoming.parent,
+            guild=incoming.guild,
+            team=incoming.team,
+        )
+
+    # --- what is done ---
+
+    async def _admit(
+        self, instance: str, incoming: Incoming, settings: DoorSettings, known: _Known, verdict: Verdict
+    ) -> Welcome | None:
+        speaker, now = speaker_of(incoming), self._clock.now()
+        if verdict.trust is Trust.UNTRUSTED and not self._strangers.has_room_for(instance, speaker, settings, now):
+            log.info("message beyond the rate", extra={"connector": instance})
+            return None
+        if await self._sets_activation(instance, incoming, verdict):
+            return None
+        bound = who_answers(known.bindings, self._place(instance, incoming), default=self._default())
+        if bound is None:
+            log.warning("no agent answers here", extra={"connector": instance})
+            await self._strangers.tell_owner(
+                f"door/unbound/{instance}/{now:%Y-%m-%d}",
+                f"Somebody who may talk wrote to {instance}, and no agent answers there. Bind one: "
+                f"retinue binding set AGENT {instance}",
+            )
+            return None
+        log.info(
+            "message let in",
+            extra={"connector": instance, "agent": bound.agents[0], "matched_by": bound.matched_by.value},
+        )
+        person = known.person
+        return Welcome(
+            agents=bound.agents,
+            trust=verdict.trust,
+            may_command=verdict.may_command,
+            speaker=speaker,
+            person=person.name if person is not None and incoming.speaker.vouched else "",
+            from_boss=verdict.trust is Trust.OWNER,
+            settings=settings,
+            before=known.before,
+            matched_by=bound.matched_by,
+        )
+
+    async def _refuse(
+        self, instance: str, incoming: Incoming, settings: DoorSettings, verdict: Verdict, *, quietly: bool = False
+    ) -> None:
+        speaker, now = incoming.speaker, self._clock.now()
+        who = (instance, incoming.room, speaker_of(incoming))
+        because = verdict.because
+        self._strangers.turn_away(who, settings, name=speaker.name, because=because, now=now)
+        if quietly or speaker.is_program or not incoming.peer:
+            return
+        await self._strangers.tell_owner(
+            f"door/strangers/{instance}/{now:%Y-%m-%d}",
+            f"Somebody who is not known here wrote to {instance}: {plain(speaker.name) or 'without a name'} "
+            f"(id {plain(who[2])}). They were not answered, because {because} ({verdict.key or 'always so'}). "
+            "You are told this once a day, however many write.",
+        )
+
+    async def _pair(self, instance: str, incoming: Incoming, settings: DoorSettings, known: _Known) -> None:
+        """Tell a stranger a code, and the owner of them. Both are told once, whatever else they write."""
+        if incoming.kind is not Heard.MESSAGE:
+            return
+        speaker, now = speaker_of(incoming), self._clock.now()
+        pairing = known.waiting
+        if pairing is None and not known.full:
+            id_ = self._ids.new()
+            wanted = Pairing(
+                id=id_,
+                instance=instance,
+                service=id_space(incoming.service or self._kind_of(instance), instance),
+                speaker=speaker,
+                name=storable(plain(incoming.speaker.name)),
+                code=code_from(id_),
+                state=PairingState.WAITING,
+                asked_at=now,
+                expires_at=now + timedelta(minutes=settings.pairing_minutes),
+            )
+            pairing = await self._store.write(
+                partial(_ask, pairing=wanted, cap=settings.pairing_max, now_ms=to_ms(now)), point="pair"
+            )
+        if pairing is None:
+            who = (instance, incoming.room, speaker)
+            because = "as many wait to be let in as may"
+            self._strangers.turn_away(who, settings, name=incoming.speaker.name, because=because, now=now)
+            return
+        await self._strangers.tell(
+            address.parse(f"channel:{instance}:{incoming.room}"),
+            f"door/code/{pairing.id}",
+            "I do not know you yet. Give this code to whoever runs this house, and they can let you in: "
+            f"{pairing.code}. It holds for {settings.pairing_minutes} minutes.",
+        )
+        await self._strangers.tell_owner(
+            f"door/pairing/{pairing.id}",
+            f"{pairing.name or 'Somebody'} (id {plain(speaker)}) wrote to {instance} and asks to be let in. If they "
+            f"tell you the code {pairing.code}, it is they: retinue pairing accept {pairing.code}",
+        )
+
+    async def _overhear(self, instance: str, incoming: Incoming, settings: DoorSettings) -> None:
+        if incoming.kind is not Heard.MESSAGE or not settings.history_limit or not incoming.text.strip():
+            return
+        body = partial(
+            overheard.add,
+            instance=instance,
+            room=incoming.room,
+            message_id=storable(incoming.message_id)[:NAME_CHARS_MAX],
+            speaker=storable(speaker_of(incoming))[:NAME_CHARS_MAX],
+            name=storable(plain(incoming.speaker.name or incoming.context.sender_name)),
+            text=storable(incoming.text),
+            limit=settings.history_limit,
+            at_ms=to_ms(self._clock.now()),
+        )
+        await self._store.write(body, point="overhear")
+
+    async def _sets_activation(self, instance: str, incoming: Incoming, verdict: Verdict) -> bool:
+        """`/activation mention|always` holds for its room until it is said again. Others may not, and are not told."""
+        wanted = _activation_in(incoming)
+        if wanted is None:
+            return False
+        if not verdict.may_command:
+            log.info("command refused at the door", extra={"connector": instance})
+            return True
+        body = partial(
+            connector_words.put,
+            instance=instance,
+            key=activation_key(incoming.room),
+            value=wanted.value,
+            at_ms=to_ms(self._clock.now()),
+        )
+        await self._store.write(body, point="door")
+        said = "whatever is said here" if wanted is Activation.ALWAYS else "what names me"
+        digest = hashlib.sha256(incoming.message_id.encode(errors="replace")).hexdigest()[:16]
+        await self._strangers.tell(
+            address.parse(f"channel:{instance}:{incoming.room}"),
+            f"door/activation/{hashlib.sha256(incoming.room.encode(errors='replace')).hexdigest()[:16]}/{digest}",
+            f"From now on I answer {said}.",
+        )
+        return True
+
+
+def speaker_of(incoming: Incoming) -> str:
+    """By an id that stays. In a room that is shared with one person alone, whoever speaks there is that person."""
+    return incoming.speaker.id or incoming.peer
+
+
+def code_from(id_: str) -> str:
+    """A code to read out, made of an id that nobody can foresee."""
+    digest = hashlib.sha256(f"pairing/{id_}".encode()).digest()
+    return "".join(CODE_CHARS[byte % len(CODE_CHARS)] for byte in digest[:CODE_LENGTH])
+
+
+def _activation_in(incoming: Incoming) -> Activation | None:
+    if incoming.peer or incoming.kind is not Heard.MESSAGE or len(incoming.text) > 4 * COMMAND_LENGTH_MAX:
+        return None
+    found = _SET_ACTIVATION.fullmatch(incoming.text.strip())
+    return Activation(found[1].casefold()) if found else None
+
+
+def _facts(instance: str, incoming: Incoming, known: _Known, *, mentioned: bool = False) -> Facts:
+    person = known.person
+    ours = incoming.quoted is not None and incoming.quoted.ours
+    reacts = incoming.kind is Heard.REACTION  # to something; whether it is ours is seen later
+    return Facts(
+        instance=instance,
+        direct=bool(incoming.peer),
+        room=incoming.room,
+        parent=incoming.parent,
+        speaker=speaker_of(incoming),
+        is_program=incoming.speaker.is_program,
+        vouched=incoming.speaker.vouched,
+        person=person.name if person is not None else "",
+        is_owner=person is not None and person.role is Role.OWNER,
+        is_paired=known.paired,
+        mentioned=mentioned or incoming.mentioned or ours or reacts or _activation_in(incoming) is not None,
+        activation=known.activation,
+        text=incoming.text,
+    )
+
+
+def _look(conn: sa.Connection, *, service: str, instance: str, incoming: Incoming, cap: int, now_ms: int) -> _Known:
+    speaker, direct = speaker_of(incoming), bool(incoming.peer)
+    person = identities.who(conn, service, speaker) if incoming.speaker.vouched else None
+    waiting = pairings.waiting(conn, instance, speaker, now_ms=now_ms) if direct and person is None else None
+    word = None if direct else connector_words.get(conn, instance, activation_key(incoming.room))
+    return _Known(
+        person=person,
+        paired=pairings.is_admitted(conn, instance, speaker),
+        bindings=tuple(bindings.everything(conn)),
+        activation=Activation(word) if word in tuple(Activation) else None,
+        before=() if direct else tuple(overheard.read(conn, instance, incoming.room)),
+        waiting=waiting,
+        full=direct and person is None and pairings.is_full(conn, instance, cap=cap, now_ms=now_ms),
+    )
+
+
+def _ask(conn: sa.Connection, *, pairing: Pairing, cap: int, now_ms: int) -> Pairing | None:
+    page = Page(conn, now_ms)
+    asked = pairings.ask(conn, pairing, cap=cap, at_ms=page.at_ms)
+    page.close()
+    return asked.pairing

@@ -1,0 +1,39 @@
+"""How the house tells its owner that a connector needs them: one letter for each trouble, however long it lasts."""
+
+from __future__ import annotations
+
+from retinue.connectors.base import LineLost
+from retinue.domain import address
+from retinue.domain.envelope import Draft, Kind
+from retinue.domain.errors import Conflict
+from retinue.domain.ids import EnvelopeId
+from retinue.domain.ports import Ids, Post
+from retinue.domain.trust import Trust
+
+
+class Owner:
+    def __init__(self, post: Post, ids: Ids, *, name: str = "owner") -> None:
+        self._post = post
+        self._ids = ids
+        self._name = name
+
+    async def tell(self, instance: str, lost: LineLost, began_ms: int) -> None:
+        """The key comes from when the trouble began: told again, it is the same letter."""
+        lines = [f"The connector '{instance}' needs you: {lost.sentence}."]
+        lines += [f"because: {lost.because}"] if lost.because else []
+        lines += [f"try: {lost.try_this}"] if lost.try_this else []
+        draft = Draft(
+            id=EnvelopeId(self._ids.new()),
+            sender=address.HOUSE,
+            recipient=address.person(self._name),
+            text="\n".join(lines),
+            source="house",
+            key=f"connector/{instance}/{began_ms}",
+            kind=Kind.NOTICE,
+            trust=Trust.PRIVATE,
+        )
+        try:
+            await self._post.post(draft)
+        except Conflict as conflict:
+            if conflict.code != "key.reused":
+                raise  # else it was told already, in other words

@@ -1,0 +1,28 @@
+"""Where a connector keeps its own few words: in the store, and under its instance's name, so that two of a kind never
+read each other's."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from retinue.domain.ports import Clock
+from retinue.domain.times import to_ms
+from retinue.store import connector_words
+from retinue.store.connection import Store
+
+
+class StoreShelf:
+    """Committed when `put` returns: a half-written word cannot be, whenever the house is killed."""
+
+    def __init__(self, store: Store, clock: Clock, instance: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._instance = instance
+
+    async def get(self, key: str) -> str | None:
+        return await self._store.read(partial(connector_words.get, instance=self._instance, key=key))
+
+    async def put(self, key: str, value: str) -> None:
+        at_ms = to_ms(self._clock.now())
+        body = partial(connector_words.put, instance=self._instance, key=key, value=value, at_ms=at_ms)
+        await self._store.write(body, point="connector")

@@ -1,0 +1,200 @@
+"""Voice messages: words made of those that come in, and some made of answers that leave. By programs of the owner's.
+
+Nothing here is needed for an answer to arrive. Where no program does its work, words stay words, and the log says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from retinue.config.speech import SpeechCommand, SpeechSettings
+from retinue.domain.attachment import Attachment
+from retinue.domain.errors import RetinueError
+from retinue.domain.text import storable
+from retinue.policy import speech
+from retinue.sandbox.base import Confinement, Network, Sandbox
+from retinue.sandbox.once import CommandFailed, run
+from retinue.store.files import Files
+
+log = logging.getLogger(__name__)
+
+FOLDER = "speech"  # in the home: where a program finds its input and leaves its output
+HEARD_BYTES_MAX = 64 * 1024
+SAID_BYTES_MAX = 64 * 1024  # of what a program says beside the file it writes
+NAME = "voice"
+
+Summarise = Callable[[str, int], Awaitable[str]]
+"""Tells a text in at most so many characters. May raise: then its beginning is spoken."""
+
+
+class Uttered(Struct, frozen=True, kw_only=True):
+    """An answer as it leaves: what is shown of it, and a voice message, or why there is none."""
+
+    shown: str
+    voice: Attachment | None = None
+    because: str = ""
+
+
+def is_voice(attachment: Attachment) -> bool:
+    return attachment.media_type.startswith("audio/")
+
+
+class Speech:
+    """`sandbox` is the one for programs of the owner's; see `sandbox/owners`."""
+
+    def __init__(
+        self,
+        settings: Callable[[], SpeechSettings],
+        files: Files,
+        *,
+        home: Path,
+        sandbox: Callable[[], Awaitable[Sandbox]],
+        environment: Mapping[str, str],
+        summarise: Summarise | None = None,
+    ) -> None:
+        self._settings = settings
+        self._files = files
+        self._home = home
+        self._sandbox = sandbox
+        self._environment = environment
+        self._summarise = summarise
+
+    async def uttered(self, text: str, *, answers_voice: bool, has_sound: bool = False) -> Uttered:
+        """What leaves in place of an answer: never without its words, and without its tags."""
+        settings = self._settings()
+        decided = speech.decide(settings, text, answers_voice=answers_voice, has_sound=has_sound)
+        if not decided.words:
+            return Uttered(shown=decided.shown, because=decided.because)
+        words = await self._short(settings, decided)
+        voice = await self.spoken(words, overrides=decided.overrides)
+        return Uttered(shown=decided.shown, voice=voice, because="" if voice else "no program could speak it")
+
+    async def answered(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
+        """The same, as the engine asks for it."""
+        made = await self.uttered(text, answers_voice=answers_voice)
+        return made.shown, made.voice
+
+    async def spoken(self, text: str, *, overrides: Mapping[str, str] | None = None) -> Attachment | None:
+        """A voice message of these words, by the first program that makes one. None where none does."""
+        settings, wishes = self._settings(), overrides or {}
+        for name in speech.order(settings, wishes):
+            command = settings.speakers[name]
+            own = {"voice": command.voice, "speed": command.speed, "model": command.model}
+            wished = {key: wishes.get(key, value) for key, value in own.items()}
+            try:
+                sound = await self._run(command, text.encode(), wished, bytes_max=settings.audio_bytes_max)
+                if not sound:
+                    raise CommandFailed("it made no sound", because="what it wrote is empty")
+                named = f"{NAME}.{command.ending}"
+                keep = self._files.keep
+                return await asyncio.to_thread(keep, [sound], name=named, media_type=command.media_type)
+            except (RetinueError, OSError) as error:
+                _log_failure("speaker failed", name, error)
+        return None
+
+    async def heard(self, attachment: Attachment) -> str:
+        """What is said in a voice message, by the first program that can tell. Empty where none can."""
+        settings = self._settings()
+        if not is_voice(attachment) or attachment.size_bytes > settings.audio_bytes_max:
+            return ""
+        for name, command in settings.listeners.items():
+            try:
+                said = await self._run(command, attachment, {}, bytes_max=HEARD_BYTES_MAX)
+                if text := storable(said.decode(errors="replace")).strip():
+                    return text
+            except (RetinueError, OSError) as error:
+                _log_failure("listener failed", name, error)
+        return ""
+
+    async def _short(self, settings: SpeechSettings, decided: speech.Speech) -> str:
+        if not decided.long:
+            return speech.cut(decided.words, settings.text_chars_max)
+        if settings.summarise and self._summarise is not None:
+            try:
+                short = await self._summarise(decided.words, settings.summarise_over_chars)
+                if short := speech.spoken_words(short):
+                    return speech.cut(short, settings.text_chars_max)
+            except (RetinueError, OSError, TimeoutError) as error:
+                _log_failure("summary for speech failed", "", error)
+        most = settings.text_chars_max
+        return speech.cut(decided.words, min(most, settings.summarise_over_chars) if settings.summarise else most)
+
+    async def _run(
+        self, command: SpeechCommand, given: bytes | Attachment, wished: Mapping[str, str], *, bytes_max: int
+    ) -> bytes:
+        """In a folder of its own, gone afterwards. What it writes to `{output}`, and else what it says."""
+        if not command.command:
+            raise CommandFailed("there is no program", because="its `command` is not set")
+        settings = self._settings()
+        folder = await asyncio.to_thread(self._made)
+        try:
+            source, target = folder / "input", folder / f"output.{command.ending}"
+            await asyncio.to_thread(self._fill, source, given)
+            argv = _argv(command.command, {**wished, "input": str(source), "output": str(target)})
+            writes = any("{output}" in word for word in command.command)
+            reads = any("{input}" in word for word in command.command)
+            confinement = Confinement(
+                folder=folder,
+                writable=(folder,),
+                readable=tuple(self._home / Path(each).expanduser() for each in command.readable),
+                network=Network(hosts=command.hosts) if command.hosts else None,
+                environment={key: value.read(self._environment) for key, value in command.env.items()},
+            )
+            said = await run(
+                await self._sandbox(),
+                argv,
+                confinement,
+                given=b"" if reads else await asyncio.to_thread(source.read_bytes),
+                timeout_s=settings.timeout_s,
+                bytes_max=SAID_BYTES_MAX if writes else bytes_max,
+            )
+            return await asyncio.to_thread(_read, target, bytes_max) if writes else said
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def _made(self) -> Path:
+        parent = self._home / FOLDER
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(dir=parent.resolve()))
+
+    def _fill(self, path: Path, given: bytes | Attachment) -> None:
+        if isinstance(given, bytes):
+            path.write_bytes(given)
+            return
+        with self._files.open(given.hash) as source, path.open("wb") as target:
+            shutil.copyfileobj(source, target)
+
+
+def _argv(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Each word with what its marks stand for. A value is never a mark, and never more than part of one word."""
+    made: list[str] = []
+    for word in words:
+        for key in ("input", "output", "voice", "speed", "model"):
+            if word == f"{{{key}}}" or f"{{{key}}}" in word:
+                word = word.replace(f"{{{key}}}", values.get(key, ""))
+                break  # one for each word: what was put in is not looked through again
+        made.append(word)
+    return made
+
+
+def _read(path: Path, bytes_max: int) -> bytes:
+    """What a program wrote. It may have put a link there, or something that never ends."""
+    if path.is_symlink() or not path.is_file():
+        raise CommandFailed("it wrote nothing", because="its {output} is not there, or is no plain file")
+    with path.open("rb") as opened:
+        data = opened.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise CommandFailed("it wrote too much", because=f"its {{output}} has more than {bytes_max:,} bytes")
+    return data
+
+
+def _log_failure(phrase: str, name: str, error: BaseException) -> None:
+    because = error.because if isinstance(error, RetinueError) else type(error).__name__
+    log.warning(phrase, extra={"program": name, "because": because[:300]})

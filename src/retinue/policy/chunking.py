@@ -1,0 +1,290 @@
+"""A text that is longer than a place takes at once, cut where a reader would pause.
+
+Lengths are counted as the place counts them. A cut falls between paragraphs, else between lines, sentences or words,
+and in the middle of a word only where there is nothing else. What stands in a code fence stays in one: it is closed
+before a cut, and opened again behind it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from retinue.domain.parcel import Unit
+from retinue.domain.wording import Break, ChunkMode
+
+LIMIT_MIN = 8  # no place takes less: a fence, a letter of four bytes
+ENTITY_CHARS_MAX = 32
+FENCE_SHARE_MAX = 4  # an opening line that takes more than this part of a message is not repeated in the next one
+SEQUENCE_CHARS_MAX = 64  # of one letter with all its marks; what is longer was made to be
+
+_FENCE = re.compile(r"^ {0,3}(`{3,}(?=[^`\n]*$)|~{3,})([^\n]*)$", re.MULTILINE)
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
+_PARAGRAPH = re.compile(r"\n[ \t]*\r?\n")
+_SENTENCE = re.compile("[.!?\u2026][\"'\u00bb\u201d\u2019)\\]]*(?=\\s)|[\u3002\uff01\uff1f]")  # the last three: CJK
+_GAP = re.compile(r"\s*\n|[ \t]+")
+
+
+class _Fence(Struct, frozen=True, kw_only=True):
+    """A block of code: where its lines begin and end in the text."""
+
+    start: int
+    body: int
+    closing: int  # where its closing line begins; the end of the text where there is none
+    end: int
+    opener: str
+    closer: str
+
+
+def measure(text: str, unit: Unit) -> int:
+    """How long a place says that a text is."""
+    match unit:
+        case Unit.CHARACTERS:
+            return len(text)
+        case Unit.UTF16:
+            return len(text) if text.isascii() else len(text) + sum(char > "\uffff" for char in text)
+        case Unit.BYTES:
+            return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def chunks(
+    text: str,
+    limit: int,
+    *,
+    unit: Unit = Unit.CHARACTERS,
+    mode: ChunkMode = ChunkMode.LENGTH,
+    prefer: Break = Break.PARAGRAPH,
+    least: int | None = None,
+) -> list[str]:
+    """The text in pieces of at most `limit`. A pause is taken for a cut only where the piece is then at least `least`
+    long, which is half of the limit if nothing else is said. A text of nothing but blanks has no pieces."""
+    if limit < LIMIT_MIN:
+        raise ValueError(f"no text fits into {limit} {unit.value}")
+    if not text.strip():
+        return []
+    parts = _paragraphs(text) if mode is ChunkMode.NEWLINE else (text,)
+    return [piece for part in parts for piece in _Cutter(part, limit, unit, prefer, least).pieces()]
+
+
+def clipped(text: str, limit: int, *, unit: Unit) -> str:
+    """As much of a text as fits, with a sign where something is missing."""
+    if measure(text, unit) <= limit:
+        return text
+    end = _fit(text, 0, limit - measure("…", unit), unit)
+    return text[: _safe(text, 0, end)].rstrip() + "…"
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Each paragraph for itself. A block of code is one, whatever blank lines it has."""
+    fences, start = _fences(text), 0
+    for found in _PARAGRAPH.finditer(text):
+        if found.start() < start or _around(fences, found.start()) is not None:
+            continue
+        if paragraph := text[start : found.start()].strip("\n"):
+            yield paragraph
+        start = found.end()
+    if rest := text[start:].strip("\n"):
+        yield rest
+
+
+def _fences(text: str) -> list[_Fence]:
+    found: list[_Fence] = []
+    opened: re.Match[str] | None = None
+    for line in _FENCE.finditer(text):
+        if opened is None:
+            opened = line
+        elif line[1][0] == opened[1][0] and len(line[1]) >= len(opened[1]) and not line[2].strip():
+            found.append(_fence(text, opened, line.start(), line.end()))
+            opened = None
+    if opened is not None:
+        found.append(_fence(text, opened, len(text), len(text)))
+    return found
+
+
+def _fence(text: str, opened: re.Match[str], closing: int, end: int) -> _Fence:
+    return _Fence(
+        start=opened.start(),
+        body=min(opened.end() + 1, len(text)),
+        closing=closing,
+        end=end,
+        opener=opened[0].strip(),
+        closer=opened[1],
+    )
+
+
+def _around(fences: list[_Fence], at: int) -> _Fence | None:
+    """The block of code that a cut here would fall into."""
+    index = bisect_right(fences, at, key=lambda fence: fence.start) - 1
+    fence = fences[index] if index >= 0 else None
+    return fence if fence is not None and fence.start < at < fence.end else None
+
+
+class _Cutter:
+    """Goes through one text from its beginning to its end."""
+
+    def __init__(self, text: str, limit: int, unit: Unit, prefer: Break, least: int | None) -> None:
+        self._text = text
+        self._limit = limit
+        self._unit = unit
+        self._prefer = prefer
+        self._least = limit // 2 if least is None else min(least, limit)
+        # A long opening line would eat up each message that repeats it: such code is cut like any text.
+        bound = limit // FENCE_SHARE_MAX
+        fences = _fences(text) if "```" in text or "~~~" in text else []
+        self._fences = [each for each in fences if measure(each.opener + each.closer, unit) + 2 <= bound]
+
+    def pieces(self) -> Iterator[str]:
+        text, start = self._text, 0
+        inside: _Fence | None = None  # the block that was cut, and goes on here
+        while start < len(text):
+            head = f"{inside.opener}\n" if inside is not None else ""
+            room = self._limit - measure(head, self._unit)
+            end = _fit(text, start, room, self._unit)
+            if end >= len(text) and _around(self._fences, end) is None:
+                if (rest := text[start:]).strip():
+                    yield head + self._closed(rest, inside, room)
+                return
+            end, fence = self._pause(start, room)
+            piece, start = self._cut(start, end, fence)
+            if piece.strip():
+                yield head + piece + (f"\n{fence.closer}" if fence is not None else "")
+            inside = fence if fence is not None and start < fence.closing else None
+
+    def _closed(self, rest: str, inside: _Fence | None, room: int) -> str:
+        """The last piece. Code that was never closed is, where it was opened by us and there is room."""
+        if inside is None or inside.closing < len(self._text):
+            return rest
+        whole = f"{rest.rstrip()}\n{inside.closer}"
+        return whole if measure(whole, self._unit) <= room else rest
+
+    def _cut(self, start: int, end: int, fence: _Fence | None) -> tuple[str, int]:
+        """A piece, and where the next begins. Blanks at a cut go, but for those that code is indented with."""
+        text = self._text
+        if fence is None:
+            gap = _GAP.match(text, end)
+            return text[start:end].rstrip(), gap.end() if gap else end
+        piece = text[start:end].removesuffix("\n")
+        following = end + 1 if text.startswith("\n", end) and not text.startswith("\n", end - 1) else end
+        if following >= fence.closing:  # all of the code is out: its own closing line is not needed any more
+            gap = _GAP.match(text, fence.end)
+            following = gap.end() if gap else fence.end
+        return piece, following
+
+    def _pause(self, start: int, room: int) -> tuple[int, _Fence | None]:
+        """Where to cut, and the block of code that it cuts."""
+        end = _fit(self._text, start, room, self._unit)
+        fence = _around(self._fences, end)
+        if fence is None:
+            end = self._between(start, end)
+            fence = _around(self._fences, end)
+        if fence is None:
+            return end, None
+        if end <= fence.body or fence.start > start + self._floor(start, end):
+            if fence.start > start and self._text[start : fence.start].strip():
+                return fence.start, None  # before the code, not in its first line
+        end = _fit(self._text, start, room - measure(f"\n{fence.closer}", self._unit), self._unit)
+        if end <= fence.body:  # there is no room for any of it here
+            return (fence.start, None) if fence.start > start else (self._hard(start, end), None)
+        end = min(end, max(fence.closing - 1, fence.body))
+        return self._in_code(max(start, fence.body), end), fence
+
+    def _floor(self, start: int, end: int) -> int:
+        return min(self._least, (end - start) // 2) if self._least >= end - start else self._least
+
+    def _between(self, start: int, end: int) -> int:
+        """The last pause before `end` that leaves a piece of some length: of the kind that is wanted, or the next."""
+        text, floor = self._text, start + self._floor(start, end)
+        kinds = list(Break)
+        for kind in kinds[kinds.index(self._prefer) :]:
+            if (at := self._last(kind, floor, end)) > floor:
+                return at
+        at = max(text.rfind(" ", start + 1, end + 1), text.rfind("\n", start + 1, end + 1))
+        return at if at > start and text[start:at].strip() else self._hard(start, end)
+
+    def _last(self, kind: Break, floor: int, end: int) -> int:
+        text = self._text
+        match kind:
+            case Break.PARAGRAPH:
+                return max(
+                    (each.start() for each in _PARAGRAPH.finditer(text, floor, min(end + 2, len(text)))), default=-1
+                )
+            case Break.NEWLINE:
+                return text.rfind("\n", floor, end + 1)
+            case Break.SENTENCE:
+                found = (each.end() for each in _SENTENCE.finditer(text, floor, min(end + 1, len(text))))
+                return max((at for at in found if at <= end), default=-1)
+
+    def _in_code(self, start: int, end: int) -> int:
+        """Behind the last line that fits; in the middle of one only where it is longer than a message."""
+        at = self._text.rfind("\n", start + 1, end + 1)
+        return at if at > start else self._hard(start, end)
+
+    def _hard(self, start: int, end: int) -> int:
+        return _safe(self._text, start, end)
+
+
+def _fit(text: str, start: int, room: int, unit: Unit) -> int:
+    """The furthest end that fits, from `start`."""
+    end = min(start + max(room, 1), len(text))
+    if unit is Unit.CHARACTERS or text[start:end].isascii():
+        return end
+    used = 0
+    for at in range(start, end):
+        used += _width(text[at], unit)
+        if used > room:
+            return max(at, start + 1)
+    return end
+
+
+def _width(char: str, unit: Unit) -> int:
+    if unit is Unit.UTF16:
+        return 2 if char > "\uffff" else 1
+    return 1 if char < "\x80" else 2 if char < "\u0800" else 3 if char <= "\uffff" else 4
+
+
+def _safe(text: str, start: int, end: int) -> int:
+    """The last place up to `end` where nothing is torn that belongs together: a letter and its marks, the parts of one
+    emoji, a flag, an entity."""
+    at = end
+    while at > start and end - at < SEQUENCE_CHARS_MAX and _tears(text, at):
+        at -= 1
+    if start < at < len(text):
+        for entity in _ENTITY.finditer(text, max(start, at - ENTITY_CHARS_MAX), min(at + ENTITY_CHARS_MAX, len(text))):
+            if start < entity.start() < at < entity.end():
+                return entity.start()
+    if at > start and end - at < SEQUENCE_CHARS_MAX:
+        return at
+    return end - 1 if end - 1 > start and _is_pair(text, end) else end
+
+
+def _is_pair(text: str, at: int) -> bool:
+    return 0 < at < len(text) and "\ud800" <= text[at - 1] <= "\udbff" and "\udc00" <= text[at] <= "\udfff"
+
+
+def _tears(text: str, at: int) -> bool:
+    """Whether the letters left and right of here are one to a reader."""
+    if not 0 < at < len(text):
+        return False
+    left, right = text[at - 1], text[at]
+    if right < "\u0300" and left < "\u0300":
+        return left == "\r" and right == "\n"
+    if _is_pair(text, at) or left == "\u200d" or right == "\u200d" or unicodedata.category(right) in ("Mn", "Me", "Mc"):
+        return True
+    if "\U0001f3fb" <= right <= "\U0001f3ff" or "\U000e0020" <= right <= "\U000e007f" or "\u1160" <= right <= "\u11ff":
+        return True
+    return _is_flag(left) and _is_flag(right) and _flags_before(text, at) % 2 == 1
+
+
+def _is_flag(char: str) -> bool:
+    return "\U0001f1e6" <= char <= "\U0001f1ff"
+
+
+def _flags_before(text: str, at: int) -> int:
+    first = at
+    while first > 0 and at - first < SEQUENCE_CHARS_MAX and _is_flag(text[first - 1]):
+        first -= 1
+    return at - first

@@ -1,0 +1,28 @@
+"""What of an answer was said before in the same room. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+REPEATED_CHARS_MIN = 10  # what is shorter may well be said twice: "Yes.", "Done."
+
+_BLANKS = re.compile(r"\s+")
+
+
+def unsaid(text: str, said: Iterable[str]) -> str:
+    """The answer without the words that its run has already sent there itself; empty where there were no others."""
+    rest = text
+    for words in said:
+        plain, before = _plain(rest), _plain(words)
+        if not plain:
+            break
+        if plain == before or (len(plain) >= REPEATED_CHARS_MIN and plain in before):
+            return ""
+        if len(before) >= REPEATED_CHARS_MIN and words.strip() in rest:
+            rest = rest.replace(words.strip(), "", 1).strip()
+    return rest
+
+
+def _plain(text: str) -> str:
+    return _BLANKS.sub(" ", text).strip().casefold()

@@ -1,0 +1,155 @@
+"""Whether an answer is spoken, and which words of it. Pure: the answer and the settings in, a decision out.
+
+An agent's tags are taken out of what is shown, whatever comes of them:
+
+    [[tts]]                                    speak this answer
+    [[tts:voice=alloy]]                        and so
+    [[tts:text]]Good morning![[/tts:text]]     and say these words in its place
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from retinue.config.speech import SpeechMode, SpeechSettings
+
+OVERRIDES = frozenset({"provider", "voice", "speed", "model"})
+VALUE_CHARS_MAX = 64
+TAGS_MAX = 16
+
+_OPEN, _CLOSE, _END = "[[tts", "]]", "[[/tts:text]]"
+_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")  # begins as no option of a program does
+# Each looks at a bounded number of characters from where it begins: a text of brackets costs no more than its length.
+_FENCE = re.compile(r"^ {0,3}(```|~~~)")
+_LINK = re.compile(r"!?\[([^\[\]\n]{0,500})\]\(([^()\s]{0,2000})\)")
+_URL = re.compile(r"\bhttps?://([^\s/<>]{1,253})\S{0,2000}")
+_HEADING = re.compile(r"^ {0,3}#{1,6} +|^ {0,3}> ?|^ {0,8}[-*+] +", re.MULTILINE)
+_MARKS = re.compile(r"\*{1,3}|_{2}|~~|`{1,3}")
+_SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", "\n\n")
+
+
+class Tagged(Struct, frozen=True, kw_only=True):
+    """An answer without its tags. `asked`: it bore some; `said` are words to speak in its place."""
+
+    shown: str
+    asked: bool = False
+    said: str = ""
+    overrides: Mapping[str, str] = {}
+
+
+class Speech(Struct, frozen=True, kw_only=True):
+    """What is decided for one answer. `words` is empty where it is not spoken, and `because` says why."""
+
+    shown: str
+    words: str = ""
+    long: bool = False  # to be told in short first
+    overrides: Mapping[str, str] = {}
+    because: str = ""
+
+
+def read_tags(text: str) -> Tagged:
+    """Take the tags out. What is no whole tag stays as it is written."""
+    shown: list[str] = []
+    said: list[str] = []
+    overrides: dict[str, str] = {}
+    at, tags = 0, 0
+    while tags < TAGS_MAX and (begin := text.find(_OPEN, at)) >= 0:
+        close = text.find(_CLOSE, begin, begin + len(_OPEN) + 2 * VALUE_CHARS_MAX + 4)
+        inside = text[begin + len(_OPEN) : close] if close >= 0 else None
+        end = close + len(_CLOSE)
+        if inside == ":text":
+            stop = text.find(_END, end)
+            shown.append(text[at:begin])
+            said.append(text[end : stop if stop >= 0 else len(text)])
+            at = stop + len(_END) if stop >= 0 else len(text)
+        elif inside is not None and (set_to := _overrides(inside)) is not None:
+            shown.append(text[at:begin])
+            overrides |= set_to
+            at = end
+        else:
+            shown.append(text[at : begin + len(_OPEN)])
+            at = begin + len(_OPEN)
+            continue
+        tags += 1
+    shown.append(text[at:])
+    if not tags:
+        return Tagged(shown=text)
+    return Tagged(shown="".join(shown).strip(), asked=True, said="\n".join(said).strip(), overrides=overrides)
+
+
+def _overrides(inside: str) -> dict[str, str] | None:
+    """What a tag sets, most often nothing; None where it is no tag."""
+    if not inside:
+        return {}
+    key, equals, value = inside.removeprefix(":").partition("=")
+    good = inside.startswith(":") and equals and key.isidentifier() and _VALUE.fullmatch(value)
+    return {key: value} if good else None
+
+
+def decide(settings: SpeechSettings, text: str, *, answers_voice: bool, has_sound: bool = False) -> Speech:
+    """Whether an answer is spoken. `answers_voice`: it answers a voice message; `has_sound`: it bears one already."""
+    tagged = read_tags(text)
+    wanted = {
+        SpeechMode.OFF: False,
+        SpeechMode.ALWAYS: True,
+        SpeechMode.INBOUND: answers_voice,
+        SpeechMode.TAGGED: tagged.asked,
+    }[settings.mode]
+    because = ""
+    words = spoken_words(tagged.said or tagged.shown)
+    if settings.mode is SpeechMode.OFF:
+        because = "speech is off"
+    elif not settings.speakers:
+        because = "no program speaks here"
+    elif not wanted:
+        because = "it answers no voice message" if settings.mode is SpeechMode.INBOUND else "it was not asked for"
+    elif has_sound:
+        because = "it bears a sound of its own"
+    elif len(words) < settings.text_chars_min:
+        because = "it is too short"
+    if because:
+        return Speech(shown=tagged.shown, because=because)
+    permitted = OVERRIDES.intersection(settings.overrides)
+    return Speech(
+        shown=tagged.shown,
+        words=words,
+        long=len(words) > settings.summarise_over_chars,
+        overrides={key: value for key, value in tagged.overrides.items() if key in permitted},
+    )
+
+
+def order(settings: SpeechSettings, overrides: Mapping[str, str]) -> tuple[str, ...]:
+    """Which programs are tried, in the order of the settings; one that a tag names goes before the others."""
+    names = tuple(settings.speakers)
+    first = overrides.get("provider", "")
+    return (first, *(name for name in names if name != first)) if first in settings.speakers else names
+
+
+def spoken_words(text: str) -> str:
+    """A text as it would be read aloud: no code, no marks, of an address only its host."""
+    kept: list[str] = []
+    fence = ""
+    for line in text.splitlines():
+        found = _FENCE.match(line)
+        if found and not fence:
+            fence = found[1]
+        elif fence:
+            fence = "" if found and found[1] == fence else fence
+        else:
+            kept.append(line)
+    plain = _LINK.sub(r"\1", "\n".join(kept))
+    plain = _URL.sub(r"\1", plain)
+    plain = _MARKS.sub("", _HEADING.sub("", plain))
+    return "\n".join(line.strip() for line in plain.splitlines() if line.strip())
+
+
+def cut(text: str, chars_max: int) -> str:
+    """Its beginning, to the end of a sentence where there is one in its second half."""
+    if len(text) <= chars_max:
+        return text
+    head = text[:chars_max]
+    end = max(head.rfind(mark) for mark in _SENTENCE_ENDS)
+    return head[: end + 1].strip() if end > chars_max // 2 else head.rstrip() + "…"

@@ -1,0 +1,101 @@
+"""Programs of the owner's, as the house uses them: hooks, and what speaks and listens for it.
+
+Few houses have any: what they need is loaded when it is first wanted, and costs nothing before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from retinue.agents.hooks import Hook
+from retinue.agents.hooks_running import Happened, Hooks
+from retinue.agents.skills_shelf import surroundings
+from retinue.config import Settings
+from retinue.config.speech import SpeechMode
+from retinue.domain.attachment import Attachment
+from retinue.policy.speech import read_tags
+from retinue.sandbox.base import Sandbox
+from retinue.store.connection import Store
+from retinue.store.files import Files
+
+if TYPE_CHECKING:
+    from retinue.mailroom.speech import Speech
+    from retinue.sandbox.owners import OwnersSandbox
+
+
+class Programs:
+    """`settings` are as they are now; `say` brings a hook's words to whoever sits where something happened."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        store: Store,
+        files: Files,
+        *,
+        home: Path,
+        environment: Mapping[str, str],
+        say: Callable[[Happened, Hook, str], Awaitable[None]],
+    ) -> None:
+        self._settings = settings
+        self._files = files
+        self._home = home
+        self._environment = environment
+        self.hooks = Hooks(
+            home,
+            store,
+            settings=lambda: settings().hooks,
+            here=lambda: surroundings(settings(), environment),
+            sandbox=self._sandbox,
+            say=say,
+        )
+
+    async def start(self) -> None:
+        """Where no hook is run, nobody follows the news for them."""
+        if self._settings().hooks.enabled:
+            await self.hooks.start()
+
+    def opened(self, at: datetime) -> None:
+        if self._settings().hooks.enabled:
+            self.hooks.opened(at)
+
+    async def stop(self) -> None:
+        await self.hooks.stop()
+
+    # --- speech ---
+
+    async def speak(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
+        """An answer without its tags, and spoken, where the settings say so."""
+        if self._settings().speech.mode is SpeechMode.OFF:
+            return read_tags(text).shown, None
+        return await self._speech.answered(text, answers_voice)
+
+    async def hear(self, attachment: Attachment) -> str:
+        """What is said in a voice message; empty where nobody listens."""
+        return await self._speech.heard(attachment) if self._settings().speech.listeners else ""
+
+    @cached_property
+    def _speech(self) -> Speech:
+        from retinue.mailroom.speech import Speech
+
+        return Speech(
+            lambda: self._settings().speech,
+            self._files,
+            home=self._home,
+            sandbox=self._sandbox,
+            environment=self._environment,
+        )
+
+    async def _sandbox(self) -> Sandbox:
+        return await self._walls()
+
+    @cached_property
+    def _walls(self) -> OwnersSandbox:
+        from retinue.sandbox.owners import OwnersSandbox
+
+        person = Path(os.path.realpath(Path.home()))
+        return OwnersSandbox(lambda: self._settings().sandbox, home=self._home, user_home=person)

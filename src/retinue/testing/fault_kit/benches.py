@@ -1,0 +1,31 @@
+"""Which connectors have a bench: the built-in ones here, and a stranger's by `MODULE:NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import cast
+
+from retinue.testing.fault_kit.bench import Bench
+
+BENCHES: dict[str, str] = {
+    "quiet": "retinue.testing.fault_kit.quiet:QuietBench",
+    "quiet-forgetful": "retinue.testing.fault_kit.quiet:ForgetfulBench",
+    "irc": "retinue.testing.fault_kit.irc:IrcBench",
+    "email": "retinue.testing.fault_kit.mail:MailBench",
+    "telegram": "retinue.testing.fault_kit.telegram:TelegramBench",
+    "webhook": "retinue.testing.fault_kit.webhook:WebhookBench",
+}
+
+
+def made(named: str) -> Bench:
+    """A new bench, by its name here or by `MODULE:NAME`."""
+    module, _, name = BENCHES.get(named, named).partition(":")
+    make = cast("Callable[[], Bench]", getattr(import_module(module), name))
+    return make()
+
+
+def without_a_bench(kinds: Iterable[str]) -> list[str]:
+    """Those of these kinds of connectors that nobody has put through the kit."""
+    benched = {made(name).kind for name in BENCHES}
+    return [kind for kind in kinds if kind not in benched]

@@ -1,0 +1,77 @@
+"""One cell for each connector and fault, and the table of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from retinue.testing.fault_kit.bench import Bench
+from retinue.testing.fault_kit.cases import CASES, Case
+from retinue.testing.fault_kit.stage import Broken, staged
+
+REASON_LENGTH_MIN = 20  # letters: "n/a" is no reason
+
+
+class Mark(StrEnum):
+    HOLDS = "holds"
+    BROKEN = "BROKEN"
+    EXEMPT = "exempt"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    bench: str
+    case: str
+    mark: Mark
+    note: str = ""
+
+
+def wrong_exemptions(bench: Bench) -> list[str]:
+    """Exemptions that name no case, or give no reason."""
+    unknown = [f"there is no case {name!r}" for name in bench.exempt if name not in CASES]
+    poor = [f"{name} is exempt without a reason" for name, why in bench.exempt.items() if len(why) < REASON_LENGTH_MIN]
+    return [*unknown, *poor]
+
+
+async def hold(bench: Bench, case: Case, folder: Path) -> None:
+    """Play one case, and ask what must hold after it. Raises `Broken` where it does not."""
+    async with staged(bench, folder) as stage:
+        await case.play(stage)
+        await stage.answer_for_it()
+
+
+async def cell(name: str, bench: Bench, case: Case, folder: Path) -> Cell:
+    if case.name in bench.exempt:
+        return Cell(name, case.name, Mark.EXEMPT, bench.exempt[case.name])
+    try:
+        await hold(bench, case, folder)
+    except Broken as broken:
+        return Cell(name, case.name, Mark.BROKEN, str(broken))
+    return Cell(name, case.name, Mark.HOLDS)
+
+
+def table(cells: Iterable[Cell]) -> list[str]:
+    """Connectors across, faults down; then why what is exempt is so, and what is broken."""
+    known = list(cells)
+    names = list(dict.fromkeys(each.bench for each in known))
+    marks = {(each.bench, each.case): each.mark for each in known}
+    first = max(len(name) for name in CASES) + 2
+    widths = [max(len(name), len(Mark.BROKEN)) + 2 for name in names]
+    lines = [" " * first + "".join(name.ljust(width) for name, width in zip(names, widths, strict=True))]
+    for case in CASES:
+        row = (marks.get((name, case), "-").ljust(width) for name, width in zip(names, widths, strict=True))
+        lines.append((case.ljust(first) + "".join(row)).rstrip())
+    return [*lines, *_notes(known)]
+
+
+def _notes(cells: list[Cell]) -> Iterator[str]:
+    """Each once, with all that it is about."""
+    about: dict[tuple[Mark, str], dict[str, list[str]]] = {}
+    for each in cells:
+        if each.note:
+            about.setdefault((each.mark, each.note), {}).setdefault(each.bench, []).append(each.case)
+    for (mark, note), benches in about.items():
+        which = "; ".join(f"{bench}: {', '.join(cases)}" for bench, cases in benches.items())
+        yield f"{mark} ({which}): {note}"

@@ -1,0 +1,382 @@
+"""A real post office for tests: exim takes mail and puts it into mailboxes, dovecot lets their owners read them.
+
+Both run from a folder of their own on ports of this machine, and are gone when the tests are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email
+import email.policy
+import getpass
+import os
+import pwd
+import re
+import shutil
+import signal
+import smtplib
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from email.message import EmailMessage
+from pathlib import Path
+
+START_S_MAX = 20.0
+ARRIVE_S_MAX = 20.0
+POLL_S = 0.02
+PROGRAMS = {"dovecot": "dovecot-imapd", "exim4": "exim4-daemon-light"}
+PEOPLE = ("house", "maria", "noor")
+AUTHSERV = "mx.house.test"
+HOUSE = "house@house.test"
+MARIA = "maria@example.org"
+
+# Its standard input ends when the test process does, even by kill -9, so no server outlives its tests.
+CUSTODIAN = 'read _; kill $(cat "$1"/*.pid); sleep 1; rm -rf "$1"'
+
+EXIM = r"""
+{as_whom}
+primary_hostname = mx.house.test
+spool_directory = {folder}/spool
+log_file_path = {folder}/spool/%slog
+pid_file_path = {folder}/spool/exim.pid
+keep_environment =
+deliver_drop_privilege = true
+local_interfaces = 127.0.0.1
+daemon_smtp_ports = {smtp} : {smtps}
+tls_on_connect_ports = {smtps}
+tls_advertise_hosts = *
+tls_certificate = {folder}/cert.pem
+tls_privatekey = {folder}/key.pem
+host_lookup =
+rfc1413_hosts =
+dkim_verify_signers =
+recipients_max = 10
+message_size_limit = 3M
+acl_smtp_rcpt = rcpt
+acl_smtp_data = data
+begin acl
+rcpt:
+  deny local_parts = nobody
+       message = 5.1.1 there is no such person
+  deny local_parts = maria
+       condition = ${{if exists{{{folder}/spool/closed}}}}
+       message = 5.2.1 this mailbox is closed
+  defer condition = ${{if exists{{{busy}}}{{${{run{{/bin/rm -f {busy}}}{{yes}}{{yes}}}}}}{{no}}}}
+       message = 4.3.2 not now
+  defer local_parts = later
+       message = 4.7.1 come back later
+  accept domains = house.test : example.org
+  deny message = 5.7.1 not from here
+data:
+  warn remove_header = Authentication-Results
+  warn condition = ${{if eq{{$authenticated_id@example.org}}{{${{lc:${{address:$h_From:}}}}}}}}
+       add_header = :at_start:Authentication-Results: mx.house.test; dmarc=pass header.from=example.org
+  warn condition = ${{if eq{{$authenticated_id@example.org}}{{${{lc:${{address:$h_From:}}}}}}{{no}}{{yes}}}}
+       add_header = :at_start:Authentication-Results: mx.house.test; dmarc=fail header.from=example.org
+  accept
+begin routers
+people:
+  driver = accept
+  local_parts = house : maria : noor
+  transport = mailbox
+begin transports
+mailbox:
+  driver = appendfile
+  directory = {folder}/mail/$local_part_data
+  maildir_format
+  return_path_add
+begin authenticators
+plain:
+  driver = plaintext
+  public_name = PLAIN
+  server_prompts = :
+  server_condition = ${{if eq{{$auth3}}{{${{lookup{{$auth2}}lsearch{{{folder}/spool/passwords}}}}}}}}
+  server_set_id = $auth2
+login:
+  driver = plaintext
+  public_name = LOGIN
+  server_prompts = Username:: : Password::
+  server_condition = ${{if eq{{$auth2}}{{${{lookup{{$auth1}}lsearch{{{folder}/spool/passwords}}}}}}}}
+  server_set_id = $auth1
+"""
+
+DOVECOT = """
+base_dir = {folder}/run
+state_dir = {folder}/state
+log_path = {folder}/dovecot.log
+protocols = imap
+listen = 127.0.0.1
+ssl = yes
+ssl_cert = <{folder}/cert.pem
+ssl_key = <{folder}/key.pem
+disable_plaintext_auth = no
+auth_mechanisms = plain login
+auth_failure_delay = 0
+mail_location = maildir:{folder}/mail/%n
+first_valid_uid = 1
+first_valid_gid = 1
+passdb {{
+  driver = passwd-file
+  args = scheme=PLAIN {folder}/spool/passwords
+}}
+userdb {{
+  driver = static
+  args = uid={user} gid={group} home={folder}/mail/%n
+}}
+{unprivileged}
+service imap-login {{
+  chroot =
+  process_min_avail = 1
+  inet_listener imap {{
+    port = {imap}
+  }}
+  inet_listener imaps {{
+    port = {imaps}
+  }}
+}}
+service anvil {{
+  chroot =
+  unix_listener anvil-auth-penalty {{
+    mode = 0
+  }}
+}}
+service stats {{
+  chroot =
+}}
+"""
+
+
+_ID = re.compile(r"\sid ([0-9A-Za-z]{6}-[0-9A-Za-z]+-[0-9A-Za-z]+)")
+
+
+class OfficeMissing(Exception):
+    """A program is not installed."""
+
+
+@dataclass
+class Office:
+    """Where mail is taken and read. Everyone's password is `secret-NAME`."""
+
+    folder: Path
+    smtp: int
+    smtps: int
+    imap: int
+    imaps: int
+    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, subprocess.Popen[bytes]])
+
+    @property
+    def ca_bundle(self) -> str:
+        return str(self.folder / "cert.pem")
+
+    def start(self, program: str) -> None:
+        commands = {
+            "exim4": ["exim4", "-C", str(self.folder / "exim.conf"), "-bdf", "-q1m"],
+            "dovecot": ["dovecot", "-F", "-c", str(self.folder / "dovecot.conf")],
+        }
+        path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+        with (self.folder / f"{program}.out").open("wb") as output:
+            self._running[program] = subprocess.Popen(
+                [shutil.which(commands[program][0], path=path) or program, *commands[program][1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._pid_file(program).write_text(f"{self._running[program].pid}\n")
+        self._wait_for(program, self.smtp if program == "exim4" else self.imap)
+
+    def _wait_for(self, program: str, port: int) -> None:
+        deadline = time.monotonic() + START_S_MAX
+        while time.monotonic() < deadline:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as line:
+                if line.recv(1):
+                    return
+            if self._running[program].poll() is not None:
+                break
+            time.sleep(POLL_S)
+        said = "\n".join(
+            each.read_text(errors="replace")
+            for each in (self.folder / f"{program}.out", self.folder / "dovecot.log", self.folder / "spool" / "mainlog")
+            if each.exists()
+        )
+        raise AssertionError(f"{program} did not start:\n{said}")
+
+    def stop(self, program: str) -> None:
+        process = self._running.pop(program, None)
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=START_S_MAX)
+        self._pid_file(program).unlink(missing_ok=True)
+
+    def _pid_file(self, program: str) -> Path:
+        return self.folder / f"{program}.pid"
+
+    def restart(self) -> None:
+        for program in PROGRAMS:
+            self.stop(program)
+            self.start(program)
+
+    # What befalls it
+
+    def set_password(self, person: str, password: str) -> None:
+        """Everyone else has `secret-NAME`."""
+        lines = (f"{each}:{password if each == person else f'secret-{each}'}" for each in PEOPLE)
+        fresh = self.folder / "spool" / "passwords.new"
+        fresh.write_text("".join(f"{line}\n" for line in lines))
+        fresh.rename(self.folder / "spool" / "passwords")
+
+    def be_busy_once(self) -> None:
+        """Turn the next mail away for the moment."""
+        (self.folder / "spool" / "busy").touch()
+
+    def close_mailbox(self, *, closed: bool) -> None:
+        """Have maria's take nothing more, for good, or take it again."""
+        mark = self.folder / "spool" / "closed"
+        mark.touch() if closed else mark.unlink(missing_ok=True)
+
+    # What people do
+
+    def hand_in(self, raw: bytes, *, sender: str = MARIA, to: str = HOUSE, login: str | None = "maria") -> None:
+        """Give a mail to exim, as a person's program would; without a login, as a stranger's server.
+
+        It has arrived then: exim delivers each by a process of its own, and two might overtake each other."""
+        before = len(self._files(to.partition("@")[0]))
+        with smtplib.SMTP("127.0.0.1", self.smtp) as line:
+            if login:
+                line.login(login, f"secret-{login}")
+            line.sendmail(sender, [to], raw)
+        deadline = time.monotonic() + ARRIVE_S_MAX
+        while len(self._files(to.partition("@")[0])) == before:
+            assert time.monotonic() < deadline, "exim did not deliver"
+            time.sleep(POLL_S)
+
+    def _files(self, person: str) -> list[Path]:
+        places = (self.folder / "mail" / person / part for part in ("new", "cur"))
+        return [each for place in places for each in place.glob("*") if each.is_file()]
+
+    def mailbox(self, person: str) -> list[EmailMessage]:
+        """What lies in somebody's mailbox, as the standard library reads it, oldest first."""
+        read = [
+            email.message_from_bytes(each.read_bytes(), policy=email.policy.default) for each in self._files(person)
+        ]
+        # As the server took them: its ids grow, and each is put into its mailbox by a process of its own.
+        return sorted(read, key=lambda each: _ID.findall(str(each["Received"]))[:1])
+
+    async def settle(self) -> None:
+        """Until nothing that was taken is still on its way into a mailbox."""
+        deadline = time.monotonic() + ARRIVE_S_MAX
+        while any((self.folder / "spool" / "input").glob("**/*-[HDJ]")):
+            assert time.monotonic() < deadline, "exim did not deliver"
+            await asyncio.sleep(POLL_S)
+
+    async def arrived(self, person: str, message_id: str) -> EmailMessage:
+        """That mail, once it lies in somebody's mailbox."""
+        deadline = time.monotonic() + ARRIVE_S_MAX
+        while time.monotonic() < deadline:
+            for each in self.mailbox(person):
+                if str(each["Message-ID"]).strip("<>") == message_id:
+                    return each
+            await asyncio.sleep(POLL_S)
+        raise AssertionError(
+            f"{message_id} did not arrive: {[str(each['Message-ID']) for each in self.mailbox(person)]}"
+        )
+
+    def read_marks(self, person: str) -> int:
+        """How many mails there bear the mark of having been read."""
+        return sum("S" in each.name.partition(":2,")[2] for each in (self.folder / "mail" / person / "cur").glob("*"))
+
+    def empty(self) -> None:
+        """Every mailbox as it was before the first mail."""
+        for person in PEOPLE:
+            shutil.rmtree(self.folder / "mail" / person, ignore_errors=True)
+
+    def renumber(self, person: str) -> None:
+        """Lose the numbers of a mailbox, as a server does that is restored from a backup."""
+        for each in (self.folder / "mail" / person).glob("dovecot*"):
+            each.unlink()
+        (self.folder / "mail" / person / "dovecot-uidvalidity.7fffffff").touch()
+
+
+@contextmanager
+def running_office() -> Generator[Office]:
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    missing = [package for program, package in PROGRAMS.items() if shutil.which(program, path=path) is None]
+    if missing:
+        raise OfficeMissing(
+            f"these tests need {', '.join(missing)}\ntry: make system, or apt-get install -y {' '.join(missing)}"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="retinue-mail-", dir="/tmp"))
+    try:
+        smtp, smtps, imap, imaps = _free_ports(4)
+        office = Office(folder, smtp, smtps, imap, imaps)
+        _furnish(office)
+        office.start("dovecot")
+        office.start("exim4")
+        custodian = subprocess.Popen(
+            ["sh", "-c", CUSTODIAN, "custodian", str(folder)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            yield office
+        finally:
+            custodian.kill()
+            custodian.wait()
+            assert custodian.stdin is not None
+            custodian.stdin.close()
+            office.stop("exim4")
+            office.stop("dovecot")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _furnish(office: Office) -> None:
+    folder = office.folder
+    is_root = os.geteuid() == 0
+    user = pwd.getpwnam("Debian-exim") if is_root else pwd.getpwnam(getpass.getuser())
+    group = str(user.pw_gid)
+    for each in ("spool", "mail", "run", "state"):
+        (folder / each).mkdir()
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem"
+    certificate = "-x509 -days 2 -subj /CN=localhost -out cert.pem"
+    subprocess.run(
+        ["openssl", "req", *key.split(), *certificate.split(), "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+    places = {"folder": folder, "smtp": office.smtp, "smtps": office.smtps, "imap": office.imap, "imaps": office.imaps}
+    as_whom = f"exim_user = {user.pw_name}\nexim_group = {user.pw_gid}"
+    (folder / "exim.conf").write_text(EXIM.format(as_whom=as_whom, busy=folder / "spool" / "busy", **places))
+    unprivileged = (
+        ""
+        if is_root
+        else f"default_internal_user = {user.pw_name}\ndefault_login_user = {user.pw_name}\n"
+        f"default_internal_group = {group}"
+    )
+    (folder / "dovecot.conf").write_text(
+        DOVECOT.format(user=user.pw_uid, group=group, unprivileged=unprivileged, **places)
+    )
+    office.set_password("", "")
+    if is_root:
+        folder.chmod(0o755)
+        for each in ("spool", "spool/passwords", "mail", "key.pem", "cert.pem"):
+            os.chown(folder / each, user.pw_uid, user.pw_gid)
+        (folder / "exim.conf").chmod(0o644)
+
+
+def _free_ports(count: int) -> list[int]:
+    taken = [socket.socket() for _ in range(count)]
+    try:
+        for each in taken:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in taken]
+    finally:
+        for each in taken:
+            each.close()

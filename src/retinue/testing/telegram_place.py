@@ -1,0 +1,387 @@
+"""Telegram as a test can play it: rooms, people and a bot's methods, with Telegram's own words for every no.
+
+What it does is taken from the Bot API's pages and from how its server answers; it keeps everything in memory, and knows
+nothing of lines and bytes: `telegram_server` speaks for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from retinue.testing.telegram_html import Unparsed, parsed, utf16_length
+
+TEXT_MAX = 4096
+CAPTION_MAX = 1024
+ALBUM_MAX = 10
+BUTTON_BYTES_MAX = 64
+DOWNLOAD_BYTES_MAX = 20 * 1024 * 1024
+UPLOAD_BYTES_MAX = 50 * 1024 * 1024
+START_DATE = 1_767_603_600
+BY_DEFAULT = ("message", "edited_message", "callback_query")  # reactions have to be asked for
+REACTIONS = frozenset("👍👎🔥🎉🤩🙏👀❤👌😁🤔")
+SENT_AS = ("photo", "video", "animation", "document", "voice", "audio")
+_MARKS = re.compile(r"(?P<mention>(?<!\w)@[A-Za-z0-9_]{3,32})|(?P<bot_command>(?<![\w/])/[A-Za-z0-9_]+(?:@\w+)?)")
+
+Json = dict[str, Any]
+
+
+class No(Exception):
+    """What Telegram answers to a call that it will not perform."""
+
+    def __init__(self, status: int, description: str, **parameters: int) -> None:
+        super().__init__(description)
+        self.status = status
+        self.description = description
+        self.parameters = parameters
+
+
+def person(id: int, name: str, *, username: str = "", is_bot: bool = False) -> Json:
+    found: Json = {"id": id, "is_bot": is_bot, "first_name": name}
+    return found | ({"username": username} if username else {})
+
+
+MARIA = person(42, "Maria", username="maria")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploaded:
+    """A file as it arrived."""
+
+    name: str
+    media_type: str
+    content: bytes
+
+
+@dataclass(slots=True, kw_only=True)
+class Room:
+    id: int
+    type: str = "private"
+    title: str = ""
+    topics: set[int] = field(default_factory=set[int])
+    messages: dict[int, Json] = field(default_factory=dict[int, Json])
+    moved_to: int | None = None
+    shut: str = ""  # why the bot may not write there, in Telegram's words
+
+    @property
+    def chat(self) -> Json:
+        if self.type == "private":
+            return {"id": self.id, "type": self.type, "first_name": "Maria"}
+        return {"id": self.id, "type": self.type, "title": self.title} | ({"is_forum": True} if self.topics else {})
+
+
+class TelegramPlace:
+    """What there is at Telegram's end, what its people do, and what a bot can ask of it."""
+
+    def __init__(self, *, bot_id: int = 777, username: str = "house_bot") -> None:
+        self.me: Json = person(bot_id, "The house", username=username, is_bot=True) | {
+            "can_join_groups": True,
+            "can_read_all_group_messages": True,
+        }
+        self.rooms: dict[int, Room] = {42: Room(id=42)}
+        self.updates: list[Json] = []
+        self.allowed: Sequence[str] = BY_DEFAULT
+        self.webhook = ""
+        self.files: dict[str, Uploaded] = {}
+        self.actions: list[tuple[int, int | None, str]] = []
+        self.reactions: dict[tuple[int, int], list[str]] = {}
+        self.press_answers: dict[str, str] = {}
+        self.calls: list[tuple[str, Json]] = []
+        self._ids = itertools.count(100)
+        self._update_ids = itertools.count(5_000)
+        self._dates = itertools.count(START_DATE)
+
+    # --- what people do ---
+
+    def add_group(
+        self, id: int, title: str = "Family", *, type: str = "supergroup", topics: Sequence[int] = ()
+    ) -> Room:
+        room = self.rooms[id] = Room(id=id, type=type, title=title, topics=set(topics))
+        return room
+
+    def says(
+        self,
+        text: str = "",
+        *,
+        room: int = 42,
+        by: Json = MARIA,
+        topic: int | None = None,
+        quote: int | None = None,
+        **content: Any,
+    ) -> int:
+        """Somebody sends a message, of words or whatever `content` has in it."""
+        where = self.rooms[room]
+        message: Json = {"message_id": next(self._ids), "from": by, "chat": where.chat, "date": next(self._dates)}
+        if text:
+            message |= {"text": text} | _marked("entities", text)
+        if "caption" in content:
+            message |= _marked("caption_entities", content["caption"])
+        if topic is not None:
+            message |= {"message_thread_id": topic, "is_topic_message": True}
+        if quote is not None and quote in where.messages:
+            message["reply_to_message"] = where.messages[quote]
+        message |= content
+        where.messages[message["message_id"]] = message
+        self.tell("message", message)
+        return message["message_id"]
+
+    def sends_file(
+        self,
+        kind: str,
+        content: bytes,
+        *,
+        name: str = "",
+        media_type: str = "",
+        room: int = 42,
+        caption: str = "",
+        album: str = "",
+        **more: Any,
+    ) -> int:
+        file = self._kept(Uploaded(name=name, media_type=media_type, content=content))
+        file |= ({"file_name": name} if name else {}) | ({"mime_type": media_type} if media_type else {})
+        small: Json = {"file_id": "thumbnail", "file_unique_id": "t", "width": 90, "height": 60, "file_size": 10}
+        sent: Any = [small, file | {"width": 1280, "height": 853}] if kind == "photo" else file
+        extra = {kind: sent} | ({"caption": caption} if caption else {}) | ({"media_group_id": album} if album else {})
+        return self.says(room=room, **extra, **more)
+
+    def edits(self, message_id: int, text: str, *, room: int = 42) -> None:
+        message = self.rooms[room].messages[message_id]
+        key = "text" if "text" in message else "caption"
+        message |= {key: text, "edit_date": next(self._dates)}
+        self.tell("edited_message", message)
+
+    def presses(self, message_id: int, data: str, *, room: int = 42, by: Json = MARIA, id: str = "") -> str:
+        press_id = id or f"press{next(self._ids)}"
+        self.press_answers[press_id] = ""
+        message = self.rooms[room].messages[message_id]
+        self.tell(
+            "callback_query", {"id": press_id, "from": by, "message": message, "data": data, "chat_instance": "1"}
+        )
+        return press_id
+
+    def reacts(self, message_id: int, emoji: Sequence[str], *, before: Sequence[str] = (), room: int = 42) -> None:
+        body = {"chat": self.rooms[room].chat, "message_id": message_id, "date": next(self._dates), "user": MARIA}
+        reaction = {
+            key: [{"type": "emoji", "emoji": each} for each in signs]
+            for key, signs in (("old_reaction", before), ("new_reaction", emoji))
+        }
+        self.tell("message_reaction", body | reaction)
+
+    def moves(self, old: int, new: int) -> None:
+        """A group becomes a supergroup, and says so in both."""
+        room = self.rooms[old]
+        room.moved_to = new
+        self.add_group(new, room.title)
+        self.says(room=old, migrate_to_chat_id=new)
+        self.says(room=new, migrate_from_chat_id=old)
+
+    def deletes(self, message_id: int, *, room: int = 42) -> None:
+        del self.rooms[room].messages[message_id]
+
+    def tell(self, kind: str, body: Json) -> None:
+        """Let the bot know, if it asked for news of that kind."""
+        if kind in self.allowed:
+            frozen: Json = json.loads(json.dumps(body))  # as it is now: an edit later is another update
+            self.updates.append({"update_id": next(self._update_ids), kind: frozen})
+            self.told()
+
+    def told(self) -> None:
+        """Something is there for the bot. Whoever keeps it waiting overrides this."""
+
+    # --- what stands there ---
+
+    def ours(self, room: int = 42) -> list[Json]:
+        """What the bot said in a room, oldest first."""
+        return [each for each in self.rooms[room].messages.values() if each["from"]["id"] == self.me["id"]]
+
+    def texts(self, room: int = 42) -> list[str]:
+        return [str(each.get("text") or each.get("caption") or "") for each in self.ours(room)]
+
+    # --- what the bot asks for ---
+
+    def news(self, offset: int | None, limit: int) -> list[Json]:
+        """Unconfirmed updates; asking from an offset on confirms what was before it."""
+        if offset is not None and offset < 0:
+            offset = self.updates[offset]["update_id"] if len(self.updates) >= -offset else None
+        if offset:
+            self.updates = [each for each in self.updates if each["update_id"] >= offset]
+        return self.updates[: max(1, min(limit, 100))]
+
+    def perform(self, method: str, arguments: Json, uploads: Mapping[str, Uploaded]) -> Any:
+        """One call of the bot's. Raises `No`."""
+        self.calls.append((method, arguments))
+        if any(len(each.content) > UPLOAD_BYTES_MAX for each in uploads.values()):
+            raise No(413, "Request Entity Too Large")
+        act = getattr(self, f"_do_{method.lower()}", None)
+        if act is not None:
+            return act(arguments)
+        kind = method.removeprefix("send").lower()
+        if method == "sendMediaGroup":
+            return self._do_album(arguments, uploads)
+        if method.startswith("send") and kind in SENT_AS:
+            return self._take(arguments, self._content(kind, arguments, uploads))
+        raise No(404, "Not Found")
+
+    def _do_getme(self, _: Json) -> Json:
+        return self.me
+
+    def _do_getwebhookinfo(self, _: Json) -> Json:
+        return {"url": self.webhook, "has_custom_certificate": False, "pending_update_count": len(self.updates)}
+
+    def _do_deletewebhook(self, _: Json) -> bool:
+        self.webhook = ""
+        return True
+
+    def _do_sendmessage(self, arguments: Json) -> Json:
+        shown, entities = _read(arguments, "text")
+        if not shown.strip():
+            raise No(400, "Bad Request: message text is empty")
+        if utf16_length(shown) > TEXT_MAX:
+            raise No(400, "Bad Request: message is too long")
+        return self._take(arguments, {"text": shown} | ({"entities": entities} if entities else {}))
+
+    def _do_editmessagetext(self, arguments: Json) -> Json:
+        message = self._one(arguments, "edit")
+        shown, entities = _read(arguments, "text")
+        if utf16_length(shown) > TEXT_MAX:
+            raise No(400, "Bad Request: message is too long")
+        if message.get("text") == shown and message.get("entities", []) == entities:
+            raise No(
+                400,
+                "Bad Request: message is not modified: specified new message content and reply markup are exactly the "
+                "same as a current content and reply markup of the message",
+            )
+        message |= {"text": shown, "edit_date": next(self._dates)} | ({"entities": entities} if entities else {})
+        message.pop("reply_markup", None)  # an edit that names no keyboard takes it away
+        return message
+
+    def _do_deletemessage(self, arguments: Json) -> bool:
+        message = self._one(arguments, "delete")
+        self.deletes(message["message_id"], room=message["chat"]["id"])
+        return True
+
+    def _do_sendchataction(self, arguments: Json) -> bool:
+        room = self._room(arguments)
+        self.actions.append((room.id, arguments.get("message_thread_id"), str(arguments["action"])))
+        return True
+
+    def _do_setmessagereaction(self, arguments: Json) -> bool:
+        message = self._one(arguments, "react")
+        wanted: list[Json] = arguments.get("reaction", [])
+        signs = [str(each["emoji"]) for each in wanted]
+        if not set(signs) <= REACTIONS:
+            raise No(400, "Bad Request: REACTION_INVALID")
+        self.reactions[message["chat"]["id"], message["message_id"]] = signs
+        return True
+
+    def _do_answercallbackquery(self, arguments: Json) -> bool:
+        press_id = str(arguments["callback_query_id"])
+        if press_id not in self.press_answers:
+            raise No(400, "Bad Request: query is too old and response timeout expired or query ID is invalid")
+        self.press_answers[press_id] = str(arguments.get("text", ""))
+        return True
+
+    def _do_getfile(self, arguments: Json) -> Json:
+        file_id = str(arguments["file_id"])
+        if file_id not in self.files:
+            raise No(400, "Bad Request: wrong file_id or the file is temporarily unavailable")
+        size = len(self.files[file_id].content)
+        if size > DOWNLOAD_BYTES_MAX:
+            raise No(400, "Bad Request: file is too big")
+        return {"file_id": file_id, "file_unique_id": file_id, "file_size": size, "file_path": f"files/{file_id}.bin"}
+
+    def _do_album(self, arguments: Json, uploads: Mapping[str, Uploaded]) -> list[Json]:
+        media: list[Json] = arguments["media"]
+        kinds = {str(each["type"]) for each in media}
+        if not 2 <= len(media) <= ALBUM_MAX:
+            raise No(400, "Bad Request: media group must include from 2 to 10 items")
+        if not any(kinds <= together for together in ({"photo", "video"}, {"audio"}, {"document"})):
+            raise No(400, "Bad Request: can't use the media of the specified type in the album")
+        contents = [self._content(str(each["type"]), {**each, each["type"]: each["media"]}, uploads) for each in media]
+        album = f"album{next(self._ids)}"
+        return [self._take(arguments, each | {"media_group_id": album}) for each in contents]
+
+    def _content(self, kind: str, arguments: Json, uploads: Mapping[str, Uploaded]) -> Json:
+        name = str(arguments.get(kind, "")).removeprefix("attach://")
+        if name not in uploads:
+            raise No(400, f"Bad Request: there is no {kind} in the request")
+        upload = uploads[name]
+        if not upload.content:
+            raise No(400, "Bad Request: file must be non-empty")
+        if kind == "photo" and upload.content.startswith(b"TOO WIDE"):
+            raise No(400, "Bad Request: PHOTO_INVALID_DIMENSIONS")
+        shown, entities = _read(arguments, "caption")
+        if utf16_length(shown) > CAPTION_MAX:
+            raise No(400, "Bad Request: message caption is too long")
+        file = self._kept(upload) | {"file_name": upload.name, "mime_type": upload.media_type}
+        caption = {"caption": shown} if shown else {}
+        return (
+            {kind: [file] if kind == "photo" else file} | caption | ({"caption_entities": entities} if entities else {})
+        )
+
+    def _take(self, arguments: Json, content: Json) -> Json:
+        room = self._room(arguments)
+        message: Json = {"message_id": next(self._ids), "from": self.me, "chat": room.chat, "date": next(self._dates)}
+        parameters: Json = arguments.get("reply_parameters", {})
+        quote = parameters.get("message_id")
+        if quote is not None:
+            if quote not in room.messages:
+                raise No(400, "Bad Request: message to be replied not found")
+            message["reply_to_message"] = room.messages[quote]
+        thread = arguments.get("message_thread_id")
+        if thread is not None:
+            if thread not in room.topics:
+                raise No(400, "Bad Request: message thread not found")
+            message |= {"message_thread_id": thread, "is_topic_message": True}
+        if "reply_markup" in arguments:
+            keys = [key for row in arguments["reply_markup"]["inline_keyboard"] for key in row]
+            if any(not 0 < len(str(key["callback_data"]).encode()) <= BUTTON_BYTES_MAX for key in keys):
+                raise No(400, "Bad Request: BUTTON_DATA_INVALID")
+            message["reply_markup"] = arguments["reply_markup"]
+        message |= content
+        room.messages[message["message_id"]] = message
+        return message
+
+    def _room(self, arguments: Json) -> Room:
+        room = self.rooms.get(int(arguments["chat_id"]))
+        if room is None:
+            raise No(400, "Bad Request: chat not found")
+        if room.moved_to is not None:
+            raise No(400, "Bad Request: group chat was upgraded to a supergroup chat", migrate_to_chat_id=room.moved_to)
+        if room.shut:
+            raise No(403, f"Forbidden: {room.shut}")
+        return room
+
+    def _one(self, arguments: Json, verb: str) -> Json:
+        message = self._room(arguments).messages.get(int(arguments["message_id"]))
+        if message is None:
+            raise No(400, f"Bad Request: message to {verb} not found")
+        return message
+
+    def _kept(self, file: Uploaded) -> Json:
+        file_id = f"file{next(self._ids)}"
+        self.files[file_id] = file
+        return {"file_id": file_id, "file_unique_id": file_id, "file_size": len(file.content)}
+
+
+def _read(arguments: Json, key: str) -> tuple[str, list[Json]]:
+    text = str(arguments.get(key, ""))
+    if arguments.get("parse_mode") != "HTML":
+        return text, []
+    try:
+        return parsed(text)
+    except Unparsed as unparsed:
+        raise No(400, f"Bad Request: can't parse entities: {unparsed}") from None
+
+
+def _marked(key: str, text: str) -> Json:
+    """Names and commands, as Telegram marks them by itself."""
+    found = [
+        {"type": each.lastgroup, "offset": utf16_length(text[: each.start()]), "length": utf16_length(each[0])}
+        for each in _MARKS.finditer(text)
+    ]
+    return {key: found} if found else {}

@@ -1,0 +1,236 @@
+"""A stand-in for Telegram's Bot API on loopback, for tests of ours and of plug-ins: real HTTP, and every way to fail.
+
+    async with TelegramServer() as telegram:
+        telegram.says("What is on today?")
+        ...                                     # a bot with `api_base = telegram.url` and `telegram.token` hears it
+        telegram.will("sendMessage", Fault(breaks=True, arrives=True))
+
+It keeps what a bot was told and has said across `stop` and `start`, as Telegram does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+
+from aiohttp import BodyPartReader, web
+
+from retinue.testing.telegram_place import Json, No, TelegramPlace, Uploaded
+
+TOKEN = "777:AAE-a-token-of-a-bot-that-never-was"
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
+ANY = "*"
+CONFLICT = "Conflict: terminated by other getUpdates request; make sure that only one bot instance is running"
+HOOKED = "Conflict: can't use getUpdates method while webhook is active; use deleteWebhook to delete the webhook first"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What befalls one call. `arrives`: it is performed all the same, and only its answer is lost."""
+
+    status: int = 0
+    description: str = ""
+    parameters: dict[str, int] = field(default_factory=dict[str, int])
+    body: bytes = b""  # in place of an answer that makes sense
+    breaks: bool = False  # the line is cut
+    hangs: bool = False  # nothing is said any more: a half-open line
+    arrives: bool = False
+    after_s: float = 0.0
+
+
+def throttled(seconds: int) -> Fault:
+    return Fault(
+        status=429, description=f"Too Many Requests: retry after {seconds}", parameters={"retry_after": seconds}
+    )
+
+
+class TelegramServer(TelegramPlace):
+    """Telegram, at `url`, for the bot with `token`."""
+
+    def __init__(self, *, token: str = TOKEN, bot_id: int = 777, username: str = "house_bot") -> None:
+        super().__init__(bot_id=bot_id, username=username)
+        self.token = token
+        self.polls = 0  # questions for news that have come so far
+        self._faults: dict[str, deque[Fault]] = {}
+        self._port = 0
+        self._runner: web.AppRunner | None = None
+        self._news = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def start(self) -> None:
+        """Open, at the same place as before if there was one."""
+        app = web.Application(client_max_size=REQUEST_BYTES_MAX)
+        app.router.add_route(ANY, "/bot{token}/{method}", self._called)
+        app.router.add_get("/file/bot{token}/{path:.+}", self._download)
+        self._closing = asyncio.Event()
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Close, with every line that is open."""
+        if self._runner is not None:
+            self._closing.set()
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    def will(self, method: str, *faults: Fault) -> None:
+        """What befalls the next calls of a method, one each; `*` is any."""
+        self._faults.setdefault(method, deque()).extend(faults)
+
+    def revoke(self, token: str = "777:another") -> None:
+        """The token is good no more."""
+        self.token = token
+
+    def told(self) -> None:
+        self._news.set()
+
+    async def _called(self, request: web.Request) -> web.StreamResponse:
+        method = request.match_info["method"]
+        if request.match_info["token"] != self.token:
+            return _no(No(401, "Unauthorized"))
+        arguments, uploads = await _read(request)
+        fault = self._next_fault(method)
+        if fault is None:
+            return await self._answered(method, arguments, uploads)
+        if fault.after_s:
+            await asyncio.sleep(fault.after_s)
+        if fault.arrives or not (fault.breaks or fault.hangs or fault.status or fault.body):
+            answer = await self._answered(method, arguments, uploads)
+            if not (fault.breaks or fault.hangs or fault.status or fault.body):
+                return answer
+        if fault.hangs:
+            await self._closing.wait()
+        if fault.breaks or fault.hangs:
+            _cut(request)
+        if fault.body:
+            return web.Response(status=fault.status or 502, body=fault.body, content_type="text/html")
+        return _no(No(fault.status, fault.description, **fault.parameters))
+
+    def _next_fault(self, method: str) -> Fault | None:
+        waiting = self._faults.get(method) or self._faults.get(ANY)
+        return waiting.popleft() if waiting else None
+
+    async def _answered(self, method: str, arguments: Json, uploads: dict[str, Uploaded]) -> web.Response:
+        try:
+            if method == "getUpdates":
+                return _yes(await self._get_updates(arguments))
+            return _yes(self.perform(method, arguments, uploads))
+        except No as no:
+            return _no(no)
+
+    async def _get_updates(self, arguments: Json) -> list[Json]:
+        self.polls += 1
+        self.calls.append(("getUpdates", arguments))
+        if self.webhook:
+            raise No(409, HOOKED)
+        if "allowed_updates" in arguments:
+            self.allowed = cast("list[str]", arguments["allowed_updates"])
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(No(409, CONFLICT))  # the newer one wins
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting = ended
+        try:
+            async with asyncio.timeout(float(arguments.get("timeout", 0))):
+                while True:
+                    if found := self.news(arguments.get("offset"), int(arguments.get("limit", 100))):
+                        return found
+                    await self._something(ended)
+        except TimeoutError:
+            return self.news(arguments.get("offset"), int(arguments.get("limit", 100)))
+        finally:
+            if not ended.done():
+                ended.cancel()
+
+    async def _something(self, ended: asyncio.Future[None]) -> None:
+        """Wait for news, for someone else who asks, or for the end."""
+        self._news.clear()
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._news, self._closing)]
+        try:
+            await asyncio.wait([ended, *waits], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        if ended.done():
+            ended.result()
+        if self._closing.is_set():
+            raise No(502, "Bad Gateway")
+
+    async def _download(self, request: web.Request) -> web.StreamResponse:
+        file_id = request.match_info["path"].removeprefix("files/").removesuffix(".bin")
+        if request.match_info["token"] != self.token or file_id not in self.files:
+            return _no(No(404, "Not Found"))
+        content = self.files[file_id].content
+        fault = self._next_fault("download")
+        if fault is None:
+            return web.Response(body=content)
+        response = web.StreamResponse(headers={"Content-Length": str(len(content))})
+        await response.prepare(request)
+        await response.write(content[: len(content) // 2])
+        if fault.hangs:
+            await self._closing.wait()
+        _cut(request)
+        return response
+
+
+async def _read(request: web.Request) -> tuple[Json, dict[str, Uploaded]]:
+    """Arguments come as JSON, or as a form with files in which whatever is no text is JSON."""
+    if request.content_type == "application/json":
+        return cast(Json, await request.json()), {}
+    arguments: Json = {**request.query}
+    uploads: dict[str, Uploaded] = {}
+    if request.content_type.startswith("multipart/"):
+        async for part in await request.multipart():
+            assert isinstance(part, BodyPartReader)
+            assert part.name is not None
+            content = bytes(await part.read())
+            if part.filename is not None:
+                kind = part.headers.get("Content-Type", "")
+                uploads[part.name] = Uploaded(name=part.filename, media_type=kind, content=content)
+            else:
+                arguments[part.name] = content.decode()
+    else:
+        arguments |= {key: str(value) for key, value in (await request.post()).items()}
+    return {key: _plain(value) for key, value in arguments.items()}, uploads
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str) and (value[:1] in "[{" or value.removeprefix("-").isdigit()) and value:
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _yes(result: Any) -> web.Response:
+    return web.json_response({"ok": True, "result": result})
+
+
+def _no(no: No) -> web.Response:
+    body: Json = {"ok": False, "error_code": no.status, "description": no.description}
+    return web.json_response(body | ({"parameters": no.parameters} if no.parameters else {}), status=no.status)
+
+
+def _cut(request: web.Request) -> None:
+    """End the line as a cable does that is pulled."""
+    if request.transport is not None:
+        request.transport.abort()
+    raise asyncio.CancelledError  # there is nobody left to answer

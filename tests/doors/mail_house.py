@@ -1,0 +1,237 @@
+"""Mails, parcels, and whoever stands in for the house; and a wire to the post office that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import email.policy
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from email.utils import format_datetime
+from pathlib import Path
+from random import Random
+
+from retinue.connectors.base import Accept, Incoming, Parcel, Surroundings
+from retinue.connectors.mail.connector import MailConnector
+from retinue.connectors.mail.settings import MailSettings, Security
+from retinue.domain import address
+from retinue.domain.attachment import Attachment
+from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status
+from retinue.domain.ids import EnvelopeId
+from retinue.domain.ports import Clock
+from retinue.domain.trust import Trust
+from retinue.real import RealClock
+from retinue.testing.mail_office import ARRIVE_S_MAX, AUTHSERV, HOUSE, MARIA, POLL_S, Office
+
+# --- mails, parcels, and whoever stands in for the house ---
+
+
+def mail(
+    text: str,
+    *,
+    sender: str = f"Maria Example <{MARIA}>",
+    to: str = HOUSE,
+    subject: str = "Lunch",
+    message_id: str = "<first@example.org>",
+    now: datetime | None = None,
+    **fields: str,
+) -> EmailMessage:
+    made = EmailMessage(policy=email.policy.SMTP)
+    made["From"], made["To"], made["Subject"] = sender, to, subject
+    made["Date"] = format_datetime(now or RealClock().now())
+    made["Message-ID"] = message_id
+    for name, value in fields.items():
+        made[name.replace("_", "-")] = value
+    made.set_content(text)
+    return made
+
+
+def parcel(
+    room: str,
+    text: str,
+    *,
+    id: str = "a" * 32,
+    quote: str = "",
+    files: tuple[Attachment, ...] = (),
+    index: int = 0,
+    count: int = 1,
+) -> Parcel:
+    at = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+    envelope = Envelope(
+        seq=1,
+        id=EnvelopeId(id),
+        sender=address.parse("agent:ada"),
+        recipient=address.parse(f"channel:post:{room}"),
+        session=None,
+        kind=Kind.ANSWER,
+        text=text,
+        attachments=files,
+        context=NO_CONTEXT,
+        reply_to=None,
+        trust=Trust.AGENT,
+        source="run",
+        key="1",
+        silent=False,
+        deliver_at=None,
+        expires_at=None,
+        due_at=at,
+        status=Status.CLAIMED,
+        attempts=1,
+        accepted_at=at,
+        claimed_at=at,
+        settled_at=None,
+        run=None,
+        steered_into=None,
+        retry_of=None,
+    )
+    return Parcel(envelope=envelope, text=text, quote=quote, files=files, index=index, count=count)
+
+
+class MemoryShelf:
+    def __init__(self) -> None:
+        self.words: dict[str, str] = {}
+
+    async def get(self, key: str) -> str | None:
+        return self.words.get(key)
+
+    async def put(self, key: str, value: str) -> None:
+        self.words[key] = value
+
+
+class Ear:
+    """Stands in for the house at `accept`: keeps what it was handed, and says what it is told to say."""
+
+    def __init__(self) -> None:
+        self.heard: list[Incoming] = []
+        self.refuse = False
+        self.fail_times = 0
+        self.files: dict[str, bytes] = {}
+        self._news = asyncio.Event()
+
+    async def accept(self, incoming: Incoming) -> Receipt | None:
+        if self.fail_times:
+            self.fail_times -= 1
+            raise RuntimeError("the house could not say")
+        for each in incoming.files:
+            self.files[each.name] = b"".join([chunk async for chunk in each.fetch()])
+        self.heard.append(incoming)
+        self._news.set()
+        return None if self.refuse else Receipt(envelope=EnvelopeId("e" * 32), session=None, news_seq=1)
+
+    async def hears(self, count: int) -> list[Incoming]:
+        """What was heard, once it is so many."""
+        async with asyncio.timeout(ARRIVE_S_MAX):
+            while len(self.heard) < count:
+                self._news.clear()
+                await self._news.wait()
+        return self.heard
+
+
+def connector(
+    office: Office,
+    *,
+    shelf: MemoryShelf | None = None,
+    clock: Clock | None = None,
+    password: str = "secret-house",
+    path_of: Callable[[Attachment], Path] = lambda _: Path("/nowhere"),
+    **settings: object,
+) -> MailConnector:
+    known: dict[str, object] = {
+        "address": HOUSE,
+        "display_name": "The House",
+        "username": "house",
+        "imap_host": "127.0.0.1",
+        "imap_port": office.imap,
+        "imap_security": Security.NONE,
+        "smtp_host": "127.0.0.1",
+        "smtp_port": office.smtp,
+        "smtp_security": Security.NONE,
+        "authserv_id": AUTHSERV,
+    }
+    around = Surroundings(
+        instance="post",
+        clock=clock or RealClock(),
+        chance=Random(1),
+        shelf=shelf or MemoryShelf(),
+        path_of=path_of,
+        secret=lambda _: password,
+    )
+    return MailConnector.of(MailSettings(**{**known, **settings}), around)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def listening(made: MailConnector, accept: Accept) -> AsyncGenerator[asyncio.Task[None]]:
+    """A connector that listens until the end of the block, or until its line breaks."""
+    task = asyncio.create_task(made.listen(accept))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+# --- a wire that can be cut ---
+
+
+class Wire:
+    """Stands between a client and a real server. `to_server` and `to_client` see each piece: what they give back goes
+    on; None cuts the wire there."""
+
+    def __init__(self, port: int) -> None:
+        self.port = 0
+        self.to_server: Callable[[bytes], bytes | None] = lambda piece: piece
+        self.to_client: Callable[[bytes], bytes | None] = lambda piece: piece
+        self.frozen = False
+        self._target = port
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ends: list[asyncio.StreamWriter] = []
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        self._ends += [writer, far_writer]
+        ways = [
+            asyncio.create_task(self._one_way(reader, far_writer, lambda piece: self.to_server(piece))),
+            asyncio.create_task(self._one_way(far_reader, writer, lambda piece: self.to_client(piece))),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in (writer, far_writer):
+                end.transport.abort()
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            self._tasks.discard(task)
+
+    async def _one_way(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, see: Callable[[bytes], bytes | None]
+    ) -> None:
+        while piece := await reader.read(65536):
+            while self.frozen:
+                await asyncio.sleep(POLL_S)
+            seen = see(piece)
+            if seen is None:
+                return
+            writer.write(seen)
+            await writer.drain()
+
+    @staticmethod
+    @asynccontextmanager
+    async def to(port: int) -> AsyncGenerator[Wire]:
+        wire = Wire(port)
+        server = await asyncio.start_server(wire._carry, "127.0.0.1", 0)
+        wire.port = server.sockets[0].getsockname()[1]
+        try:
+            yield wire
+        finally:
+            server.close()
+            wire.frozen = False
+            for end in wire._ends:
+                end.transport.abort()
+            await asyncio.gather(*wire._tasks)
+            await asyncio.sleep(0)  # transports that were broken off are gone with the next round of the loop
+            await server.wait_closed()

@@ -1,0 +1,75 @@
+"""Every connector, while its place, its line and its house fail. The matrix is printed at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from retinue.connectors import kinds
+from retinue.testing.fault_kit import matrix
+from retinue.testing.fault_kit.benches import BENCHES, made, without_a_bench
+from retinue.testing.fault_kit.cases import CASES
+from retinue.testing.fault_kit.matrix import Cell, Mark, table, wrong_exemptions
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("bench", BENCHES)
+async def test_nothing_is_lost_or_doubled(bench: str, case: str, tmp_path: Path, fault_matrix: list[Cell]) -> None:
+    cell = await matrix.cell(bench, made(bench), CASES[case], tmp_path)
+
+    fault_matrix.append(cell)
+    assert cell.mark is not Mark.BROKEN, cell.note
+
+
+@pytest.mark.parametrize("bench", BENCHES)
+def test_no_case_is_left_out_without_a_reason(bench: str) -> None:
+    assert wrong_exemptions(made(bench)) == []
+
+
+def test_every_kind_of_connector_has_a_bench() -> None:
+    assert without_a_bench(kinds.NAMES) == []
+
+
+def test_a_kind_without_a_bench_is_found() -> None:
+    assert without_a_bench([*kinds.NAMES, "pigeon"]) == ["pigeon"]
+
+
+def test_a_place_is_not_exempt_from_everything() -> None:
+    for bench in BENCHES:
+        assert len(made(bench).exempt) < len(CASES) / 2 or bench.startswith("quiet"), bench
+
+
+def test_an_exemption_that_names_no_case_or_gives_no_reason_is_found() -> None:
+    bench = made("quiet")
+    bench.exempt = {"calm": "n/a", "moonlight": "there is none in the house of this bench"}  # type: ignore[misc]
+
+    assert wrong_exemptions(bench) == ["there is no case 'moonlight'", "calm is exempt without a reason"]
+
+
+def test_the_matrix_has_a_row_for_each_fault_and_says_why() -> None:
+    cells = [
+        Cell("irc", "calm", Mark.HOLDS),
+        Cell("irc", "throttled", Mark.EXEMPT, "it says no number"),
+        Cell("mail", "throttled", Mark.EXEMPT, "it says no number"),
+        Cell("mail", "calm", Mark.BROKEN, "lost: a letter"),
+    ]
+
+    head, *rows = table(cells)
+
+    assert head.split() == ["irc", "mail"]
+    assert rows[0].split() == ["calm", "holds", "BROKEN"]
+    assert len(rows) == len(CASES) + 2
+    assert rows[-2:] == [
+        "exempt (irc: throttled; mail: throttled): it says no number",
+        "BROKEN (mail: calm): lost: a letter",
+    ]
+
+
+def test_the_guide_names_every_case() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/write-a-connector.md").read_text()
+
+    assert [line for line in guide.splitlines() if line.startswith("| `")] == [
+        f"| `{case.name}` | {case.fault} |" for case in CASES.values()
+    ]
+    assert f"plays {len(CASES)} cases" in guide

@@ -1,0 +1,224 @@
+"""Speech: when an answer is spoken, which words of it, and what is done where a program fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from retinue.config.speech import SpeechCommand, SpeechMode, SpeechSettings
+from retinue.domain.attachment import Attachment
+from retinue.domain.errors import RetinueError
+from retinue.mailroom.speech import FOLDER, Speech
+from retinue.policy.speech import cut, decide, order, read_tags, spoken_words
+from retinue.sandbox.base import Sandbox, SandboxFailed
+from retinue.sandbox.host import Host
+from retinue.store.files import Files
+
+SPEAKS = SpeechCommand(command=("/bin/cp", "{input}", "{output}"), voice="alloy")
+HEARS = SpeechCommand(command=("/bin/cat", "{input}"))
+BREAKS = SpeechCommand(command=("/bin/false",))
+LONG = "One sentence after the other. " * 200
+
+
+def settings(mode: SpeechMode = SpeechMode.ALWAYS, **more: Any) -> SpeechSettings:
+    more.setdefault("speakers", {"first": SPEAKS})
+    return SpeechSettings(mode=mode, **more)
+
+
+# --- what is decided ---
+
+
+@pytest.mark.spec("C97")
+@pytest.mark.parametrize(
+    ("mode", "text", "answers_voice", "spoken"),
+    [
+        (SpeechMode.OFF, "[[tts]] A good morning.", True, False),
+        (SpeechMode.ALWAYS, "A good morning.", False, True),
+        (SpeechMode.INBOUND, "A good morning.", False, False),
+        (SpeechMode.INBOUND, "[[tts]] A good morning.", False, False),
+        (SpeechMode.INBOUND, "A good morning.", True, True),
+        (SpeechMode.TAGGED, "A good morning.", True, False),
+        (SpeechMode.TAGGED, "[[tts]] A good morning.", False, True),
+        (SpeechMode.TAGGED, "[[tts:voice=nova]] A good morning.", False, True),
+    ],
+)
+def test_each_mode_speaks_when_it_should(mode: SpeechMode, text: str, answers_voice: bool, spoken: bool) -> None:
+    decided = decide(settings(mode), text, answers_voice=answers_voice)
+    assert bool(decided.words) is spoken
+    assert bool(decided.because) is not spoken
+    assert decided.shown == "A good morning."  # tags are shown to nobody
+
+
+def test_nothing_is_spoken_that_is_short_or_has_a_sound_or_that_no_program_could_speak() -> None:
+    assert decide(settings(), "Yes.", answers_voice=True).because == "it is too short"
+    assert decide(settings(), "A good morning.", answers_voice=True, has_sound=True).because
+    assert decide(settings(speakers={}), "A good morning.", answers_voice=True).because == "no program speaks here"
+    assert decide(SpeechSettings(), "A good morning.", answers_voice=True).because == "speech is off"
+
+
+@pytest.mark.spec("C97")
+def test_a_tag_names_other_words_to_speak_and_sets_only_what_the_owner_lets_it() -> None:
+    text = "[[tts:voice=nova]][[tts:speed=1.5]]The table:\n|a|b|[[tts:text]]It has two columns.[[/tts:text]]"
+    decided = decide(settings(SpeechMode.TAGGED, overrides=("voice",)), text, answers_voice=False)
+    assert decided.words == "It has two columns."
+    assert decided.shown == "The table:\n|a|b|"
+    assert decided.overrides == {"voice": "nova"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[tts",
+        "[[tts:]]",
+        "[[ttsx]]",
+        "[[tts:voice=]]",
+        "[[tts:voice=--help]]",
+        "[[tts:voice=a b]]",
+        "[[tts:a=" + "b" * 500,
+    ],
+)
+def test_what_is_no_whole_tag_stays_as_it_is_written(text: str) -> None:
+    assert read_tags(text).shown == text
+    assert not read_tags(text).asked
+
+
+def test_a_text_of_nothing_but_brackets_is_read_to_its_end() -> None:
+    text = "[[tts" * 50_000
+    assert read_tags(text).shown == text
+    assert spoken_words("[" * 200_000 + "](") is not None
+
+
+def test_words_to_speak_have_no_code_no_marks_and_of_an_address_only_its_host() -> None:
+    code = "```py\nprint(1)\n```"
+    text = f"# Hello\n\n**Bold** and [a page](https://example.com/x).\n{code}\n- see https://a.example/b?c=d now"
+    assert spoken_words(text) == "Hello\nBold and a page.\nsee a.example now"
+
+
+def test_what_is_too_long_is_cut_at_the_end_of_a_sentence() -> None:
+    assert cut("One two. Three four. Five six seven", 25) == "One two. Three four."
+    assert cut("abcdefghij" * 10, 20) == "abcdefghij" * 2 + "…"
+    assert cut("short", 20) == "short"
+
+
+def test_the_program_that_a_tag_names_is_tried_first_and_the_others_after_it() -> None:
+    now = settings(speakers={"one": SPEAKS, "two": SPEAKS, "three": SPEAKS})
+    assert order(now, {}) == ("one", "two", "three")
+    assert order(now, {"provider": "three"}) == ("three", "one", "two")
+    assert order(now, {"provider": "unheard"}) == ("one", "two", "three")
+
+
+# --- what is done ---
+
+
+async def bare() -> Sandbox:
+    return Host()
+
+
+def voice(tmp_path: Path, now: SpeechSettings, **more: Any) -> tuple[Speech, Files]:
+    files = Files(tmp_path / "files")
+    more.setdefault("sandbox", bare)
+    return Speech(lambda: now, files, home=tmp_path, environment={}, **more), files
+
+
+def content(files: Files, attachment: Attachment) -> str:
+    with files.open(attachment.hash) as opened:
+        return opened.read().decode()
+
+
+@pytest.mark.spec("C97")
+async def test_an_answer_becomes_a_voice_message_beside_its_words(tmp_path: Path) -> None:
+    speech, files = voice(tmp_path, settings())
+    uttered = await speech.uttered("A **good** morning.", answers_voice=False)
+    assert uttered.shown == "A **good** morning."
+    assert uttered.voice is not None
+    assert (uttered.voice.name, uttered.voice.media_type) == ("voice.ogg", "audio/ogg")
+    assert content(files, uttered.voice) == "A good morning."
+    assert list((tmp_path / FOLDER).iterdir()) == []
+
+
+@pytest.mark.spec("C97")
+async def test_where_one_program_fails_the_next_is_tried_and_where_all_fail_words_stay_words(tmp_path: Path) -> None:
+    sleeps = SpeechCommand(command=("/bin/sleep", "60"))
+    silent = SpeechCommand(command=("/bin/true",))
+    links = SpeechCommand(command=("/bin/ln", "-s", "/etc/passwd", "{output}"))
+    gone = SpeechCommand(command=("/no/such/program", "{output}"))
+    bad = {"breaks": BREAKS, "sleeps": sleeps, "silent": silent, "links": links, "gone": gone, "unset": SpeechCommand()}
+    speech, files = voice(tmp_path, settings(speakers={**bad, "works": SPEAKS}, timeout_s=0.5))
+    uttered = await speech.uttered("A good morning.", answers_voice=False)
+    assert uttered.voice is not None
+    assert content(files, uttered.voice) == "A good morning."
+    speech, _ = voice(tmp_path, settings(speakers=bad, timeout_s=0.5))
+    uttered = await speech.uttered("A good morning.", answers_voice=False)
+    assert (uttered.shown, uttered.voice) == ("A good morning.", None)
+    assert uttered.because
+
+
+@pytest.mark.spec("C97")
+async def test_a_long_answer_is_told_in_short_before_it_is_spoken(tmp_path: Path) -> None:
+    asked: list[tuple[int, int]] = []
+
+    async def summarise(text: str, chars_max: int) -> str:
+        asked.append((len(text), chars_max))
+        return "**Many** sentences."
+
+    speech, files = voice(tmp_path, settings(), summarise=summarise)
+    uttered = await speech.uttered(LONG, answers_voice=False)
+    assert uttered.voice is not None
+    assert content(files, uttered.voice) == "Many sentences."
+    assert uttered.shown == LONG
+    await speech.uttered("A good morning.", answers_voice=False)
+    assert asked == [(len(LONG.strip()), 1_500)]
+
+
+@pytest.mark.spec("C97")
+@pytest.mark.parametrize(("more", "most"), [({}, 1_500), ({"summarise": False}, 4_096)])
+async def test_a_long_answer_that_nobody_tells_in_short_is_spoken_to_its_bound(
+    tmp_path: Path, more: dict[str, Any], most: int
+) -> None:
+    async def fails(text: str, chars_max: int) -> str:
+        raise RetinueError("no model answers")
+
+    speech, files = voice(tmp_path, settings(**more), summarise=fails)
+    uttered = await speech.uttered(LONG, answers_voice=False)
+    assert uttered.voice is not None
+    said = content(files, uttered.voice)
+    assert most // 2 < len(said) <= most
+    assert said.endswith(".")
+
+
+async def test_a_voice_that_an_agent_chose_reaches_the_program_as_part_of_one_word(tmp_path: Path) -> None:
+    says = SpeechCommand(command=("/bin/echo", "--voice={voice}", "{model}"), voice="alloy", model="{input}")
+    speech, files = voice(tmp_path, settings(SpeechMode.TAGGED, speakers={"says": says}, overrides=("voice",)))
+    uttered = await speech.uttered("[[tts:voice=nova]] A good morning.", answers_voice=False)
+    assert uttered.voice is not None
+    assert content(files, uttered.voice) == "--voice=nova {input}\n"
+
+
+async def test_nothing_is_run_bare_where_no_sandbox_holds(tmp_path: Path) -> None:
+    async def none() -> Sandbox:
+        raise SandboxFailed("it was not begun", because="no sandbox works here")
+
+    speech, _ = voice(tmp_path, settings(), sandbox=none)
+    assert (await speech.uttered("A good morning.", answers_voice=False)).voice is None
+
+
+@pytest.mark.spec("C97")
+async def test_a_voice_message_is_heard_by_the_first_program_that_can_tell_its_words(tmp_path: Path) -> None:
+    silent = SpeechCommand(command=("/bin/true",))
+    writes = SpeechCommand(command=("/bin/cp", "{input}", "{output}"), ending="txt")
+    speech, files = voice(tmp_path, SpeechSettings(listeners={"a": BREAKS, "b": silent, "c": writes}))
+    came = files.keep([b" Buy some milk. "], name="voice.oga", media_type="audio/ogg")
+    assert await speech.heard(came) == "Buy some milk."
+    speech, _ = voice(tmp_path, SpeechSettings(listeners={"a": HEARS}))
+    assert await speech.heard(came) == "Buy some milk."
+
+
+async def test_what_is_no_voice_or_too_large_or_by_nobody_heard_gives_no_words(tmp_path: Path) -> None:
+    speech, files = voice(tmp_path, SpeechSettings(listeners={"a": HEARS}, audio_bytes_max=1_024))
+    picture = files.keep([b"picture"], name="a.png", media_type="image/png")
+    large = files.keep([b"x" * 2_000], name="a.ogg", media_type="audio/ogg")
+    assert [await speech.heard(each) for each in (picture, large)] == ["", ""]
+    speech, _ = voice(tmp_path, SpeechSettings())
+    assert await speech.heard(large) == ""

@@ -1,0 +1,127 @@
+"""Markdown as Telegram takes it: what people see, and that it is well-formed whatever came in."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retinue.connectors.telegram.html import to_html
+from retinue.testing.telegram_html import Unparsed, parsed
+
+MARKS = st.text(alphabet="*_~`[]()!<>&\\|#->\n \"'ab1:/.", max_size=80)
+
+
+def marked(markdown: str) -> tuple[str, list[tuple[str, str]]]:
+    """What is shown, and each marked stretch of it."""
+    shown, entities = parsed(to_html(markdown))
+    units = shown.encode("utf-16-le")
+    return shown, [
+        (str(each["type"]), units[2 * each["offset"] : 2 * (each["offset"] + each["length"])].decode("utf-16-le"))  # type: ignore[operator]
+        for each in entities
+    ]
+
+
+@pytest.mark.parametrize(
+    ("markdown", "html"),
+    [
+        ("plain", "plain"),
+        ("**bold** and __bold__", "<b>bold</b> and <b>bold</b>"),
+        ("*thin* and _thin_", "<i>thin</i> and <i>thin</i>"),
+        ("***both***", "<b><i>both</i></b>"),
+        ("~~gone~~", "<s>gone</s>"),
+        ("`a < b`", "<code>a &lt; b</code>"),
+        ("`` a`b ``", "<code>a`b</code>"),
+        ("[here](https://example.org/a_(b)?c=1&d=2)", '<a href="https://example.org/a_(b)?c=1&amp;d=2">here</a>'),
+        ("**[a *b*](https://x.example)**", '<b><a href="https://x.example">a <i>b</i></a></b>'),
+        ("# Today", "<b>Today</b>"),
+        ("## Today ##", "<b>Today</b>"),
+        ("- one\n  * two\n+ three", "• one\n  • two\n• three"),
+        ("> said\n> so", "<blockquote>said\nso</blockquote>"),
+        ("---", "———"),
+        (
+            "```python\nif a < b:\n    **go**\n```",
+            '<pre><code class="language-python">if a &lt; b:\n    **go**</code></pre>',
+        ),
+        ("```\nopen to the end", "<pre>open to the end</pre>"),
+        ("| a | b |\n|---|---|\n| 1 | long |", "<pre>a | b\n1 | long</pre>"),
+        ("two **lines\nlong**", "two <b>lines\nlong</b>"),
+        (r"\*not thin\*", "*not thin*"),
+    ],
+)
+def test_what_is_marked_is_marked_there(markdown: str, html: str) -> None:
+    assert to_html(markdown) == html
+    parsed(html)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a snake_case_name and 2 * 3 * 4",
+        "**never closed",
+        "*",
+        "a ` tick",
+        "[no](javascript:alert)",
+        "[no] (https://x.example)",
+        "a - b",
+        "x > y",
+        "https://x.example/_a_/b__c__d",
+        "1. first\n2. second",
+    ],
+)
+def test_what_only_looks_like_a_mark_stands_as_it_was_written(text: str) -> None:
+    assert marked(text) == (text, [])
+
+
+def test_marks_that_cross_do_not_cross_in_what_goes_out() -> None:
+    assert to_html("**a *b** c*") == "<b>a *b</b> c*"
+
+
+def test_a_tag_that_somebody_wrote_is_only_words() -> None:
+    assert marked('<b>no</b> <script>x</script> & &amp; "q"') == ('<b>no</b> <script>x</script> & &amp; "q"', [])
+
+
+def test_no_quote_breaks_out_of_a_link() -> None:
+    shown, entities = parsed(to_html('[x](https://e.example/"onclick="y)'))
+
+    assert shown == "x"
+    assert entities[0]["url"] == 'https://e.example/"onclick="y'
+
+
+def test_a_link_within_a_link_is_none() -> None:
+    assert to_html("[a [b](https://in.example)](https://out.example)").count("<a ") == 1
+
+
+@pytest.mark.spec("D58", "C86")
+@given(st.one_of(MARKS, st.text(max_size=60)))
+def test_whatever_comes_in_telegram_can_parse_what_goes_out(text: str) -> None:
+    parsed(to_html(text))
+
+
+@given(st.text(alphabet="abc \n", max_size=60))
+def test_words_without_marks_are_shown_unchanged(text: str) -> None:
+    assert marked(text)[0] == text
+
+
+@pytest.mark.parametrize(
+    ("html", "words"),
+    [
+        ("<b>a", 'Can\'t find end tag corresponding to start tag "b"'),
+        ("a</b>", "Unexpected end tag at byte offset 1"),
+        ("é<x>a</x>", 'Unsupported start tag "x" at byte offset 2'),
+        ("<b><i>a</b></i>", 'Unmatched end tag at byte offset 7, expected "</i>", found "</b>"'),
+        ("a < b", "Unclosed start tag at byte offset 2"),
+    ],
+)
+def test_the_stand_in_will_not_have_what_telegram_will_not_have(html: str, words: str) -> None:
+    with pytest.raises(Unparsed, match=f"^{re.escape(words)}$"):
+        parsed(html)
+
+
+@pytest.mark.parametrize(
+    "hostile", ["[](" * 20_000, "*a" * 40_000, "`" * 3 + "` `` " * 20_000, "[" * 50_000, "a|" * 30_000]
+)
+def test_a_hostile_text_is_read_in_one_pass(hostile: str) -> None:
+    parsed(to_html(hostile))  # a second look at each mark would take minutes, and the test's limit would end it

@@ -1,0 +1,584 @@
+"""The lines of the house: made as the settings say, kept listening, and honest about how they fare."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from retinue.config.connectors import ConnectorSettings, Unread
+from retinue.config.doors import DoorSettings
+from retinue.config.rules import setting
+from retinue.connectors.base import (
+    Accept,
+    Connector,
+    ConnectorKind,
+    Finding,
+    Incoming,
+    LineLost,
+    OfferedFile,
+    Speaker,
+    Surroundings,
+    attempts_of,
+)
+from retinue.connectors.irc.connector import IrcConnector
+from retinue.connectors.mail.connector import MailConnector
+from retinue.connectors.telegram.connector import TelegramConnector
+from retinue.domain.envelope import Outcome, Receipt
+from retinue.domain.errors import Invalid, StoreError
+from retinue.domain.nouns import replace
+from retinue.mailroom.aside import from_json, to_json
+from retinue.mailroom.lines import (
+    AGAIN_MAX_S,
+    ASKED_MAX_S,
+    NEEDS_OWNER_S,
+    STEADY_S,
+    LineHealth,
+    LineState,
+    wait_s,
+)
+from retinue.mailroom.switchboard import TRIES_MAX
+from retinue.store import connector_words, set_aside
+from retinue.testing.household import House, Household
+from retinue.testing.quiet_connector import QuietConnector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PigeonSettings:
+    """A loft."""
+
+    birds: int = setting(1, "How many.", least=1)
+    token_env: str = setting("", "The variable with the token.")
+    token_file: str = setting("", "The file with the token.")
+
+
+@dataclass(eq=False)
+class Pigeon(QuietConnector):
+    """A place of which a test says what befalls each time someone listens there."""
+
+    settings: PigeonSettings = field(default_factory=PigeonSettings)
+    around: Surroundings | None = None
+    befalls: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    times: int = 0
+    listeners: int = 0
+    leaving: bool = False
+    lingers: asyncio.Event | None = None  # set: when it lets go of its line, once it is asked to
+    attempts_max: int | None = None
+
+    async def listen(self, accept: Accept) -> None:
+        self.times += 1
+        self.listeners += 1
+        try:
+            if self.befalls:
+                self.befalls.pop(0)()
+            await super().listen(partial(self._heard, accept))
+        finally:
+            self.leaving = True
+            if self.lingers is not None:
+                await self.lingers.wait()
+            self.listeners -= 1
+
+    async def _heard(self, accept: Accept, incoming: Incoming) -> Receipt | None:
+        if incoming.text == "CUT":
+            self._said.popleft()
+            raise ConnectionResetError("cut")
+        return await accept(incoming)
+
+    def hang_up(self) -> None:
+        self.mention("CUT")
+
+    async def check(self) -> Finding:
+        assert self.around is not None
+        return Finding(ok=True, account=f"@{self.around.secret('token')}", sentence="it knows us")
+
+
+def loft(made: list[Pigeon], weather: list[Callable[[], None]]) -> ConnectorKind:
+    def make(settings: PigeonSettings, around: Surroundings) -> Connector:
+        made.append(Pigeon(around.clock, instance=around.instance, settings=settings, around=around, befalls=weather))
+        return made[-1]
+
+    return ConnectorKind(name="pigeon", title="Pigeons", settings=PigeonSettings, make=make)
+
+
+def line(**own: Any) -> ConnectorSettings:
+    return ConnectorSettings(kind="pigeon", own=Unread(table=own))
+
+
+@pytest.fixture
+def made() -> list[Pigeon]:
+    return []
+
+
+@pytest.fixture
+def weather() -> list[Callable[[], None]]:
+    """What befalls whoever listens next, one after the other."""
+    return []
+
+
+@pytest.fixture
+def household(tmp_path: Path, made: list[Pigeon], weather: list[Callable[[], None]]) -> Household:
+    return Household(tmp_path, kinds={"pigeon": loft(made, weather)})
+
+
+Weather = list[Callable[[], None]]
+
+
+def health(house: House, instance: str = "loft") -> LineHealth:
+    return next(each for each in house.switchboard.health() if each.instance == instance)
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.002)
+
+
+async def turned_until(household: Household, by_s: float, holds: Callable[[], Any]) -> None:
+    """Turn the clock until something holds: someone who has still to write something down sleeps only after that."""
+    async with asyncio.timeout(20):
+        while not holds():
+            await household.clock.advance(by_s)
+            await asyncio.sleep(0.002)
+
+
+def lost(**kw: Any) -> Callable[[], None]:
+    def befall() -> None:
+        raise LineLost("the loft is shut", because="it rains", try_this="wait", **kw)
+
+    return befall
+
+
+# --- how long to wait ---
+
+
+def test_a_wait_grows_to_its_bound_and_chance_shortens_it() -> None:
+    assert [wait_s(breaks, chance=0.0) for breaks in (1, 2, 3, 4, 99)] == [1.0, 2.0, 4.0, 8.0, AGAIN_MAX_S]
+    for breaks in range(1, 40):
+        longest, shortest = wait_s(breaks, chance=0.0), wait_s(breaks, chance=1.0)
+        assert 0 < shortest < longest <= AGAIN_MAX_S
+
+
+def test_two_houses_that_were_thrown_out_together_do_not_come_back_together() -> None:
+    waits = {wait_s(5, chance=Random(seed).random()) for seed in range(50)}
+    assert len(waits) == 50
+
+
+def test_a_place_that_says_when_to_come_again_is_not_asked_before() -> None:
+    for seed in range(50):
+        assert wait_s(1, chance=Random(seed).random(), asked_s=30.0) >= 30.0
+    assert wait_s(1, chance=0.0, asked_s=1e9) == ASKED_MAX_S  # nor is it believed without end
+    assert wait_s(3, chance=0.0, asked_s=-5.0) == wait_s(3, chance=0.0)
+
+
+def test_where_waiting_does_not_help_it_is_tried_seldom() -> None:
+    assert wait_s(1, chance=0.0, needs_owner=True) == NEEDS_OWNER_S > AGAIN_MAX_S
+
+
+# --- lines ---
+
+
+@pytest.mark.spec("D60")
+async def test_two_instances_of_one_kind_keep_apart(household: Household, made: list[Pigeon]) -> None:
+    household.lines = {"home": line(birds=2), "away": line(birds=3)}
+    async with household.open() as house:
+        home, away = made
+        assert (home.instance, home.settings.birds, away.instance, away.settings.birds) == ("home", 2, "away", 3)
+        assert home.around is not None and away.around is not None
+        await home.around.shelf.put("offset", "17")
+        assert (await home.around.shelf.get("offset"), await away.around.shelf.get("offset")) == ("17", None)
+        for each in made:
+            each.mention("hello", room="7", message_id="1")
+        found = await house.eventually(
+            lambda conn: rows if len(rows := sorted(senders(conn))) == 2 else None, what="two letters from two channels"
+        )
+        assert found == ["channel:away:7", "channel:home:7"]  # one room and one id, and yet two messages
+        assert house.switchboard.kind_of("home") == house.switchboard.kind_of("away") == "pigeon"
+
+
+def senders(conn: Any) -> set[str]:
+    rows = conn.exec_driver_sql("SELECT sender FROM envelopes WHERE sender LIKE 'channel:%'")
+    return {row[0] for row in rows}
+
+
+@pytest.mark.spec("D57")
+async def test_how_far_a_connector_has_heard_outlives_the_house(household: Household, made: list[Pigeon]) -> None:
+    household.lines = {"loft": line()}
+    async with household.open() as house:
+        assert made[0].around is not None
+        await made[0].around.shelf.put("offset", "17")
+        await made[0].around.shelf.put("offset", "18")
+        house.crash()
+    async with household.open():
+        assert made[1].around is not None
+        assert await made[1].around.shelf.get("offset") == "18"
+        with pytest.raises(Invalid) as refused:
+            await made[1].around.shelf.put("offset", "1" * (connector_words.VALUE_CHARS_MAX + 1))
+        assert refused.value.code == "connector.word-invalid"
+        assert await made[1].around.shelf.get("offset") == "18"
+
+
+async def test_a_broken_line_is_taken_up_again_and_says_so_meanwhile(
+    household: Household, made: list[Pigeon], weather: Weather
+) -> None:
+    household.lines = {"loft": line()}
+    weather += [lost(), lost(), lost()]
+    async with household.open() as house:
+        assert health(house).state is LineState.LISTENING and health(house).is_well  # nothing speaks against it yet
+        await until(lambda: health(house).state is LineState.WAITING)
+        now = health(house)
+        assert (now.breaks, now.because, now.try_this) == (1, "the loft is shut: it rains", "wait")
+        assert now.again_at is not None and now.again_at > household.clock.now() and not now.is_well
+        for times in (2, 3, 4):
+            await household.clock.advance(4.0)
+            await until(lambda times=times: made[0].times >= times)
+        assert (health(house).state, health(house).breaks) == (LineState.TRYING, 3)
+        await made[0].say("hello")
+        well = health(house)
+        assert (well.state, well.breaks, well.because) == (LineState.LISTENING, 0, "")
+        assert well.last_heard == household.clock.now()
+
+
+async def test_a_line_that_holds_for_a_while_is_well_though_nothing_is_said(
+    household: Household, made: list[Pigeon], weather: Weather
+) -> None:
+    household.lines = {"loft": line()}
+    weather.append(lost())
+    async with household.open() as house:
+        await until(lambda: health(house).state is LineState.WAITING)
+        await household.clock.advance(1.0)
+        await until(lambda: made[0].times == 2)
+        assert health(house).state is LineState.TRYING
+        await household.clock.advance(STEADY_S)
+        assert (health(house).state, health(house).breaks) == (LineState.LISTENING, 0)
+
+
+async def test_a_place_that_names_a_time_is_left_alone_until_then(
+    household: Household, made: list[Pigeon], weather: Weather
+) -> None:
+    household.lines = {"loft": line()}
+    weather.append(lost(retry_after_s=300.0))
+    async with household.open() as house:
+        await until(lambda: health(house).state is LineState.WAITING)
+        await household.clock.advance(299.0)
+        assert made[0].times == 1
+        await household.clock.advance(2.0)
+        await until(lambda: made[0].times == 2)
+
+
+async def test_the_owner_is_told_once_of_a_trouble_that_only_they_can_end(
+    household: Household, made: list[Pigeon], weather: Weather
+) -> None:
+    household.lines = {"loft": line()}
+    weather += [lost(needs_owner=True)] * 40
+    async with household.open() as house:
+        await until(lambda: health(house).state is LineState.NEEDS_OWNER)
+        for times in (2, 3):
+            await turned_until(household, NEEDS_OWNER_S, lambda times=times: made[0].times >= times)
+            await until(lambda: health(house).state is LineState.NEEDS_OWNER)
+        told = await house.mail_for("owner")
+        assert [letter.text for letter in told] == [
+            "The connector 'loft' needs you: the loft is shut.\nbecause: it rains\ntry: wait"
+        ]
+        house.crash()
+    async with household.open() as house:
+        await until(lambda: health(house).state is LineState.NEEDS_OWNER)
+        assert len(await house.mail_for("owner")) == 1  # it is the same trouble
+
+
+async def test_a_trouble_that_comes_after_the_last_was_over_is_told_anew(
+    household: Household, made: list[Pigeon], weather: Weather
+) -> None:
+    household.lines = {"loft": line()}
+    weather += [lost(needs_owner=True)]
+    async with household.open() as house:
+        await until(lambda: health(house).state is LineState.NEEDS_OWNER)
+        await turned_until(household, NEEDS_OWNER_S, lambda: made[0].times == 2)
+        await made[0].say("hello")  # the owner has seen to it
+        weather += [lost(needs_owner=True)]
+        made[0].hang_up()
+        await until(lambda: health(house).state is LineState.WAITING)
+        await household.clock.advance(AGAIN_MAX_S)
+        await until(lambda: health(house).state is LineState.NEEDS_OWNER)
+        await house.eventually(lambda conn: letters(conn) == 2, what="a second letter")
+
+
+def letters(conn: Any) -> int:
+    return conn.exec_driver_sql("SELECT count(*) FROM envelopes WHERE recipient = 'person:owner'").scalar_one()
+
+
+# --- as the settings say ---
+
+
+async def test_only_what_changed_is_opened_anew_and_the_old_one_is_gone_before(
+    household: Household, made: list[Pigeon]
+) -> None:
+    household.lines = {"a": line(), "b": line()}
+    async with household.open() as house:
+        await until(lambda: [each.times for each in made] == [1, 1])
+        await house.switchboard.fit({"a": line(), "b": line(birds=5)})
+        assert [each.instance for each in made] == ["a", "b", "b"]
+        assert made[1].listeners == 0
+        await until(lambda: made[2].times == 1)
+        assert (made[0].times, made[0].listeners) == (1, 1)
+        assert household.connectors["b"] is made[2]
+
+
+async def test_what_is_sent_while_a_line_is_opened_anew_waits_and_does_not_die(
+    household: Household, made: list[Pigeon]
+) -> None:
+    household.lines = {"a": line()}
+    async with household.open() as house:
+        await until(lambda: made[0].times == 1)
+        made[0].lingers = asyncio.Event()
+        fitting = asyncio.create_task(house.switchboard.fit({"a": line(birds=5)}))
+        await until(lambda: made[0].leaving)
+        sent = await house.post("still here?", sender="agent:ada", recipient="channel:a:7")
+        await until(lambda: house.outbox.resting > 0)
+        made[0].lingers.set()
+        await fitting
+        await household.clock.advance(5.0)
+        assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
+        assert made[1].texts("7") == ["still here?"]
+
+
+async def test_a_house_that_is_closing_takes_no_line_down_that_still_has_something_to_send(
+    household: Household, made: list[Pigeon]
+) -> None:
+    household.lines = {"a": line()}
+    async with household.open() as house:
+        await until(lambda: made[0].times == 1)
+        await house.switchboard.stop()
+        await house.switchboard.fit({})
+        sent = await house.post("the last word", sender="agent:ada", recipient="channel:a:7")
+        assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
+
+
+async def test_what_the_settings_turn_off_or_no_longer_name_is_closed(household: Household, made: list[Pigeon]) -> None:
+    household.lines = {"a": line(), "b": line()}
+    async with household.open() as house:
+        await until(lambda: [each.times for each in made] == [1, 1])
+        await house.switchboard.fit({"a": replace(line(), enabled=False)})
+        assert [each.listeners for each in made] == [0, 0]
+        assert {each.instance: each.state for each in house.switchboard.health()} == {"a": LineState.OFF}
+        assert not {"a", "b"} & set(household.connectors)
+
+
+async def test_who_may_talk_changes_without_the_line_being_dropped(household: Household, made: list[Pigeon]) -> None:
+    household.lines = {"a": line()}
+    async with household.open() as house:
+        await until(lambda: made[0].times == 1)
+        await house.switchboard.fit({"a": replace(line(), door=DoorSettings(allow_from=("4711",)))})
+        assert len(made) == 1 and made[0].listeners == 1
+
+
+async def test_one_that_cannot_be_made_says_why_and_keeps_nobody_from_opening(
+    household: Household, made: list[Pigeon]
+) -> None:
+    household.lines = {"a": line(), "b": line(bords=1), "c": ConnectorSettings(kind="whatsapp")}
+    async with household.open() as house:
+        found = {each.instance: each for each in house.switchboard.health()}
+        assert found["a"].state is LineState.LISTENING
+        assert found["b"].state is LineState.FAILED and "connectors.b.bords" in found["b"].because
+        assert found["c"].state is LineState.FAILED and "whatsapp" in found["c"].because
+        sent = await house.post("hello?", sender="agent:ada", recipient="channel:b:7")
+        # What is for it waits, as it would for a line that is down: it may be mended in time.
+        await until(lambda: house.outbox.active == 0)
+        assert (await house.envelope(sent.envelope)).status == "pending"
+        household.lines = {"a": line(), "b": line(birds=1)}
+        await house.switchboard.fit(household.lines)
+        assert health(house, "b").state is LineState.LISTENING
+
+
+async def test_what_was_being_sent_when_the_house_fell_is_not_sent_again_by_a_line_that_could_not_be_made(
+    household: Household, made: list[Pigeon]
+) -> None:
+    household.lines = {"a": line()}
+    async with household.open() as house:
+        await until(lambda: made[0].times == 1)
+        made[0].will_be_slow(60)
+        sent = await house.post("pay Noor", sender="agent:ada", recipient="channel:a:7")
+        await until(lambda: bool(made[0].attempts))
+        house.crash()
+    household.lines = {"a": line(bords=1)}
+    async with household.open() as house:
+        # Whether that place knows a letter again, nobody here can say.
+        assert (await house.outcome(sent.envelope)).outcome is Outcome.INTERRUPTED
+
+
+@pytest.mark.parametrize("place", [TelegramConnector, MailConnector, IrcConnector])
+async def test_an_answer_outlasts_a_place_that_cannot_be_reached_for_minutes(
+    household: Household, made: list[Pigeon], place: type[Any]
+) -> None:
+    household.lines = {"a": line()}
+    async with household.open() as house:
+        await until(lambda: made[0].times == 1)
+        made[0].attempts_max = attempts_of(place)
+        made[0].will_fail(times=12)
+        sent = await house.post("still here?", sender="agent:ada", recipient="channel:a:7")
+        await turned_until(household, 30.0, lambda: made[0].texts("7"))
+        assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
+
+
+async def test_a_letter_waits_for_a_line_that_could_not_be_made_until_it_is_mended(
+    household: Household, made: list[Pigeon]
+) -> None:
+    household.lines = {"a": line(bords=1)}
+    async with household.open() as house:
+        sent = await house.post("still here?", sender="agent:ada", recipient="channel:a:7")
+        for _ in range(10):
+            await until(lambda: house.outbox.resting > 0)
+            await household.clock.advance(61.0)
+        await house.switchboard.fit({"a": line()})
+        await turned_until(household, 30.0, lambda: made[0].texts("7"))
+        assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
+
+
+async def test_a_kind_that_raises_whatever_it_likes_is_not_here_and_the_house_is(household: Household) -> None:
+    def make(settings: PigeonSettings, around: Surroundings) -> Connector:
+        raise KeyError("secret words")
+
+    household.kinds["pigeon"] = ConnectorKind(name="pigeon", title="x", settings=PigeonSettings, make=make)
+    household.lines = {"loft": line()}
+    async with household.open() as house:
+        assert (health(house).state, health(house).because) == (LineState.FAILED, "KeyError")
+
+
+async def test_a_connector_is_told_its_secrets_from_where_the_settings_say(
+    household: Household, made: list[Pigeon]
+) -> None:
+    file = household.root / "secrets" / "loft-token"
+    file.parent.mkdir()
+    file.write_text("coo\n")
+    file.chmod(0o600)
+    household.environment = {"LOFT": "grr"}
+    household.lines = {
+        "env": line(token_env="LOFT"),
+        "file": line(token_file="secrets/loft-token"),
+        "none": line(),
+        "both": line(token_env="LOFT", token_file="secrets/loft-token"),
+    }
+    async with household.open() as house:
+        board = house.switchboard
+        assert (await board.check("env")).account == "@grr"
+        assert (await board.check("file")).account == "@coo"
+        for instance in ("none", "both"):
+            found = await board.check(instance)
+            assert not found.ok and "token" in found.sentence and found.because
+        tried = await board.try_out("new", line(token_env="LOFT"))
+        assert tried.ok and "new" not in {each.instance for each in board.health()}
+
+
+# --- what the house stumbles over ---
+
+
+class Stumbling:
+    """A doorway that falls over some messages."""
+
+    def __init__(self, house: House) -> None:
+        self.accept = house.doorway.accept
+        self.over = {"bad"}
+        self.error: Exception = ValueError("a secret word")
+        self.tries = 0
+
+    async def __call__(self, instance: str, incoming: Incoming) -> Receipt | None:
+        if incoming.text in self.over:
+            self.tries += 1
+            raise self.error
+        return await self.accept(instance, incoming)
+
+
+async def stumbling(house: House) -> Stumbling:
+    found = Stumbling(house)
+    board: Any = house.switchboard
+    board._needs = type(board._needs)(
+        **{name: getattr(board._needs, name) for name in board._needs.__struct_fields__} | {"take": found}
+    )
+    return found
+
+
+async def test_a_message_that_is_poison_is_set_aside_and_the_next_is_heard(household: Household) -> None:
+    quiet = household.connectors["quiet"] = QuietConnector(household.clock)
+    async with household.open() as house:
+        over = await stumbling(house)
+        bad = quiet.mention("bad", room="7", message_id="13")
+        good = quiet.mention("good", room="7", message_id="14")
+        for _ in range(TRIES_MAX):
+            await asyncio.sleep(0.02)
+            await household.clock.advance(AGAIN_MAX_S)
+        async with asyncio.timeout(20):
+            assert await bad.confirmed is None  # confirmed, or it would come for ever
+            assert await good.confirmed is not None
+        assert over.tries == TRIES_MAX
+        [kept] = await house.store.read(set_aside.listed)
+        assert (kept.instance, kept.room, kept.message_id, kept.tries) == ("quiet", "7", "13", TRIES_MAX)
+        assert kept.because == "ValueError"  # what such an error says may be anything
+
+        over.over.clear()
+        assert await house.switchboard.offer_again(kept.id) is not None
+        assert await house.store.read(set_aside.listed) == []
+        [done] = await house.store.read(lambda conn: set_aside.listed(conn, every=True))
+        assert (done.state, done.body) == ("done", "")  # the words are in an envelope now, and only there
+
+
+async def test_what_the_store_could_not_take_is_never_set_aside(household: Household) -> None:
+    quiet = household.connectors["quiet"] = QuietConnector(household.clock)
+    async with household.open() as house:
+        over = await stumbling(house)
+        over.error = StoreError("the disk is full")
+        said = quiet.mention("bad")
+        for times in range(1, TRIES_MAX * 3):
+            await until(lambda times=times: over.tries >= times)
+            await household.clock.advance(AGAIN_MAX_S)
+        assert not said.confirmed.done()
+        assert await house.store.read(set_aside.listed) == []
+        over.over.clear()
+        await household.clock.advance(AGAIN_MAX_S)
+        async with asyncio.timeout(20):
+            assert await said.confirmed is not None
+
+
+def test_a_message_that_was_set_aside_is_read_back_as_it_was_heard() -> None:
+    async def fetch() -> AsyncIterator[bytes]:
+        yield b""
+
+    heard = Incoming(
+        room="7",
+        message_id="13",
+        text="look",
+        speaker=Speaker(id="4711", name="Maria"),
+        peer="4711",
+        mentioned=True,
+        files=(OfferedFile(name="a.png", media_type="image/png", size_bytes=1, fetch=lambda: fetch()),),
+    )
+    again = from_json(to_json(heard))
+    assert again.text == "look\n[left out: 1 files, which were not fetched]"
+    assert (again.speaker, again.peer, again.mentioned, again.files) == (heard.speaker, "4711", True, ())
+
+
+async def test_a_flood_of_poison_does_not_fill_the_store(household: Household, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(set_aside, "WAITING_MAX", 3)
+    monkeypatch.setattr(set_aside, "_beyond", set_aside._beyond.offset(3))  # pyright: ignore[reportPrivateUsage]
+    async with household.open() as house:
+        for number in range(10):
+            await house.store.write(
+                lambda conn, n=number: set_aside.put(
+                    conn,
+                    id_=f"{n:032x}",
+                    instance="quiet",
+                    room="7",
+                    message_id=str(n),
+                    body="{}",
+                    because="no",
+                    tries=3,
+                    at_ms=n,
+                ),
+                point="test",
+            )
+        waiting = await house.store.read(set_aside.listed)
+        assert [each.message_id for each in waiting] == ["9", "8", "7"]

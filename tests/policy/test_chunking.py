@@ -1,0 +1,163 @@
+"""Long texts in pieces: none too long, nothing lost, nothing torn that belongs together."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retinue.domain.parcel import Unit
+from retinue.domain.wording import Break, ChunkMode
+from retinue.policy.chunking import chunks, clipped, measure
+
+PIECES = st.sampled_from(
+    ["a", "word", " ", "  ", "\n", "\n\n", "\n \n", ". ", "! ", "é", "ö", "e\u0301", "🦊", "👩\u200d👩\u200d👧", "🇩🇪",
+     "👍🏽", "&amp;", "&#128512;", "日本。", "\t", "`", "*", "\r\n", "long" * 9]
+)  # fmt: skip
+texts = st.lists(PIECES, max_size=120).map("".join)
+code = st.lists(st.sampled_from(["x = 1", "    y()", "", "z" * 50, "🦊 = 2"]), min_size=1, max_size=12).map("\n".join)
+documents = st.lists(
+    st.one_of(
+        st.lists(st.sampled_from(["word", "Words.", "more"]), min_size=1, max_size=30).map(" ".join),
+        st.tuples(st.sampled_from(["```", "```python", "~~~", "````md"]), code).map(
+            lambda made: f"{made[0]}\n{made[1]}\n{made[0].rstrip('pythonmd')}"
+        ),
+    ),
+    min_size=1,
+    max_size=8,
+).map("\n\n".join)
+units = st.sampled_from(Unit)
+modes = st.sampled_from(ChunkMode)
+
+
+def inked(text: str) -> str:
+    return re.sub(r"\s", "", text)
+
+
+def is_balanced(piece: str) -> bool:
+    opened = ""
+    for line in piece.split("\n"):
+        marks = re.match(r" {0,3}(`{3,}|~{3,})", line)
+        if marks is None:
+            continue
+        if not opened:
+            opened = marks[1]
+        elif marks[1][0] == opened[0] and len(marks[1]) >= len(opened):
+            opened = ""
+    return not opened
+
+
+@pytest.mark.spec("C80")
+@given(texts, st.integers(24, 80), units, modes)
+def test_no_piece_is_too_long_and_no_word_is_lost(text: str, limit: int, unit: Unit, mode: ChunkMode) -> None:
+    pieces = chunks(text, limit, unit=unit, mode=mode)
+
+    assert all(0 < measure(piece, unit) <= limit for piece in pieces)
+    assert inked("".join(pieces)) == inked(text)
+    assert all(piece.strip() for piece in pieces)
+
+
+@pytest.mark.spec("C80")
+@given(texts, st.integers(40, 120), units)
+def test_a_letter_is_never_torn_from_its_marks_nor_a_surrogate_from_its_other_half(
+    text: str, limit: int, unit: Unit
+) -> None:
+    for piece in chunks(text, limit, unit=unit):
+        assert unicodedata.category(piece[0]) not in ("Mn", "Me", "Mc")
+        assert piece[0] != "\u200d"
+        assert piece[-1] != "\u200d"
+        assert not "\U0001f3fb" <= piece[0] <= "\U0001f3ff"
+        assert len(re.findall("[\U0001f1e6-\U0001f1ff]", piece)) % 2 == 0
+        assert piece.encode("utf-16").decode("utf-16") == piece
+
+
+@pytest.mark.spec("C80")
+@given(st.lists(st.sampled_from(["&amp;", "&lt;", "&#128512;", "x"]), min_size=1).map("".join), st.integers(24, 60))
+def test_an_entity_is_never_cut_in_two(text: str, limit: int) -> None:
+    for piece in chunks(text, limit):
+        assert re.fullmatch(r"(?:&\w+;|&#\d+;|x)+", piece)
+
+
+@pytest.mark.spec("C80")
+@given(documents, st.integers(80, 200), units, modes)
+def test_code_stays_in_its_fences(text: str, limit: int, unit: Unit, mode: ChunkMode) -> None:
+    pieces = chunks(text, limit, unit=unit, mode=mode)
+
+    assert all(measure(piece, unit) <= limit for piece in pieces)
+    assert all(is_balanced(piece) for piece in pieces)
+    bare = re.compile(r"^ {0,3}(`{3,}|~{3,}).*$", re.MULTILINE)
+    assert inked(bare.sub("", "\n".join(pieces))) == inked(bare.sub("", text))
+
+
+@pytest.mark.spec("C80")
+def test_a_block_that_is_cut_is_opened_again_in_its_language() -> None:
+    lines = "\n".join(f"line_{n} = {n}" for n in range(30))
+
+    pieces = chunks(f"Look:\n\n```python\n{lines}\n```\n\nThat is all.", 200)
+
+    assert len(pieces) > 2
+    assert all(piece.count("```") == 2 and "```python\n" in piece for piece in pieces[1:-1])
+    assert pieces[-1].endswith("That is all.")
+    kept = [line for piece in pieces for line in piece.split("\n") if line.startswith("line_")]
+    assert kept == lines.split("\n")
+
+
+@pytest.mark.spec("C80")
+def test_a_cut_falls_between_paragraphs_before_lines_before_sentences_before_words() -> None:
+    assert chunks("one two three four.\n\nfive six", 26) == ["one two three four.", "five six"]
+    assert chunks("one two three four\nfive six seven", 26) == ["one two three four", "five six seven"]
+    assert chunks("one two three. Four five six seven", 26) == ["one two three.", "Four five six seven"]
+    assert chunks("one two three four five six seven", 26) == ["one two three four five", "six seven"]
+    assert chunks("x" * 30, 26) == ["x" * 26, "x" * 4]
+
+
+@pytest.mark.spec("C80")
+def test_in_paragraph_mode_each_paragraph_goes_by_itself_and_code_is_one() -> None:
+    text = "One.\n\nTwo\ngoes on.\n\n\n```\na\n\nb\n```\n\nThree."
+
+    assert chunks(text, 100, mode=ChunkMode.NEWLINE) == ["One.", "Two\ngoes on.", "```\na\n\nb\n```", "Three."]
+    assert chunks(text, 100) == [text]
+
+
+@pytest.mark.spec("C80")
+def test_telegram_counts_an_emoji_twice_and_irc_four_times() -> None:
+    foxes = "🦊" * 20
+
+    assert [len(piece) for piece in chunks(foxes, 20)] == [20]
+    assert [len(piece) for piece in chunks(foxes, 20, unit=Unit.UTF16)] == [10, 10]
+    assert [len(piece) for piece in chunks(foxes, 20, unit=Unit.BYTES)] == [5, 5, 5, 5]
+
+
+def test_indented_code_and_lists_keep_their_indentation_behind_a_cut() -> None:
+    assert chunks("- one and some\n- two and\n    - below", 26) == ["- one and some\n- two and", "    - below"]
+
+
+def test_pieces_of_a_stream_are_neither_short_nor_long_where_the_text_allows_it() -> None:
+    text = " ".join(f"Sentence number {n} of them." for n in range(200))
+
+    pieces = chunks(text, 1200, least=800, prefer=Break.SENTENCE)
+
+    assert all(800 <= len(piece) <= 1200 and piece.endswith(".") for piece in pieces[:-1])
+
+
+@given(texts, st.integers(8, 40), units)
+def test_what_is_clipped_fits_and_says_so(text: str, limit: int, unit: Unit) -> None:
+    short = clipped(text, limit, unit=unit)
+
+    assert measure(short, unit) <= limit
+    assert short == text or short.endswith("…")
+
+
+def test_a_text_that_was_made_to_be_cut_badly_is_cut_all_the_same() -> None:
+    for text in (
+        "```" * 60_000,
+        "&" * 200_000,
+        "\n " * 100_000 + "x",
+        "\u0301" * 100_000,
+        "🇩" * 60_000,
+        ". " * 100_000,
+    ):
+        assert all(len(piece) <= 4096 for piece in chunks(text, 4096))
