@@ -209,6 +209,7 @@ class Plain(Record):
 
 _BODY = Record._fields.index("body")
 _words: Callable[[Plain], str] = itemgetter(len(Record._fields))
+_kind: Callable[[Record], RecordKind] = itemgetter(Record._fields.index("kind"))
 _trust: Callable[[Record], Trust] = itemgetter(Record._fields.index("trust"))
 
 
@@ -255,13 +256,16 @@ def believed(record: Record) -> Trust:
 
 
 def least_believed(context: Sequence[Record]) -> Trust:
-    """Of the least trusted words in a context. It is asked for every turn, and a context may have thousands."""
-    trusts = set(map(_trust, context))
+    """Of the least trusted words in a context. It is asked for every turn, and a context may have thousands: no line of
+    Python is run for each of them, unless others than the owner have spoken."""
+    met = set(zip(map(_kind, context), map(_trust, context), strict=True))
+    trusts = {trust for _, trust in met}
     if Trust.UNTRUSTED in trusts:
         return Trust.UNTRUSTED
-    # Of an owner's words that is known already, and most of those that are said to an agent are.
-    said = (record for record in context if record.kind is RecordKind.USER and record.trust is not Trust.OWNER)
-    return Trust.UNTRUSTED if any(believed(record) is Trust.UNTRUSTED for record in said) else least(trusts)
+    others = any(kind is RecordKind.USER and trust is not Trust.OWNER for kind, trust in met)
+    if others and any(believed(record) is Trust.UNTRUSTED for record in context if record.kind is RecordKind.USER):
+        return Trust.UNTRUSTED
+    return least(trusts)
 
 
 def kind_of(body: Body) -> RecordKind:

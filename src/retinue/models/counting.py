@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from retinue.domain.money import MICROUSD
@@ -10,6 +12,7 @@ from retinue.domain.record import Usage
 
 TOKENS_MAX = 1_000_000_000  # of one call; more is a mistake, and millions of such calls can still be summed up
 _COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+_counts: Callable[[Usage], tuple[int, ...]] = attrgetter(*_COUNTS)
 COST_MICROUSD_MAX = 1_000_000 * MICROUSD
 
 
@@ -24,9 +27,9 @@ def tokens(value: Any) -> int | None:
 
 def believed(usage: Usage) -> Usage:
     """The same within what one call can come to, whoever counted it."""
-    sound = all(0 <= getattr(usage, name) <= TOKENS_MAX for name in _COUNTS)
-    if sound and 0 <= usage.cost_microusd <= COST_MICROUSD_MAX:
+    found = _counts(usage)
+    if min(found) >= 0 and max(found) <= TOKENS_MAX and 0 <= usage.cost_microusd <= COST_MICROUSD_MAX:
         return usage
-    counts = {name: min(max(getattr(usage, name), 0), TOKENS_MAX) for name in _COUNTS}
+    counts = {name: min(max(count, 0), TOKENS_MAX) for name, count in zip(_COUNTS, found, strict=True)}
     cost_microusd = min(max(usage.cost_microusd, 0), COST_MICROUSD_MAX)
     return replace(usage, **counts, cost_microusd=cost_microusd)

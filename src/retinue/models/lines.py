@@ -65,6 +65,8 @@ class Line(asyncio.Protocol):
         self.expires: asyncio.TimerHandle | None = None  # while nobody uses it
         self._lost = lost
         self._loop = asyncio.get_running_loop()
+        self._found: list[bytes] = []  # of a body, by the parser, in what it is reading
+        self.on_body = self._found.append  # nothing of ours is run for it: many a server sends every word by itself
         self._parser = httptools.HttpResponseParser(self)
         # What servers get wrong, and other clients forgive.
         self._parser.set_dangerous_leniencies(
@@ -197,8 +199,10 @@ class Line(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._take_found()
             self.fail(LineFailed("what came is no HTTP"))
             return
+        self._take_found()
         if self._other_bytes > HEAD_BYTES_MAX and not self._whole:
             self.fail(LineFailed("a head, or what stands between pieces, without end"))
             return
@@ -229,15 +233,17 @@ class Line(asyncio.Protocol):
             self._ends_with_line = "content-length" not in self.headers and "chunked" not in coding.lower()
             self.status = status
 
-    def on_body(self, body: bytes) -> None:
-        if not self._whole:
-            self._pieces.append(body)
-            self._held_bytes += len(body)
-            self._other_bytes = 0
-
     def on_message_complete(self) -> None:
+        self._take_found()
         if self.status:
             self._whole = True
+
+    def _take_found(self) -> None:
+        if self._found and not self._whole:
+            self._pieces += self._found
+            self._held_bytes += sum(map(len, self._found))
+            self._other_bytes = 0
+        self._found.clear()
 
 
 class Lines:

@@ -30,6 +30,7 @@ _STOPS = {
     "safety": Stop.FILTERED,
     "refusal": Stop.FILTERED,
 }
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _GROWING = ("text", "summary", "data")  # what of a thought comes in pieces
 _BROKEN = frozenset({"error", "insufficient_system_resource"})
 
@@ -45,7 +46,7 @@ class _CallDelta(msgspec.Struct):
     function: _Function | None = None
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: str | list[Any] | None = None
     reasoning_content: Any = None
     reasoning: Any = None
@@ -54,7 +55,7 @@ class _Delta(msgspec.Struct):
     tool_calls: list[_CallDelta] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int | None = None
     delta: _Delta | None = None
     message: _Delta | None = None
@@ -68,7 +69,7 @@ class _Groq(msgspec.Struct):
     error: Any = None
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
@@ -76,7 +77,7 @@ class _Event(msgspec.Struct):
     x_groq: _Groq | None = None
 
 
-_decoder = msgspec.json.Decoder(_Event)
+_decode = msgspec.json.Decoder(_Event).decode
 
 
 class _Asked:
@@ -146,14 +147,16 @@ class ChatReader:
         self.done = False
 
     def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
-        if not data.startswith(b"{"):
+        try:
+            event = _decode(data)
+        except _UNREADABLE as error:
             said = data.strip()
             if said == _DONE:
                 self._over = self.done = True
                 return self._held()
             if not said:
                 return ()
-        event = self._event(data)
+            raise self._unread(data, error) from None
         if event.error or event.object == "error" or name == b"error":
             raise self._failed(event.error, data)
         if self._tags.passed and not self._details and (words := _only_words(event)):
@@ -161,7 +164,10 @@ class ChatReader:
         return self._chunks(event)
 
     def whole(self, body: bytes) -> Iterable[Chunk]:
-        event = self._event(body)
+        try:
+            event = _decode(body)
+        except _UNREADABLE as error:
+            raise self._unread(body, error) from None
         if event.error or event.object == "error":
             raise self._failed(event.error, body)
         if not event.choices:
@@ -186,15 +192,12 @@ class ChatReader:
             stop = Stop.CALLS
         return Ended(stop, self._usage or Usage(estimated=True))
 
-    def _event(self, data: bytes) -> _Event:
-        try:
-            return _decoder.decode(data)
-        except msgspec.ValidationError as error:
-            raise self._unreadable(data) or malformed(self._provider, f"it sent what we cannot read: {error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise malformed(self._provider, "it sent something that is no JSON") from None
+    def _unread(self, data: bytes, error: Exception) -> ModelFailed:
+        if not isinstance(error, msgspec.ValidationError):
+            return malformed(self._provider, "it sent something that is no JSON")
+        return self._unusual(data) or malformed(self._provider, f"it sent what we cannot read: {error}")
 
-    def _unreadable(self, data: bytes) -> ModelFailed | None:
+    def _unusual(self, data: bytes) -> ModelFailed | None:
         """An error may come as anything: a list of one, say."""
         found = anything(data)
         if isinstance(found, list) and found:
@@ -348,11 +351,12 @@ class ChatReader:
 
 
 def _only_words(event: _Event) -> str | None:
-    if event.choices is None or len(event.choices) != 1 or event.usage is not None or event.x_groq is not None:
+    choices = event.choices
+    if choices is None or len(choices) != 1 or event.usage is not None or event.x_groq is not None:
         return None
-    choice = event.choices[0]
+    choice = choices[0]
     said = choice.delta
-    if choice.index or said is None or choice.finish_reason or choice.usage is not None or choice.error:
+    if said is None or choice.index or choice.finish_reason or choice.usage is not None or choice.error:
         return None
     if said.tool_calls or said.reasoning_content or said.reasoning or said.reasoning_details or said.refusal:
         return None

@@ -9,6 +9,9 @@ from retinue.domain.model import Failure, ModelFailed
 EVENT_BYTES_MAX = 16 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
+_DATA = b"data: "
+_NEXT_DATA = b"\n\n" + _DATA
+_LF = ord("\n")  # asked for as a number: of one that is given as bytes, Python first tries whether it is one
 
 
 Event = tuple[bytes, bytes]
@@ -47,9 +50,13 @@ class Events:
             if text.endswith(b"\r"):  # half of a CRLF, perhaps
                 text, held = text[:-1], b"\r"
             text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        found: list[Event] = []
+        if text.startswith(_DATA) and not self._data and not self._name:
+            found, text = self._read_data(text)
         lines = text.split(b"\n")
         self._rest = lines.pop() + held
-        found = self._read(lines)
+        if lines:
+            found += self._read(lines)
         self._check_size()
         return found
 
@@ -70,6 +77,24 @@ class Events:
     def _check_size(self) -> None:
         if len(self._rest) + self._pending_bytes + self._size_bytes > EVENT_BYTES_MAX:
             raise _too_long()
+
+    def _read_data(self, text: bytes) -> tuple[list[Event], bytes]:
+        """Events without a name, each in one line, are taken apart at once: many a server sends one for every word that
+        a model says. Returns the rest, too."""
+        found: list[Event] = []
+        whole = text.removeprefix(_DATA).split(_NEXT_DATA)
+        rest = whole.pop()
+        if rest.endswith(b"\n\n"):
+            whole.append(rest[:-2])
+            rest = b""
+        else:
+            rest = _DATA + rest
+        for data in whole:
+            if _LF in data:
+                found += self._read([*(_DATA + data).split(b"\n"), b""])
+            else:
+                found.append((b"", data))
+        return found, rest
 
     def _read(self, lines: Sequence[bytes]) -> list[Event]:
         """Whole lines into events. Run over for every word that a model says, so it is one loop."""

@@ -19,30 +19,26 @@ class _Where(Enum):
     TEXT = auto()
 
 
-_TEXT = _Where.TEXT  # looked up once: this is asked at every event
-
-
 class ThinkTags:
     """Takes words as they come, tells thoughts from text. A tag anywhere else than at the start is text as any other.
 
     White space around the tags belongs to neither.
     """
 
-    __slots__ = ("_held", "_where")
+    __slots__ = ("_held", "_where", "passed")
 
     def __init__(self) -> None:
         self._where = _Where.START
         self._held: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether all that comes is text."""
-        return self._where is _TEXT
+        self.passed = False  # whether all that comes is text: asked at every event
 
     def off(self) -> None:
         """This server has another place for thoughts."""
         if self._where is _Where.START:
-            self._where = _Where.TEXT
+            self._pass()
+
+    def _pass(self) -> None:
+        self._where, self.passed = _Where.TEXT, True
 
     def feed(self, words: str) -> Iterator[Text | Thinking]:
         if self._held:
@@ -56,7 +52,7 @@ class ThinkTags:
                 self._held = words
                 return
             else:
-                self._where = _Where.TEXT
+                self._pass()
         if self._where is _Where.OPENED:
             words = words.lstrip()
             if words:
@@ -71,7 +67,7 @@ class ThinkTags:
         if self._where is _Where.AFTER:
             words = words.lstrip()
             if words:
-                self._where = _Where.TEXT
+                self._pass()
         if words:
             yield Text(words)
 

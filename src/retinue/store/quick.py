@@ -57,12 +57,8 @@ class Prepared:
     def is_plain(self) -> bool:
         return not self._tidy
 
-    def arrange(self, parameters: Parameters) -> Sequence[Any]:
-        """Parameters in the order the text wants them."""
-        try:
-            return self.pick(parameters)
-        except KeyError as missing:
-            raise exc.StatementError(f"no value for {missing}", self.text, None, None) from missing
+    def lacks(self, missing: KeyError) -> exc.StatementError:
+        return exc.StatementError(f"no value for {missing}", self.text, None, None)
 
     def row(self, values: Sequence[Any]) -> Any:
         if self._tidy:
@@ -74,13 +70,14 @@ class Prepared:
 
 
 def _picker(names: list[str], defaults: Parameters) -> Callable[[Parameters], Sequence[Any]]:
-    """Takes values out by name, in this order, at the speed of C."""
+    """Takes values out by name, in the order the text wants them, at the speed of C."""
     if defaults:
         of_all = _picker(names, _NONE)
         return lambda parameters: of_all({**defaults, **parameters})
-    if len(names) > 1:
-        return itemgetter(*names)
-    return lambda parameters: [parameters[name] for name in names]
+    if len(names) == 1:
+        only = names[0]
+        return lambda parameters: (parameters[only],)
+    return itemgetter(*names) if names else lambda _parameters: ()
 
 
 def _row_type(names: list[str]) -> Callable[[Sequence[Any]], Any]:
@@ -179,11 +176,13 @@ class QuickConnection(sa.Connection):
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
         kept = self._prepared.get(id(statement))  # what is in there was looked at before, and is one of these
         cursor = self._cursor
-        given: list[Any] = cast(list[Any], parameters) if isinstance(parameters, list) else [parameters]
-        if kept is None or cursor is None or execution_options is not None or len(given) != 1:
+        if kept is None or cursor is None or execution_options is not None or isinstance(parameters, list):
             return self._execute(statement, parameters, execution_options)
         prepared = kept[1]
-        values = prepared.arrange(given[0] or _NONE)
+        try:
+            values = prepared.pick(parameters or _NONE)
+        except KeyError as missing:
+            raise prepared.lacks(missing) from missing
         if prepared.gives_rows:
             return Rows(cursor.connection.execute(prepared.text, values), prepared)
         if self._written is not None and prepared.writes_to is not None:
@@ -205,7 +204,11 @@ class QuickConnection(sa.Connection):
             return self.execute(cast(Any, statement), rows[0])
         if self._written is not None and prepared.writes_to is not None:
             self._written.add(prepared.writes_to)
-        self._cursor.executemany(prepared.text, [prepared.arrange(row) for row in rows])
+        try:
+            values = list(map(prepared.pick, rows))
+        except KeyError as missing:
+            raise prepared.lacks(missing) from missing
+        self._cursor.executemany(prepared.text, values)
         return Written(self._cursor.rowcount)
 
     def close(self) -> None:
