@@ -26,6 +26,7 @@ from retinue.domain.principal import LEVEL_OF, TRUST_OF, Principal
 from retinue.domain.text import storable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
+from retinue.mailroom.sparing import Sparing
 from retinue.mailroom.strangers import Strangers, plain
 from retinue.policy.bindings import who_answers
 from retinue.policy.doors import Facts, may_talk
@@ -108,7 +109,8 @@ class Doorkeeper:
         self._settings = settings
         self._kind_of = kind_of
         self._default = default
-        self._strangers = Strangers(ids, post)
+        self._lines = Sparing(log, clock)
+        self._strangers = Strangers(ids, post, self._lines)
         store.on_commit(self._strangers.forget, t.identities, t.admitted, t.bindings)
 
     def refusals(self) -> list[Refusal]:
@@ -145,7 +147,7 @@ class Doorkeeper:
             return None
         if verdict.entry is not Entry.ADMIT or known.person is None:
             # Not turned away: whoever may not decide may still talk, and what they say next is heard.
-            log.info("press refused at the door", extra={"connector": instance})
+            self._lines.info("press refused at the door", instance)
             return None
         role = known.person.role
         return Principal(address=address.person(known.person.name), level=LEVEL_OF[role], trust=TRUST_OF[role])
@@ -170,7 +172,7 @@ class Doorkeeper:
             return False
         if self._clock.now() - incoming.said_at <= timedelta(hours=settings.catch_up_hours):
             return False
-        log.info("message too old to be answered", extra={"connector": instance})
+        self._lines.info("message too old to be answered", instance)
         return True
 
     async def _look(self, instance: str, incoming: Incoming, settings: DoorSettings) -> _Known:
@@ -207,13 +209,13 @@ class Doorkeeper:
     ) -> Welcome | None:
         speaker, now = speaker_of(incoming), self._clock.now()
         if verdict.trust is Trust.UNTRUSTED and not self._strangers.has_room_for(instance, speaker, settings, now):
-            log.info("message beyond the rate", extra={"connector": instance})
+            self._lines.info("message beyond the rate", instance)
             return None
         if await self._sets_activation(instance, incoming, verdict):
             return None
         bound = who_answers(known.bindings, self._place(instance, incoming), default=self._default())
         if bound is None:
-            log.warning("no agent answers here", extra={"connector": instance})
+            self._lines.warning("no agent answers here", instance)
             await self._strangers.tell_owner(
                 f"door/unbound/{instance}/{now:%Y-%m-%d}",
                 f"Somebody who may talk wrote to {instance}, and no agent answers there. Bind one: "
@@ -314,7 +316,7 @@ class Doorkeeper:
         if wanted is None:
             return False
         if not verdict.may_command:
-            log.info("command refused at the door", extra={"connector": instance})
+            self._lines.info("command refused at the door", instance)
             return True
         body = partial(
             connector_words.put,
