@@ -111,7 +111,10 @@ class Doorkeeper:
         self._default = default
         self._lines = Sparing(log, clock)
         self._strangers = Strangers(ids, post, self._lines)
+        self._bindings: tuple[Binding, ...] | None = None  # as they are stored; None: to be read
+        self._rebound = 0
         store.on_commit(self._strangers.forget, t.identities, t.admitted, t.bindings)
+        store.on_commit(self._forget_bindings, t.bindings)
 
     def refusals(self) -> list[Refusal]:
         """Whom the doors turned away since the house was opened, the latest last. Bounded."""
@@ -183,8 +186,17 @@ class Doorkeeper:
             incoming=incoming,
             cap=settings.pairing_max,
             now_ms=to_ms(self._clock.now()),
+            bound=self._bindings,
         )
-        return await self._store.read(body)
+        rebound = self._rebound
+        known = await self._store.read(body)
+        if rebound == self._rebound:  # else somebody was bound meanwhile, and these may be the old ones
+            self._bindings = known.bindings
+        return known
+
+    def _forget_bindings(self) -> None:
+        self._bindings = None
+        self._rebound += 1
 
     def _place(self, instance: str, incoming: Incoming) -> Place:
         if incoming.peer:
@@ -375,7 +387,17 @@ def _facts(instance: str, incoming: Incoming, known: _Known, *, mentioned: bool 
     )
 
 
-def _look(conn: sa.Connection, *, service: str, instance: str, incoming: Incoming, cap: int, now_ms: int) -> _Known:
+def _look(
+    conn: sa.Connection,
+    *,
+    service: str,
+    instance: str,
+    incoming: Incoming,
+    cap: int,
+    now_ms: int,
+    bound: tuple[Binding, ...] | None,
+) -> _Known:
+    """`bound`: all bindings, where they are known. There may be thousands, and they seldom change."""
     speaker, direct = speaker_of(incoming), bool(incoming.peer)
     person = identities.who(conn, service, speaker) if incoming.speaker.vouched else None
     waiting = pairings.waiting(conn, instance, speaker, now_ms=now_ms) if direct and person is None else None
@@ -383,7 +405,7 @@ def _look(conn: sa.Connection, *, service: str, instance: str, incoming: Incomin
     return _Known(
         person=person,
         paired=pairings.is_admitted(conn, instance, speaker),
-        bindings=tuple(bindings.everything(conn)),
+        bindings=tuple(bindings.everything(conn)) if bound is None else bound,
         activation=Activation(word) if word in tuple(Activation) else None,
         before=() if direct else tuple(overheard.read(conn, instance, incoming.room)),
         waiting=waiting,
