@@ -163,15 +163,15 @@ async def _take_in(folder: Path) -> Taken:
 
 
 @contextlib.contextmanager
-def _telegram() -> Generator[str]:
-    """Telegram's stand-in on loopback, beside us. Gives its address."""
+def _telegram() -> Generator[TelegramServer]:
+    """Telegram's stand-in on loopback, beside us."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     server = TelegramServer()
     asyncio.run_coroutine_threadsafe(server.start(), loop).result(SETTLE_S)
     try:
-        yield server.url
+        yield server
     finally:
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(SETTLE_S)
         loop.call_soon_threadsafe(loop.stop)
@@ -183,15 +183,17 @@ def _idle(folder: Path) -> list[Figure]:
     """Two houses in the same minute: what else the machine does, it does to both."""
     with (
         mock(0) as port,
-        _telegram() as url,
+        _telegram() as telegram,
         house(folder / "shut", port) as (shut_pid, _),
-        house(folder / "listening", port, telegram=url) as (pid, _),
+        house(folder / "listening", port, telegram=telegram.url) as (pid, _),
     ):
         time.sleep(SETTLE_S)
         before = cpu_s(shut_pid), cpu_s(pid)
         time.sleep(IDLE_S)
         floor_ms, idle_ms = ((cpu_s(each) - was) * 1000 for each, was in zip((shut_pid, pid), before, strict=True))
         more_mb = rss_mb(pid) - rss_mb(shut_pid)
+        if not telegram.polls:
+            raise RuntimeError("nobody listened")
     return [
         Figure("door-idle-floor", floor_ms, "ms", note=f"CPU of a house without connectors, {IDLE_S:g} s"),
         Figure("door-idle", idle_ms, "ms", note=f"CPU with one that waits for Telegram, {IDLE_S:g} s"),
