@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import cli, clients, clock, floor, hands, million, minds, posts, sandbox, staff
+from benchmarks import cli, clients, clock, doors, floor, hands, million, minds, posts, sandbox, staff
 from benchmarks.client import Client
 from benchmarks.measure import Figure, cpu_s, median, rss_mb
 from benchmarks.processes import house, mock
@@ -154,6 +154,7 @@ PARTS: Mapping[str, Callable[[Path], list[Figure]]] = {
     "sandbox": sandbox.measure,
     "staff": staff.measure,
     "clock": clock.measure,
+    "doors": doors.measure,
     "many": measure_many,
     "ready": measure_ready,
     "million": measure_million,

@@ -1,6 +1,6 @@
 """The whole daemon: `core` makes the floor's own request, `thinker` asks the mock provider through the real client.
 
-`python -m benchmarks.house HOME PORT`.
+`python -m benchmarks.house HOME PORT [TELEGRAM]`: with the address of a Bot API, it listens there.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from benchmarks.core_model import WINDOW_TOKENS, CoreModel
 from benchmarks.mock import TOOL
 from benchmarks.staff_model import HELPER, StaffModel
 from retinue.config import Settings
+from retinue.config.connectors import ConnectorSettings
 from retinue.config.minds import Context, Models, ModelSettings, ProviderSettings, WireFormat
 from retinue.config.secret import Secret
 from retinue.config.settings import Limits, Listen
+from retinue.connectors.telegram.settings import TelegramSettings
 from retinue.daemon import Parts, run
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.tool import ToolSpec
@@ -32,6 +34,7 @@ from retinue.tools.base import Scene, schema_of
 SESSIONS_MAX = 100
 SUBAGENTS_AT_ONCE = 8
 KEY = "BENCH_API_KEY"
+BOT = "BENCH_BOT_TOKEN"
 
 
 class Zone(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,8 +51,12 @@ class LooksAtTheClock:
         return f"It is noon in {arguments.zone}."
 
 
+def _doors(telegram: str) -> dict[str, ConnectorSettings]:
+    return {"bot": ConnectorSettings(kind="telegram", own=TelegramSettings(token_env=BOT, api_base=telegram))}
+
+
 def main() -> None:
-    home, port = Path(sys.argv[1]), int(sys.argv[2])
+    home, port, *telegram = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
     set_up_logs(sys.stderr)
     os.environ[KEY] = "sk-bench-0123456789"
     settings = Settings(
@@ -66,6 +73,7 @@ def main() -> None:
         # Whatever the length of a conversation, all of it is sent: what is measured is sending it.
         models=Models(entries={"bench/mock": ModelSettings(window_tokens=WINDOW_TOKENS)}),
         context=Context(emergency_context_limit=WINDOW_TOKENS),
+        connectors=_doors(telegram[0]) if telegram else {},
     )
     parts = Parts(
         clock=RealClock(),

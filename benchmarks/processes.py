@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from benchmarks.client import Client
+from retinue.testing.telegram_server import TOKEN
 
 READY_S_MAX = 30.0
 
@@ -30,11 +32,15 @@ def mock(latency_s: float) -> Generator[int]:
 
 
 @contextlib.contextmanager
-def house(home: Path, port: int) -> Generator[tuple[int, float]]:
-    """The daemon as a process: its id, and how long it took to answer its first request."""
+def house(home: Path, port: int, *, telegram: str = "") -> Generator[tuple[int, float]]:
+    """The daemon as a process: its id, and how long it took to answer its first request. With the address of a Bot API
+    it listens there."""
     home.mkdir(exist_ok=True)
     started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.house", str(home), str(port)])
+    words = [str(home), str(port), *([telegram] if telegram else [])]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.house", *words], env={**os.environ, "BENCH_BOT_TOKEN": TOKEN}
+    )
     try:
         ready_s = asyncio.run(_ready(home, started))
         yield process.pid, ready_s

@@ -225,7 +225,7 @@ class Hands:
             RequestPermission(self.ways.ask, self.grants, store, name="request_permission_via_parent"),
             GrantPermission(store, clock),
             Notify(store, clock, OWNER.name, mask),
-            AskQuestions(store, clock, mask),
+            AskQuestions(store, clock, mask, self.ways),
             AgentsList(store),
             AgentsMessage(self.ways.hand_over, store, clock, lambda: settings().external, confined),
             SessionsSpawn(sending),

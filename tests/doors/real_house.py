@@ -20,7 +20,7 @@ from flows.provider import Answer, Asked, Provider, Said, provider, says
 
 from retinue.testing.fault_kit.looking import looking
 
-WAIT_S = 20.0
+WAIT_S = 45.0
 
 AFTER_ACCEPT = "accept.after-commit:1"  # the question is in the house, and nobody has answered
 BETWEEN_PARTS = "deliver-part.after-commit:1"  # the first part is there, and written down

@@ -14,7 +14,7 @@ from street import Street
 
 from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.telegram import TelegramSettings
-from retinue.domain.door import DmPolicy, GroupPolicy, Identity
+from retinue.domain.door import DmPolicy, Identity
 from retinue.engine.pressing import MEANS_NOTHING, NOT_YOURS
 from retinue.mailroom.doorkeeper import Doorkeeper
 from retinue.real import RealClock
@@ -46,7 +46,7 @@ def household(tmp_path: Path, telegram: TelegramServer) -> Household:
         furnishing=asking.furnishing,
     )
     street = Street(household)
-    street.set(dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN, catch_up_hours=0)  # its dates are of long ago
+    street.set(dm=DmPolicy.OPEN, catch_up_hours=0)  # its dates are of long ago
     household.keeper = lambda store, inbox: Doorkeeper(
         store,
         household.clock,

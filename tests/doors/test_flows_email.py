@@ -33,6 +33,7 @@ authserv_id = "{AUTHSERV}"
 mails_per_hour = 10000
 dm = "pairing"
 """
+pytestmark = pytest.mark.timeout(300)  # a house is opened again and again, on a machine that may be busy
 LONG = "\n".join(f"Line {number} of a mail that is long." for number in range(1, 2_001))
 CODE = re.compile(r"\b[A-Z2-9]{8}\b")
 THIRD_IN_DOUBT = "deliver.after:3"
@@ -160,6 +161,7 @@ async def test_a_long_answer_is_one_mail(house: RealHouse, office: Office) -> No
     assert words_of(answer).split() == LONG.split()
 
 
+@pytest.mark.spec("H1", "D11")
 async def test_a_killed_house_answers_once_and_sends_nothing_again_that_may_have_arrived(
     house: RealHouse, office: Office
 ) -> None:

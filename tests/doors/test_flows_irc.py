@@ -47,6 +47,7 @@ port = NEWER
 tls = false
 nick = "house"
 """
+pytestmark = pytest.mark.timeout(300)  # a house is opened again and again, on a machine that may be busy
 LONG = "\n\n".join(f"{number}. " + "words that go on " * 40 for number in range(1, 6))
 
 

@@ -177,6 +177,7 @@ async def test_a_long_answer_comes_in_parts_in_order_and_goes_on_after_a_pause(
     assert house.outcomes("Line 300 of") == ["delivered"]
 
 
+@pytest.mark.spec("H1", "D11")
 async def test_a_killed_house_answers_once_and_sends_nothing_again_that_may_have_arrived(
     house: RealHouse, telegram: TelegramServer
 ) -> None:

@@ -26,6 +26,7 @@ private_hosts = ["HOST"]
 kind = "webhook"
 secret_file = "{home}/ci-secret"
 """
+pytestmark = pytest.mark.timeout(300)  # a house is opened again and again, on a machine that may be busy
 LONG = "A line that is not short.\n" * 2_000
 
 

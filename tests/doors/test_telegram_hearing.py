@@ -211,6 +211,8 @@ async def test_an_edit_is_the_same_message_in_another_revision(telegram: Telegra
     assert {each.message_id for each in (first, second, third)} == {str(message_id)}
     assert [each.text for each in (first, second, third)] == ["lunch at 12", "lunch at 1", "lunch at 2"]
     assert len({each.revision for each in (first, second, third)}) == 3
+    moments = [each.said_at for each in (first, second, third) if each.said_at is not None]
+    assert moments == sorted(set(moments)) and len(moments) == 3, "it is said when it is changed"
 
 
 async def test_a_press_is_by_whoever_pressed_and_names_the_message_it_stands_under(telegram: TelegramServer) -> None:

@@ -18,7 +18,7 @@ from retinue.domain.nouns import replace
 from retinue.domain.session_keys import DmScope
 from retinue.domain.trust import Trust
 from retinue.mailroom.strangers import REFUSALS_MAX
-from retinue.store import pairings
+from retinue.store import bindings, pairings
 from retinue.testing.household import House
 
 
@@ -301,6 +301,21 @@ async def test_the_agent_who_is_bound_answers_and_what_matched_is_logged(
         assert (first.recipient.name, second.recipient.name) == ("bob", "ada")
         matched = [record.__dict__.get("matched_by") for record in caplog.records]
         assert [each for each in matched if each] == ["peer", "default"]
+
+
+async def test_whoever_is_bound_or_let_go_between_two_messages_counts_from_the_next_one_on(street: Street) -> None:
+    street.set(dm=DmPolicy.OPEN)
+    async with street.household.open() as house:
+
+        async def who_answers(id_: str) -> str:
+            return (await kept(house, await house.doorway.accept("quiet", said("hi", id_=id_)))).recipient.name
+
+        answered = [await who_answers("1")]
+        await bind(house, "bob", peer="7")
+        answered.append(await who_answers("2"))
+        await house.store.write(bindings.clear, point="test")
+        answered.append(await who_answers("3"))
+        assert answered == ["ada", "bob", "ada"]
 
 
 @pytest.mark.spec("H65")

@@ -28,6 +28,7 @@ from retinue.connectors.base import (
     attempts_of,
 )
 from retinue.connectors.irc.connector import IrcConnector
+from retinue.connectors.kinds import Kinds
 from retinue.connectors.mail.connector import MailConnector
 from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.domain.envelope import Outcome, Receipt
@@ -43,7 +44,7 @@ from retinue.mailroom.lines import (
     LineState,
     wait_s,
 )
-from retinue.mailroom.switchboard import TRIES_MAX
+from retinue.mailroom.switchboard import TRIES_MAX, Needs, Switchboard
 from retinue.store import connector_words, set_aside
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector
@@ -437,6 +438,34 @@ async def test_a_letter_waits_for_a_line_that_could_not_be_made_until_it_is_mend
         await house.switchboard.fit({"a": line()})
         await turned_until(household, 30.0, lambda: made[0].texts("7"))
         assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
+
+
+async def test_a_plug_in_takes_the_place_of_nothing_that_the_house_delivers_by(
+    household: Household, tmp_path: Path
+) -> None:
+    async with household.open() as house:
+        own = QuietConnector(household.clock, instance="completion")
+        brought = [QuietConnector(household.clock, instance=name) for name in ("completion", "pigeons")]
+        ready: dict[str, Connector] = {each.instance: each for each in brought}
+        lines: dict[str, Connector] = {own.instance: own}
+        needs = Needs(
+            store=house.store,
+            clock=household.clock,
+            ids=household.ids,
+            chance=Random(0),
+            take=house.doorway.accept,
+            home=tmp_path,
+            environment={},
+            path_of=lambda _: tmp_path,
+            kinds=Kinds(),
+            ready=lambda: ready,
+        )
+        board = Switchboard(needs, lines)
+        await board.fit({})
+        assert lines == {"completion": own, "pigeons": brought[1]}
+        ready.clear()
+        await board.fit({})
+        assert lines == {"completion": own}
 
 
 async def test_a_kind_that_raises_whatever_it_likes_is_not_here_and_the_house_is(household: Household) -> None:

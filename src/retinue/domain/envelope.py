@@ -64,6 +64,8 @@ class Context(Struct, frozen=True, kw_only=True):
     chat_type: ChatType | None = None
     approval: str = ""  # which approval a decision decides, or a question asks
     verdict: str = ""  # "allow" or "deny", on a decision
+    questionnaire: str = ""  # which questionnaire it puts to a room
+    choices: tuple[str, ...] = ()  # of which one answers it, where one of them does
     request: RunRequest | None = None
     when_busy: WhenBusy | None = None  # None: as the queue has it
     webhook: bool = False  # somebody elsewhere is told what came of it

@@ -45,6 +45,7 @@ from retinue.policy.questions import words as in_words
 from retinue.runners.base import Parked
 from retinue.store import agents, approvals, audit, envelopes, grants, people, records, runs, sessions
 from retinue.store.house import Page
+from retinue.store.wrote import who_wrote
 
 ESCALATED_AT_ONCE_MAX = 100
 CONVERSATIONS_LOOKED_AT_MAX = 20  # for the last one of somebody who can be asked
@@ -246,7 +247,7 @@ def _whom(page: Page, run: Run, session: Session) -> tuple[Address, tuple[Addres
     the conversation they had last, whose agent hears of it. Who may not decide is not asked: the owner is. Work that
     was handed on is the business of whoever it began with, and of nobody else who happens to be here."""
     if session.origin.kind.foreground or run.sender.kind is AddressKind.PERSON:
-        wrote = _who_wrote(page, run) if run.sender.kind is AddressKind.CHANNEL else run.sender
+        wrote = who_wrote(page.conn, run) if run.sender.kind is AddressKind.CHANNEL else run.sender
         to = wrote if wrote is not None and _can_decide(page, wrote) else OWNER
         rooms = (run.sender,) if run.sender.kind is AddressKind.CHANNEL and wrote == to else ()
         return to, rooms, None
@@ -265,18 +266,6 @@ def _whom(page: Page, run: Run, session: Session) -> tuple[Address, tuple[Addres
 def _can_decide(page: Page, who: Address) -> bool:
     known = people.find(page.conn, who.name) if who.kind is AddressKind.PERSON else None
     return known is not None and reaches(LEVEL_OF[known.role], LEAST_LEVEL)
-
-
-def _who_wrote(page: Page, run: Run) -> Address | None:
-    """Whose own words this run works on, where they came by a channel: the owner's, or those of one person of the house
-    by an id that was linked to them. None where they are of several, or of nobody we know."""
-    held = [envelope for id_ in run.envelopes if (envelope := envelopes.get(page.conn, id_)) is not None]
-    asks = [envelope for envelope in held if not envelope.silent]  # what was only told beside it asks for nothing
-    wrote = {
-        OWNER if each.trust is Trust.OWNER else address.person(each.context.person) if each.context.person else None
-        for each in asks
-    }
-    return wrote.pop() if len(wrote) == 1 else None
 
 
 def _only_owner_wrote(page: Page, session: Session) -> bool:

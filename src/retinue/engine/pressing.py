@@ -16,17 +16,20 @@ from msgspec import Struct
 from retinue.connectors.base import Answers, Connector
 from retinue.domain.approval import Approval
 from retinue.domain.audit import approval_refused
-from retinue.domain.envelope import Envelope
+from retinue.domain.envelope import Context, Envelope
 from retinue.domain.errors import NotAllowed, RetinueError, StoreError
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.ports import Clock
-from retinue.domain.times import to_ms
+from retinue.domain.questionnaire import FieldKind, Questionnaire
+from retinue.domain.times import from_ms, to_ms
+from retinue.domain.trust import Trust
 from retinue.engine.approvals import decide_in
+from retinue.engine.forms import check_answerable, submit_in
 from retinue.mailroom.doorway import Press
 from retinue.mailroom.inbox import Wake
-from retinue.policy.asking import Option, by_word, read_press
-from retinue.store import approvals, audit, envelopes
+from retinue.policy.asking import PICK, Option, by_word, read_press
+from retinue.store import approvals, audit, envelopes, questionnaires
 from retinue.store.connection import Store
 from retinue.store.house import Page
 
@@ -35,6 +38,7 @@ log = logging.getLogger(__name__)
 ANSWERED_AT_ONCE_MAX = 20  # presses; whoever presses faster than that is not answered each time
 ANSWER_S_MAX = 10.0
 NOT_YOURS = "This is not yours to decide."
+YES = f"{PICK}0"  # the first of two
 MEANS_NOTHING = "This button means nothing here."
 
 
@@ -98,21 +102,20 @@ def press_in(conn: sa.Connection, *, press: Press, now_ms: int) -> Pressed:
     if found is None:
         log.info("press means nothing here", extra={"connector": press.instance})
         return Pressed(MEANS_NOTHING)
-    question, approval, option = found
+    question, subject, option = found
     page = Page(conn, now_ms)
     try:
-        decided, wakes = decide_in(
-            page,
-            approval,
-            allow=option.scope is not None,
-            by=press.who,
-            envelope_id=EnvelopeId(derived(question.id, f"press/{press.press_id}")),
-            scope=option.scope or GrantScope.ONCE,
-        )
+        if isinstance(subject, Questionnaire):
+            pressed = _pick(page, press, question, subject, option)
+        else:
+            pressed = _decide(page, press, question, subject, option)
     except StoreError:
         raise
     except NotAllowed as error:
-        who = str(press.who.address)
+        if isinstance(subject, Questionnaire):
+            log.info("press refused", extra={"connector": press.instance, "because": error.because})
+            return Pressed(NOT_YOURS)
+        approval, who = subject, str(press.who.address)
         line = approval_refused(
             approval.id, by=who, agent=question.sender.name, run=approval.run, because=error.because
         )
@@ -122,14 +125,37 @@ def press_in(conn: sa.Connection, *, press: Press, now_ms: int) -> Pressed:
     except RetinueError as error:
         return Pressed(f"{error.sentence} ({error.because})" if error.because else error.sentence)
     page.close()
+    return pressed
+
+
+def _decide(page: Page, press: Press, question: Envelope, approval: Approval, option: Option) -> Pressed:
+    decided, wakes = decide_in(
+        page,
+        approval,
+        allow=option.scope is not None,
+        by=press.who,
+        envelope_id=EnvelopeId(derived(question.id, f"press/{press.press_id}")),
+        scope=option.scope or GrantScope.ONCE,
+    )
     return Pressed(f"{short(decided.id)} is {decided.state}.", wakes)
 
 
-def _question(conn: sa.Connection, press: Press) -> tuple[Envelope, Approval, Option] | None:
+def _pick(page: Page, press: Press, question: Envelope, asked: Questionnaire, option: Option) -> Pressed:
+    """One press answers a questionnaire of one question; what comes of it is said in the same room."""
+    check_answerable(asked, press.who, from_ms(page.at_ms))
+    field = asked.fields[0]
+    answer = option.word == YES if field.kind is FieldKind.YES_NO else option.label
+    context = Context(person=press.who.address.name, from_boss=press.who.trust is Trust.OWNER)
+    _, wakes = submit_in(page, asked, {field.name: answer}, by=press.who, sender=question.recipient, context=context)
+    return Pressed(f"{option.label}.", wakes)
+
+
+def _question(conn: sa.Connection, press: Press) -> tuple[Envelope, Approval | Questionnaire, Option] | None:
     read = read_press(press.data)
     question = envelopes.get(conn, read[1]) if read is not None else None
     if read is None or question is None or str(question.recipient) != f"channel:{press.instance}:{press.room}":
         return None
-    approval = approvals.get(conn, question.context.approval)
+    about = question.context.questionnaire
+    subject = questionnaires.get(conn, about) if about else approvals.get(conn, question.context.approval)
     option = by_word(question, read[0])
-    return (question, approval, option) if approval is not None and option is not None else None
+    return (question, subject, option) if subject is not None and option is not None else None

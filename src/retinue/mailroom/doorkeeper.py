@@ -26,6 +26,7 @@ from retinue.domain.principal import LEVEL_OF, TRUST_OF, Principal
 from retinue.domain.text import storable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
+from retinue.mailroom.sparing import Sparing
 from retinue.mailroom.strangers import Strangers, plain
 from retinue.policy.bindings import who_answers
 from retinue.policy.doors import Facts, may_talk
@@ -108,8 +109,12 @@ class Doorkeeper:
         self._settings = settings
         self._kind_of = kind_of
         self._default = default
-        self._strangers = Strangers(ids, post)
+        self._lines = Sparing(log, clock)
+        self._strangers = Strangers(ids, post, self._lines)
+        self._bindings: tuple[Binding, ...] | None = None  # as they are stored; None: to be read
+        self._rebound = 0
         store.on_commit(self._strangers.forget, t.identities, t.admitted, t.bindings)
+        store.on_commit(self._forget_bindings, t.bindings)
 
     def refusals(self) -> list[Refusal]:
         """Whom the doors turned away since the house was opened, the latest last. Bounded."""
@@ -145,7 +150,7 @@ class Doorkeeper:
             return None
         if verdict.entry is not Entry.ADMIT or known.person is None:
             # Not turned away: whoever may not decide may still talk, and what they say next is heard.
-            log.info("press refused at the door", extra={"connector": instance})
+            self._lines.info("press refused at the door", instance)
             return None
         role = known.person.role
         return Principal(address=address.person(known.person.name), level=LEVEL_OF[role], trust=TRUST_OF[role])
@@ -170,7 +175,7 @@ class Doorkeeper:
             return False
         if self._clock.now() - incoming.said_at <= timedelta(hours=settings.catch_up_hours):
             return False
-        log.info("message too old to be answered", extra={"connector": instance})
+        self._lines.info("message too old to be answered", instance)
         return True
 
     async def _look(self, instance: str, incoming: Incoming, settings: DoorSettings) -> _Known:
@@ -181,8 +186,17 @@ class Doorkeeper:
             incoming=incoming,
             cap=settings.pairing_max,
             now_ms=to_ms(self._clock.now()),
+            bound=self._bindings,
         )
-        return await self._store.read(body)
+        rebound = self._rebound
+        known = await self._store.read(body)
+        if rebound == self._rebound:  # else somebody was bound meanwhile, and these may be the old ones
+            self._bindings = known.bindings
+        return known
+
+    def _forget_bindings(self) -> None:
+        self._bindings = None
+        self._rebound += 1
 
     def _place(self, instance: str, incoming: Incoming) -> Place:
         if incoming.peer:
@@ -207,13 +221,13 @@ class Doorkeeper:
     ) -> Welcome | None:
         speaker, now = speaker_of(incoming), self._clock.now()
         if verdict.trust is Trust.UNTRUSTED and not self._strangers.has_room_for(instance, speaker, settings, now):
-            log.info("message beyond the rate", extra={"connector": instance})
+            self._lines.info("message beyond the rate", instance)
             return None
         if await self._sets_activation(instance, incoming, verdict):
             return None
         bound = who_answers(known.bindings, self._place(instance, incoming), default=self._default())
         if bound is None:
-            log.warning("no agent answers here", extra={"connector": instance})
+            self._lines.warning("no agent answers here", instance)
             await self._strangers.tell_owner(
                 f"door/unbound/{instance}/{now:%Y-%m-%d}",
                 f"Somebody who may talk wrote to {instance}, and no agent answers there. Bind one: "
@@ -314,7 +328,7 @@ class Doorkeeper:
         if wanted is None:
             return False
         if not verdict.may_command:
-            log.info("command refused at the door", extra={"connector": instance})
+            self._lines.info("command refused at the door", instance)
             return True
         body = partial(
             connector_words.put,
@@ -373,7 +387,17 @@ def _facts(instance: str, incoming: Incoming, known: _Known, *, mentioned: bool 
     )
 
 
-def _look(conn: sa.Connection, *, service: str, instance: str, incoming: Incoming, cap: int, now_ms: int) -> _Known:
+def _look(
+    conn: sa.Connection,
+    *,
+    service: str,
+    instance: str,
+    incoming: Incoming,
+    cap: int,
+    now_ms: int,
+    bound: tuple[Binding, ...] | None,
+) -> _Known:
+    """`bound`: all bindings, where they are known. There may be thousands, and they seldom change."""
     speaker, direct = speaker_of(incoming), bool(incoming.peer)
     person = identities.who(conn, service, speaker) if incoming.speaker.vouched else None
     waiting = pairings.waiting(conn, instance, speaker, now_ms=now_ms) if direct and person is None else None
@@ -381,7 +405,7 @@ def _look(conn: sa.Connection, *, service: str, instance: str, incoming: Incomin
     return _Known(
         person=person,
         paired=pairings.is_admitted(conn, instance, speaker),
-        bindings=tuple(bindings.everything(conn)),
+        bindings=tuple(bindings.everything(conn)) if bound is None else bound,
         activation=Activation(word) if word in tuple(Activation) else None,
         before=() if direct else tuple(overheard.read(conn, instance, incoming.room)),
         waiting=waiting,

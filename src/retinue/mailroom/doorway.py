@@ -30,6 +30,7 @@ from retinue.mailroom.bringing import Keep, bring, keep_nothing
 from retinue.mailroom.doorkeeper import Keeper, Welcome, speaker_of
 from retinue.mailroom.joining import Joiner
 from retinue.mailroom.letters import message_key, source_of
+from retinue.mailroom.sparing import Sparing
 from retinue.store import envelopes, joined
 from retinue.store.connection import Store
 
@@ -109,6 +110,7 @@ class Doorway:
         self._store = store
         self._post = post
         self._clock = clock
+        self._lines = Sparing(log, clock)
         self._ids = ids
         self._keeper = keeper
         self._sessions = sessions
@@ -141,7 +143,7 @@ class Doorway:
             raise
         except RetinueError as error:
             # Nobody sits at the other end who could mend it; offered again it would be refused again, for ever.
-            log.warning("message not taken", extra={"connector": instance, "code": error.code})
+            self._lines.warning("message not taken", instance, code=error.code)
             return None
 
     async def _take(self, instance: str, incoming: Incoming) -> Receipt | asyncio.Future[Receipt | None] | None:

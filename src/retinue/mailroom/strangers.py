@@ -18,6 +18,7 @@ from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Ids, Post
 from retinue.domain.trust import Trust
 from retinue.mailroom.routing import OWNER
+from retinue.mailroom.sparing import Sparing
 from retinue.policy.rates import Buckets
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,10 @@ class _Turned(Struct):
 
 
 class Strangers:
-    def __init__(self, ids: Ids, post: Post) -> None:
+    def __init__(self, ids: Ids, post: Post, lines: Sparing) -> None:
         self._ids = ids
         self._post = post
+        self._lines = lines
         self._turned: OrderedDict[tuple[str, str, str], _Turned] = OrderedDict()
         self._told: OrderedDict[str, None] = OrderedDict()
         self._rates: dict[str, Buckets] = {}
@@ -75,7 +77,7 @@ class Strangers:
                 self._turned.popitem(last=False)
         turned.settings, turned.looked_s = settings, now.timestamp()
         self._count(who, turned, because, now)
-        log.info("message refused at the door", extra={"connector": instance, "because": because})
+        self._lines.info("message refused at the door", instance, because=because)
 
     def _count(self, who: tuple[str, str, str], turned: _Turned, because: str, now: datetime) -> None:
         old = turned.refusal

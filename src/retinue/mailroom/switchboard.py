@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from retinue.config.connectors import ConnectorSettings
+from retinue.config.connectors import OWN_CONNECTORS, ConnectorSettings
 from retinue.connectors.base import (
     PATIENT_ATTEMPTS_MAX,
     Accept,
@@ -133,7 +133,12 @@ class Switchboard:
         async with self._fitting:
             if self._closed:  # what is still to be sent leaves by what is here
                 return
-            brought = {name: each for name, each in self._needs.ready().items() if name not in wanted}
+            # Nobody takes the place of what the house itself delivers by, nor takes it along when they go.
+            brought = {
+                name: each
+                for name, each in self._needs.ready().items()
+                if name not in wanted and name not in OWN_CONNECTORS
+            }
             for instance, line in list(self._lines.items()):
                 now = wanted.get(instance)
                 if line.state is LineState.FAILED or not _is_same(line, now, brought.get(instance)):

@@ -9,17 +9,16 @@ import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.envelope import Draft
-from retinue.domain.errors import Conflict, NotAllowed, NotFound, Unfit
-from retinue.domain.ids import EnvelopeId, derived, prefix, short
+from retinue.domain.errors import Conflict, NotFound
+from retinue.domain.ids import prefix, short
 from retinue.domain.principal import Principal
 from retinue.domain.questionnaire import Field, FieldKind, Questionnaire, QuestionnaireState
 from retinue.domain.times import show, to_ms
 from retinue.domain.trust import Trust
-from retinue.mailroom.inbox import Wake, check, enter
+from retinue.engine.forms import check_answerable, submit_in
+from retinue.mailroom.inbox import Wake
 from retinue.operations.base import Desk, Operation
-from retinue.policy.questionnaires import faults, given, in_words, trust_of
-from retinue.store import agents, questionnaires, sessions
+from retinue.store import questionnaires
 from retinue.store.house import Page
 
 LISTED_MAX = 50
@@ -120,31 +119,9 @@ async def submit(desk: Desk, caller: Principal, asked: Submit) -> QuestionnaireS
     def body(conn: sa.Connection) -> tuple[QuestionnaireSubmitted, tuple[Wake, ...]]:
         page = Page(conn, to_ms(desk.clock.now()))
         found = _to_answer(conn, desk, caller, asked.id)
-        if wrong := faults(found.fields, asked.answers):
-            raise Unfit(
-                "these answers do not fit",
-                because="; ".join(f"{name}: {fault}" for name, fault in wrong.items()),
-                try_this="put these right and send all answers again",
-                code="questionnaire.answers-unfit",
-                fields=wrong,
-            )
-        _refuse_gone(conn, found)
-        answers = given(found.fields, asked.answers)
-        draft = Draft(
-            id=EnvelopeId(derived(found.id, "answers")),
-            sender=caller.address,
-            recipient=address.agent(found.agent, found.session),
-            text=in_words(found, answers),
-            source=str(caller.address),
-            key=f"{found.id}/answers",
-            trust=trust_of(found, answers, caller.trust),
-        )
-        check(draft)  # all answers together may be more than one envelope holds
-        by = str(caller.address)
-        questionnaires.end(page, found, QuestionnaireState.ANSWERED, by=by, answers=answers, envelope=draft.id)
-        entered = enter(page, draft, strict=True)
+        envelope, wakes = submit_in(page, found, asked.answers, by=caller)
         page.close()
-        return QuestionnaireSubmitted(found.id, envelope=draft.id, session=found.session), entered.wakes
+        return QuestionnaireSubmitted(found.id, envelope=envelope, session=found.session), wakes
 
     def answered(done: tuple[QuestionnaireSubmitted, tuple[Wake, ...]] | None) -> None:
         for wake in done[1] if done else ():
@@ -170,34 +147,8 @@ async def cancel(desk: Desk, caller: Principal, asked: ById) -> QuestionnaireCan
 def _to_answer(conn: sa.Connection, desk: Desk, caller: Principal, text: str) -> Questionnaire:
     """An open one that is the caller's to answer."""
     found = _one(conn, caller, text)
-    if not caller.sees_all and caller.address != address.person(found.person):
-        raise NotAllowed(
-            f"questionnaire {short(found.id)} is not yours to answer",
-            because=f"it was put to {found.person}",
-            try_this="leave it to them, or to the owner of this house",
-            code="questionnaire.not-yours",
-        )
-    state = found.state_at(desk.clock.now())
-    if state is not QuestionnaireState.OPEN:
-        raise Conflict(
-            f"questionnaire {short(found.id)} is {state}",
-            because=f"it was {state} by {found.ended_by}" if found.ended_by else "its time was over",
-            try_this="write to the agent instead",
-            code="questionnaire.not-open",
-        )
+    check_answerable(found, caller, desk.clock.now())
     return found
-
-
-def _refuse_gone(conn: sa.Connection, found: Questionnaire) -> None:
-    """A conversation that was deleted is not begun again by an answer to it."""
-    session = sessions.get(conn, found.session)
-    if session is None or session.deleted_at is not None or agents.find(conn, found.agent) is None:
-        raise Conflict(
-            "nobody waits for these answers any more",
-            because="the conversation they belong to was deleted, or its agent has gone",
-            try_this="cancel the questionnaire",
-            code="questionnaire.nobody-waits",
-        )
 
 
 def _one(conn: sa.Connection, caller: Principal, text: str) -> Questionnaire:

@@ -18,11 +18,13 @@ from retinue.domain.parcel import Button
 DENY = "deny"
 IN_ROOM = "question/room"  # as what a question stands in a room
 
-_DATA = re.compile(rf"([a-z]{{1,16}}):([0-9a-f]{{{ID_LENGTH}}})")
+PICK = "pick"
+
+_DATA = re.compile(rf"([a-z]{{1,16}}[0-9]{{0,2}}):([0-9a-f]{{{ID_LENGTH}}})")
 
 
 class Option(Struct, frozen=True):
-    """One answer. `scope` is None for a no."""
+    """One answer. `scope` is None for a no, and for a choice of a questionnaire."""
 
     label: str
     word: str
@@ -44,6 +46,8 @@ def question_in_room(approval: str) -> EnvelopeId:
 
 def options(question: Envelope) -> tuple[Option, ...]:
     """Which answers a question offers, in the order of its numbers: those that it names itself."""
+    if question.context.questionnaire:
+        return tuple(Option(each, f"{PICK}{number}", None) for number, each in enumerate(question.context.choices))
     if question.kind is not Kind.APPROVAL or not question.context.approval:
         return ()
     id_ = short(question.context.approval)
@@ -52,8 +56,10 @@ def options(question: Envelope) -> tuple[Option, ...]:
 
 
 def buttons(question: Envelope) -> tuple[tuple[Button, ...], ...]:
-    """What can be pressed below it, in rows: yes and no, and below them for how long else."""
+    """What can be pressed below it, in rows: yes and no, and below them for how long else. A choice has its own row."""
     offered = [Button(each.label, f"{each.word}:{question.id}") for each in options(question)]
+    if question.context.questionnaire:
+        return tuple((each,) for each in offered)
     return tuple(row for row in (tuple(offered[:2]), tuple(offered[2:])) if row)
 
 
@@ -74,5 +80,7 @@ def by_number(question: Envelope, number: int) -> Option | None:
 
 def numbers(question: Envelope) -> str:
     """What stands below a question where nothing can be pressed."""
+    if question.context.questionnaire:  # it is answered in words there, which its agent reads
+        return ""
     offered = [f"{number}: {each.label}" for number, each in enumerate(options(question), start=1)]
     return f"Or answer with a number. {', '.join(offered)}" if offered else ""

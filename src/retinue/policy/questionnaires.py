@@ -15,6 +15,7 @@ TITLE_LENGTH_MAX = 200
 FIELDS_MAX = 20
 LABEL_LENGTH_MAX = 500
 OPTIONS_MAX = 30
+CHOICES_PRESSED_MAX = 10  # of more than so many, nobody finds theirs among buttons
 OPTION_LENGTH_MAX = 200
 ANSWER_LENGTH_MAX = 4_000  # of a text, in characters
 NUMBER_SIZE_MAX = 1e15  # beyond this a number of JSON is no longer the one that was typed
@@ -82,6 +83,28 @@ def _fault_of_bounds(field: Field) -> str:
     if most_possible is not None and field.least is not None and field.least > most_possible:
         return f"no answer reaches {field.least:g}"
     return ""
+
+
+def choices_of(fields: Sequence[Field]) -> tuple[str, ...]:
+    """Of which one answers all that is asked, where one of a few does."""
+    if len(fields) != 1:
+        return ()
+    match fields[0].kind:
+        case FieldKind.YES_NO:
+            return ("Yes", "No")
+        case FieldKind.CHOICE if len(fields[0].options) <= CHOICES_PRESSED_MAX:
+            return fields[0].options
+        case _:
+            return ()
+
+
+def as_shown(title: str, fields: Sequence[Field]) -> str:
+    """A questionnaire as words, for a room. Whoever reads it there answers in words, or by a press."""
+    lines = [title]
+    for field in fields:
+        lines.append(f"- {field.label}" if len(fields) > 1 or field.label != title else "")
+        lines += [f"    {number}. {option}" for number, option in enumerate(field.options, start=1)]
+    return "\n".join(line for line in lines if line)
 
 
 def faults(fields: Sequence[Field], answers: Mapping[str, Answer]) -> dict[str, str]:

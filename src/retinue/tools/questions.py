@@ -12,16 +12,21 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct, field
 
+from retinue.domain import address
+from retinue.domain.address import Address, AddressKind
+from retinue.domain.envelope import Context, Draft
 from retinue.domain.errors import RetinueError
-from retinue.domain.ids import QuestionnaireId, derived, short
-from retinue.domain.ports import Clock
+from retinue.domain.ids import EnvelopeId, QuestionnaireId, derived, short
+from retinue.domain.ports import Clock, Post
 from retinue.domain.questionnaire import Field, FieldKind, Questionnaire
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolSpec
-from retinue.policy.questionnaires import FIELDS_MAX, OPTIONS_MAX, check_questions
-from retinue.store import people, questionnaires, sessions
+from retinue.domain.trust import Trust, least
+from retinue.policy.questionnaires import FIELDS_MAX, OPTIONS_MAX, as_shown, check_questions, choices_of
+from retinue.store import people, questionnaires, runs, sessions
 from retinue.store.connection import Store
 from retinue.store.house import Page
+from retinue.store.wrote import who_wrote
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.notify import person_of
 
@@ -67,6 +72,7 @@ class AskQuestions(Struct, frozen=True):
     store: Store
     clock: Clock
     mask: Callable[[str], str] = str
+    post: Post | None = None  # into rooms, whose people are asked there
     arguments: type[msgspec.Struct] = AskArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
@@ -83,7 +89,10 @@ class AskQuestions(Struct, frozen=True):
     )
 
     async def perform(self, arguments: AskArguments, scene: Scene) -> str:
-        person = person_of(scene)
+        room = scene.sender if scene.sender is not None and scene.sender.kind is AddressKind.CHANNEL else None
+        person, reply_to = person_of(scene), None
+        if room is not None and self.post is not None:
+            person, reply_to = await self._who_wrote(scene)
         if person is None:
             raise _nobody("no person's words are being worked on")
         now = self.clock.now()
@@ -107,10 +116,44 @@ class AskQuestions(Struct, frozen=True):
             answers={},
         )
         await self.store.write(partial(_keep, made=made), point="questionnaire")
+        if room is not None and self.post is not None:
+            await self._put_to(room, made, reply_to)
         return (
             f"Asked {person} (questionnaire {short(made.id)}). The answers will come as a message, "
             f"if they come by {made.expires_at:%Y-%m-%d %H:%M} UTC."
         )
+
+    async def _who_wrote(self, scene: Scene) -> tuple[str | None, EnvelopeId | None]:
+        """The person in a room, and their letter."""
+
+        def look(conn: sa.Connection) -> tuple[str | None, EnvelopeId | None]:
+            run = runs.get(conn, scene.run)
+            wrote = who_wrote(conn, run) if run is not None else None
+            return (wrote.name, run.envelopes[-1]) if run is not None and wrote is not None else (None, None)
+
+        return await self.store.read(look)
+
+    async def _put_to(self, room: Address, made: Questionnaire, reply_to: EnvelopeId | None) -> None:
+        assert self.post is not None
+        try:
+            await self.post.post(_form(made, room, reply_to))
+        except RetinueError as error:
+            raise as_tool_failed(error) from error
+
+
+def _form(made: Questionnaire, room: Address, reply_to: EnvelopeId | None) -> Draft:
+    """The questions, in the room where whoever is asked sits. The same call puts them there once."""
+    return Draft(
+        id=EnvelopeId(derived(made.id, "room")),
+        sender=address.agent(made.agent, made.session),
+        recipient=room,
+        text=as_shown(made.title, made.fields),
+        source="run",
+        key=f"{made.run}/questions/{made.id}",
+        context=Context(questionnaire=made.id, choices=choices_of(made.fields)),
+        reply_to=reply_to,
+        trust=least((Trust.AGENT, made.trust)),
+    )
 
 
 def _field(asked: FieldArguments, mask: Callable[[str], str]) -> Field:

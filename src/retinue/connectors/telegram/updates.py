@@ -120,7 +120,7 @@ def _message(message: Message, me: User, fetch: Fetch) -> Incoming | None:
         quoted=quoted,
         mentioned=mentioned,
         forwarded=message.forward_origin is not None,
-        said_at=_moment(message.date),
+        said_at=_moment(message.edit_date or message.date),  # an old message may be changed today
         context=_context(speaker, message.chat, topic=bool(parent)),
         revision=str(message.edit_date) if message.edit_date is not None else "",
     )

@@ -1,0 +1,37 @@
+"""Log lines that anyone outside can cause: written sparingly, so that a flood at a door is not one in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from retinue.domain.ports import Clock
+from retinue.policy.rates import Buckets
+
+LINES_PER_MINUTE = 30  # of one phrase, at one connector
+REMEMBERED_MAX = 1_000  # phrases at connectors
+
+
+class Sparing:
+    """`left_out` of a line is how many of its kind were not written since the one before."""
+
+    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._rates = Buckets(per_minute=LINES_PER_MINUTE, remembered_max=REMEMBERED_MAX)
+        self._left_out: Counter[str] = Counter()
+
+    def info(self, phrase: str, instance: str, **fields: str) -> None:
+        self._say(logging.INFO, phrase, instance, fields)
+
+    def warning(self, phrase: str, instance: str, **fields: str) -> None:
+        self._say(logging.WARNING, phrase, instance, fields)
+
+    def _say(self, level: int, phrase: str, instance: str, fields: dict[str, str]) -> None:
+        kind = f"{instance}/{phrase}"
+        if self._rates.take(kind, self._clock.now().timestamp()):
+            self._left_out[kind] += 1
+            return
+        left_out = self._left_out.pop(kind, 0)
+        extra = {"connector": instance, **fields, **({"left_out": left_out} if left_out else {})}
+        self._log.log(level, phrase, extra=extra)
