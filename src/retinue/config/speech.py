@@ -65,7 +65,7 @@ class SpeechSettings:
         example="voice",
     )
     summarise: bool = setting(
-        True, "Whether a long answer is told in short before it is spoken.", effect=Effect.MESSAGE
+        True, "Whether of a long answer only the beginning is spoken.", effect=Effect.MESSAGE
     )
     summarise_over_chars: int = setting(
         1_500, "How long an answer is spoken as it stands.", effect=Effect.MESSAGE, least=50, most=100_000

@@ -51,7 +51,7 @@ from retinue.mailroom.inbox import ClockWake, Wake
 from retinue.mailroom.reach import WhyNot, everywhere
 from retinue.policy.shaping import shape
 from retinue.store import deliveries
-from retinue.store.connection import NO_FAULTS, Store
+from retinue.store.connection import HOPELESS, NO_FAULTS, Store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -438,7 +438,7 @@ class Outbox:
             try:
                 return await write()
             except StoreError as error:
-                if error.code in ("store.constraint-broken", "store.closed"):
+                if error.code in HOPELESS or error.code == "store.closed":
                     raise
                 log.error("store failed, a delivery waits to be written down", extra={"code": error.code})
                 await self._clock.sleep(STORE_RETRY_S)
