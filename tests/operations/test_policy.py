@@ -58,7 +58,12 @@ deny = ["read"]
         assert await key("exec", door="invoke") == ("deny", "tools.invoke_allow")
         assert await key("config_show") == ("deny", "agents.ada.tools.also_allow")
         found = await house.ask("policy.explain", agent="ada", tool="write")
-        assert layers(found) == {"the house": "ask", "the agent ada": "allow", "the rule for schedules": "allow"}
+        assert layers(found) == {
+            "the house": "ask",
+            "the agent ada": "allow",
+            "the rule for schedules": "allow",
+            "the rule for rooms": "allow",
+        }
         assert found["would-grant"] == ["tool:write"]
 
 
