@@ -64,9 +64,7 @@ class SpeechSettings:
         effect=Effect.MESSAGE,
         example="voice",
     )
-    summarise: bool = setting(
-        True, "Whether of a long answer only the beginning is spoken.", effect=Effect.MESSAGE
-    )
+    summarise: bool = setting(True, "Whether of a long answer only the beginning is spoken.", effect=Effect.MESSAGE)
     summarise_over_chars: int = setting(
         1_500, "How long an answer is spoken as it stands.", effect=Effect.MESSAGE, least=50, most=100_000
     )
