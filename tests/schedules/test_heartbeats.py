@@ -306,7 +306,7 @@ async def test_a_heartbeat_never_overlaps_with_itself_whoever_began_it(household
     async with household.open() as house:
         schedule = await beat(house)
         await turn_to(house, HALF_PAST)
-        await house.eventually(lambda conn: schedules.at_work(conn, schedule.id), what="it to be at work")
+        await house.eventually(lambda conn: len(household.model.prompts) == 1, what="the model to be asked")
         await turn_to(house, TEN + timedelta(seconds=1))
         again = await write(house, lambda page: schedules.by_hand(page, found(page, schedule), forced=False, text="a"))
         await house.household.clock.advance(1)

@@ -20,8 +20,9 @@ from retinue.testing.simulated_elsewhere import Mood, Taking
 from retinue.testing.simulation import BEGIN, RUNS, Verdict, main, run, run_for
 from retinue.testing.storm import EVENTS
 
-ALWAYS = 21
-RUNS_ALWAYS = 100  # of the 500 that the slow seeds live through: all twenty are to be quick
+ALWAYS = 20
+MORE_MAX = 20  # where those do not show everything
+RUNS_ALWAYS = 100  # of the 500 that the slow seeds live through: they are to be quick
 WEEK = 7.5  # days: from the change of the clocks in Berlin to that in New York
 MONTHS = (date(2026, 3, 1), date(2026, 10, 10), date(2027, 1, 1))  # two in which clocks are changed, and a plain one
 FIRST_SLOW = 1000
@@ -46,35 +47,38 @@ def test_a_house_keeps_its_promises_through_crashes_zombies_and_clock_jumps(seed
     assert verdict.effects > 0
 
 
+PLACES = ["accept", "claim", "step", "finish", "model", "tool", "strike", "deliver-claim", "deliver-done", "callback"]
+STRUCK = {
+    *EVENTS,
+    *(f"refused with {code}" for code in ("run.stale", "store.disk-full", "key.reused")),
+    *(f"allowed by {what}" for what in ("a rule", "a yes", "a grant")),
+    *(f"failures: {failure}" for failure in Failure),
+    *(f"crashes at {place}" for place in PLACES),
+    *(f"letters {what}" for what in (*Mood, *Taking)),
+    *(f"callbacks {what}" for what in ("that answer", "that answer nothing", "heard again")),
+}
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(CHOSEN is not None, reason="one seed alone does not show everything")
 def test_between_them_the_seeds_strike_in_every_way_there_is() -> None:
-    """Otherwise a seed that holds would show little."""
+    """Otherwise a seed that holds would show little. Where one way is rare, some more are asked."""
     struck: Counter[str] = Counter()
-    for seed in seeds(ALWAYS):
+    for seed in seeds(ALWAYS + MORE_MAX):
+        if seed > ALWAYS and not _not_yet(struck):
+            break
         struck.update(lived_through(seed).strikes)
-    assert struck.keys() >= EVENTS
-    assert struck.keys() >= {"refused with run.stale", "refused with store.disk-full", "refused with key.reused"}
-    assert struck.keys() >= {"allowed by a rule", "allowed by a yes", "allowed by a grant"}
-    assert struck.keys() >= {f"failures: {failure}" for failure in Failure} and struck["compactions"] > ALWAYS
-    places = (
-        "accept",
-        "claim",
-        "step",
-        "finish",
-        "model",
-        "tool",
-        "strike",
-        "deliver-claim",
-        "deliver-done",
-        "callback",
-    )
-    assert struck.keys() >= {f"crashes at {place}" for place in places}
-    assert struck.keys() >= {f"letters {what}" for what in (*Mood, *Taking)}
-    assert struck.keys() >= {"callbacks that answer", "callbacks that answer nothing", "callbacks heard again"}
-    for kind in ("message", "spawn"):
-        asked = {what.rpartition(" ")[2] for what in struck if what.startswith(f"approvals of children ({kind}")}
-        assert asked >= {"allowed", "denied"}
+    assert not _not_yet(struck)
+    assert struck["compactions"] > ALWAYS
+
+
+def _not_yet(struck: Counter[str]) -> set[str]:
+    asked = [what for what in struck if what.startswith("approvals of children")]
+    wanted = {(kind, decided) for kind in ("message", "spawn") for decided in ("allowed", "denied")}
+    met = {
+        (kind, decided) for kind, decided in wanted for what in asked if f"({kind}" in what and what.endswith(decided)
+    }
+    return (STRUCK - struck.keys()) | {f"{kind} {decided}" for kind, decided in wanted - met}
 
 
 @pytest.mark.timeout(600)
