@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from retinue.config.hands import ChannelLists, Lists, ToolSettings
 from retinue.domain import address
+from retinue.domain.address import Address
 from retinue.domain.agent import Agent, ToolLists, ToolRules
 from retinue.domain.decision import Verdict
 from retinue.domain.session import OriginKind
@@ -229,6 +230,26 @@ def test_the_nearest_rules_of_a_channel_count_alone() -> None:
     assert chain(settings, sender=maria).decide(spec("read")).allowed  # from no channel at all
 
 
+@pytest.mark.spec("C55")
+def test_in_a_room_the_rules_for_everyone_who_spoke_hold_and_nobody_gains_by_speaking_after_another() -> None:
+    room = address.parse("channel:irc:#home")
+    maria, stranger = address.parse("person:maria"), address.parse("channel:irc:8")
+    settings = ToolSettings(
+        by_sender={"channel:irc:8": Lists(deny=("exec",)), "channel:irc:#*": Lists(deny=("process",))},
+        by_channel={"irc:#home": ChannelLists(deny=("*",), by_sender={"person:maria": Lists(deny=("write",))})},
+    )
+
+    def spoken_by(*speakers: Address) -> Chain:
+        return chain(settings, channel="irc:#home", sender=room, speakers=speakers)
+
+    known = spoken_by(maria)
+    assert known.decide(spec("read")).allowed and known.decide(spec("exec")).allowed  # hers count, not the room's
+    assert known.decide(spec("write")).denied and known.decide(spec("process")).denied
+    assert spoken_by(stranger).decide(spec("read")).denied
+    for together in ((maria, stranger), (stranger, maria)):
+        assert spoken_by(*together).decide(spec("read")).denied and spoken_by(*together).decide(spec("exec")).denied
+
+
 # --- plug-ins, subagents, direct calls ---
 
 
@@ -446,7 +467,7 @@ def test_rules_for_whom_it_is_done_in_the_end_take_away_and_give_nothing() -> No
 
 
 def test_rules_are_kept_by_all_that_they_depend_on() -> None:
-    asks = {"sender", "behalf", "channel"}
+    asks = {"sender", "speakers", "behalf", "channel"}
     others = {
         "provider": "openai",
         "model": "gpt",

@@ -60,6 +60,7 @@ class Context(Struct, frozen=True, kw_only=True):
     chat_title: str = ""
     from_boss: bool = False
     person: str = ""  # of this house, who spoke in a channel: by an id that was linked to them
+    speaker: str = ""  # who spoke in a channel, by the id that stays theirs there
     platform_id: str = ""
     chat_type: ChatType | None = None
     approval: str = ""  # which approval a decision decides, or a question asks

@@ -197,6 +197,7 @@ def _context(incoming: Incoming, welcome: Welcome) -> Context:
         chat_title=_named(given.chat_title),
         from_boss=welcome.from_boss,
         person=welcome.person,
+        speaker=_named(welcome.speaker),
         platform_id=_named(incoming.message_id),
         chat_type=given.chat_type or (ChatType.DIRECT if incoming.peer else ChatType.GROUP),
     )

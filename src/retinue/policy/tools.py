@@ -56,6 +56,7 @@ class Circumstances(NamedTuple):
     model: str = ""
     origin: OriginKind = OriginKind.TERMINAL
     sender: Address | None = None
+    speakers: tuple[Address, ...] = ()  # the people behind it, where it is a room
     behalf: Address | None = None  # whom it is for in the end, where another run set it going
     senders: tuple[Agent, ...] = ()  # whose rules hold too, because it is a subagent of theirs
     channel: str = ""  # CONNECTOR:ROOM, where the words came from one
@@ -314,24 +315,28 @@ def _by_provider(rules: Mapping[str, ToolLists], key: str, where: Circumstances,
 def by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
     """Whoever works for another is bound by the rules for both, so that nobody gains by asking through an agent.
 
-    All that layers depend on of `sender`, `behalf` and `channel`.
+    So are several who have spoken in one room: nobody gains by speaking after another. All that layers depend on of
+    `sender`, `speakers`, `behalf` and `channel`.
     """
     if not settings.by_sender and not settings.by_channel:
         return []
-    layers = _for_sender(settings, where.sender, where.channel)
+    layers: dict[str, Layer] = {}
+    for number, speaker in enumerate(where.speakers or (None,)):
+        for layer in _for_sender(settings, (speaker, where.sender), where.channel):
+            layers.setdefault(layer.key, replace(layer, lent=True) if number else layer)
     behalf = where.behalf
-    if behalf is None or behalf == where.sender:
-        return layers
-    room = f"{behalf.name}:{behalf.rest}" if behalf.kind is AddressKind.CHANNEL else ""
-    lent = [replace(layer, lent=True) for layer in _for_sender(settings, behalf, room)]
-    return [*layers, *(layer for layer in lent if layer.key not in {each.key for each in layers})]
+    if behalf is not None and behalf != where.sender:
+        room = f"{behalf.name}:{behalf.rest}" if behalf.kind is AddressKind.CHANNEL else ""
+        for layer in _for_sender(settings, (behalf,), room):
+            layers.setdefault(layer.key, replace(layer, lent=True))
+    return list(layers.values())
 
 
-def _for_sender(settings: ToolSettings, address: Address | None, room: str) -> list[Layer]:
+def _for_sender(settings: ToolSettings, addresses: Sequence[Address | None], room: str) -> list[Layer]:
     layers: list[Layer] = []
-    sender = str(address) if address is not None else ""
+    senders = [str(each) for each in addresses if each is not None]
     for name, lists in settings.by_sender.items():
-        if sender and fits(name, sender):
+        if any(fits(name, sender) for sender in senders):
             layers.append(Layer(name=f"the rules for {name}", key=f"tools.by_sender.{name}", lists=lists))
     if room:
         # The nearest rules count alone: of this sender here, of this channel, of the sender anywhere, of any channel.
@@ -341,7 +346,7 @@ def _for_sender(settings: ToolSettings, address: Address | None, room: str) -> l
                 continue
             key = f"tools.by_channel.{channel}"
             for name, lists in rules.by_sender.items():
-                if sender and fits(name, sender):
+                if any(fits(name, sender) for sender in senders):
                     told = f"the rules for {name} in {channel}"
                     return [*layers, Layer(name=told, key=f"{key}.by_sender.{name}", lists=lists)]
             return [*layers, Layer(name=f"the rules for {channel}", key=key, lists=rules)]

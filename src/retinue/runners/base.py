@@ -10,6 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from retinue.domain.address import Address
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment
 from retinue.domain.manner import PLAIN, Manner
@@ -33,6 +34,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     home: Path
     place: Path | None = None  # where it works, if that is not its home
     senders: tuple[Agent, ...] = ()  # whose rules hold beside its agent's: it is a subagent of theirs
+    speakers: tuple[Address, ...] = ()  # who spoke, where they did so in a room that may be several people's
     acting: Agent | None = None  # as whom it acts, if that is not its agent
     ground: Path | None = None  # their home: what its hands are bound to
     told_from: Path | None = None  # where its own instructions lie, if that is not where it works

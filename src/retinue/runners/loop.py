@@ -293,6 +293,7 @@ def _circumstances(assignment: Assignment, journal: Journal, equipment: Equipmen
         sender=journal.run.sender,
         behalf=lineage.behalf if lineage is not None else None,
         senders=assignment.senders,
+        speakers=assignment.speakers,
         channel=journal.run.sender.room or origin.channel,
         hidden=equipment.hidden,
         read_only=equipment.read_only,
