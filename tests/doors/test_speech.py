@@ -9,7 +9,6 @@ import pytest
 
 from retinue.config.speech import SpeechCommand, SpeechMode, SpeechSettings
 from retinue.domain.attachment import Attachment
-from retinue.domain.errors import RetinueError
 from retinue.mailroom.speech import FOLDER, Speech
 from retinue.policy.speech import cut, decide, order, read_tags, spoken_words
 from retinue.sandbox.base import Sandbox, SandboxFailed
@@ -157,19 +156,19 @@ async def test_where_one_program_fails_the_next_is_tried_and_where_all_fail_word
 
 @pytest.mark.spec("C97")
 async def test_a_long_answer_is_told_in_short_before_it_is_spoken(tmp_path: Path) -> None:
-    asked: list[tuple[int, int]] = []
-
-    async def summarise(text: str, chars_max: int) -> str:
-        asked.append((len(text), chars_max))
-        return "**Many** sentences."
-
-    speech, files = voice(tmp_path, settings(), summarise=summarise)
+    broken = SpeechCommand(command=("/bin/false",))
+    silent = SpeechCommand(command=("/bin/true",))
+    counts = SpeechCommand(
+        command=("/bin/sh", "-c", 'echo "**Many** sentences: $(wc -c < "$1") to $2."', "sh", "{input}", "{chars}")
+    )
+    tellers = {"broken": broken, "silent": silent, "counts": counts}
+    speech, files = voice(tmp_path, settings(summarisers=tellers))
     uttered = await speech.uttered(LONG, answers_voice=False)
     assert uttered.voice is not None
-    assert content(files, uttered.voice) == "Many sentences."
+    assert content(files, uttered.voice) == f"Many sentences: {len(LONG.strip())} to 1500."
     assert uttered.shown == LONG
-    await speech.uttered("A good morning.", answers_voice=False)
-    assert asked == [(len(LONG.strip()), 1_500)]
+    brief = await speech.uttered("A good morning.", answers_voice=False)
+    assert brief.voice is not None and content(files, brief.voice) == "A good morning."
 
 
 @pytest.mark.spec("C97")
@@ -177,10 +176,8 @@ async def test_a_long_answer_is_told_in_short_before_it_is_spoken(tmp_path: Path
 async def test_a_long_answer_that_nobody_tells_in_short_is_spoken_to_its_bound(
     tmp_path: Path, more: dict[str, Any], most: int
 ) -> None:
-    async def fails(text: str, chars_max: int) -> str:
-        raise RetinueError("no model answers")
-
-    speech, files = voice(tmp_path, settings(**more), summarise=fails)
+    tellers = {"broken": SpeechCommand(command=("/bin/false",))}
+    speech, files = voice(tmp_path, settings(summarisers=tellers, **more))
     uttered = await speech.uttered(LONG, answers_voice=False)
     assert uttered.voice is not None
     said = content(files, uttered.voice)

@@ -35,6 +35,7 @@ NAMED_BELOW = frozenset(
         ("skills", "agents"),
         ("speech", "speakers"),
         ("speech", "listeners"),
+        ("speech", "summarisers"),
     }
 )
 POLICY = ("house", "permission_policy")

@@ -30,7 +30,8 @@ class SpeechCommand:
     command: tuple[str, ...] = setting(
         (),
         "The program and its words. `{input}` stands for the file to read, `{output}` for the one to write; for a "
-        "speaker also `{voice}`, `{speed}` and `{model}`. Without `{input}` it is given on standard input, without "
+        "speaker also `{voice}`, `{speed}` and `{model}`, for a summariser `{chars}`. Without `{input}` it is given on "
+        "standard input, without "
         "`{output}` what it says is taken.",
         effect=Effect.MESSAGE,
         example="piper",
@@ -58,13 +59,18 @@ class SpeechSettings:
     )
     speakers: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
     listeners: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
+    summarisers: Mapping[str, SpeechCommand] = field(default_factory=dict[str, SpeechCommand])
     overrides: tuple[str, ...] = setting(
         (),
         "What an agent's tag may set: `provider`, `voice`, `speed`, `model`.",
         effect=Effect.MESSAGE,
         example="voice",
     )
-    summarise: bool = setting(True, "Whether of a long answer only the beginning is spoken.", effect=Effect.MESSAGE)
+    summarise: bool = setting(
+        True,
+        "Whether a long answer is told in short before it is spoken: by a summariser, and else by its beginning.",
+        effect=Effect.MESSAGE,
+    )
     summarise_over_chars: int = setting(
         1_500, "How long an answer is spoken as it stands.", effect=Effect.MESSAGE, least=50, most=100_000
     )

@@ -30,9 +30,6 @@ HEARD_BYTES_MAX = 64 * 1024
 SAID_BYTES_MAX = 64 * 1024  # of what a program says beside the file it writes
 NAME = "voice"
 
-Summarise = Callable[[str, int], Awaitable[str]]
-"""Tells a text in at most so many characters. May raise: then its beginning is spoken."""
-
 
 class Uttered(Struct, frozen=True, kw_only=True):
     """An answer as it leaves: what is shown of it, and a voice message, or why there is none."""
@@ -57,14 +54,12 @@ class Speech:
         home: Path,
         sandbox: Callable[[], Awaitable[Sandbox]],
         environment: Mapping[str, str],
-        summarise: Summarise | None = None,
     ) -> None:
         self._settings = settings
         self._files = files
         self._home = home
         self._sandbox = sandbox
         self._environment = environment
-        self._summarise = summarise
 
     async def uttered(self, text: str, *, answers_voice: bool, has_sound: bool = False) -> Uttered:
         """What leaves in place of an answer: never without its words, and without its tags."""
@@ -116,15 +111,22 @@ class Speech:
     async def _short(self, settings: SpeechSettings, decided: speech.Speech) -> str:
         if not decided.long:
             return speech.cut(decided.words, settings.text_chars_max)
-        if settings.summarise and self._summarise is not None:
-            try:
-                short = await self._summarise(decided.words, settings.summarise_over_chars)
-                if short := speech.spoken_words(short):
-                    return speech.cut(short, settings.text_chars_max)
-            except (RetinueError, OSError, TimeoutError) as error:
-                _log_failure("summary for speech failed", "", error)
+        if settings.summarise and (short := await self._summarised(settings, decided.words)):
+            return speech.cut(short, settings.text_chars_max)
         most = settings.text_chars_max
         return speech.cut(decided.words, min(most, settings.summarise_over_chars) if settings.summarise else most)
+
+    async def _summarised(self, settings: SpeechSettings, words: str) -> str:
+        """The same in short, by the first program that can. Empty where none does: then its beginning is spoken."""
+        wished = {"chars": str(settings.summarise_over_chars)}
+        for name, command in settings.summarisers.items():
+            try:
+                said = await self._run(command, words.encode(), wished, bytes_max=HEARD_BYTES_MAX)
+                if short := speech.spoken_words(storable(said.decode(errors="replace"))):
+                    return short
+            except (RetinueError, OSError) as error:
+                _log_failure("summariser failed", name, error)
+        return ""
 
     async def _run(
         self, command: SpeechCommand, given: bytes | Attachment, wished: Mapping[str, str], *, bytes_max: int
@@ -176,7 +178,7 @@ def _argv(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """Each word with what its marks stand for. A value is never a mark, and never more than part of one word."""
     made: list[str] = []
     for word in words:
-        for key in ("input", "output", "voice", "speed", "model"):
+        for key in ("input", "output", "voice", "speed", "model", "chars"):
             if word == f"{{{key}}}" or f"{{{key}}}" in word:
                 word = word.replace(f"{{{key}}}", values.get(key, ""))
                 break  # one for each word: what was put in is not looked through again
