@@ -31,8 +31,7 @@ class SpeechCommand:
         (),
         "The program and its words. `{input}` stands for the file to read, `{output}` for the one to write; for a "
         "speaker also `{voice}`, `{speed}` and `{model}`, for a summariser `{chars}`. Without `{input}` it is given on "
-        "standard input, without "
-        "`{output}` what it says is taken.",
+        "standard input, without `{output}` what it says is taken.",
         effect=Effect.MESSAGE,
         example="piper",
     )
