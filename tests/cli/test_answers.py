@@ -45,7 +45,7 @@ def test_every_command_prints_kebab_case_keys_or_exits_1_with_an_error_line(
         assert told.stderr == ""
     else:
         assert told.returncode == 1
-        assert re.match(r"error: .+ \[[a-z]+\.[a-z-]+\]\n", told.stderr)
+        assert re.match(r"error: .+ \[[a-z-]+\.[a-z-]+\]\n", told.stderr)
         assert told.stdout == "" or "doctor" in words, "who finds problems says both"
 
 

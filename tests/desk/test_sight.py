@@ -77,7 +77,8 @@ async def test_no_operation_tells_a_stranger_of_what_is_not_theirs(house: DeskHo
     """Every operation, asked about every one of Maria's things by full id and by short id."""
     things = await marias_things(house)
     told: list[str] = []
-    for operation in OPERATIONS.values():
+    # Those that only look go first: what a stranger has written somewhere themselves is no news to them.
+    for operation in sorted(OPERATIONS.values(), key=lambda each: each.effect):
         for id_ in {*things.values(), *(value[:8] for value in things.values())}:
             body = json.dumps(parameters_with(operation.parameters, id_)).encode()
             try:

@@ -519,6 +519,7 @@ def test_every_kind_of_line_can_be_made() -> None:
         lines.approval_asked("a" * 32, [{"tool": "exec"}], agent="ada", run=RUN),
         lines.approval_decided("a" * 32, by="person:owner", agent="ada", run=RUN, state="allowed", scope="once"),
         lines.approval_expired("a" * 32, agent="ada", run=RUN),
+        lines.approval_refused("a" * 32, by="person:bo", agent="ada", run=RUN, because="they may not decide"),
         lines.grant_given("web", by="person:owner", agent="ada", grant="b" * 32),
         lines.grant_revoked("web", by="person:owner", agent="ada", grant="b" * 32),
         *(

@@ -186,6 +186,7 @@ NOUNS: dict[str, str] = {
     "envelope": "mail, one by one or in lists",
     "grant": "what agents were granted beyond their rules",
     "heartbeat": "what agents look after by themselves, and when",
+    "hook": "programs of yours that are told what happens in the house",
     "house": "the house itself",
     "identity": "who is who at which place",
     "inbox": "what waits for you",
