@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from retinue.domain.attachment import Attachment
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, UserTurn, kind_of
+from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, UserTurn, kind_of, least_believed
 from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
+from retinue.domain.trust import Trust
 from retinue.engine.live import DELTAS_WAITING_MAX, PARTIAL_CHARS_MAX, Live
-from retinue.engine.transcripts import Transcripts, size_of
+from retinue.engine.transcripts import Transcript, Transcripts, size_of
 from retinue.models.base import WireCache
 from retinue.store import records
 from retinue.store.opening import open_inline
@@ -333,3 +337,34 @@ def test_results_made_up_for_lost_ones_are_not_taken_for_the_reply_whose_number_
     cache = WireCache()
     made = [record(1, ToolResult(call=f"{n}", tool="t", output=f"lost {n}", failed=True)) for n in range(2)]
     assert list(cache.of(HERE, [record(1), *made], encoded)) == [b"number 1", b"lost 0", b"lost 1"]
+
+
+# --- how far it can be believed ---
+
+FILE = Attachment(hash="0" * 64, name="a.txt", media_type="text/plain", size_bytes=1)
+BODIES = (UserTurn(text="words"), UserTurn(text="see", attachments=(FILE,)), Reply(text="so"), Note(text="n"))
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from(BODIES), st.sampled_from(list(Trust))), max_size=4), max_size=8))
+def test_how_far_a_context_can_be_believed_is_known_at_every_moment(talk: list[list[tuple[Any, Trust]]]) -> None:
+    transcript = Transcript(HERE, 1, [])
+    for number, said in enumerate(talk, 1):
+        for body, trust in said:
+            transcript.records.append(record(len(transcript.records) + 1, body)._replace(trust=trust))
+        assert transcript.believed() is least_believed(transcript.records)
+        if number % 3 == 0 and transcript.records:
+            seq = transcript.records[-1].seq + 1
+            summary = Summary(text="in short", kept_from=seq - 1)
+            trust = transcript.believed()
+            transcript.records.append(record(seq, summary)._replace(trust=trust))
+            transcript.rearrange()
+            assert transcript.believed() is least_believed(transcript.records)
+
+
+def test_what_a_summary_left_out_is_no_longer_held_against_a_context() -> None:
+    outside = record(1)._replace(trust=Trust.UNTRUSTED)
+    transcript = Transcript(HERE, 1, [outside, record(2)._replace(trust=Trust.OWNER)])
+    assert transcript.believed() is Trust.UNTRUSTED
+    transcript.records.append(record(3, Summary(text="in short", kept_from=2))._replace(trust=Trust.OWNER))
+    transcript.rearrange()
+    assert transcript.believed() is least_believed(transcript.records) is Trust.OWNER

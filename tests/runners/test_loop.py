@@ -22,11 +22,12 @@ from retinue.domain.money import CallTerms, Granted
 from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission
 from retinue.domain.ports import Asking
-from retinue.domain.record import Note, Record, Reply, Stop, Summary, Usage, UserTurn, kind_of
+from retinue.domain.record import Note, Record, Reply, Stop, Summary, Usage, UserTurn, kind_of, least_believed
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import LaneKind, Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
+from retinue.domain.trust import Trust
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
 from retinue.models.calls import ARGUMENTS_DEPTH_MAX, CALLS_MAX, UNPARSED, plain
 from retinue.runners.base import Assignment, Finished, Parked
@@ -174,6 +175,10 @@ class MemoryJournal:
     @property
     def records(self) -> Sequence[Record]:
         return self.own
+
+    @property
+    def believed(self) -> Trust:
+        return least_believed(self.own)
 
     async def reply(self, turn: int, ask: Asking, *, terms: CallTerms) -> Reply:
         self._step()

@@ -18,6 +18,7 @@ from retinue.domain.record import Note, Record, Reply, Summary
 from retinue.domain.run import Run
 from retinue.domain.schedule import GateSaid, Schedule
 from retinue.domain.tool import Call, ToolResult
+from retinue.domain.trust import Trust
 
 
 class Clock(Protocol):
@@ -101,6 +102,11 @@ class Journal(Protocol):
     @property
     def records(self) -> Sequence[Record]:
         """The whole context, this run's own records last."""
+        ...
+
+    @property
+    def believed(self) -> Trust:
+        """How far the least trusted words in the context can be believed."""
         ...
 
     @property

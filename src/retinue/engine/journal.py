@@ -37,13 +37,13 @@ from retinue.engine.endings import interrupted
 from retinue.engine.lanes import voice
 from retinue.engine.showing import show_work
 from retinue.engine.speaking import say_so_far
+from retinue.engine.transcripts import Transcript
 from retinue.engine.writing import Closing, Failing, Leaving, Paid, Summed, Unwritten, tell_opened, write_closings
 from retinue.mailroom.inbox import Wake, notify
 from retinue.mailroom.routing import answer_address
 from retinue.policy.budgets import days, input_bound
 from retinue.runners import turn_input
 from retinue.runners.base import is_silent
-from retinue.runners.context import arranged
 from retinue.runners.estimate import weight_of
 from retinue.store import envelopes, money, records, runs, sessions
 from retinue.store.connection import Store
@@ -60,7 +60,7 @@ class RunJournal:
     def __init__(
         self,
         work: Work,
-        context: list[Record],
+        transcript: Transcript,
         *,
         own: Sequence[Record] | None = None,
         store: Store,
@@ -71,8 +71,9 @@ class RunJournal:
         wake: Callable[[Wake], None],
     ) -> None:
         self.work = work
-        self._records = context
-        self._own = _own_records(context, work.run) if own is None else list(own)
+        self._transcript = transcript
+        self._records = transcript.records
+        self._own = _own_records(self._records, work.run) if own is None else list(own)
         self._store = store
         self._clock = clock
         self._zone = zone
@@ -97,6 +98,10 @@ class RunJournal:
     @property
     def records(self) -> Sequence[Record]:
         return self._records
+
+    @property
+    def believed(self) -> Trust:
+        return self._transcript.believed()
 
     @property
     def own(self) -> Sequence[Record]:
@@ -143,7 +148,7 @@ class RunJournal:
     async def compact(self, summary: Summary) -> None:
         self._remember(Closing(summary, None))
         await self._commit(kept_from=summary.kept_from)
-        self._records[:] = arranged(self._records)
+        self._transcript.rearrange()
 
     async def settle_up(self) -> None:
         if self._closings:

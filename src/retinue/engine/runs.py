@@ -98,7 +98,7 @@ class Watch:
         transcript = await self.transcripts.take(work.session, work.fresh)
         journal = RunJournal(
             work,
-            transcript.records,
+            transcript,
             own=await self._own(work),
             store=self._store,
             clock=self._clock,

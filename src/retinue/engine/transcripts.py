@@ -11,10 +11,11 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.domain.ids import SessionId
-from retinue.domain.record import Mark, Note, Plain, Record, Reply, Summary, UserTurn, words_of
+from retinue.domain.record import Mark, Note, Plain, Record, Reply, Summary, UserTurn, least_believed, words_of
 from retinue.domain.session import Session
 from retinue.domain.tool import ToolResult
-from retinue.runners.context import as_read
+from retinue.domain.trust import Trust, least
+from retinue.runners.context import arranged, as_read
 from retinue.store import records
 from retinue.store.connection import Store
 
@@ -33,6 +34,22 @@ class Transcript(Struct):
     records: list[Record]
     size_bytes: int = 0
     counted: int = 0  # how many of the records are in `size_bytes`
+    trust: Trust = Trust.PRIVATE  # of the least trusted words among those that were judged
+    judged: int = 0  # how many of the records that were, from the first on
+
+    def believed(self) -> Trust:
+        """How far the least trusted words in it can be believed, at the cost of what is new."""
+        new = self.records[self.judged :] if self.judged else self.records
+        if new:
+            found = least_believed(new)
+            self.trust = least((self.trust, found)) if self.judged else found
+            self.judged = len(self.records)
+        return self.trust
+
+    def rearrange(self) -> None:
+        """What a summary stands for goes, and with it what was known of it."""
+        self.records[:] = arranged(self.records)
+        self.judged = 0
 
     def count(self) -> None:
         """Bring the size up to date at the cost of what is new, not of what is there."""
@@ -74,6 +91,7 @@ class Transcripts:
             context_from is not None and transcript.context_from != context_from
         ):  # it was compacted: what was counted is not what is there
             transcript.context_from, transcript.counted, transcript.size_bytes = context_from, 0, 0
+            transcript.judged = 0
         transcript.count()
         if transcript.size_bytes > self._bytes_max or transcript.session in self._kept:
             return

@@ -20,7 +20,7 @@ from retinue.domain.money import BudgetSpent
 from retinue.domain.nouns import replace
 from retinue.domain.permission import default_rights
 from retinue.domain.ports import Ask, Journal, Tell
-from retinue.domain.record import Note, Record, Reply, Stop, UserTurn, bare_model, least_believed
+from retinue.domain.record import Note, Record, Reply, Stop, UserTurn, bare_model
 from retinue.domain.tool import Call, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
 from retinue.models.calls import unreadable
@@ -317,6 +317,7 @@ def _occasion(case: Case) -> Occasion:
         rights=replace(rights, read=(*rights.read, *equipment.readable)) if equipment.readable else rights,
         where=where._replace(provider=asked_by.provider, model=bare_model(asked_by)) if asked_by else where,
         context=journal.records,
+        believed=journal.believed,
         environment=equipment.environment,
         elevated=assignment.manner.elevated,
     )
@@ -326,7 +327,7 @@ def _trust_of_answer(journal: Journal) -> Trust:
     """What another agent is told is no better than what the teller knew. People judge for themselves."""
     if journal.run.sender.kind is not AddressKind.AGENT:
         return Trust.AGENT
-    return Trust.UNTRUSTED if least_believed(journal.records) is Trust.UNTRUSTED else Trust.AGENT
+    return Trust.UNTRUSTED if journal.believed is Trust.UNTRUSTED else Trust.AGENT
 
 
 def _context_length(reply: Reply) -> int | None:

@@ -60,13 +60,14 @@ class Occasion:
     rights: Rights
     where: Circumstances = Circumstances()
     context: Sequence[Record] = ()
+    believed: Trust | None = None  # how far that can be, where it is known already
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     elevated: Elevation | None = None
     acting: Agent | None = None  # as whom, if not as the agent
     trust: Trust = field(init=False)  # of the least trusted words in the context
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "trust", least_believed(self.context))
+        object.__setattr__(self, "trust", self.believed or least_believed(self.context))
 
     def scene(
         self, call: Call, *, granted: Sequence[Permission] = (), can_use: Callable[[str], bool] = lambda _tool: True
