@@ -153,6 +153,21 @@ class Operation(Struct, frozen=True, kw_only=True):
         return "/api/" + self.name.replace(".", "/")
 
 
+def for_everyone(
+    name: str, summary: str, parameters: Any, handler: Any, result: Any, *, effect: bool = True
+) -> Operation:
+    """One that anybody may ask for: what they see of it is theirs."""
+    return Operation(
+        name=name,
+        summary=summary,
+        parameters=parameters,
+        handler=handler,
+        permission=PermissionLevel.RESTRICTED,
+        effect=effect,
+        result=result,
+    )
+
+
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """No parameters."""
 

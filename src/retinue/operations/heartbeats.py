@@ -6,7 +6,7 @@ import asyncio
 import os
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from retinue.agents.instruction_files import Look, take_now
 from retinue.agents.instructions import FileState
 from retinue.domain import heartbeat
 from retinue.domain.address import AddressKind
-from retinue.domain.agent import Agent, PermissionLevel
+from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.heartbeat import CHECKLIST, TASKS_MAX, TITLE_CHARS_MAX, Task, id_from, task_id
 from retinue.domain.ids import EnvelopeId, short
@@ -25,7 +25,7 @@ from retinue.domain.schedule import Kind, in_words
 from retinue.domain.times import show, to_ms
 from retinue.domain.trust import Trust
 from retinue.engine.clockwork import why_busy
-from retinue.operations.base import Desk, Operation
+from retinue.operations.base import Desk, for_everyone
 from retinue.operations.schedules import zone_of
 from retinue.schedules import heartbeat_files
 from retinue.schedules.forms import GateForm, form_of
@@ -298,31 +298,19 @@ async def run(desk: Desk, caller: Principal, asked: Run) -> HeartbeatRun:
     return await desk.store.write(body, point="schedule")
 
 
-def _operation(
-    name: str, summary: str, parameters: Any, handler: Any, result: Any, *, effect: bool = True
-) -> Operation:
-    return Operation(
-        name=f"heartbeat.{name}",
-        summary=summary,
-        parameters=parameters,
-        handler=handler,
-        permission=PermissionLevel.RESTRICTED,
-        effect=effect,
-        result=result,
-    )
-
-
 OPERATIONS = (
-    _operation(
-        "list",
+    for_everyone(
+        "heartbeat.list",
         "List heartbeats: how often agents look by themselves, and what is on their checklists.",
         Whose,
         listed,
         HeartbeatsListed,
         effect=False,
     ),
-    _operation("show", "Show a task of a heartbeat.", Which, show_one, TaskShown, effect=False),
-    _operation("add", "Have an agent look after something at each of its heartbeats.", Add, add, TaskAdded),
-    _operation("remove", "Take a task off the checklist of a heartbeat.", Which, remove, TaskRemoved),
-    _operation("run", "Have an agent do tasks of its heartbeat now, or all that is due.", Run, run, HeartbeatRun),
+    for_everyone("heartbeat.show", "Show a task of a heartbeat.", Which, show_one, TaskShown, effect=False),
+    for_everyone("heartbeat.add", "Have an agent look after something at each of its heartbeats.", Add, add, TaskAdded),
+    for_everyone("heartbeat.remove", "Take a task off the checklist of a heartbeat.", Which, remove, TaskRemoved),
+    for_everyone(
+        "heartbeat.run", "Have an agent do tasks of its heartbeat now, or all that is due.", Run, run, HeartbeatRun
+    ),
 )

@@ -35,7 +35,7 @@ from retinue.domain.times import show, to_ms
 from retinue.domain.times import zone as known_zone
 from retinue.engine.clockwork import why_busy
 from retinue.mailroom.routing import OWNER
-from retinue.operations.base import Desk, Operation
+from retinue.operations.base import Desk, Operation, for_everyone
 from retinue.operations.pages import check_limit, no_cursor
 from retinue.operations.schedule_answers import (
     ScheduleChanged,
@@ -553,33 +553,23 @@ async def delete(desk: Desk, caller: Principal, asked: Which) -> ScheduleDeleted
 
 
 def _looking(name: str, summary: str, parameters: Any, handler: Any, result: Any) -> Operation:
-    return _operation(name, summary, parameters, handler, result, effect=False)
-
-
-def _operation(
-    name: str, summary: str, parameters: Any, handler: Any, result: Any, *, effect: bool = True
-) -> Operation:
-    return Operation(
-        name=f"schedule.{name}",
-        summary=summary,
-        parameters=parameters,
-        handler=handler,
-        permission=PermissionLevel.RESTRICTED,
-        effect=effect,
-        result=result,
-    )
+    return for_everyone(name, summary, parameters, handler, result, effect=False)
 
 
 OPERATIONS = (
-    _operation("add", "Have something written at a time, or again and again.", Add, add, ScheduleShown),
-    _looking("list", "List your schedules, the newest first.", Listing, listed, SchedulesListed),
-    _looking("show", "Show a schedule.", Which, show_one, ScheduleShown),
-    _operation("set", "Change a schedule.", Set, change, ScheduleShown),
-    _operation("enable", "Have a schedule come again.", Which, enable, ScheduleChanged),
-    _operation("disable", "Have a schedule come no more, until it is enabled.", Which, disable, ScheduleChanged),
-    _operation("run", "Have a schedule come now, whether or not it is enabled.", Run, run, ScheduleRun),
-    _looking("explain", "Say in words what a time means, and when it comes.", Explain, explain, ScheduleExplained),
-    _looking("next", "Say when a schedule comes next.", Next, upcoming, ScheduleExplained),
-    _looking("history", "Tell what became of each time a schedule came.", History, history, ScheduleHistory),
-    _operation("delete", "Delete a schedule and its history.", Which, delete, ScheduleDeleted),
+    for_everyone("schedule.add", "Have something written at a time, or again and again.", Add, add, ScheduleShown),
+    _looking("schedule.list", "List your schedules, the newest first.", Listing, listed, SchedulesListed),
+    _looking("schedule.show", "Show a schedule.", Which, show_one, ScheduleShown),
+    for_everyone("schedule.set", "Change a schedule.", Set, change, ScheduleShown),
+    for_everyone("schedule.enable", "Have a schedule come again.", Which, enable, ScheduleChanged),
+    for_everyone(
+        "schedule.disable", "Have a schedule come no more, until it is enabled.", Which, disable, ScheduleChanged
+    ),
+    for_everyone("schedule.run", "Have a schedule come now, whether or not it is enabled.", Run, run, ScheduleRun),
+    _looking(
+        "schedule.explain", "Say in words what a time means, and when it comes.", Explain, explain, ScheduleExplained
+    ),
+    _looking("schedule.next", "Say when a schedule comes next.", Next, upcoming, ScheduleExplained),
+    _looking("schedule.history", "Tell what became of each time a schedule came.", History, history, ScheduleHistory),
+    for_everyone("schedule.delete", "Delete a schedule and its history.", Which, delete, ScheduleDeleted),
 )
