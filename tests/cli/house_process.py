@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from retinue.cli import client
+from retinue.testing.ports import HOST, free_port
 
 OPENS_WITHIN_S = 60.0
 ANSWERS_WITHIN_S = 90.0
@@ -25,7 +26,7 @@ ANSWERS_WITHIN_S = 90.0
 
 def environment(home: Path, **more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RETINUE_", "XDG_"))}
-    return {**kept, "RETINUE_HOME": str(home), "RETINUE_LISTEN": "127.0.0.1:0", **more}
+    return {**kept, "RETINUE_HOME": str(home), "RETINUE_LISTEN": f"{HOST}:{free_port()}", **more}
 
 
 class HouseProcess:

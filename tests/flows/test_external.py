@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL
@@ -25,6 +24,7 @@ from retinue.domain.run import RunStatus
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.store import delegations, deliveries, envelopes, ledger, runs
+from retinue.testing.ports import free_port
 from retinue.testing.scripted_model import calls
 
 REX = "agent:rex"
@@ -463,9 +463,7 @@ async def test_the_far_side_knows_a_session_by_the_id_that_was_chosen_for_it(tmp
 async def test_the_agent_of_the_guide_answers_as_it_stands_there(tmp_path: Path) -> None:
     example = tmp_path / "rex.py"
     example.write_text(re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)[0])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "REX_KEY": KEY, "REX_PORT": str(port)}
     rex = await asyncio.create_subprocess_exec(sys.executable, str(example), env=environment, stderr=DEVNULL)
     try:

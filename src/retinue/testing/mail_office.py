@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from email.message import EmailMessage
 from pathlib import Path
 
+from retinue.testing.ports import free_port
+
 START_S_MAX = 20.0
 ARRIVE_S_MAX = 20.0
 POLL_S = 0.02
@@ -47,6 +49,7 @@ keep_environment =
 deliver_drop_privilege = true
 local_interfaces = 127.0.0.1
 daemon_smtp_ports = {smtp} : {smtps}
+daemon_startup_sleep = 1s
 tls_on_connect_ports = {smtps}
 tls_advertise_hosts = *
 tls_certificate = {folder}/cert.pem
@@ -313,7 +316,7 @@ def running_office() -> Generator[Office]:
         )
     folder = Path(tempfile.mkdtemp(prefix="retinue-mail-", dir="/tmp"))
     try:
-        smtp, smtps, imap, imaps = _free_ports(4)
+        smtp, smtps, imap, imaps = (free_port() for _ in range(4))
         office = Office(folder, smtp, smtps, imap, imaps)
         _furnish(office)
         office.start("dovecot")
@@ -369,14 +372,3 @@ def _furnish(office: Office) -> None:
         for each in ("spool", "spool/passwords", "mail", "key.pem", "cert.pem"):
             os.chown(folder / each, user.pw_uid, user.pw_gid)
         (folder / "exim.conf").chmod(0o644)
-
-
-def _free_ports(count: int) -> list[int]:
-    taken = [socket.socket() for _ in range(count)]
-    try:
-        for each in taken:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in taken]
-    finally:
-        for each in taken:
-            each.close()

@@ -18,6 +18,7 @@ from typing import Any, Self, cast
 
 from aiohttp import BodyPartReader, web
 
+from retinue.testing.ports import HOST, free_port
 from retinue.testing.telegram_place import Json, No, TelegramPlace, Uploaded
 
 TOKEN = "777:AAE-a-token-of-a-bot-that-never-was"
@@ -55,7 +56,7 @@ class TelegramServer(TelegramPlace):
         self.token = token
         self.polls = 0  # questions for news that have come so far
         self._faults: dict[str, deque[Fault]] = {}
-        self._port = 0
+        self._port = free_port()
         self._runner: web.AppRunner | None = None
         self._news = asyncio.Event()
         self._closing = asyncio.Event()
@@ -70,7 +71,7 @@ class TelegramServer(TelegramPlace):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{HOST}:{self._port}"
 
     async def start(self) -> None:
         """Open, at the same place as before if there was one."""
@@ -80,9 +81,8 @@ class TelegramServer(TelegramPlace):
         self._closing = asyncio.Event()
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+        site = web.TCPSite(self._runner, HOST, self._port)
         await site.start()
-        self._port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
         """Close, with every line that is open."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,8 @@ from retinue.connectors.irc.connector import IrcConnector
 from retinue.connectors.irc.settings import IrcSettings
 from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
 from retinue.testing.fault_kit.looking import looking
+from retinue.testing.ports import HOST, free_port
 
-HOST = "127.0.0.1"
 NICK = "house"
 PERSON = "maria"
 PASSWORD = "open sesame"
@@ -76,7 +75,7 @@ class Ngircd:
         program = shutil.which("ngircd") or shutil.which("ngircd", path="/usr/sbin:/usr/local/sbin")
         if program is None:
             raise NgircdMissing
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         settings = self.folder / "ngircd.conf"
         settings.write_text(_SETTINGS.format(port=self.port, password=self.password) + self._tls())
         nowhere = asyncio.subprocess.DEVNULL
@@ -89,7 +88,7 @@ class Ngircd:
     def _tls(self) -> str:
         if self.certificate is None:
             return ""
-        self.tls_port = self.tls_port or _free_port()
+        self.tls_port = self.tls_port or free_port()
         return _TLS.format(
             port=self.tls_port,
             certificate=self.certificate,
@@ -103,13 +102,6 @@ class Ngircd:
                 self._process.terminate()  # in good order: what it took is on its way to those who read
             await self._process.wait()
             self._process = None
-
-
-def _free_port() -> int:
-    with socket.socket() as end:
-        end.bind((HOST, 0))
-        port: int = end.getsockname()[1]
-        return port
 
 
 async def _answers(port: int) -> bool:

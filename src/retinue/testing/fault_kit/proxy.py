@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from retinue.testing.fault_kit.bench import At
+from retinue.testing.ports import HOST, free_port
 
-HOST = "127.0.0.1"
 CHUNK_BYTES = 65_536
 DRIP_BYTES = 13
 DRIP_S = 0.001
@@ -43,7 +43,7 @@ class Proxy:
     """Listens at `at` once it is open, and passes all on to `far`."""
 
     far: At
-    at: At = (HOST, 0)
+    at: At = field(default_factory=lambda: (HOST, free_port()))
     _server: asyncio.Server | None = None
     _pairs: set[_Pair] = field(default_factory=set[_Pair])
     _breaks: dict[bytes, Break] = field(default_factory=dict[bytes, Break])
@@ -53,7 +53,6 @@ class Proxy:
     async def open(self) -> None:
         if self._server is None:
             self._server = await asyncio.start_server(self._meet, *self.at)
-            self.at = self._server.sockets[0].getsockname()[:2]
 
     async def close(self) -> None:
         self.refuse()

@@ -17,11 +17,11 @@ from retinue.connectors.webhook.settings import Proof
 from retinue.connectors.webhook.signing import Unproved, proved
 from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
 from retinue.testing.fault_kit.house import HastyClock
+from retinue.testing.ports import HOST, free_port
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-HOST = "127.0.0.1"
 SECRET = "a secret that both of the two sides share"
 TIMEOUT_S = 1.0
 RETRY_AFTER_S = 2
@@ -48,7 +48,7 @@ class WebhookBench(PlainBench):
 
     def __init__(self) -> None:
         self._runner: web.AppRunner | None = None
-        self._port = 0
+        self._port = free_port()
         self._taken: dict[str, dict[str, Any]] = {}
         self._next: Trouble | None = None
         self._clock = HastyClock()
@@ -61,7 +61,6 @@ class WebhookBench(PlainBench):
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, HOST, self._port, reuse_address=True).start()
-        self._port = self._runner.addresses[0][1]
         return {"out": (HOST, self._port)}
 
     async def close(self) -> None:
