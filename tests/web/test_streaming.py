@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, WebSocketRoute, expect
 from web.browser import Front
 from web.talk import composer, import_session, lines, new_session, open_talk, own, replies, said, say, until_quiet
 
@@ -68,6 +69,54 @@ def test_a_slow_line_is_only_slow(front: Front) -> None:
     expect(own(page, "count to 40")).to_have_count(1)
     expect_counted(page, 40)
     expect(own(page, "count to 40")).to_have_count(1)
+
+
+def test_words_that_come_after_their_line_are_not_said_again(front: Front) -> None:
+    session = new_session(front)
+    page = open_talk(front, session)
+    held: list[Callable[[], None]] = []
+    holds = True
+
+    def live(line: WebSocketRoute) -> None:
+        def hear(frame: str | bytes) -> None:
+            told = json.loads(frame)
+            is_of_reply = told["type"] == "delta" or told.get("record", {}).get("kind") == "assistant"
+            if holds and (is_of_reply or told.get("news") == "run.ended"):
+                held.append(lambda: line.send(frame))
+            else:
+                line.send(frame)
+
+        line.connect_to_server().on_message(hear)
+
+    page.route_web_socket("**/api/live", live)
+    page.reload()
+    expect(composer(page)).to_be_visible()
+
+    def read(route: Route) -> None:
+        """The new lines are asked for when the first words are on their way, and given when all of it was said."""
+        if "after" in json.loads(route.request.post_data or "{}"):
+            until_said(front, session)
+        route.continue_()
+
+    page.route("**/api/session/transcript", read)
+    say(page, "echo late")
+    expect(replies(page)).to_have_text(["late"])
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    assert held
+    holds = False
+    for release in held:
+        release()
+    expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert replies(page).count() == 1
+
+
+def until_said(front: Front, session: str) -> None:
+    deadline = time.monotonic() + HEARD_WITHIN_MS / 1000
+    while not said(front, session):
+        assert time.monotonic() < deadline, "nothing is said"
+        time.sleep(0.02)
+    until_quiet(front, session)
 
 
 # --- a model that says what we like, as fast as we like ---

@@ -230,6 +230,7 @@ export class Conversation {
   // --- what the house tells ---
 
   #news(news: News): void {
+    this.#heard(news);
     if (news.seq <= this.#cursor) return;
     this.#cursor = news.seq;
     switch (news.news) {
@@ -273,6 +274,14 @@ export class Conversation {
     } else if (typeof news["revision"] === "number" && news["revision"] !== this.revision) void this.load();
   }
 
+  /** A line that was read before its words came over the other way: they were said, and are said no more. */
+  #heard({ record }: News): void {
+    const line = record && this.lines.findLast((each) => each.seq === record.seq);
+    if (!line) return;
+    this.#flush();
+    if (this.#isSaid([line])) this.#silence();
+  }
+
   #record(news: News): void {
     const record = news.record;
     const last = this.lines.at(-1)?.seq ?? 0;
@@ -314,8 +323,7 @@ export class Conversation {
 
   #add(lines: Line[]): void {
     this.#flush();
-    const spoken = this.partial;
-    if (spoken && lines.some((line) => line.run === spoken.run && line.kind !== "user" && isOf(line, spoken))) this.#silence();
+    if (this.#isSaid(lines)) this.#silence();
     this.#answeredCalls(lines);
     this.lines = [...this.lines, ...lines];
     this.newest = Math.max(this.newest, this.lines.at(-1)?.seq ?? 0);
@@ -446,6 +454,12 @@ export class Conversation {
     if (same && now.text.length >= mine.text.length && now.thinking.length >= mine.thinking.length) return;
     this.partial = mine;
     this.#chars = { text: lengthOf(mine?.text ?? ""), thinking: lengthOf(mine?.thinking ?? "") };
+  }
+
+  /** Whether what is being said is one of these lines. */
+  #isSaid(lines: Line[]): boolean {
+    const spoken = this.partial;
+    return spoken !== null && lines.some((line) => line.run === spoken.run && line.kind !== "user" && isOf(line, spoken));
   }
 
   /** What was being said is a line now, or will never be one. */
