@@ -117,6 +117,33 @@ async def test_a_constraint_error_in_the_middle_of_fifty_writes_fails_its_own_ca
         assert await store.read(counted) == [(n, "x") for n in sorted([24, *others])]
 
 
+async def test_the_news_of_one_session_is_found_among_all_a_stretch_at_a_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tell(conn: sa.Connection) -> None:
+        page = Page(conn, 1)
+        for number in range(1, 21):
+            page.tell(NewsKind.SESSION_CHANGED, session="mine" if number in (2, 3, 4, 17) else "theirs")
+        page.close()
+
+    async with place.open() as store:
+        await store.write(tell, point="test")
+        monkeypatch.setattr(news, "LOOKED_THROUGH_MAX", 6)
+        looks: list[tuple[list[int], int]] = []
+        cursor, more = 0, True
+        while more:
+            read = await store.read(lambda conn, since=cursor: news.next_of(conn, "mine", since, limit=2))
+            looks.append(([piece.seq for piece in read.found], read.upto))
+            cursor, more = read.upto, read.more
+        # A full one ends with its last piece; of the others none looks through more than six.
+        assert looks == [([2, 3], 3), ([4], 9), ([], 15), ([17], 20)]
+        assert await store.read(lambda conn: news.next_of(conn, "mine", 20, limit=2)) == news.Stretch(
+            [], 20, more=False
+        )
+        read = await store.read(lambda conn: news.next_of(conn, None, 0, limit=7))
+        assert ([piece.seq for piece in read.found], read.upto, read.more) == (list(range(1, 8)), 7, True)
+
+
 async def test_numbers_follow_the_order_of_commits(place: Place) -> None:
     """Whoever has seen number 7 has seen all before it: a reader that resumes by cursor misses nothing."""
 
@@ -621,7 +648,7 @@ async def test_every_question_the_house_asks_is_understood_by_every_database(pla
         assert approvals.next_moment_ms(conn) is None and approvals.expiring(conn, 5, limit=3) == []
         assert approvals.overdue(conn, 5, limit=3) == []
         assert records.damaged(conn) == [] and records.get(conn, "s", 1) is None
-        assert news.after(conn, 0, limit=3) == [] and news.after(conn, 0, limit=3, session="s") == []
+        assert news.after(conn, 0, limit=3) == [] and news.next_of(conn, "s", 0, limit=3).found == []
         assert news.newest(conn) == 0 and news.oldest(conn) is None
         money.count_as_spent(conn, "r")
         approvals.release(conn, "r")

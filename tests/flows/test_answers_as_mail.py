@@ -38,8 +38,8 @@ async def answers(house: HandsHouse, session: str) -> list[Envelope]:
 
 async def turns_of(house: HandsHouse, session: str | None) -> int:
     """How many runs there were in a session."""
-    found = await house.house.store.scan(partial(news.after, cursor=0, limit=10_000, session=session))
-    return sum(piece.kind is NewsKind.RUN_STARTED for piece in found)
+    found = await house.house.store.scan(partial(news.next_of, session=session, cursor=0, limit=10_000))
+    return sum(piece.kind is NewsKind.RUN_STARTED for piece in found.found)
 
 
 @pytest.mark.spec("A26", "A78")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ async def records(house: DeskHouse, session: str) -> list[Record]:
 
 
 async def told(house: DeskHouse, session: str, after: int = 0, who: Principal = MARIA) -> list[News]:
-    return await house.house.store.scan(lambda conn: news.after(conn, after, limit=1_000, session=session, seen_by=who))
+    look = partial(news.next_of, session=session, cursor=after, limit=1_000, seen_by=who)
+    return (await house.house.store.scan(look)).found
 
 
 def prompt(house: DeskHouse) -> str:

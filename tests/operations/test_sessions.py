@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ async def ids(house: DeskHouse, who: Principal = MARIA, **kw: Any) -> list[str]:
 
 
 async def told(house: DeskHouse, who: Principal, session: str) -> list[News]:
-    return await house.house.store.scan(lambda conn: news.after(conn, 0, limit=1_000, session=session, seen_by=who))
+    look = partial(news.next_of, session=session, cursor=0, limit=1_000, seen_by=who)
+    return (await house.house.store.scan(look)).found
 
 
 async def wait(house: DeskHouse) -> None:

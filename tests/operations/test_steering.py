@@ -42,8 +42,8 @@ async def send(house: DeskHouse, session: str, text: str, who: Principal = MARIA
 
 
 async def told(house: DeskHouse, session: str, kind: str, who: Principal = MARIA) -> list[News]:
-    found = await house.house.store.scan(lambda conn: news.after(conn, 0, limit=1_000, session=session, seen_by=who))
-    return [piece for piece in found if piece.kind == kind]
+    found = await house.house.store.scan(lambda conn: news.next_of(conn, session, 0, limit=1_000, seen_by=who))
+    return [piece for piece in found.found if piece.kind == kind]
 
 
 async def mode(house: DeskHouse, mode: str) -> None:

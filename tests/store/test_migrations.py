@@ -41,7 +41,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "9999"
-down_revision = "0013"
+down_revision = "0014"
 
 
 def upgrade() -> None:

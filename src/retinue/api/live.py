@@ -25,6 +25,7 @@ from retinue.engine.live import Within
 from retinue.operations.base import Desk
 from retinue.operations.sessions import PartialShown, partial_form
 from retinue.store import news
+from retinue.store.news import Stretch
 from retinue.store.sight import sees_session
 
 NEWS_AT_ONCE_MAX = 200
@@ -354,13 +355,14 @@ class Feed:
         if not watcher.news or (self._all is None and not self._sessions):
             return []
         watcher.news = False
-        found = await self._read(self._cursor, watcher.session)
-        if len(found) == NEWS_AT_ONCE_MAX:
+        read = await self._read(self._cursor, watcher.session)
+        if read.more:
             watcher.news = True
             watcher.changed.set()
-        if found:
-            self._cursor = found[-1].seq
-        return [event for piece in found for event in await self._told(piece, self._mask(piece.session, piece.seq))]
+        self._cursor = read.upto
+        return [
+            event for piece in read.found for event in await self._told(piece, self._mask(piece.session, piece.seq))
+        ]
 
     async def _missed_news(self) -> list[Event]:
         """One who joined with a cursor of its own is brought to where the others are, a batch at a time."""
@@ -368,12 +370,12 @@ class Feed:
         for session, subscription in list(self._sessions.items()):
             if subscription.behind is None:
                 continue
-            found = await self._read(subscription.behind, session)
-            for piece in found:
+            read = await self._read(subscription.behind, session)
+            for piece in read.found:
                 if piece.seq <= self._cursor:
                     events += await self._told(piece, subscription.mask)
-            if len(found) == NEWS_AT_ONCE_MAX and found[-1].seq < self._cursor:
-                subscription.behind = found[-1].seq
+            if read.more and read.upto < self._cursor:
+                subscription.behind = read.upto
                 self._watcher.changed.set()
             else:
                 subscription.behind, subscription.since = None, max(self._cursor, subscription.behind)
@@ -383,9 +385,10 @@ class Feed:
             self._watcher.changed.set()
         return events
 
-    async def _read(self, cursor: int, session: SessionId | None) -> list[News]:
-        look = partial(news.after, cursor=cursor, limit=NEWS_AT_ONCE_MAX, session=session, seen_by=self._caller)
-        return await self._desk.store.read(look)
+    async def _read(self, cursor: int, session: SessionId | None) -> Stretch:
+        return await self._desk.store.read(
+            lambda conn: news.next_of(conn, session, cursor, limit=NEWS_AT_ONCE_MAX, seen_by=self._caller)
+        )
 
     async def _told(self, piece: News, mask: Mask | None) -> list[Event]:
         if mask is None or not mask.takes_news(piece):

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from retinue.domain.event import News, NewsKind
 from retinue.domain.ids import SessionId
@@ -14,6 +15,8 @@ from retinue.domain.times import from_ms
 from retinue.store import sight
 from retinue.store import tables as t
 from retinue.store.sight import PerScope, Scope, me, scope_of
+
+LOOKED_THROUGH_MAX = 5_000  # pieces of news, of any session, that one look for those of one session goes through
 
 _b = sa.bindparam
 _body = msgspec.json.Decoder(dict[str, Any])
@@ -50,7 +53,15 @@ _after = PerScope(
         .limit(_b("limit"))
     )
 )
-_after_in = PerScope(lambda scope: _after[scope].where(t.news.c.session == _b("session")))
+_after_in = PerScope(lambda scope: _after[scope].where(t.news.c.session == _b("session"), t.news.c.seq <= _b("upto")))
+
+
+class Stretch(Struct, frozen=True):
+    """What was found from one cursor up to another, and whether there may be more behind it."""
+
+    found: list[News]
+    upto: int
+    more: bool
 
 
 def newest(conn: sa.Connection) -> int:
@@ -87,13 +98,24 @@ def news_of(row: sa.Row[Any]) -> News:
     )
 
 
-def after(
-    conn: sa.Connection, cursor: int, *, limit: int, session: str | None = None, seen_by: Principal = HOUSE
-) -> list[News]:
+def after(conn: sa.Connection, cursor: int, *, limit: int, seen_by: Principal = HOUSE) -> list[News]:
     """What is newer than the cursor, oldest first."""
-    bounds = {"after": cursor, "limit": limit, **me(seen_by)}
-    if session is None:
-        rows = conn.execute(_after[scope_of(seen_by)], bounds)
-    else:
-        rows = conn.execute(_after_in[scope_of(seen_by)], {**bounds, "session": session})
+    rows = conn.execute(_after[scope_of(seen_by)], {"after": cursor, "limit": limit, **me(seen_by)})
     return [news_of(row) for row in rows]
+
+
+def next_of(
+    conn: sa.Connection, session: str | None, cursor: int, *, limit: int, seen_by: Principal = HOUSE
+) -> Stretch:
+    """The next of one session, or of all.
+
+    News has one order and no index by session: whoever asks for one goes through the others' too, so many at a time."""
+    if session is None:
+        found = after(conn, cursor, limit=limit, seen_by=seen_by)
+        return Stretch(found, found[-1].seq if found else cursor, len(found) == limit)
+    end = newest(conn)  # first: what comes in meanwhile is for the next time
+    upto = min(end, cursor + LOOKED_THROUGH_MAX)
+    bounds = {"after": cursor, "upto": upto, "limit": limit, "session": session, **me(seen_by)}
+    found = [news_of(row) for row in conn.execute(_after_in[scope_of(seen_by)], bounds)]
+    upto = found[-1].seq if len(found) == limit else max(upto, cursor)
+    return Stretch(found, upto, upto < end)

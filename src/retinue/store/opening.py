@@ -24,7 +24,7 @@ from retinue.store.inspection import damaged, look
 from retinue.store.migrations import HEAD
 
 KNOWN_REVISIONS = frozenset(
-    {"0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013"}
+    {"0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013", "0014"}
 )
 
 PREPARE_LOCK = 7320451

@@ -633,7 +633,6 @@ news = sa.Table(
     _ms("at_ms"),
     sa.Column("person", sa.String(64)),  # whom it is for, beside whoever sees its session
 )
-sa.Index("ix_news_session", news.c.session, news.c.seq)
 
 # What someone is to notice when they look: short words, from an agent or a person.
 notifications = sa.Table(

@@ -1,3 +1,3 @@
 """How the schema came to be. `HEAD` is its newest revision: alembic is imported only when a store is behind it."""
 
-HEAD = "0013"
+HEAD = "0014"
