@@ -20,7 +20,7 @@ from retinue.domain.address import Address, AddressKind
 from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.heartbeat import Heartbeat
 from retinue.domain.ids import EnvelopeId, ScheduleId
-from retinue.domain.text import is_storable
+from retinue.domain.text import is_storable, unstorable
 from retinue.domain.times import YEAR_MAX, from_ms, show, to_ms
 from retinue.domain.trust import Trust
 
@@ -339,12 +339,7 @@ def _check_words(schedule: Schedule) -> None:
                 code="schedule.too-large",
             )
         if not is_storable(words):
-            raise Invalid(
-                f"the {what} of this {schedule.kind} holds characters that are no text",
-                because="NUL bytes and lone surrogates cannot be stored on every database",
-                try_this="remove them",
-                code="text.unstorable",
-            )
+            raise unstorable(f"the {what} of this {schedule.kind}")
 
 
 def check_gate(gate: Gate) -> None:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import re
 
+from retinue.domain.errors import Invalid
+
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def is_storable(text: str) -> bool:
     return _UNSTORABLE.search(text) is None
+
+
+def unstorable(what: str, *, try_this: str = "remove them") -> Invalid:
+    """For words whose sender can be told."""
+    return Invalid(
+        f"{what} holds characters that are no text",
+        because="NUL bytes and lone surrogates cannot be stored on every database",
+        try_this=try_this,
+        code="text.unstorable",
+    )
 
 
 def storable(text: str) -> str:

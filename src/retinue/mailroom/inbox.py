@@ -44,7 +44,7 @@ from retinue.domain.session import (
     Wakefulness,
     lane_kind,
 )
-from retinue.domain.text import is_storable
+from retinue.domain.text import is_storable, unstorable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust, least
 from retinue.mailroom import background
@@ -236,7 +236,7 @@ def check(draft: Draft) -> None:
     if context is not NO_CONTEXT and not all(
         is_storable(words) for words in (context.sender_name, context.username, context.chat_title, context.platform_id)
     ):
-        raise _unstorable("what its door says about this envelope")
+        raise unstorable("what its door says about this envelope")
     if len(draft.attachments) > ATTACHMENTS_MAX:
         raise TooLarge(
             f"this envelope has {len(draft.attachments)} attachments",
@@ -266,16 +266,7 @@ def _check_text(text: str) -> None:
             code="text.too-large",
         )
     if not is_storable(text):
-        raise _unstorable("this text")
-
-
-def _unstorable(what: str) -> Invalid:
-    return Invalid(
-        f"{what} holds characters that are no text",
-        because="NUL bytes and lone surrogates cannot be stored on every database",
-        try_this="remove them, or send the bytes as an attachment",
-        code="text.unstorable",
-    )
+        raise unstorable("this text", try_this="remove them, or send the bytes as an attachment")
 
 
 def _check_attachment(attachment: Attachment) -> None:

@@ -29,7 +29,7 @@ from retinue.agents.skills_front import FENCE, split
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, TooLarge
 from retinue.domain.heartbeat import FOLDER, TASKS_MAX, TITLE_CHARS_MAX, Task, task_id
 from retinue.domain.schedule import Gate, check_gate
-from retinue.domain.text import is_storable, storable
+from retinue.domain.text import is_storable, storable, unstorable
 from retinue.domain.trust import Trust
 from retinue.schedules.forms import GateForm, gate_of
 from retinue.schedules.front import plain_gate
@@ -168,12 +168,7 @@ def put(home: Path, task: Task, gate: GateForm | None, *, overwrite: bool) -> Pa
     """Whole or not at all. One that is there already stays, unless it is to be replaced."""
     text = render(task, gate)
     if not is_storable(text):
-        raise Invalid(
-            "this task holds characters that are no text",
-            because="NUL bytes and lone surrogates cannot be stored on every database",
-            try_this="remove them",
-            code="text.unstorable",
-        )
+        raise unstorable("this task")
     if len(text.encode()) > TASK_BYTES_MAX:
         raise TooLarge(
             "this task is too long",
