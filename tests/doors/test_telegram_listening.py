@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from doors.telegram_house import MOMENT, House, Words, bot, listening, until
@@ -180,7 +181,8 @@ async def test_nothing_overtakes_what_the_house_could_not_take_in_its_room(teleg
 async def test_a_crash_between_accepting_and_keeping_the_offset_offers_it_again(telegram: TelegramServer) -> None:
     class Broken(Words):
         async def put(self, key: str, value: str) -> None:
-            raise asyncio.CancelledError
+            if key == KEY:
+                raise asyncio.CancelledError
 
     house = House()
     telegram.says("one")
@@ -362,6 +364,34 @@ async def test_a_webhook_in_the_way_is_for_the_owner_unless_it_may_be_removed(te
 
     assert lost.needs_owner
     assert "clear_webhook" in lost.try_this
+
+
+async def test_commands_stand_in_the_menu_of_the_bot_and_are_told_once(telegram: TelegramServer) -> None:
+    shelf, house = Words(), House()
+
+    def told() -> list[str]:
+        return [method for method, _ in telegram.calls if method.endswith("MyCommands")]
+
+    async def listens(**settings: Any) -> None:
+        polls = telegram.polls
+        async with listening(bot(telegram, shelf=shelf, **settings), house):
+            await until(lambda: telegram.polls > polls)
+
+    telegram.will("setMyCommands", throttled(17))
+    await listens()  # it hears all the same
+    assert telegram.menus == {}
+    await listens()
+    await listens()
+    (scope, menu) = telegram.menus.popitem()
+    assert scope == "all_private_chats"
+    shown = {each["command"]: each["description"] for each in menu}
+    assert shown["status"] == "how this conversation stands" and "abort" not in shown
+    assert told() == ["setMyCommands"]  # the one that was throttled is not among the calls that arrived
+    await listens(command_menu=False)
+    await listens(command_menu=False)
+    assert told() == ["setMyCommands", "deleteMyCommands"]
+    await listens()
+    assert told()[-1] == "setMyCommands" and telegram.menus
 
 
 @pytest.mark.parametrize("token", ["777:wrong", "not a token at all/../x", ""])

@@ -13,12 +13,12 @@ def is_storable(text: str) -> bool:
     return _UNSTORABLE.search(text) is None
 
 
-def unstorable(what: str, *, try_this: str = "remove them") -> Invalid:
+def unstorable(what: str) -> Invalid:
     """For words whose sender can be told."""
     return Invalid(
         f"{what} holds characters that are no text",
         because="NUL bytes and lone surrogates cannot be stored on every database",
-        try_this=try_this,
+        try_this="remove them; where bytes are meant, send them as an attachment",
         code="text.unstorable",
     )
 

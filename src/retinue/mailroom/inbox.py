@@ -266,7 +266,7 @@ def _check_text(text: str) -> None:
             code="text.too-large",
         )
     if not is_storable(text):
-        raise unstorable("this text", try_this="remove them, or send the bytes as an attachment")
+        raise unstorable("this text")
 
 
 def _check_attachment(attachment: Attachment) -> None:

@@ -20,11 +20,14 @@ CAPTION_MAX = 1024
 ALBUM_MAX = 10
 BUTTON_BYTES_MAX = 64
 DOWNLOAD_BYTES_MAX = 20 * 1024 * 1024
+COMMANDS_MAX = 100
+COMMAND_DESCRIPTION_MAX = 256
 UPLOAD_BYTES_MAX = 50 * 1024 * 1024
 START_DATE = 1_767_603_600
 BY_DEFAULT = ("message", "edited_message", "callback_query")  # reactions have to be asked for
 REACTIONS = frozenset("👍👎🔥🎉🤩🙏👀❤👌😁🤔")
 SENT_AS = ("photo", "video", "animation", "document", "voice", "audio")
+_COMMAND = re.compile(r"[a-z0-9_]{1,32}")
 _MARKS = re.compile(r"(?P<mention>(?<!\w)@[A-Za-z0-9_]{3,32})|(?P<bot_command>(?<![\w/])/[A-Za-z0-9_]+(?:@\w+)?)")
 
 Json = dict[str, Any]
@@ -86,6 +89,7 @@ class TelegramPlace:
         self.updates: list[Json] = []
         self.allowed: Sequence[str] = BY_DEFAULT
         self.webhook = ""
+        self.menus: dict[str, list[Json]] = {}  # the commands shown, by scope
         self.files: dict[str, Uploaded] = {}
         self.actions: list[tuple[int, int | None, str]] = []
         self.reactions: dict[tuple[int, int], list[str]] = {}
@@ -234,6 +238,19 @@ class TelegramPlace:
 
     def _do_deletewebhook(self, _: Json) -> bool:
         self.webhook = ""
+        return True
+
+    def _do_setmycommands(self, arguments: Json) -> bool:
+        named = arguments["commands"]
+        if not 1 <= len(named) <= COMMANDS_MAX or not all(_COMMAND.fullmatch(each["command"]) for each in named):
+            raise No(400, "Bad Request: BOT_COMMAND_INVALID")
+        if not all(1 <= len(each["description"]) <= COMMAND_DESCRIPTION_MAX for each in named):
+            raise No(400, "Bad Request: BOT_COMMAND_DESCRIPTION_INVALID")
+        self.menus[arguments.get("scope", {}).get("type", "default")] = named
+        return True
+
+    def _do_deletemycommands(self, arguments: Json) -> bool:
+        self.menus.pop(arguments.get("scope", {}).get("type", "default"), None)
         return True
 
     def _do_sendmessage(self, arguments: Json) -> Json:

@@ -23,8 +23,8 @@ from retinue.connectors.base import (
     Surroundings,
     Unit,
 )
+from retinue.connectors.telegram import menu, sending, updates
 from retinue.connectors.telegram import offset as offsets
-from retinue.connectors.telegram import sending, updates
 from retinue.connectors.telegram.api import (
     DOWNLOAD_BYTES_MAX,
     MIB,
@@ -112,6 +112,7 @@ class TelegramConnector:
         me = await api.call("getMe", {}, result=User)
         if self._settings.clear_webhook:
             await api.call("deleteWebhook", {}, result=bool)
+        await menu.offer(self._unless_refused, self._house.shelf, me.id, wanted=self._settings.command_menu)
         offset = await self._stored_offset(me)
 
         async def ask(start: int | None, wait_s: int) -> News:
@@ -251,11 +252,12 @@ class TelegramConnector:
         where = {"chat_id": chat} if topic is None else {"chat_id": chat, "message_thread_id": topic}
         await self._unless_refused(method, {**where, **arguments})
 
-    async def _unless_refused(self, method: str, arguments: Mapping[str, Any]) -> None:
+    async def _unless_refused(self, method: str, arguments: Mapping[str, Any]) -> bool:
         try:
-            await self._sender().call(method, arguments, result=bool)
+            return await self._sender().call(method, arguments, result=bool)
         except (Refused, NotReached, NoAnswer) as error:
             log.info("telegram did not do it", extra={"connector": self.instance, "call": method, "code": error.code})
+            return False
 
     def _check_file(self, file: Attachment) -> None:
         if file.size_bytes > UPLOAD_BYTES_MAX:

@@ -34,3 +34,6 @@ class TelegramSettings:
         False,
         "Whether Telegram shows what is behind a link. For that it opens the link, whatever an agent wrote in it.",
     )
+    command_menu: bool = setting(
+        True, "Whether the commands of the house stand in the menu of the bot, where one talks to it alone."
+    )
