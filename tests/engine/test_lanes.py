@@ -84,10 +84,11 @@ def test_a_batch_is_of_one_sender_and_at_most_ten() -> None:
     [
         {"context": Context(sender_name="Alice")},
         {"context": Context(username="alice")},
+        {"context": Context(speaker="8")},
         {"kind": Kind.ANSWER},
         {"kind": Kind.DECISION},
     ],
-    ids=["another name", "another account", "no answer owed", "a decision"],
+    ids=["another name", "another account", "another id", "no answer owed", "a decision"],
 )
 def test_a_change_of_voice_or_of_what_is_owed_ends_a_batch(other: dict[str, Any]) -> None:
     assert seqs(next_batch([letter(1), letter(2, **other), letter(3)], COLLECT).work) == [1]

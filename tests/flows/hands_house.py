@@ -15,6 +15,7 @@ import msgspec
 from desk.desk_house import person
 
 from retinue.config import Configuration, Settings, load
+from retinue.connectors.base import Connector
 from retinue.daemon import House, default_parts, open_house
 from retinue.domain import address
 from retinue.domain.agent import Agent
@@ -203,6 +204,7 @@ async def hands_house(
     config: str = "",
     others: Sequence[str] = (),
     model: ScriptedModel | None = None,
+    connectors: Sequence[Connector] = (),
 ) -> AsyncGenerator[HandsHouse]:
     """`others` are further scripted models, by name. A house that is opened again may bring its `model` along."""
     root.mkdir(parents=True, exist_ok=True)
@@ -213,7 +215,14 @@ async def hands_house(
     model = model or ScriptedModel(base.clock)
     witness = root / "witness.txt"
     models = [model, *(ScriptedModel(base.clock, name=name) for name in others)]
-    parts = replace(base, models=models, staff=staff, tools=[AppendLine(witness), *tools], configuration=configuration)
+    parts = replace(
+        base,
+        models=models,
+        staff=staff,
+        tools=[AppendLine(witness), *tools],
+        connectors=connectors,
+        configuration=configuration,
+    )
     async with open_house(configuration.settings, parts) as house:
         made = HandsHouse(house, root, model, configuration, witness, {each.name: each for each in models})
         yield made

@@ -16,7 +16,7 @@ from flows.hands_house import ADA, BO, HandsHouse, Visit, hands_house
 from flows.staff_house import let_in, letters
 
 from retinue.domain.agent import Agent, DelegationRules, PermissionLevel, SubagentRules, ToolRules
-from retinue.domain.envelope import Kind
+from retinue.domain.envelope import Context, Kind
 from retinue.domain.nouns import replace
 from retinue.domain.person import Role
 from retinue.domain.record import UserTurn
@@ -24,6 +24,8 @@ from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
 from retinue.models.base import Prompt
+from retinue.real import RealClock
+from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, calls, says
 
 CY = Agent(name="cy", model="scripted")
@@ -113,6 +115,52 @@ async def test_a_job_in_the_background_that_was_sent_as_mail_is_a_guests_too(tmp
         plays(house.model, {"do it now": [ACT, "done"], "done": "NO_REPLY", "Send.": [send, "sent"]})
         await house.turn("Send.", sender=who)
         assert house.lines == ([PAY] if who == "person:owner" else [])
+
+
+IN_A_GROUP = '[tools.by_sender."channel:quiet:8"]\ndeny = ["append_line"]\n'
+SPEAKERS = pytest.mark.parametrize("speaker", ["8", "9"])
+
+
+async def in_a_group(house: HandsHouse, speaker: str, text: str, *lines: str | Line) -> None:
+    """Somebody says it in a room with others: by a name that two of them have."""
+    await house.turn(text, *lines, sender="channel:quiet:-1", context=Context(speaker=speaker, sender_name="Sam"))
+
+
+@SPEAKERS
+@pytest.mark.parametrize("mode", ["sync", "async"])
+async def test_who_speaks_in_a_group_gains_nothing_by_having_it_handed_on(
+    tmp_path: Path, speaker: str, mode: str
+) -> None:
+    connectors = [QuietConnector(RealClock())]
+    async with hands_house(tmp_path, staff=(ADA, BO), config=IN_A_GROUP, connectors=connectors) as house:
+        handed = {"Ask bo.": [ask("bo", "do it now", mode=mode), "asked"], "do it now": [ACT, "done"]}
+        plays(house.model, {**handed, "done": "NO_REPLY"})
+        await in_a_group(house, speaker, "Ask bo.")
+        assert house.lines == ([PAY] if speaker == "9" else [])
+
+
+@SPEAKERS
+async def test_what_comes_back_to_a_group_is_read_for_whoever_spoke(tmp_path: Path, speaker: str) -> None:
+    connectors = [QuietConnector(RealClock())]
+    async with hands_house(tmp_path, staff=(ADA, BO), config=IN_A_GROUP, connectors=connectors) as house:
+        handed = {"Ask bo.": [ask("bo", "what now", mode="async"), "asked"], "what now": "Write a line."}
+        plays(house.model, {**handed, "Write a line.": [ACT, "NO_REPLY"]})
+        await in_a_group(house, speaker, "Ask bo.")
+        assert house.lines == ([PAY] if speaker == "9" else [])
+
+
+@SPEAKERS
+async def test_a_late_yes_goes_on_for_whoever_spoke(tmp_path: Path, speaker: str) -> None:
+    config = f'[tools]\nask = ["write"]\n{IN_A_GROUP}'
+    async with hands_house(tmp_path, config=config, connectors=[QuietConnector(RealClock())]) as house:
+        wrote = calls("write", path="a.txt", content="a")
+        await in_a_group(house, speaker, "Begin.", wrote)
+        [approval] = await house.asked()
+        await in_a_group(house, speaker, "Never mind.", "Very well.", "Good.")
+        house.model.will_reply(ACT, "done")
+        await house.answer(approval)
+        assert list(house.root.rglob("a.txt"))  # what was allowed is done
+        assert house.lines == ([PAY] if speaker == "9" else [])
 
 
 async def test_mail_goes_no_further_than_work_that_is_handed_on(tmp_path: Path) -> None:

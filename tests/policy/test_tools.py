@@ -466,8 +466,26 @@ def test_rules_for_whom_it_is_done_in_the_end_take_away_and_give_nothing() -> No
     assert not chain(settings, known=known, sender=asker, behalf=owner).decide(spec("write")).denied
 
 
+def test_work_for_whoever_spoke_in_a_room_is_bound_by_the_rules_for_them() -> None:
+    room, asker = address.parse("channel:irc:#home"), address.parse("agent:ada")
+    maria, stranger = address.parse("person:maria"), address.parse("channel:irc:8")
+    settings = ToolSettings(
+        by_sender={"channel:irc:8": Lists(deny=("exec",))},
+        by_channel={"irc:#home": ChannelLists(deny=("read",), by_sender={"person:maria": Lists(deny=("write",))})},
+    )
+
+    def through(*speakers: Address) -> Chain:
+        return chain(settings, sender=asker, behalf=room, behalf_speakers=speakers)
+
+    assert through(maria).decide(spec("read")).allowed and through(maria).decide(spec("write")).denied
+    assert through(stranger).decide(spec("exec")).key == "tools.by_sender.channel:irc:8.deny"
+    assert through(stranger).decide(spec("read")).denied and through().decide(spec("read")).denied
+    both = through(maria, stranger)
+    assert all(both.decide(spec(name)).denied for name in ("exec", "read", "write"))
+
+
 def test_rules_are_kept_by_all_that_they_depend_on() -> None:
-    asks = {"sender", "speakers", "behalf", "channel"}
+    asks = {"sender", "speakers", "behalf", "behalf_speakers", "channel"}
     others = {
         "provider": "openai",
         "model": "gpt",

@@ -63,14 +63,16 @@ class Lineage(Struct, frozen=True, kw_only=True):
     """Where a run comes from that another one set going: what bounds it, beside its own agent's settings.
 
     `root` is the run with which it all began and `behalf` whom that one served: whoever works for a guest has no more
-    rights than the guest. `agents` is everyone from there to here, this run's own agent last. `sent_by` are those whose
-    rules hold beside its own agent's, because it is a subagent of theirs. What a run may spend is no more than what the
-    one above may (`run_microusd_max`), and all of them together no more than the tree may.
+    rights than the guest. Where that is a room, `speakers` are those who spoke there. `agents` is everyone from there
+    to here, this run's own agent last. `sent_by` are those whose rules hold beside its own agent's, because it is a
+    subagent of theirs. What a run may spend is no more than what the one above may (`run_microusd_max`), and all of
+    them together no more than the tree may.
     """
 
     root: RunId
     behalf: Address
     agents: tuple[str, ...]
+    speakers: tuple[Address, ...] = ()
     sent_by: tuple[str, ...] = ()
     run_microusd_max: int | None = None
     tree_microusd_max: int | None = None

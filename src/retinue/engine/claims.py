@@ -47,6 +47,7 @@ from retinue.policy.refreshing import keeps_awake
 from retinue.runners import turn_input
 from retinue.store import agents, approvals, delegations, envelopes, money, outcomes, records, runs, senders, sessions
 from retinue.store.house import Page
+from retinue.store.wrote import speakers
 
 CLOSED_AT_ONCE_MAX = 100
 LOOKED_AT_MAX = BATCH_MAX + 40
@@ -240,6 +241,7 @@ def _start_run(
         approvals=answered,
         stored=stored,
         senders=senders.of(conn, run.lineage, agent=run.agent),
+        speakers=speakers(conn, sender, batch),
         fresh=tuple(append.records),
         wakes=wakes,
     )
@@ -485,6 +487,7 @@ def _take_up(
         approvals=(*asked, *late),
         stored=stored,
         senders=senders.of(conn, run.lineage, agent=run.agent),
+        speakers=speakers(conn, run.sender, held),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
+from retinue.domain.address import Address
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Envelope, Kind
@@ -31,6 +32,7 @@ class Work(Struct, frozen=True, kw_only=True):
     approvals: tuple[Approval, ...] = ()
     stored: tuple[Call, ...] = ()
     senders: tuple[Agent, ...] = ()  # whose rules hold beside its own agent's, who sent it out first of all first
+    speakers: tuple[Address, ...] = ()  # who spoke, where they did so in a room that may be several people's
     fresh: tuple[Record, ...] = ()  # what the claim itself appended
     wakes: tuple[Wake, ...] = ()
     manner: Manner = PLAIN  # in which it shows what it does

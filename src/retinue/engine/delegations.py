@@ -40,6 +40,7 @@ from retinue.policy.reaching import may_reach
 from retinue.store import agents, delegations, envelopes, outcomes, runs, sessions, webhooks
 from retinue.store.behalf import came_of, sees, whose
 from retinue.store.house import Page
+from retinue.store.wrote import descent
 
 
 def delegation_id(run: str, call: str) -> EnvelopeId:
@@ -70,14 +71,14 @@ def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tup
             try_this="let the agent do it in a conversation",
             code="delegation.no-run",
         )
-    id_ = delegation_id(run.id, handing.call)
+    id_, above = delegation_id(run.id, handing.call), descent(page.conn, run)
     if handing.kind is DelegationKind.EXTERNAL:  # the agent's own work, done elsewhere: nobody else is asked
-        target, to, lineage = asker, None, run.descent
+        target, to, lineage = asker, None, above
     else:
         target = _target(page, asker, handing)
         _allow(page, run, asker, target, handing.kind)
         to = _session(page, handing, id_, run, session, asker, target)
-        lineage = descends(run.descent, asker, target, handing.kind)
+        lineage = descends(above, asker, target, handing.kind)
     made = Delegation(
         id=id_,
         kind=handing.kind,
@@ -88,7 +89,7 @@ def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tup
         target=target.name,
         to=to.id if to is not None else None,
         task=handing.text,
-        above=run.descent,
+        above=above,
         lineage=lineage,
         notify=handing.notify,
         wait_until=from_ms(page.at_ms) + timedelta(seconds=handing.wait_s) if handing.wait_s else None,

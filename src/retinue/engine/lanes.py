@@ -57,13 +57,14 @@ class Batch(Struct, frozen=True):
 
 def voice(
     envelope: Envelope,
-) -> tuple[str, str, str, Kind | bool, RunRequest | None, Lineage | None, EnvelopeId | None]:
+) -> tuple[tuple[str, ...], Kind | bool, RunRequest | None, Lineage | None, EnvelopeId | None]:
     """Who speaks, whether an answer is owed and to whom, what is asked of the run and whose work it is: a change of any
     ends a batch. What came of work that was handed on is of the one who had it handed on, each of its own."""
     context = envelope.context
     owed = Kind.SYSTEM if envelope.kind is Kind.SYSTEM else answerable(envelope.kind)
     about = envelope.reply_to if envelope.kind in CAME_OF_IT else None
-    return str(envelope.sender), context.sender_name, context.username, owed, context.request, context.lineage, about
+    who = str(envelope.sender), context.speaker, context.sender_name, context.username
+    return who, owed, context.request, context.lineage, about
 
 
 def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:

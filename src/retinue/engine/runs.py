@@ -13,8 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.agents.home import ensure_workspace
-from retinue.domain import address
-from retinue.domain.address import Address, AddressKind
+from retinue.domain.address import AddressKind
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Kind
 from retinue.domain.errors import RetinueError, Stale, StoreError
@@ -203,7 +202,7 @@ class Watch:
             home=home,
             place=ensure_workspace(defaults.workspace_of(acting, ground), home=ground),
             senders=work.senders,
-            speakers=_speakers_of(work),
+            speakers=work.speakers,
             acting=acting if ground is not home else None,
             ground=ground if ground is not home else None,
             told_from=defaults.workspace_of(work.agent, home) if ground is not home else None,
@@ -285,22 +284,6 @@ class Watch:
 
 def _request_of(work: Work) -> RunRequest:
     return next((e.context.request for e in work.envelopes if e.context.request), NO_REQUEST)
-
-
-def _speakers_of(work: Work) -> tuple[Address, ...]:
-    """Whoever spoke in a room: as the person they are here, or else by the address at which they alone are met."""
-    if work.run.sender.kind is not AddressKind.CHANNEL:
-        return ()
-    contexts = [each.context for each in work.envelopes if each.context.person or each.context.speaker]
-    instance = work.run.sender.name
-    return tuple(
-        dict.fromkeys(
-            address.person(context.person)
-            if context.person
-            else Address(AddressKind.CHANNEL, instance, context.speaker)
-            for context in contexts
-        )
-    )
 
 
 def _without_wakes(ended: Ended) -> Ended:

@@ -31,6 +31,7 @@ from retinue.store import agents, delegations, envelopes, runs, sessions
 from retinue.store.behalf import came_of, sees, whose
 from retinue.store.house import Page
 from retinue.store.session_names import named
+from retinue.store.wrote import descent
 
 CONVERSATIONS_LOOKED_AT_MAX = 100
 PEOPLE = frozenset({AddressKind.PERSON, AddressKind.CHANNEL})
@@ -280,4 +281,4 @@ def _lineage(
             try_this=f"ask the owner to change `{decision.key}`" if decision.key else "",
             code="word.refused",
         )
-    return None if word.silent else descends(run.descent, speaker, target, DelegationKind.MESSAGE)
+    return None if word.silent else descends(descent(page.conn, run), speaker, target, DelegationKind.MESSAGE)

@@ -18,6 +18,7 @@ from retinue.operations.base import Desk, Operation, perform, without_secrets
 from retinue.policy.permissions import least_level
 from retinue.store import runs
 from retinue.store.behalf import whose
+from retinue.store.wrote import descent
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 
 _encode = msgspec.json.Encoder().encode
@@ -74,7 +75,7 @@ class OperationTool:
             level = least_level((level, behalf.level))
             if not behalf.sees_all and not self._operation.effect:
                 asks = behalf.address
-        return Principal(address=asks, level=level, trust=trust, descent=run.descent)
+        return Principal(address=asks, level=level, trust=trust, descent=descent(conn, run))
 
 
 def _effects(operation: Operation) -> frozenset[Effect]:

@@ -42,6 +42,7 @@ def descends(descent: Lineage, asker: Agent, target: Agent, kind: DelegationKind
         root=descent.root,
         behalf=descent.behalf,
         agents=(*descent.agents, target.name),
+        speakers=descent.speakers,
         sent_by=(*descent.sent_by, asker.name) if kind in SENT_OUT else descent.sent_by,
         run_microusd_max=_least(descent.run_microusd_max, asker.cost_microusd_max),
         tree_microusd_max=_least(

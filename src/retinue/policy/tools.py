@@ -58,6 +58,7 @@ class Circumstances(NamedTuple):
     sender: Address | None = None
     speakers: tuple[Address, ...] = ()  # the people behind it, where it is a room
     behalf: Address | None = None  # whom it is for in the end, where another run set it going
+    behalf_speakers: tuple[Address, ...] = ()  # the people behind that, where it is a room
     senders: tuple[Agent, ...] = ()  # whose rules hold too, because it is a subagent of theirs
     channel: str = ""  # CONNECTOR:ROOM, where the words came from one
     door: Door = Door.MODEL
@@ -316,7 +317,7 @@ def by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
     """Whoever works for another is bound by the rules for both, so that nobody gains by asking through an agent.
 
     So are several who have spoken in one room: nobody gains by speaking after another. All that layers depend on of
-    `sender`, `speakers`, `behalf` and `channel`.
+    `sender`, `speakers`, `behalf`, `behalf_speakers` and `channel`.
     """
     if not settings.by_sender and not settings.by_channel:
         return []
@@ -327,8 +328,9 @@ def by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
     behalf = where.behalf
     if behalf is not None and behalf != where.sender:
         room = f"{behalf.name}:{behalf.rest}" if behalf.kind is AddressKind.CHANNEL else ""
-        for layer in _for_sender(settings, (behalf,), room):
-            layers.setdefault(layer.key, replace(layer, lent=True))
+        for speaker in where.behalf_speakers or (None,):
+            for layer in _for_sender(settings, (speaker, behalf), room):
+                layers.setdefault(layer.key, replace(layer, lent=True))
     return list(layers.values())
 
 

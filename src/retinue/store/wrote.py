@@ -1,24 +1,72 @@
-"""Whose own words a run works on, where they came by a channel."""
+"""Whose own words a run works on, where they came by a channel; also where it works for another run."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from retinue.domain import address
-from retinue.domain.address import Address
+from retinue.domain.address import Address, AddressKind
+from retinue.domain.delegation import Lineage
+from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.run import Run
 from retinue.domain.trust import Trust
-from retinue.store import envelopes
+from retinue.store import approvals, envelopes, runs
 
 OWNER = address.person("owner")
 
 
 def who_wrote(conn: sa.Connection, run: Run) -> Address | None:
     """The owner, or the one person of the house whose linked id it was. None where several wrote, or nobody we know."""
-    held = [envelope for id_ in run.envelopes if (envelope := envelopes.get(conn, id_)) is not None]
-    asks = [envelope for envelope in held if not envelope.silent]  # what was only told beside it asks for nothing
+    # What was only told beside it asks for nothing.
+    asks = [letter for letter in _letters(conn, run) if not letter.silent]
     wrote = {
         OWNER if each.trust is Trust.OWNER else address.person(each.context.person) if each.context.person else None
         for each in asks
     }
     return wrote.pop() if len(wrote) == 1 else None
+
+
+def speakers(conn: sa.Connection, sender: Address, letters: Iterable[Envelope]) -> tuple[Address, ...]:
+    """Whoever spoke in a room: as the person they are here, or else by the address at which they alone are met."""
+    if sender.kind is not AddressKind.CHANNEL:
+        return ()
+    contexts = [each.context for each in _said(conn, letters)]
+    return tuple(
+        dict.fromkeys(
+            address.person(context.person)
+            if context.person
+            else Address(AddressKind.CHANNEL, sender.name, context.speaker)
+            for context in contexts
+            if context.person or context.speaker
+        )
+    )
+
+
+def _said(conn: sa.Connection, letters: Iterable[Envelope]) -> Iterator[Envelope]:
+    """The letters themselves; of a decision, those of the run that asked for it: a late yes goes on with their work."""
+    waiting, seen = list(letters), set[str]()
+    while waiting:
+        letter = waiting.pop(0)
+        if letter.id in seen:
+            continue
+        seen.add(letter.id)
+        if letter.kind is not Kind.DECISION:
+            yield letter
+            continue
+        approval = approvals.get(conn, letter.context.approval)
+        asked = runs.get(conn, approval.run) if approval is not None else None
+        waiting += _letters(conn, asked) if asked is not None else ()
+
+
+def _letters(conn: sa.Connection, run: Run) -> list[Envelope]:
+    return [letter for id_ in run.envelopes if (letter := envelopes.get(conn, id_)) is not None]
+
+
+def descent(conn: sa.Connection, run: Run) -> Lineage:
+    """What bounds whoever a run hands work to, with those who spoke."""
+    if run.lineage is not None:
+        return run.lineage
+    return replace(run.descent, speakers=speakers(conn, run.sender, _letters(conn, run)))
