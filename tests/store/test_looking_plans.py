@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from store.test_sqlite import plan_of, statements
 
-from retinue.store import approval_list, delegation_list, lane_list, marks, run_list, run_trace
+from retinue.store import approval_list, delegation_list, lane_list, marks, run_list, run_story, run_trace
 from retinue.store.opening import prepare_sqlite
 
 # What may be gone through as a whole: a window that was looked at, the staff, and what is open, pending or dead.
@@ -20,7 +20,9 @@ WHOLE = re.compile(
 
 
 @pytest.mark.parametrize(
-    "module", [approval_list, delegation_list, lane_list, marks, run_list, run_trace], ids=lambda m: m.__name__
+    "module",
+    [approval_list, delegation_list, lane_list, marks, run_list, run_story, run_trace],
+    ids=lambda m: m.__name__,
 )
 def test_no_look_goes_through_a_whole_table(module: object, tmp_path: Path) -> None:
     prepare_sqlite(tmp_path / "house.db")

@@ -47,7 +47,7 @@ _blank_steps = (
     .where(t.steps.c.run.in_(sa.select(t.runs.c.id).where(t.runs.c.session == _b("the_session"))))
     .values(call=None)
 )
-_blank_news = t.news.update().where(t.news.c.session == _b("the_session")).values(body=None)
+_blank_news = t.news.update().where(t.news.c.session.in_(_own)).values(body=None)
 _approvals = sa.select(t.approvals.c.id, t.approvals.c.calls).where(t.approvals.c.session == _b("session"))
 _blank_approval = (
     t.approvals.update().where(t.approvals.c.id == _b("the_id")).values(calls=_b("new_calls"), because=FORGOTTEN)
@@ -97,6 +97,7 @@ def forget(conn: sa.Connection, *, person: str, now_ms: int) -> Forgotten:
     sessions = own_sessions(conn, person)
     conn.execute(_unhook, _as(person))
     envelopes = conn.execute(_blank_mail, _as(person)).rowcount
+    conn.execute(_blank_news, _as(person))
     records = sum(_blank(conn, session, page.at_ms) for session in sessions)
     tokens.revoke_all(conn, str(address.person(person)), at_ms=page.at_ms)
     for statement in _theirs:
@@ -121,7 +122,7 @@ def _blank(conn: sa.Connection, session: SessionId, at_ms: int) -> int:
     for row in conn.execute(_approvals, {"session": session}).all():
         calls = tuple(replace(call, arguments={}) for call in _calls.decode(row.calls))
         conn.execute(_blank_approval, {"the_id": row.id, "new_calls": _encode(calls).decode()})
-    for statement in (_blank_runs, _blank_steps, _blank_news, _blank_delegations, _asked_in, _unname):
+    for statement in (_blank_runs, _blank_steps, _blank_delegations, _asked_in, _unname):
         conn.execute(statement, {"the_session": session})
     conn.execute(_blank_session, {"the_session": session, "now": at_ms})
     return len(rows)

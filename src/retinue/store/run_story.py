@@ -33,11 +33,7 @@ _steps = (
 )
 _told = (
     sa.select(t.news.c.kind, t.news.c.body, t.news.c.at_ms)
-    .where(
-        t.news.c.session == _b("session"),
-        t.news.c.run == _b("run"),
-        t.news.c.kind.in_(tuple(t.word(f"'{kind}'") for kind in (NewsKind.RUN_JOINED, NewsKind.RUN_RESUMED))),
-    )
+    .where(t.news.c.run == _b("run"), t.run_went_on)
     .order_by(t.news.c.seq)
     .limit(NEWS_READ_MAX)
 )
@@ -138,7 +134,9 @@ def own_records(conn: sa.Connection, run: Run) -> list[Record]:
 def _taken_up(conn: sa.Connection, run: Run) -> list[Fact]:
     """When it went on after a wait or a stop, and who joined in."""
     facts: list[Fact] = []
-    for row in conn.execute(_told, {"session": run.session, "run": run.id}):
+    for row in conn.execute(_told, {"run": run.id}):
+        if row.kind == NewsKind.RUN_PARKED:
+            continue  # the question it waits for is told by itself
         body = _body.decode(row.body) if row.body else {}
         if row.kind == NewsKind.RUN_JOINED:
             joined = listed([short(id_) for id_ in body.get("envelopes", [])])

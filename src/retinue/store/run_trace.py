@@ -40,13 +40,7 @@ _steps = (
 )
 _told = (
     sa.select(t.news.c.kind, t.news.c.body, t.news.c.at_ms)
-    .where(
-        t.news.c.session == _b("session"),
-        t.news.c.run == _b("run"),
-        t.news.c.kind.in_(
-            tuple(t.word(f"'{kind}'") for kind in (NewsKind.RUN_JOINED, NewsKind.RUN_PARKED, NewsKind.RUN_RESUMED))
-        ),
-    )
+    .where(t.news.c.run == _b("run"), t.run_went_on)
     .order_by(t.news.c.seq)
     .limit(NEWS_READ_MAX)
 )

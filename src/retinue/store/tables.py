@@ -634,6 +634,10 @@ news = sa.Table(
     sa.Column("person", sa.String(64)),  # whom it is for, beside whoever sees its session
 )
 
+# The few that tell of a run what nothing else keeps: that it waited, was taken up again, or read more meanwhile.
+run_went_on = news.c.kind.in_((word("'run.joined'"), word("'run.parked'"), word("'run.resumed'")))
+_partial("ix_news_run", news.c.run, where=run_went_on)
+
 # What someone is to notice when they look: short words, from an agent or a person.
 notifications = sa.Table(
     "notifications",
