@@ -288,12 +288,19 @@ _HANDED_OUT = "SELECT count(*) FROM delegations WHERE kind = 'external' AND stat
 
 @asynccontextmanager
 async def trial(
-    folder: Path, *, seed: int, habits: Sequence[Habit] = (), letters_max: int = 0, bugs: str = ""
+    folder: Path,
+    *,
+    seed: int,
+    habits: Sequence[Habit] = (),
+    letters_max: int = 0,
+    bugs: str = "",
+    ticks: bool = True,
 ) -> AsyncGenerator[tuple[Trial, asyncio.Task[None]]]:
-    """Everything set up in a folder, and the clients writing."""
+    """Everything set up in a folder, and the clients writing; and the clock, unless told not to."""
     home, outside = folder / "home", folder / "outside"
     outside.mkdir(parents=True)
-    _declare_schedules(home)
+    if ticks:
+        _declare_schedules(home)
     log = Log(outside / "client.log")
     client = Client(home, log, seed=seed, habits=habits, letters_max=letters_max)
     far = FarSide(home, log)
