@@ -134,7 +134,7 @@ async def taken_over(folder: Path, *, bugs: str) -> Verdict:
         await until(lambda: "run taken over" in second.said or witnessed(tried) == 2)  # they share one log
         await first.kill()
         await come_to_rest(tried, writing, sound=not bugs)
-    return judge(read_evidence(tried.home, tried.outside))
+    return judge(read_evidence(tried.home, tried.outside), ticks=False)
 
 
 async def pause_between_commits(tried: Trial, life: Life) -> None:

@@ -71,7 +71,8 @@ class Verdict:
         return [*table, *shown, *more, f"crash verdict: {'ok' if self.ok else 'FAILED'} ({sums})"]
 
 
-def judge(evidence: Evidence) -> Verdict:
+def judge(evidence: Evidence, *, ticks: bool = True) -> Verdict:
+    """`ticks`: whether there was a clock that wrote."""
     case = _Case(evidence)
     findings = [
         *_complaints(case),
@@ -88,7 +89,7 @@ def judge(evidence: Evidence) -> Verdict:
         *_delivered(case),
         *_unasked(case),
         *_retried(case),
-        *_came(case),
+        *(_came(case) if ticks else ()),
         *(Finding(Wrong.LEDGER, line) for line in evidence.ledger),
     ]
     return Verdict(figures=_figures(case), findings=findings)
