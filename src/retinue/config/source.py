@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
@@ -104,6 +103,8 @@ class Source:
         return merge(merged, own)
 
     def _parse(self, file: Path, text: str) -> Table | None:
+        import tomllib  # a house without a file needs it as little as one that is handed its settings
+
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
