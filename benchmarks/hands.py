@@ -31,8 +31,8 @@ from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.testing.tools import AppendLine
 from retinue.tools.base import Scene, Tool, schema_of
+from retinue.tools.earlier import EarlierWords
 from retinue.tools.grants import Grants
-from retinue.tools.origins import EarlierWords
 from retinue.tools.toolbox import Occasion, Toolbox
 from retinue.tools.wholes import Wholes
 

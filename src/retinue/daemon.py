@@ -74,7 +74,6 @@ from retinue.mailroom.outbox import Outbox
 from retinue.mailroom.owner import Owner
 from retinue.mailroom.presence import Presence
 from retinue.mailroom.reach import Reach, WithinReach
-from retinue.mailroom.requests import Requests
 from retinue.mailroom.shown_questions import ShownQuestions
 from retinue.mailroom.switchboard import Needs, Switchboard
 from retinue.mailroom.webhooks import Completions
@@ -123,12 +122,13 @@ from retinue.store.files import Files
 from retinue.store.house import Page
 from retinue.store.opening import open_store
 from retinue.tools.base import Tool
+from retinue.tools.earlier import EarlierWords
 from retinue.tools.mcp.servers import layers as mcp_layers
-from retinue.tools.origins import EarlierWords
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from retinue.agents.mirror import Mirror
+    from retinue.mailroom.requests import Requests
     from retinue.models.bridge import Bridges
 
 log = logging.getLogger(__name__)
@@ -499,9 +499,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             settings=current,
             runners=frozenset(own_runners),
             callbacks=Callbacks(store, clock, engine.wake, os.environ),
-            requests=Requests(
-                store, inbox, clock, ids, connectors=lambda: lines, default_agent=lambda conn: desk.default_agent(conn)
-            ),
+            requests=lambda: _requests(desk, lines),
             switchboard=switchboard,
             hooks=programs.hooks,
         )
@@ -581,6 +579,15 @@ def _first_asked(minds: Minds, agent: Agent, mind: Mind) -> ModelFacts:
         return minds.catalog.facts(minds.catalog.chain(agent=agent, mind=mind)[0])
     except RetinueError:
         return ModelFacts(ref=ModelRef("", agent.model or "none"))
+
+
+def _requests(desk: Desk, lines: Mapping[str, Connector]) -> Requests:
+    """Brought in with the first request of a program elsewhere: few houses are sent any."""
+    from retinue.mailroom.requests import Requests
+
+    return Requests(
+        desk.store, desk.post, desk.clock, desk.ids, connectors=lambda: lines, default_agent=desk.default_agent
+    )
 
 
 def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> Maker:

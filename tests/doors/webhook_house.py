@@ -136,7 +136,7 @@ async def hook_house(
                 connectors=lambda: opened,
                 default_agent=desk.default_agent,
             )
-            house = structs.replace(house, desk=structs.replace(desk, requests=requests))
+            house = structs.replace(house, desk=structs.replace(desk, requests=lambda: requests))
             made = HookHouse(house, root, model, configuration, root / "witness.txt", {model.name: model})
             made.port = listener.getsockname()[1]
             async with _served(made, listener):

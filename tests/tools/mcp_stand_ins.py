@@ -30,9 +30,8 @@ from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.tools.base import Output, Scene, Tool
-from retinue.tools.mcp.line import SandboxOf
-from retinue.tools.mcp.server import Standing, State
 from retinue.tools.mcp.servers import FOLDER, Servers
+from retinue.tools.mcp.standing import SandboxOf, Standing, State
 
 WAIT_S = 40.0
 

@@ -27,8 +27,8 @@ from retinue.operations.base import Desk
 from retinue.operations.health import Health
 from retinue.policy.tools import Chain, Circumstances, layers_for
 from retinue.policy.wrapping import unwrap
-from retinue.tools.mcp.server import State
 from retinue.tools.mcp.servers import layers
+from retinue.tools.mcp.standing import State
 from retinue.tools.toolbox import Occasion, Toolbox
 
 ADA = Agent(name="ada")

@@ -26,7 +26,8 @@ from retinue.testing.fake_clock import FakeClock
 from retinue.tools.base import ToolFailed
 from retinue.tools.mcp.lines import LOG
 from retinue.tools.mcp.placing import placed_by
-from retinue.tools.mcp.server import RETRY_FIRST_S, RETRY_MAX_S, State
+from retinue.tools.mcp.server import RETRY_FIRST_S, RETRY_MAX_S
+from retinue.tools.mcp.standing import State
 from retinue.tools.shell.confining import Confining
 
 

@@ -8,22 +8,22 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from retinue.api import blobs, callbacks, docs, mcp, metrics, requests
+from retinue.api import blobs, callbacks, metrics
 from retinue.api.answers import API_HEADERS, Headers, WrongMethod, broke, refusal
 from retinue.api.auth import Caller, SignIn
 from retinue.api.bounds import Rate, TooMany
-from retinue.api.door import ON_THE_SOCKET, Door, Visit, visit
+from retinue.api.door import HOOKS, ON_THE_SOCKET, Door, Visit, visit
 from retinue.api.gate import Gate
 from retinue.api.live import Feed, Senders, server_sent
 from retinue.api.metrics import Counts
 from retinue.api.pages import Pages
-from retinue.api.sockets import LiveSocket
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError, TooLarge
@@ -32,11 +32,14 @@ from retinue.domain.text import is_storable
 from retinue.mailroom.callbacks import Callbacks
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.mcp_door import Visitor
 from retinue.operations.uploads import UPLOAD_BYTES_MAX
 from retinue.policy import permissions
 from retinue.store import news
 from retinue.store.sight import sees_session
+
+if TYPE_CHECKING:
+    from retinue.api.requests import RequestDoor
+    from retinue.mailroom.requests import Requests
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ UPLOADS_AT_ONCE_MAX = 8
 LENGTH_DIGITS_MAX = 15
 JSON = (b"content-type", b"application/json")
 GZIP = (b"content-encoding", b"gzip")
-NOT_PAGES = ("/api/", "/mcp", callbacks.PREFIX, requests.PREFIX)
+NOT_PAGES = ("/api/", "/mcp", callbacks.PREFIX, HOOKS)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -114,7 +117,7 @@ class App:
     _requests: Rate = field(init=False)
     _envelopes: Rate = field(init=False)
     _following: dict[str, int] = field(default_factory=dict[str, int])
-    _hooked: requests.RequestDoor | None = field(init=False, default=None)
+    _hooked: RequestDoor | None = field(init=False, default=None)
     _taking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UPLOADS_AT_ONCE_MAX))
 
     def __post_init__(self) -> None:
@@ -123,8 +126,6 @@ class App:
         self._sign_in = SignIn(self.desk, door, time.monotonic, self.gate.refusals.add)
         self._requests = Rate(time.monotonic, door.requests_per_minute, "requests")
         self._envelopes = Rate(time.monotonic, door.envelopes_per_minute, "envelopes")
-        if self.desk.requests is not None:
-            self._hooked = requests.RequestDoor(self.desk.requests, time.monotonic)
         self.desk.store.on_commit(self.counts.committed)
         self._routes = {
             ("GET", "/api/health"): self._health,
@@ -169,6 +170,9 @@ class App:
 
     async def _mcp(self, request: Request) -> Answer:
         """The house as an MCP server, for whoever has a token: its operations, and an agent's tools."""
+        from retinue.api import mcp
+        from retinue.operations.mcp_door import Visitor  # few houses are asked this way
+
         mcp.check(request.headers)
         caller = await self._caller(request.headers, request.visit, method="POST")
         body = await self._body(request.headers, request.receive)
@@ -216,8 +220,8 @@ class App:
             return await self._blob(request, path.removeprefix(blobs.PREFIX))
         if method == "POST" and path.startswith(callbacks.PREFIX) and self.desk.callbacks is not None:
             return await self._hear(request, callbacks.session_of(path), self.desk.callbacks)
-        if method == "POST" and path.startswith(requests.PREFIX) and self._hooked is not None:
-            return await self._hook(request, path, self._hooked)
+        if method == "POST" and path.startswith(HOOKS) and self.desk.requests is not None:
+            return await self._hook(request, path, self.desk.requests)
         if method == "GET" and not path.startswith(NOT_PAGES) and (page := self._page(request, path)) is not None:
             return page
         allowed = [known for known in ("GET", "POST") if (known, path) in self._routes]
@@ -331,12 +335,16 @@ class App:
         body = await self._body(request.headers, request.receive, bytes_max=TEXT_BYTES_MAX)
         return Answer(200, await callbacks.take(heard_by, session, request.headers, body), [JSON])
 
-    async def _hook(self, request: Request, path: str, door: requests.RequestDoor) -> Answer:
+    async def _hook(self, request: Request, path: str, requests: Callable[[], Requests]) -> Answer:
         if not request.visit.local:
             self._requests.take(f"hooks from {request.visit.remote}")
         body = partial(self._body, request.headers, request.receive)
         query, remote = request.scope["query_string"], request.visit.remote
-        status, said = await door.take(path, query, request.headers, remote, lambda most: body(bytes_max=most))
+        if self._hooked is None:
+            from retinue.api.requests import RequestDoor  # with the first request: few houses are sent any
+
+            self._hooked = RequestDoor(requests(), time.monotonic)
+        status, said = await self._hooked.take(path, query, request.headers, remote, lambda most: body(bytes_max=most))
         return Answer(status, said, [JSON])
 
     # --- signing in and out ---
@@ -388,10 +396,14 @@ class App:
         return Answer(200, body, [(b"content-type", metrics.CONTENT_TYPE)])
 
     async def _openapi(self, request: Request) -> Answer:
+        from retinue.api import docs  # for the few who write a client
+
         caller = await self._caller(request.headers, request.visit, method="GET")
         return Answer(200, _encode(docs.openapi(self.desk, caller.principal, self._all())), [JSON])
 
     async def _listing(self, request: Request) -> Answer:
+        from retinue.api import docs
+
         caller = await self._caller(request.headers, request.visit, method="GET")
         if request.query("of") == "plugins":
             return Answer(200, _encode(docs.commands(self.desk, caller.principal, self._brought())), [JSON])
@@ -472,6 +484,8 @@ class App:
             log.exception("request broke", extra={"operation": "live"})
             await self._refuse_socket(send, self._refuse(broke("live")))
             return
+        from retinue.api.sockets import LiveSocket  # with the first, like what speaks the protocol
+
         self.counts.sockets += 1
         again = self._sign_in.again(caller)
         try:

@@ -19,6 +19,7 @@ from retinue.domain.errors import Invalid, NotAllowed, RetinueError
 
 MIB = 1024 * 1024
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+HOOKS = "/hooks/"  # below it, requests of programs elsewhere come in
 FORWARDED_MAX = 32  # addresses read of one forwarded chain
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

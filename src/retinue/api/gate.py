@@ -11,15 +11,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from msgspec import Struct, field
 from starlette.types import ASGIApp
 
 from retinue.api.answers import raw_refusal
 from retinue.api.door import Door
-from retinue.api.uvicorn_server import Config, HttpToolsProtocol, WebSocketsSansIOProtocol
+from retinue.api.uvicorn_server import Config, HttpToolsProtocol
 from retinue.domain.errors import Invalid, RetinueError, TooLarge
+
+if TYPE_CHECKING:
+    from retinue.api.gated_socket import Socket
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +31,6 @@ HEAD_BYTES_MAX = 64 * 1024
 SWEEP_S = 0.5
 SLOWEST_BYTES_PER_S = 64 * 1024  # on the whole, of a request that takes longer than `request_wait_s`
 FRAME_BYTES_MAX = 64 * 1024
-FRAGMENTS_MAX = 64
-UNREAD_PONGS_BYTES_MAX = 64 * 1024
 PING_EVERY_S = 20.0
 PONG_WITHIN_S = 20.0
 BACKLOG = 1024
@@ -188,33 +190,11 @@ class Http(HttpToolsProtocol):
             self.transport.abort()  # an answer has begun; there is no other way to end it
 
 
-class Socket(WebSocketsSansIOProtocol):
-    """One WebSocket."""
+def _socket(gate: Gate, **served: Any) -> Socket:
+    """A WebSocket at this gate. What speaks it is brought in with the first: many houses never have one."""
+    from retinue.api.gated_socket import Socket
 
-    gate: ClassVar[Gate]
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        if transport in self.gate.open:
-            self.gate.open[transport] = self
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.gate.forget(self)
-        super().connection_lost(exc)
-
-    def handle_ping(self) -> None:
-        super().handle_ping()
-        # Whoever pings and never reads our pongs would have us keep them all.
-        if self.transport.get_write_buffer_size() > UNREAD_PONGS_BYTES_MAX:
-            self.gate.refusals.add("live.unread-pongs")
-            self.transport.abort()
-
-    def handle_cont(self, event: Any) -> None:
-        super().handle_cont(event)
-        # Pieces of no length never reach the bound on a message's size.
-        if len(self.frames) > FRAGMENTS_MAX:
-            self.gate.refusals.add("live.fragments")
-            self.transport.abort()
+    return Socket(gate, **served)
 
 
 def server_config(app: ASGIApp, gate: Gate) -> Config:
@@ -222,7 +202,7 @@ def server_config(app: ASGIApp, gate: Gate) -> Config:
     return Config(
         app,
         http=type("GatedHttp", (Http,), {"gate": gate}),
-        ws=type("GatedSocket", (Socket,), {"gate": gate}),
+        ws=cast(type[asyncio.Protocol], partial(_socket, gate)),
         ws_max_size=FRAME_BYTES_MAX,
         ws_ping_interval=PING_EVERY_S,
         ws_ping_timeout=PONG_WITHIN_S,

@@ -5,7 +5,6 @@ It was built or it was not. Where it was not (a checkout without Node), one plai
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 from pathlib import Path
 
@@ -93,8 +92,14 @@ def _file(body: bytes, media_type: str, kept: str) -> File:
         (b"vary", b"accept-encoding"),
         (b"etag", tag),
     ]
-    small = gzip.compress(body, 9, mtime=0) if len(body) >= COMPRESSED_FROM_BYTES else None
+    small = _compressed(body) if len(body) >= COMPRESSED_FROM_BYTES else None
     return File(body, small if small is not None and len(small) < len(body) else None, headers, tag)
+
+
+def _compressed(body: bytes) -> bytes:
+    import gzip  # only for a house that shows somebody its pages
+
+    return gzip.compress(body, 9, mtime=0)
 
 
 _not_built = _file(_NOT_BUILT, _TYPES[".html"], "no-store")

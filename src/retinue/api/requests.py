@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import msgspec
 
 from retinue.api.bounds import Lockout, TooMany
+from retinue.api.door import HOOKS
 from retinue.connectors.webhook.settings import HookKind
 from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.token import hash_of
@@ -15,7 +16,6 @@ from retinue.mailroom.callbacks import Unsigned
 from retinue.mailroom.requests import Came, Requests
 from retinue.policy.rates import Buckets
 
-PREFIX = "/hooks/"
 FAILURES_MAX = 5  # proofs that were wrong, from one address, before none is looked at
 LOCKOUT_S = 60.0
 INSTANCES_MAX = 256
@@ -93,13 +93,13 @@ class RequestDoor:
 
 
 def _parts(path: str) -> tuple[str, str]:
-    instance, slash, below = path.removeprefix(PREFIX).partition("/")
+    instance, slash, below = path.removeprefix(HOOKS).partition("/")
     below = unquote(below)
     if not instance or not slash or not below or "/" in below or len(below) > PATH_CHARS_MAX:
         raise NotFound(
             f"nothing is served at {path[:200]}",
-            because=f"requests come to {PREFIX}INSTANCE/PATH",
-            try_this=f"{PREFIX}INSTANCE/agent, {PREFIX}INSTANCE/wake, or the name of a mapping",
+            because=f"requests come to {HOOKS}INSTANCE/PATH",
+            try_this=f"{HOOKS}INSTANCE/agent, {HOOKS}INSTANCE/wake, or the name of a mapping",
             code="route.not-found",
         )
     return instance, below

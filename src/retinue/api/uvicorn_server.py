@@ -26,9 +26,8 @@ _import_bare()
 
 from uvicorn.config import Config  # noqa: E402 - only now
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol  # noqa: E402
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol  # noqa: E402
 from uvicorn.server import Server  # noqa: E402
 
 sys.modules["uvicorn"].__dict__["Server"] = Server  # as whoever imports it expects
 
-__all__ = ["Config", "HttpToolsProtocol", "Server", "WebSocketsSansIOProtocol"]
+__all__ = ["Config", "HttpToolsProtocol", "Server"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from retinue.domain.errors import Invalid
 
@@ -33,8 +34,7 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where something is written. An environment variable has no file, and some things have no line."""
 
     file: Path | None = None
@@ -46,8 +46,7 @@ class Place:
         return f"{self.file}, line {self.line}" if self.line else str(self.file)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(Struct, frozen=True, kw_only=True):
     """One thing that is wrong."""
 
     path: str

@@ -5,11 +5,13 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, cast
 from zoneinfo import ZoneInfo
+
+from msgspec import Struct
 
 from retinue.config.faults import KeyPath, Place, dotted
 from retinue.config.loading import Examined
@@ -52,8 +54,7 @@ class Origin(StrEnum):
     DEFAULT = "default"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """One setting. `place` says where its value is written: a file and a line, or a variable."""
 
     path: tuple[str, ...]
@@ -74,8 +75,7 @@ class Entry:
         return dotted(self.path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(Struct, frozen=True, kw_only=True):
     """A table of the file."""
 
     path: tuple[str, ...]
@@ -88,8 +88,7 @@ def form_of(examined: Examined, environment: Mapping[str, str]) -> list[Section]
     return list(_Form(examined, environment).sections())
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(Struct, frozen=True):
     examined: Examined
     environment: Mapping[str, str]
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from msgspec import Struct
+
 from retinue.config import checks
 from retinue.config.changes import Change, diff
 from retinue.config.faults import BadConfig, Fault, Faults, KeyPath, Place
@@ -45,8 +47,7 @@ _BESIDE = "it is a section of its own, beside [house]"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class Configuration(Struct, frozen=True, kw_only=True):
     """All that the environment and the files say. `hash` is of the main file's text, for a later `patch`."""
 
     settings: Settings
@@ -74,8 +75,7 @@ class Examined:
     places: Mapping[KeyPath, Place] = field(default_factory=dict[KeyPath, Place], repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reloaded:
+class Reloaded(Struct, frozen=True, kw_only=True):
     """`settings` may be used at once. What waits for a restart has its old value there, and is among `waiting`."""
 
     configuration: Configuration

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
+
+from msgspec import Struct
 
 from retinue.config.faults import SHOWN_LENGTH_MAX, Faults, KeyPath, Place
 from retinue.config.lines import lines_of
@@ -62,8 +62,7 @@ class Filled(str):
         return made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
+class Disk(Struct, frozen=True, kw_only=True):
     """What a source reads from: the text of a file, and the files that fit a pattern. Either may raise OSError."""
 
     read: Callable[[Path], str]
@@ -104,6 +103,8 @@ class Source:
         return merge(merged, own)
 
     def _parse(self, file: Path, text: str) -> Table | None:
+        import tomllib  # a house without a file needs it as little as one that is handed its settings
+
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -49,8 +48,7 @@ class AuditKind(StrEnum):
     ANCHORED = "anchored"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """What is to be written down. `subject` is a tool, an approval, a setting; `content` the hash of what is meant."""
 
     kind: AuditKind

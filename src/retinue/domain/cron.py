@@ -19,11 +19,13 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from cronsim import CronSim, CronSimError
-
 from retinue.domain.errors import Invalid
+
+if TYPE_CHECKING:
+    from cronsim import CronSim
 
 EXPRESSION_LENGTH_MAX = 256
 FIELDS = (5, 6)
@@ -57,8 +59,10 @@ def checked(expression: str) -> str:
         return text.lower()
     if len(text.split()) not in FIELDS:
         raise _refused(expression, because=f"it has {len(text.split())} fields; there are 5, or 6 with seconds first")
+    from cronsim import CronSimError
+
     try:
-        CronSim(text, _ANY_DAY)
+        _calendar(text, _ANY_DAY)
     except CronSimError as error:
         raise _refused(expression, because=_in_our_words(str(error))) from None
     except (AssertionError, ValueError, TypeError):  # a step of something that has none, such as `1#2/3`
@@ -80,10 +84,16 @@ def following(expression: str, moment: datetime, zone: ZoneInfo) -> Iterator[dat
         return
 
 
+def _calendar(fields: str, begin: datetime) -> CronSim:
+    from cronsim import CronSim  # with the first expression: many houses have none
+
+    return CronSim(fields, begin)
+
+
 def _on_the_wall(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
     """As if no clock were ever changed: later times of day never come earlier, so each that is later is the next."""
     wall = moment.astimezone(zone).replace(tzinfo=None, fold=0)
-    for found in CronSim(fields, wall):
+    for found in _calendar(fields, wall):
         real = _shown_first(found, zone)
         if real > moment:
             moment = real
@@ -96,7 +106,7 @@ def _as_time_elapses(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[
     while at is not None:
         offset = _offset(at + _SECOND, zone)
         begin, at = at, None
-        for found in CronSim(fields, (begin + offset).replace(tzinfo=None)):
+        for found in _calendar(fields, (begin + offset).replace(tzinfo=None)):
             real = found.replace(tzinfo=UTC) - offset
             change = _next_change(begin, real, offset, zone)
             if change is not None:
@@ -113,7 +123,7 @@ def words(expression: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _words(fields: str) -> str:
-    return CronSim(fields, _ANY_DAY).explain()
+    return _calendar(fields, _ANY_DAY).explain()
 
 
 def _goes_by_elapsed_time(fields: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from msgspec import Struct
 
@@ -54,6 +53,8 @@ def no_such_skill(rest: str, skills: Sequence[SkillCommand]) -> str:
     listed = [f"/skill {each.skill}: {each.line}" for each in skills]
     if not name:
         return "\n".join(["Which one? /skill NAME [WORDS]", *listed])
+    from difflib import get_close_matches  # only when something was mistyped
+
     near = get_close_matches(name.casefold(), [each.skill for each in skills], n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     return "\n".join([f"There is no skill '{name}' to call for here.{hint}", *listed])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from retinue.config.minds import ModelSettings
 from retinue.domain.model import ModelRef
 from retinue.domain.ports import Clock, Ids
 from retinue.models.base import WireCache
 from retinue.models.http import Link
-from retinue.models.local import Local
 from retinue.models.local_weights import Weights, bundled
+
+if TYPE_CHECKING:
+    from retinue.models.local import Local
 
 
 class Locals:
@@ -47,6 +50,8 @@ class Locals:
     def _of(self, name: str, weights: Weights) -> Local:
         kept = self._made.get(name)
         if kept is None or kept[0] != weights:
+            from retinue.models.local import Local  # few houses have one
+
             local = Local(
                 weights,
                 clock=self._clock,

@@ -30,7 +30,6 @@ from retinue.domain.times import to_ms
 from retinue.engine.engine import Engine
 from retinue.engine.live import Live
 from retinue.mailroom.callbacks import Callbacks
-from retinue.mailroom.requests import Requests
 from retinue.models.catalog import Catalog
 from retinue.operations.auditing import AuditedStore, line_of
 from retinue.operations.keeper import Keeper
@@ -45,6 +44,7 @@ from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from retinue.agents.briefing import Previews
+    from retinue.mailroom.requests import Requests
     from retinue.mailroom.switchboard import Switchboard
     from retinue.operations.plugins import Guests
     from retinue.schedules.files import ScheduleFiles
@@ -91,7 +91,7 @@ class Desk(Struct, frozen=True, kw_only=True):
     session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # what still runs for it is ended
     why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
     callbacks: Callbacks | None = None  # where agents that run elsewhere are heard
-    requests: Requests | None = None  # where those of programs elsewhere are taken
+    requests: Callable[[], Requests] | None = None  # where those of programs elsewhere are taken, once there is one
     hooks: Hooks | None = None  # programs of the owner's that are run when something happens
     switchboard: Switchboard | None = None  # the lines of the house; None where it has no connectors at all
     uploads: Uploads = field(default_factory=Uploads)  # files that were sent ahead of their envelopes

@@ -27,7 +27,6 @@ from retinue.operations.health import Check, Found, Scene, problem, warning
 from retinue.store import agents as staff
 from retinue.store import dead, ledger
 from retinue.store import tables as t
-from retinue.store.backup import UNDER_WAY
 from retinue.store.opening import SCHEMA, stored_revision
 
 PYTHON_LEAST = (3, 11)
@@ -325,6 +324,8 @@ async def disk_facts(scene: Scene) -> DiskFacts | None:
 
 
 def _look_at_disk(home: Path, now_ms: int) -> DiskFacts:
+    from retinue.store.backup import UNDER_WAY
+
     paths = [home, *(home / name for name in PRIVATE)]
     if (home / "socket").is_file():
         paths.append(Path((home / "socket").read_text().strip()))

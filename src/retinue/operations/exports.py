@@ -5,8 +5,6 @@ from __future__ import annotations
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents import three_files
-from retinue.agents.three_files import ThreeFiles
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId
@@ -44,8 +42,9 @@ class SessionExported(msgspec.Struct):
 
 async def export(desk: Desk, caller: Principal, asked: OfSession) -> SessionExported:
     """`descriptor.json`, `state.json` and `history.jsonl`, as Daycare has them."""
+    from retinue.agents import three_files  # few ever take a session elsewhere
 
-    def body(conn: sa.Connection) -> ThreeFiles:
+    def body(conn: sa.Connection) -> three_files.ThreeFiles:
         session = sessions.resolve(conn, asked.session, seen_by=caller)
         files = three_files.read(conn, session.id)
         assert files is not None  # resolved in the same picture of the store
@@ -57,6 +56,8 @@ async def export(desk: Desk, caller: Principal, asked: OfSession) -> SessionExpo
 
 async def take_in(desk: Desk, caller: Principal, asked: Import) -> SessionSummary:
     """A session of the caller's own with this history. Exported, it gives the same files."""
+    from retinue.agents import three_files
+
     id_ = SessionId(desk.ids.new())
     imported = three_files.parse(asked.files, id_)
 

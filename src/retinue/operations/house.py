@@ -16,7 +16,6 @@ from retinue.operations.approvals import ApprovalShown, waiting
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.sessions import SessionListed, with_marks
 from retinue.store import agents, ledger, mail, news, sessions
-from retinue.store.why import why
 
 SESSIONS_SHOWN_MAX = 50
 
@@ -121,6 +120,8 @@ async def check_ledger(desk: Desk, caller: Principal, asked: Nothing) -> LedgerC
 
 
 async def explain(desk: Desk, caller: Principal, asked: Why) -> Explained:
+    from retinue.store.why import why  # much SQL that is seldom asked for: a start does not wait for it
+
     found = await desk.store.scan(partial(why, id_text=asked.id, seen_by=caller))
     return Explained(found.lines(desk.zone))
 

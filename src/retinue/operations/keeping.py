@@ -25,7 +25,6 @@ from retinue.domain.principal import Principal
 from retinue.domain.text import is_storable
 from retinue.domain.times import show, to_ms
 from retinue.operations.base import Desk, Operation
-from retinue.store import backup as store_backup
 from retinue.store import labels
 from retinue.store import purge as store_purge
 from retinue.store.connection import Store
@@ -253,6 +252,8 @@ async def tidy_forever(desk: Desk, retention: Callable[[], Retention]) -> None:
 
 
 async def back_up(desk: Desk, caller: Principal, asked: Backup) -> HouseBackedUp:
+    from retinue.store import backup as store_backup  # once a day, if at all
+
     now = desk.clock.now()
     with _alone(desk):
         folder = _folder(desk, caller, asked.to, now)
@@ -307,6 +308,8 @@ def _folder(desk: Desk, caller: Principal, to: str, now: datetime) -> Path:
 
 
 def _see_that_it_is_sound(folder: Path, *, now_ms: int) -> None:
+    from retinue.store import backup as store_backup
+
     found = store_backup.verify(folder, now_ms=now_ms)
     if not found.ok:
         raise StoreError(

@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -29,6 +30,7 @@ from retinue.store.connection import Store
 
 KEY_FILES_MAX = 1_000
 OWNER_TOKEN = "owner-token"
+_PLAIN = (str, int, float, NoneType)  # most of what is set, and quicker to tell than that it is no mapping
 
 # A name that says: my value is secret.
 TELLING = re.compile(
@@ -101,6 +103,8 @@ def _in_settings(value: Any, path: str) -> Iterator[tuple[str, Secret]]:
     """Wherever in the settings a secret is named, also in sections that we know nothing of."""
     if isinstance(value, Secret):
         yield path.removesuffix(".secret"), value
+    elif isinstance(value, _PLAIN):
+        return
     elif parts := names(value):
         for name in parts:
             yield from _in_settings(getattr(value, name), f"{path}.{name}" if path else name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Annotated, cast
 
@@ -14,8 +13,8 @@ from retinue.domain.principal import Principal
 from retinue.domain.times import show as show_time
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.health import Check, Found, Scene, problem, warning
-from retinue.tools.mcp.server import Standing, State
 from retinue.tools.mcp.servers import Servers
+from retinue.tools.mcp.standing import Standing, State
 
 DIFFERENCE_LINES_MAX = 2_000
 HASH_DIGITS_MIN = 8
@@ -188,6 +187,8 @@ def _head(standing: Standing) -> list[str]:
 
 def _difference(before: str, after: str) -> list[str]:
     """What a person looks at. All of it where nothing was found good before."""
+    import difflib  # only when something has changed
+
     if not before:
         lines = [f"+{line}" for line in after.split("\n")] if after else []
     else:

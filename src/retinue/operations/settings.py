@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
@@ -125,6 +124,8 @@ class Ahead(Struct, frozen=True, kw_only=True):
 
 
 def _look_ahead(keeper: Keeper, asked: Preview, desk: Desk) -> Ahead:
+    import tomllib
+
     from retinue.config.patching import patch as patched  # bring tomlkit, which most houses never need
     from retinue.config.writing import text_of
 
@@ -149,6 +150,8 @@ def _look_ahead(keeper: Keeper, asked: Preview, desk: Desk) -> Ahead:
 
 
 def _tables(text: str) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:

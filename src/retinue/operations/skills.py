@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
 import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents import skill_bundles
 from retinue.agents.home import home_of
-from retinue.agents.skill_bundles import Bundle, Command, Option
 from retinue.agents.skills import Skill, Source
 from retinue.agents.skills_choosing import Standing, State
 from retinue.agents.skills_finding import FOLDER, Root, find
@@ -34,6 +31,9 @@ from retinue.operations.declared import parameters
 from retinue.operations.health import Check, Found, Scene, warning
 from retinue.operations.plugins import guests_of
 from retinue.store import agents, pins
+
+if TYPE_CHECKING:
+    from retinue.agents.skill_bundles import Bundle, Command
 
 DIFFERENCE_LINES_MAX = 2_000
 HASH_DIGITS_MIN = 8
@@ -237,6 +237,8 @@ async def revoke(desk: Desk, caller: Principal, asked: Show) -> SkillRevoked:
 
 async def export(desk: Desk, caller: Principal, asked: Export) -> SkillExported:
     """What the house writes into its own folder of skills, at the owner's word, needs no second look."""
+    from retinue.agents import skill_bundles
+
     bundle = bundle_of(asked.name, _operations(desk))
     own = desk.home / FOLDER
     folder = Path(asked.to).expanduser() if asked.to else own
@@ -278,6 +280,8 @@ def bundle_of(noun: str, operations: Mapping[str, Operation]) -> Bundle:
             try_this=f"retinue skill export {nouns[0]}" if nouns else "load the plug-in that brings them",
             code="skill.no-operations",
         )
+    from retinue.agents.skill_bundles import Bundle  # brought in for the few who write one
+
     return Bundle(noun=noun, commands=tuple(map(_command, found)))
 
 
@@ -289,6 +293,8 @@ def bundles_by_tool(operations: Mapping[str, Operation]) -> dict[str, str]:
 
 
 def _command(operation: Operation) -> Command:
+    from retinue.agents.skill_bundles import Command, Option
+
     return Command(
         verb=operation.name.partition(".")[2],
         summary=operation.summary,
@@ -351,6 +357,8 @@ def _pin(conn: sa.Connection, *, skill: Skill, caller: Principal, at_ms: int) ->
 def _difference(before: str, skill: Skill) -> list[str]:
     if before == skill.content:
         return []
+    import difflib  # only when something has changed
+
     lines = list(
         difflib.unified_diff(
             before.split("\n") if before else [], skill.content.split("\n"), "found good", "now", lineterm="", n=2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -30,6 +30,20 @@ _OWN_WORDS = frozenset(
 )
 _QUOTE_WITH_EFFECT = frozenset({"envelope.list", "inbox.list", "tool.invoke"})
 
+SCHEMAS_KEPT_MAX = 512
+_schema = lru_cache(SCHEMAS_KEPT_MAX)(schema_of)
+
+
+class _Spec(ToolSpec, frozen=True, kw_only=True):
+    """Says what its operation takes when it is asked. Few of the operations are ever offered to an agent, and the
+    schemas of all of them would be a large part of every start."""
+
+    arguments: type[msgspec.Struct]
+
+    @property
+    def parameters(self) -> dict[str, Any]:  # type: ignore[override]
+        return _schema(self.arguments)
+
 
 class OperationTool:
     """One operation, asked by an agent for itself: it can do no more than its level lets it over HTTP, a subagent no
@@ -43,10 +57,11 @@ class OperationTool:
         self._operation = operation
         self._desk = desk
         self.arguments: type[msgspec.Struct] = operation.parameters
-        self.spec = ToolSpec(
+        self.spec: ToolSpec = _Spec(
             name=tool_name(operation),
             description=operation.summary,
-            parameters=schema_of(operation.parameters),
+            parameters={},
+            arguments=operation.parameters,
             effects=_effects(operation),
             repeatable=not operation.effect,
             by_name=True,

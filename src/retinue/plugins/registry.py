@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+from msgspec import Struct
 
 from retinue.config import Settings
 from retinue.config.connectors import connector_name, kind_name
@@ -51,8 +52,7 @@ class Kind(StrEnum):
     SKILLS = "skills"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     kind: Kind
     name: str
     owner: str

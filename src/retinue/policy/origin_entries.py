@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -32,8 +31,7 @@ class Value(Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """One thing that a result tells of: its typed values, and the words that came with them.
 
     `whole`: the result told of all such things, because nothing was asked of it.

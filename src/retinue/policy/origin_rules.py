@@ -15,11 +15,24 @@ from msgspec import Struct, field
 
 from retinue.domain.errors import Invalid
 from retinue.domain.trust import Trust
-from retinue.policy.origin_words import Kind
 
 KEY = "<key>"  # of a result that is an object from names to values
 VALUE = "<value>"
 ITEM = "<item>"  # of a result that is a list of plain values
+
+
+class Kind(StrEnum):
+    EMAIL = "email"
+    URL = "url"
+    ACCOUNT = "account"  # where money goes: an IBAN
+    NUMBER = "number"
+    DATE = "date"
+    TIME = "time"
+    MOMENT = "moment"  # a date and a time of day
+    ID = "id"
+    NAME = "name"  # of a person, a place, a file, a thing
+    CHOICE = "choice"  # yes or no, or one of a few
+    TEXT = "text"
 
 
 class Sort(Struct, frozen=True):

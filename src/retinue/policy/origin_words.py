@@ -11,10 +11,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
-from enum import StrEnum
 from functools import lru_cache
 
 from msgspec import Struct
+
+from retinue.policy.origin_rules import Kind
 
 TEXT_CHARS_MAX = 100_000  # of one text that is read for values; what is longer explains nothing and is not explained
 TEXTS_REMEMBERED = 256
@@ -22,21 +23,6 @@ NAME_WORDS_MAX = 32
 
 _TURN = "## Turn Context\n\nnow: "
 _RULE = "\n---\n"
-
-
-class Kind(StrEnum):
-    EMAIL = "email"
-    URL = "url"
-    ACCOUNT = "account"  # where money goes: an IBAN
-    NUMBER = "number"
-    DATE = "date"
-    TIME = "time"
-    MOMENT = "moment"  # a date and a time of day
-    ID = "id"
-    NAME = "name"  # of a person, a place, a file, a thing
-    CHOICE = "choice"  # yes or no, or one of a few
-    TEXT = "text"
-
 
 _MONTHS = (
     "january",

@@ -127,6 +127,7 @@ class Chain:
         naming = (rules for rules in self._rules if not rules.layer.lent)
         self._named = [glob for rules in naming for glob in (*(rules.allow or ()), *rules.also_allow, *rules.ask)]
         self._judged: dict[str, tuple[ToolSpec, tuple[Finding, ...], Decision]] = {}  # rules do not change
+        self._said: dict[Finding, Finding] = {}  # most tools hear the same, and there are hundreds of them
 
     def decide(self, spec: ToolSpec) -> Decision:
         return self._judge(spec)[2]
@@ -140,6 +141,7 @@ class Chain:
         if known is None or known[0] is not spec:
             said = (finding for chain in self._above for finding in chain.findings(spec))
             findings = tuple(dict.fromkeys((*self._look(spec), *said)))  # most layers are the same for all
+            findings = tuple(self._said.setdefault(each, each) for each in findings)
             known = self._judged[spec.name] = (spec, findings, _strictest(findings))
         return known
 

@@ -18,17 +18,21 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct, field
 
 from retinue.domain.permission import KEYS_IN_HOME
 from retinue.sandbox import seccomp, walls
-from retinue.sandbox.base import Confinement, Ended, Limits, Probe, SandboxFailed
+from retinue.sandbox.base import Confinement, Ended, Limits, Network, Probe, SandboxFailed
 from retinue.sandbox.cgroups import Cgroups, Group
 from retinue.sandbox.child import Process, Spawned, spawn
-from retinue.sandbox.proxy import Proxy
 from retinue.sandbox.watch import Watch
+
+if TYPE_CHECKING:
+    from retinue.sandbox.proxy import Proxy
+
+    MakeProxy = Callable[..., Proxy]
 
 START_WAIT_S = 30.0
 LAUNCHER_WAIT_S = 5.0
@@ -43,7 +47,11 @@ _GO = b"x"
 _SETSID = "/usr/bin/setsid"
 WITHOUT_FILTER = ("--disable-userns",)  # what can be closed another way where calls cannot be filtered
 
-MakeProxy = Callable[..., Proxy]
+
+def _proxy(network: Network) -> Proxy:
+    from retinue.sandbox.proxy import Proxy  # only for commands that may reach some of the network
+
+    return Proxy(network)
 
 
 class _Start(Struct):
@@ -91,7 +99,7 @@ class Bubblewrap:
         user_home: Path | None = None,
         program: str | None = None,
         cgroups: Cgroups | None = None,
-        make_proxy: MakeProxy = Proxy,
+        make_proxy: MakeProxy | None = None,
     ) -> None:
         self._folder = folder
         self._state = tuple(Path(os.path.realpath(path)) for path in state)
@@ -100,7 +108,7 @@ class Bubblewrap:
         self._covered = (*self._state, *(Path(os.path.realpath(path)) for path in keys))
         self._program = program or shutil.which("bwrap") or ""
         self._cgroups = cgroups
-        self._make_proxy = make_proxy
+        self._make_proxy = make_proxy or _proxy
         self._seccomp = seccomp.program()
         self._system: list[str] = []
         self._probing = asyncio.Lock()

@@ -11,7 +11,7 @@ from retinue.domain.principal import HOUSE, Principal
 from retinue.store import sight
 from retinue.store import tables as t
 from retinue.store.envelopes import envelope_of
-from retinue.store.sight import PerScope, Scope, is_under, me, scope_of, under
+from retinue.store.sight import PerScope, is_under, me, scope_of, under
 
 RECENT_LOOKED_AT_MAX = 5_000  # for those that somebody sees who does not see all
 MS_LAST = 253_402_300_799_999  # the last millisecond of the year 9999
@@ -32,22 +32,23 @@ class Wanted(Struct, frozen=True, kw_only=True):
     older_than_seq: int = 2**62
 
 
-_listed = {
-    (scope, side): sa.select(t.envelopes)
-    .where(
-        is_under("who", column),
-        t.envelopes.c.status == _b("status"),
-        t.envelopes.c.accepted_ms >= _b("after"),
-        t.envelopes.c.accepted_ms < _b("before"),
-        t.envelopes.c.due_ms <= _b("due"),
-        t.envelopes.c.seq < _b("older"),
-        sight.envelopes(scope),
-    )
-    .order_by(t.envelopes.c.seq.desc())
-    .limit(_b("limit"))
-    for scope in Scope
-    for side, column in _SIDES.items()
-}
+_listed = PerScope(
+    lambda scope: {
+        side: sa.select(t.envelopes)
+        .where(
+            is_under("who", column),
+            t.envelopes.c.status == _b("status"),
+            t.envelopes.c.accepted_ms >= _b("after"),
+            t.envelopes.c.accepted_ms < _b("before"),
+            t.envelopes.c.due_ms <= _b("due"),
+            t.envelopes.c.seq < _b("older"),
+            sight.envelopes(scope),
+        )
+        .order_by(t.envelopes.c.seq.desc())
+        .limit(_b("limit"))
+        for side, column in _SIDES.items()
+    }
+)
 _recent = PerScope(
     lambda scope: (
         sa.select(t.envelopes)
@@ -86,7 +87,7 @@ def listed(conn: sa.Connection, wanted: Wanted, *, limit: int, seen_by: Principa
         "limit": limit,
         **me(seen_by),
     }
-    return [envelope_of(row) for row in conn.execute(_listed[scope_of(seen_by), wanted.side], values)]
+    return [envelope_of(row) for row in conn.execute(_listed[scope_of(seen_by)][wanted.side], values)]
 
 
 def recent(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Envelope]:

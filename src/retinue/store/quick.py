@@ -12,7 +12,7 @@ import sqlite3
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, ClassVar, cast
 
@@ -47,7 +47,7 @@ class Prepared:
         self._tidy: list[tuple[int, Callable[[Any], Any]]] = []
         self.gives_rows = bool(columns)
         if columns:
-            self._row = _row_type([column.keyname for column in columns])
+            self._row = _row_type(tuple(column.keyname for column in columns))
             for i, column in enumerate(columns):
                 process = column.type.dialect_impl(dialect).result_processor(dialect, None)
                 if process is not None:
@@ -80,7 +80,9 @@ def _picker(names: list[str], defaults: Parameters) -> Callable[[Parameters], Se
     return itemgetter(*names) if names else lambda _parameters: ()
 
 
-def _row_type(names: list[str]) -> Callable[[Sequence[Any]], Any]:
+@lru_cache(PREPARED_MAX)
+def _row_type(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
+    """One for all statements that give the same columns."""
     made: Any = namedtuple("Row", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
     return partial(cast(Any, tuple).__new__, made)  # as `_make` does, which is written in Python
 

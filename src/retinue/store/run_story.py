@@ -16,12 +16,12 @@ from retinue.domain.record import Mark, Record, Reply
 from retinue.domain.run import Run, RunStatus, StepKind, StepState
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
-from retinue.store import envelopes, records
+from retinue.store import envelopes
 from retinue.store import tables as t
 from retinue.store.bodies import read_body
 from retinue.store.facts import Fact, addressed, fact, listed, quoted, span
+from retinue.store.run_trace import own_records
 
-RECORDS_READ_MAX = 1_000
 NEWS_READ_MAX = 200
 WRITTEN_BEFORE_MAX = 64  # records, in the commit in which a run begins: a reset, and what is noted on the side
 
@@ -117,18 +117,6 @@ def _end(conn: sa.Connection, run: Run, *, turns: int) -> Fact:
     word = "was cancelled" if run.status is RunStatus.CANCELLED else str(run.status)
     said = f"Run {short(run.id)} {word} after {turns} turn{'' if turns == 1 else 's'} and {took}{cost}{why}."
     return fact(to_ms(run.ended_at), said)
-
-
-def own_records(conn: sa.Connection, run: Run) -> list[Record]:
-    """What a run wrote stands together, but for silent mail in between, which belongs to no run."""
-    found, _ = records.read(conn, run.session, first=run.first_seq, last=run.first_seq + RECORDS_READ_MAX - 1)
-    own: list[Record] = []
-    for record in found:
-        if record.run == run.id:
-            own.append(record)
-        elif record.run is not None:
-            break
-    return own
 
 
 def _taken_up(conn: sa.Connection, run: Run) -> list[Fact]:

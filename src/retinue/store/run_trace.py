@@ -19,12 +19,12 @@ from retinue.domain.event import NewsKind
 from retinue.domain.record import Record
 from retinue.domain.run import Run, Step
 from retinue.domain.tool import Call
-from retinue.store import approvals, envelopes, model_calls
+from retinue.store import approvals, envelopes, model_calls, records
 from retinue.store import tables as t
 from retinue.store.model_calls import CallMade
-from retinue.store.run_story import own_records
 from retinue.store.runs import step_of
 
+RECORDS_READ_MAX = 1_000
 STEPS_READ_MAX = 2_000
 NEWS_READ_MAX = 200
 ENVELOPES_READ_MAX = 100  # of those a run has read, and of those it has sent
@@ -112,6 +112,18 @@ def trace(conn: sa.Connection, run: Run) -> Trace:
         read=read,
         sent=_sent(conn, run),
     )
+
+
+def own_records(conn: sa.Connection, run: Run) -> list[Record]:
+    """What a run wrote stands together, but for silent mail in between, which belongs to no run."""
+    found, _ = records.read(conn, run.session, first=run.first_seq, last=run.first_seq + RECORDS_READ_MAX - 1)
+    own: list[Record] = []
+    for record in found:
+        if record.run == run.id:
+            own.append(record)
+        elif record.run is not None:
+            break
+    return own
 
 
 def calls_made(conn: sa.Connection, run: str) -> list[tuple[str, int | None]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.util import memoized_property
 
 metadata = sa.MetaData(
     naming_convention={
@@ -938,6 +939,9 @@ _stamp = sa.Table(
 def create(conn: sa.Connection, revision: str) -> None:
     """Make everything in an empty store, and stamp it as if its migrations had."""
     metadata.create_all(conn, checkfirst=False)
+    for table in metadata.tables.values():
+        for column in table.columns:  # none has options; to learn so, SQLAlchemy made half a megabyte of empty ones
+            memoized_property.reset(column, "dialect_options")
     conn.execute(sa.text(AGENT_RUNS_VIEW))
     conn.execute(sa.text(FIRST_HOUSE))
     _stamp.create(conn, checkfirst=False)

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import date
-from functools import cached_property, partial
-
-from msgspec import Struct
+from functools import cached_property
 
 from retinue.domain.decision import Decision
-from retinue.domain.ids import SessionId
 from retinue.domain.nouns import replace
-from retinue.domain.record import Record, Summary
+from retinue.domain.record import Record
 from retinue.domain.tool import Call, ToolSpec
 from retinue.policy import origin
 from retinue.policy.origin_explain import Known
 from retinue.policy.origin_rules import OriginPolicy
-from retinue.store import records
-from retinue.store.connection import Store
-
-OWNER_TURNS_MAX = 200  # that a summary stands for, and which still explain
 
 
 class Reading:
@@ -41,16 +34,3 @@ class Reading:
     @cached_property
     def _known(self) -> Known:
         return origin.known_from(self._policy, self._context, today=self._today)
-
-
-class EarlierWords(Struct, frozen=True):
-    """What the owner said before a summary took its place. The summary is a model's; these are still theirs."""
-
-    store: Store
-
-    async def __call__(self, session: SessionId, context: list[Record]) -> list[Record]:
-        summary = next((record.body for record in context[:1] if isinstance(record.body, Summary)), None)
-        if summary is None:
-            return []
-        read = partial(records.owner_turns, session=session, before=summary.kept_from, limit=OWNER_TURNS_MAX)
-        return await self.store.scan(read)

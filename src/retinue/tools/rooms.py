@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import mimetypes
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -133,6 +132,8 @@ class SendFile(Struct, frozen=True):
         async with self.ground.alone_with(place.real):
             found = await asyncio.to_thread(partial(look, place.real, text=path, bytes_max=SENT_BYTES_MAX))
             trust = await self.ground.trust_of(place.real, found)
+        import mimetypes  # with the first file that is sent
+
         name = place.real.rpartition("/")[2]
         guessed = mimetypes.guess_type(name)[0] or "application/octet-stream"
         keep = partial(self.ground.files.keep, [found.data], name=name, media_type=guessed)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -40,9 +40,12 @@ from retinue.policy.rates import Buckets
 from retinue.policy.tools import Chain, Circumstances, Layer, by_sender, layers_for
 from retinue.policy.wrapping import is_wrapped, wrap
 from retinue.tools.base import Output, Pending, Reaching, Ruled, Scene, Tool, ToolFailed, Walled
+from retinue.tools.earlier import EarlierWords
 from retinue.tools.grants import Grants
-from retinue.tools.origins import EarlierWords, Reading
 from retinue.tools.wholes import Wholes
+
+if TYPE_CHECKING:
+    from retinue.tools.origins import Reading
 
 CHAINS_REMEMBERED_MAX = 1_000
 AGENTS_REMEMBERED_MAX = 10_000
@@ -286,6 +289,8 @@ class Toolbox:
         if self._earlier is not None:
             context = [*await self._earlier(occasion.session, context), *context]
         today = self._clock.now().astimezone(self._zone).date() if self._clock is not None else None
+        from retinue.tools.origins import Reading  # only once something was read that nobody vouches for
+
         return Reading(self._origin(), context, today=today, as_read=self._as_read)
 
     def _as_read(self, call: Call) -> Call:

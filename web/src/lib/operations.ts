@@ -374,7 +374,7 @@ export type McpRead = { "server": McpShown; "content": string; "difference": Arr
 
 export type McpRevoked = { "name": string; "revoked": boolean };
 
-export type McpShown = { "name": string; "state": RetinueToolsMcpServerState; "because": string; "try": string; "hash": string; "retry-at": string; "agents": Array<string>; "tools": Array<string>; "left-out": Record<string, string> };
+export type McpShown = { "name": string; "state": RetinueToolsMcpStandingState; "because": string; "try": string; "hash": string; "retry-at": string; "agents": Array<string>; "tools": Array<string>; "left-out": Record<string, string> };
 
 export type Missed = "run" | "skip";
 
@@ -912,7 +912,7 @@ export type RetinueOperationsTokensCreate = { "label"?: string; "principal"?: st
 
 export type RetinueOperationsUsageUsage = { "by"?: By; "from"?: string; "to"?: string; "agent"?: string; "person"?: string; "limit"?: number };
 
-export type RetinueToolsMcpServerState = "failed" | "off" | "ready" | "starting" | "waiting";
+export type RetinueToolsMcpStandingState = "failed" | "off" | "ready" | "starting" | "waiting";
 
 export interface Operations {
   /** Send an envelope. */

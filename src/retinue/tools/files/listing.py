@@ -7,7 +7,6 @@ import heapq
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Annotated
@@ -37,8 +36,7 @@ class LsArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
         return "."
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     name: str
     status: os.stat_result
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,10 @@ from msgspec import Struct
 
 from retinue.config.mcp import McpServer
 from retinue.domain.errors import RetinueError
-from retinue.sandbox.base import MIB, Confinement, Limits, Network, Sandbox
+from retinue.sandbox.base import MIB, Confinement, Limits, Network
 from retinue.tools.mcp.lines import LOG, MESSAGE_BYTES_MAX, apart, speaking
 from retinue.tools.mcp.listing import Hints, Said
+from retinue.tools.mcp.standing import Needs
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -29,19 +29,6 @@ LIFE_S = 30 * 24 * 3600.0  # a command that has run for so long is ended and beg
 LIFE_OUTPUT_BYTES = 64 * 1024 * MIB
 READ_S = 3600.0  # how long a stream of events may be silent
 LISTEN_AGAIN_S = 30.0
-
-SandboxOf = Callable[[str], Awaitable[Sandbox]]
-"""The sandbox that the command of this server runs in. Raises `SandboxFailed` rather than giving a lesser one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """What it takes to reach servers. `folder` holds one folder for each, which is all of the house it sees."""
-
-    sandbox: SandboxOf
-    folder: Path
-    home: Path
-    environment: Mapping[str, str] = field(repr=False)
 
 
 class Missing(RetinueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from retinue.config.sandbox import SandboxKind, SandboxMode
 from retinue.sandbox.base import Sandbox, SandboxFailed
-from retinue.tools.mcp.line import SandboxOf
+from retinue.tools.mcp.standing import SandboxOf
 from retinue.tools.shell.confining import Confining
 
 

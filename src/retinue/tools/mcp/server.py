@@ -9,20 +9,17 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
-from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from msgspec import Struct
-
 from retinue.config.mcp import McpServer
 from retinue.domain.errors import RetinueError
-from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
 from retinue.tools.base import ToolFailed
-from retinue.tools.mcp.line import Line, Needs, load, opened
+from retinue.tools.mcp.line import Line, load, opened
 from retinue.tools.mcp.lines import LOG
 from retinue.tools.mcp.listing import Listing, listing
+from retinue.tools.mcp.standing import Needs, Standing, State
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -39,29 +36,6 @@ WAITING_MAX = 256  # calls that may wait for their turn
 RESOURCES_MAX = 200
 
 T = TypeVar("T")
-
-
-class State(StrEnum):
-    OFF = "off"
-    STARTING = "starting"
-    READY = "ready"
-    WAITING = "waiting"  # for the owner to look at its tools
-    FAILED = "failed"  # and tried again, after a while
-
-
-class Standing(Struct, frozen=True, kw_only=True):
-    """How a server fares. `listing` is what it said last, also where that is not used."""
-
-    name: str
-    state: State
-    because: str = ""
-    try_this: str = ""
-    listing: Listing | None = None
-    retry_at: datetime | None = None
-
-    @property
-    def usable(self) -> bool:
-        return self.state is State.READY
 
 
 class Lost(RetinueError):
@@ -351,8 +325,3 @@ def _leaf(error: BaseException | None) -> BaseException | None:
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error
-
-
-def same_line(one: McpServer, other: McpServer) -> bool:
-    """Whether a server can stay as it is when its settings change so: who may use it does not concern it."""
-    return replace(one, agents=()) == replace(other, agents=())

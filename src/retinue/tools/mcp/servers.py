@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 from retinue.config.mcp import McpServer, server_name
 from retinue.config.secret import Secret
@@ -22,11 +23,12 @@ from retinue.store import pins
 from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.tools.base import Tool
-from retinue.tools.mcp.line import Needs, SandboxOf
-from retinue.tools.mcp.listing import Listing
 from retinue.tools.mcp.naming import PREFIX
-from retinue.tools.mcp.server import Server, Standing, State, same_line
-from retinue.tools.mcp.tool import McpResources, McpTool
+from retinue.tools.mcp.standing import Needs, SandboxOf, Standing, State, same_line
+
+if TYPE_CHECKING:
+    from retinue.tools.mcp.listing import Listing
+    from retinue.tools.mcp.server import Server
 
 KIND = "mcp"
 """Of pins: whose tools were looked at and found good."""
@@ -113,6 +115,8 @@ class Servers:
         self._one(name).restart()
 
     def _new(self, name: str, settings: McpServer) -> Server:
+        from retinue.tools.mcp.server import Server  # few houses have one
+
         return Server(
             name,
             settings,
@@ -145,6 +149,8 @@ class Servers:
         known = self._tools.get(name)
         if known is not None and known[0] is offered:
             return known[1]
+        from retinue.tools.mcp.tool import McpResources, McpTool
+
         made: list[Tool] = [McpTool(server, offer, self.settings, self._ids, self._files) for offer in offered.offers]
         if offered.resources:
             made.append(McpResources(server, self.settings, self._ids, self._files))

@@ -1,0 +1,44 @@
+"""WebSockets at the gate: bounded where uvicorn does not bound them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from retinue.api.gate import Gate
+
+FRAGMENTS_MAX = 64
+UNREAD_PONGS_BYTES_MAX = 64 * 1024
+
+
+class Socket(WebSocketsSansIOProtocol):
+    """One WebSocket."""
+
+    def __init__(self, gate: Gate, **served: Any) -> None:
+        super().__init__(**served)
+        self.gate = gate
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if transport in self.gate.open:
+            self.gate.open[transport] = self
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gate.forget(self)
+        super().connection_lost(exc)
+
+    def handle_ping(self) -> None:
+        super().handle_ping()
+        # Whoever pings and never reads our pongs would have us keep them all.
+        if self.transport.get_write_buffer_size() > UNREAD_PONGS_BYTES_MAX:
+            self.gate.refusals.add("live.unread-pongs")
+            self.transport.abort()
+
+    def handle_cont(self, event: Any) -> None:
+        super().handle_cont(event)
+        # Pieces of no length never reach the bound on a message's size.
+        if len(self.frames) > FRAGMENTS_MAX:
+            self.gate.refusals.add("live.fragments")
+            self.transport.abort()
