@@ -110,8 +110,7 @@ class Line(asyncio.Protocol):
         if size_bytes <= RAW_BODY_BYTES_MAX:
             self._write(b"".join((head, *body)))
         else:
-            self._write(head)
-            await self._write_slabs(body)
+            await self._write_slabs(head, body)
         while not self.status:
             await self._more()
 
@@ -140,19 +139,24 @@ class Line(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, *data: bytes) -> None:
         if self._transport is None:
             raise LineFailed("the line is gone")
-        self._transport.write(data)
+        self._transport.writelines(data)
 
-    async def _write_slabs(self, body: Sequence[bytes]) -> None:
+    async def _write_slabs(self, head: bytes, body: Sequence[bytes]) -> None:
+        """The head goes with the first: each write is a call of the system."""
         for slab in slabs(body):
             if self._full is not None:
                 await self._full
             if self.status or self._failed is not None:  # answered before all was heard, or gone: the reader is told
                 self._stays = False
                 return
-            self._write(slab)
+            if head:
+                self._write(head, slab)
+                head = b""
+            else:
+                self._write(slab)
 
     async def _more(self) -> None:
         if self._failed is not None:
