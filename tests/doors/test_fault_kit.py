@@ -11,6 +11,7 @@ from retinue.testing.fault_kit import matrix
 from retinue.testing.fault_kit.benches import BENCHES, made, without_a_bench
 from retinue.testing.fault_kit.cases import CASES
 from retinue.testing.fault_kit.matrix import Cell, Mark, table, wrong_exemptions
+from retinue.testing.fault_kit.stage import staged
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -20,6 +21,16 @@ async def test_nothing_is_lost_or_doubled(bench: str, case: str, tmp_path: Path,
 
     fault_matrix.append(cell)
     assert cell.mark is not Mark.BROKEN, cell.note
+
+
+@pytest.mark.parametrize("bench", ["email", "irc", "telegram"])  # a webhook keeps no line
+async def test_a_line_that_stands_is_told_of_each_time(bench: str, tmp_path: Path) -> None:
+    async with staged(made(bench), tmp_path) as stage:
+        await stage.until_true(lambda: stage.house.lines_stood >= 1, "the house was not told")
+        await stage.lose_line()
+        before = stage.house.lines_stood
+        await stage.lose_line()
+        await stage.until_true(lambda: stage.house.lines_stood > before, "the house was not told again")
 
 
 @pytest.mark.parametrize("bench", BENCHES)

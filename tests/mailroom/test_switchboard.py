@@ -245,6 +245,26 @@ async def test_a_broken_line_is_taken_up_again_and_says_so_meanwhile(
         assert well.last_heard == household.clock.now()
 
 
+async def test_a_line_that_stands_again_says_so_at_once_and_is_not_trusted_yet(
+    household: Household, made: list[Pigeon], weather: Weather
+) -> None:
+    household.lines = {"loft": line()}
+    weather.append(lost())
+    async with household.open() as house:
+        await until(lambda: health(house).state is LineState.WAITING)
+        around = made[0].around
+        assert around is not None
+        around.stands()  # too late: it broke since
+        assert health(house).state is LineState.WAITING
+        await household.clock.advance(1.0)
+        await until(lambda: made[0].times == 2)
+        assert health(house).state is LineState.TRYING
+        around.stands()
+        now = health(house)
+        assert (now.state, now.because, now.try_this) == (LineState.LISTENING, "", "")
+        assert now.breaks == 1  # if it breaks again, it is left alone for longer
+
+
 async def test_a_line_that_holds_for_a_while_is_well_though_nothing_is_said(
     household: Household, made: list[Pigeon], weather: Weather
 ) -> None:

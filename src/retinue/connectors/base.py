@@ -313,6 +313,10 @@ class Shelf(Protocol):
     async def put(self, key: str, value: str) -> None: ...
 
 
+def _nothing() -> None:
+    pass
+
+
 class Surroundings(Struct, frozen=True, kw_only=True):
     """What the house hands to a connector it makes."""
 
@@ -322,6 +326,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     shelf: Shelf
     path_of: Callable[[Attachment], Path]  # where the bytes of a file lie, to be read and never written
     secret: Callable[[str], str]  # of a setting that names a variable or a file; raises where there is none
+    stands: Callable[[], None] = _nothing  # to be called when the line stands, as often as one likes
 
 
 class Question(Struct, frozen=True, kw_only=True):

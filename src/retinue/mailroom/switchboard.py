@@ -203,7 +203,15 @@ class Switchboard:
             shelf=StoreShelf(needs.store, needs.clock, instance),
             path_of=needs.path_of,
             secret=secrets_of(settings.own, instance=instance, home=needs.home, environment=needs.environment),
+            stands=partial(self._stands, instance),
         )
+
+    def _stands(self, instance: str) -> None:
+        """A connector has its line again. How often it broke is forgotten only when it has held for a while: a place
+        that lets us in and throws us out would else be asked without end."""
+        line = self._lines.get(instance)
+        if line is not None and line.state is LineState.TRYING:
+            line.state, line.because, line.try_this = LineState.LISTENING, "", ""
 
     # --- lines ---
 

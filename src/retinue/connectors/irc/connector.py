@@ -119,6 +119,7 @@ class IrcConnector:
 
     async def _hold_the_line(self) -> None:
         present = await self._arrive()
+        self._surroundings.stands()
         self._present = present
         self._arrived.set()
         try:

@@ -171,6 +171,7 @@ class MailConnector:
 
     async def _hear(self, imap: Imap, accept: Accept) -> None:
         mailbox = await imap.select(self._settings.mailbox)
+        self._around.stands()
         heard, waiting, again = await self._begin(imap, mailbox)
         while True:
             for uid in waiting:

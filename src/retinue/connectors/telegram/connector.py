@@ -121,6 +121,7 @@ class TelegramConnector:
             asked_at = asyncio.get_running_loop().time()
             found = await news(api, start, poll_s=wait_s)
             self._conflicts = 0
+            self._house.stands()
             if not found and wait_s and asyncio.get_running_loop().time() - asked_at < wait_s / 2:
                 await clock.sleep(EMPTY_PAUSE_S)  # a server that does not keep us waiting would be asked without end
             return found

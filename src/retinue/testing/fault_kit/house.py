@@ -94,8 +94,12 @@ class House:
     refusals: list[DeliveryFailed] = field(default_factory=list[DeliveryFailed])
     died: asyncio.Event = field(default_factory=asyncio.Event)
     lines_lost: int = 0
+    lines_stood: int = 0  # as often as a connector said so
     needed_owner: list[LineLost] = field(default_factory=list[LineLost])
     _keys: set[Key] = field(default_factory=set[Key])
+
+    def stands(self) -> None:
+        self.lines_stood += 1
 
     async def accept(self, incoming: Incoming) -> Receipt | None:
         mishap = self.mishaps.popleft() if self.mishaps else None

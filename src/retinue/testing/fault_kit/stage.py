@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from retinue.connectors.base import Connector, Incoming, Surroundings
 from retinue.real import new_chance
 from retinue.testing.fault_kit.bench import At, Bench
@@ -65,7 +67,7 @@ class Stage:
         return {name: proxy.at for name, proxy in self.lines.items()}
 
     async def open_house(self) -> None:
-        surroundings = surroundings_in(self.folder, self.bench)
+        surroundings = replace(surroundings_in(self.folder, self.bench), stands=self.house.stands)
         connector = self.bench.connector(surroundings, self.at)
         self.life = Life(connector, asyncio.create_task(self.house.keep_listening(connector)))
         await self.until_ready()
