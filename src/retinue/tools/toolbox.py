@@ -120,6 +120,16 @@ class Direct(Struct, frozen=True):
     scene: Scene
 
 
+_Known = tuple[Chain, Sequence[ToolSpec]]
+
+
+class _Latest(Struct, frozen=True):
+    asked_by: Agent
+    where: Circumstances
+    more: tuple[Layer, ...]
+    known: _Known
+
+
 def refusal(call: Call, why: str, *, trust: Trust = Trust.PRIVATE) -> ToolResult:
     return ToolResult(call=call.id, tool=call.tool, output=clipped(storable(why)), failed=True, trust=trust)
 
@@ -155,7 +165,8 @@ class Toolbox:
         self._mask = mask
         self._more = more
         self._ruled_by: ToolSettings | None = None
-        self._chains: dict[object, tuple[Chain, Sequence[ToolSpec]]] = {}  # asked for every turn
+        self._chains: dict[object, _Known] = {}  # asked for every turn
+        self._latest: _Latest | None = None
         self.bring(tools)
 
     def limit_calls(self, per_minute: int) -> None:
@@ -187,7 +198,11 @@ class Toolbox:
         # Asked of every call, and a protocol takes its time to say so.
         self._reaching = {tool.spec.name: tool for tool in tools if isinstance(tool, Reaching)}
         self._walled = {tool.spec.name: tool for tool in tools if isinstance(tool, Walled)}
+        self._forget()
+
+    def _forget(self) -> None:
         self._chains.clear()
+        self._latest = None
 
     # --- what is allowed ---
 
@@ -197,12 +212,15 @@ class Toolbox:
     def chain(self, agent: Agent, where: Circumstances) -> Chain:
         return self._known(agent, where)[0]
 
-    def _known(self, agent: Agent, where: Circumstances) -> tuple[Chain, Sequence[ToolSpec]]:
+    def _known(self, agent: Agent, where: Circumstances) -> _Known:
         settings = self._settings()
         if settings is not self._ruled_by or len(self._chains) >= CHAINS_REMEMBERED_MAX:
-            self._chains.clear()
+            self._forget()
             self._ruled_by = settings
         more = tuple(self._more(agent))  # by other settings than those of tools
+        latest = self._latest  # a turn asks several times, for the very same agent in the very same circumstances
+        if latest is not None and latest.asked_by is agent and latest.where == where and latest.more == more:
+            return latest.known
         above = tuple(tuple(self._more(sender)) for sender in where.senders) if where.senders else ()
         # Not by who asks: almost all are under the same rules, and every subagent has an address of its own.
         ruled = tuple(by_sender(settings, where))
@@ -216,6 +234,7 @@ class Toolbox:
             ]
             chain = Chain([*layers_for(settings, agent, where), *more], specs, above=chains)
             known = self._chains[key] = (chain, [spec for spec in specs if not chain.decide(spec).denied])
+        self._latest = _Latest(agent, where, more, known) if not where.senders else None
         return known
 
     async def judge(self, call: Call, occasion: Occasion) -> Judgement:
