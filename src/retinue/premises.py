@@ -9,6 +9,7 @@ import os
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from retinue.store.disk import put_private
 
 SOCKET_PATH_LENGTH_MAX = 100  # the kernel takes 107; some leave less
 BACKLOG = 1024
+LEFT_LOCKED_S_MAX = 5.0
+LOOK_S = 0.02
 
 
 @contextmanager
@@ -26,22 +29,45 @@ def instance_lock(home: Path) -> Generator[None]:
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            raise Busy(
-                f"another process already serves {home}",
-                because=f"process {holder or 'unknown'} holds its lock",
-                try_this="talk to it with `retinue chat`, stop it, or use another RETINUE_HOME",
-            ) from error
+        _take(fd, home)
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(fd)
+
+
+def _take(fd: int, home: Path) -> None:
+    """At once, or not at all; but what a killed house had just set going holds its lock for a moment longer than it."""
+    deadline = time.monotonic() + LEFT_LOCKED_S_MAX
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+            if not is_gone(holder) or time.monotonic() > deadline:
+                raise Busy(
+                    f"another process already serves {home}",
+                    because=f"process {holder or 'unknown'} holds its lock",
+                    try_this="talk to it with `retinue chat`, stop it, or use another RETINUE_HOME",
+                ) from error
+        time.sleep(LOOK_S)
+
+
+def is_gone(process: str) -> bool:
+    """Whether there is no such process any more."""
+    if not process.isdecimal():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def socket_path(home: Path, environment: Mapping[str, str]) -> Path:

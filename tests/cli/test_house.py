@@ -8,6 +8,7 @@ import re
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -78,6 +79,30 @@ def test_a_second_start_is_refused_and_what_a_crash_left_behind_is_cleared_away(
 
     assert home.json("up")["process"] != first
     assert home.retinue("status").returncode == 0
+
+
+HOLDS = """
+import fcntl, sys, time
+lock = open(sys.argv[1], "a")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print(flush=True)
+time.sleep(1)
+"""
+
+
+@pytest.mark.spec("H69")
+def test_a_lock_that_outlives_its_house_for_a_moment_is_waited_for(home: HouseProcess) -> None:
+    """By a program that a house was about to run when it was killed: until it runs, it has all that the house had."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as killed:
+        pass
+    home.home.mkdir()
+    lock = home.home / "lock"
+    for start, close in ((lambda: home.json("up"), lambda: home.json("down")), (home.open, home.close)):
+        lock.write_text(f"{killed.pid}")
+        with subprocess.Popen([sys.executable, "-c", HOLDS, str(lock)], stdout=subprocess.PIPE) as left:
+            assert left.stdout is not None and left.stdout.readline()
+            start()
+        close()
 
 
 @pytest.mark.spec("D67")

@@ -102,6 +102,12 @@ class Front:
 
 def violations(page: Page) -> list[str]:
     """What axe finds, as one line for each: rule, what it is about, and where."""
+    # What is still coming in or going out is half seen through: nothing that ends is looked at before it has.
+    page.evaluate(
+        """() => Promise.allSettled(document.getAnimations()
+            .filter((each) => each.effect?.getComputedTiming().endTime !== Infinity)
+            .map((each) => each.finished))"""
+    )
     # Handed over as a function, and not as a script in the page: the page's own policy takes no such script.
     page.evaluate(f"() => {{ {AXE.read_text()} }}")
     found = page.evaluate("(tags) => axe.run(document, {runOnly: tags})", RULES)

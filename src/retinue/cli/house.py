@@ -20,11 +20,31 @@ LOOK_S = 0.05
 KILL_WAIT_S = 10.0
 ANSWER_S = 5.0
 START_LOGS_KEPT = 5
+LEFT_LOCKED_S_MAX = 5.0
 READ_BYTES = 64 * 1024
 
 
 def holder(folder: str) -> int:
-    """The process that serves this home: 0 if there is none, -1 if it cannot be told which."""
+    """The process that serves this home: 0 if there is none, -1 if it cannot be told which.
+
+    What a house that was killed had just set going holds its lock for a moment longer than it."""
+    deadline = time.monotonic() + LEFT_LOCKED_S_MAX
+    while (process := _locked_by(folder)) > 0 and _is_gone(process) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    return process
+
+
+def _is_gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # another user's
+    return False
+
+
+def _locked_by(folder: str) -> int:
     import fcntl
 
     try:
