@@ -33,7 +33,8 @@ _steps = (
 )
 _told = (
     sa.select(t.news.c.kind, t.news.c.body, t.news.c.at_ms)
-    .where(t.news.c.run == _b("run"), t.run_went_on)
+    # Not that it was parked: the question it waits for is told by itself.
+    .where(t.news.c.run == _b("run"), t.run_went_on, t.news.c.kind != t.word(f"'{NewsKind.RUN_PARKED}'"))
     .order_by(t.news.c.seq)
     .limit(NEWS_READ_MAX)
 )
@@ -123,8 +124,6 @@ def _taken_up(conn: sa.Connection, run: Run) -> list[Fact]:
     """When it went on after a wait or a stop, and who joined in."""
     facts: list[Fact] = []
     for row in conn.execute(_told, {"run": run.id}):
-        if row.kind == NewsKind.RUN_PARKED:
-            continue  # the question it waits for is told by itself
         body = _body.decode(row.body) if row.body else {}
         if row.kind == NewsKind.RUN_JOINED:
             joined = listed([short(id_) for id_ in body.get("envelopes", [])])
