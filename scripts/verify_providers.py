@@ -41,11 +41,12 @@ class Api:
     format: WireFormat
 
 
+# Newer models of OpenAI take tools by the chat API only where they do not think.
 APIS = (
-    Api("anthropic", ModelRef("anthropic", "claude-haiku-4-5"), WireFormat.ANTHROPIC),
-    Api("openai-responses", ModelRef("openai", "gpt-5-mini"), WireFormat.OPENAI_RESPONSES),
-    Api("openai-chat", ModelRef("openai", "gpt-5-mini"), WireFormat.OPENAI_CHAT),
-    Api("google", ModelRef("google", "gemini-2.5-flash"), WireFormat.GOOGLE),
+    Api("anthropic", ModelRef("anthropic", "claude-haiku-5-5"), WireFormat.ANTHROPIC),
+    Api("openai-responses", ModelRef("openai", "gpt-6-luna"), WireFormat.OPENAI_RESPONSES),
+    Api("openai-chat", ModelRef("openai", "gpt-5.4-mini"), WireFormat.OPENAI_CHAT),
+    Api("google", ModelRef("google", "gemini-3.5-flash-lite"), WireFormat.GOOGLE),
 )
 
 

@@ -104,7 +104,7 @@ def test_a_house_without_a_file_has_the_documented_defaults_for_minds(home: Home
     assert (settings.context, settings.budgets) == (Context(), Budgets())
 
 
-@pytest.mark.spec("C105")
+@pytest.mark.spec("C105.setting")
 def test_a_model_setting_is_a_text_or_a_table_of_primary_and_fallbacks(home: Home) -> None:
     plain = home.load('[models]\ndefault = "openai/gpt-5.2"').settings.models.default
     table = home.load('[models.default]\nprimary = "openai/gpt-5.2"\nfallbacks = ["groq/x"]').settings.models.default
@@ -112,7 +112,7 @@ def test_a_model_setting_is_a_text_or_a_table_of_primary_and_fallbacks(home: Hom
     assert table == ModelChoice(primary="openai/gpt-5.2", fallbacks=("groq/x",))
 
 
-@pytest.mark.spec("C105")
+@pytest.mark.spec("C105.setting")
 def test_an_agents_model_is_a_text_or_a_table_of_primary_and_fallbacks(home: Home) -> None:
     text = """
     [agents.ada]

@@ -18,19 +18,24 @@ from flows.provider import Answer, Asked, Provider, calls_made, household_of, pr
 from flows.provider import calls as calls_
 from outages import time_passing
 
+from retinue.config.minds import WireFormat
 from retinue.domain.agent import Agent
 from retinue.domain.credential import Credential
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import NotAllowed
+from retinue.domain.model import ModelRef
 from retinue.domain.nouns import replace
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.run import RunRequest
 from retinue.engine.engine import EmbeddedEngine
+from retinue.models.http import Target
+from retinue.models.market import Market as ModelMarket
 from retinue.runners.base import Assignment, Finished, Runner
 from retinue.store import credentials
 from retinue.testing.household import House, Household
 
-PATIENCE_S = 0.3
+PATIENCE_S = 0.3  # with a server that hangs
+LONG_PATIENCE_S = 600.0  # with any other: on a busy machine an answer may take its time
 KEYS = {"A_KEY": "sk-a-first-0123456789", "A_SECOND": "sk-a-second-0123456789", "B_KEY": "sk-b-0", "C_KEY": "sk-c-0"}
 ADA = Agent(name="ada", model="a/m1", fallbacks=("b/m2", "c/m3"), instructions="Be brief.")
 SECOND = Credential(id="a:second", provider="a", source="env:A_SECOND")
@@ -64,7 +69,7 @@ async def market(
 ) -> AsyncGenerator[Market]:
     async with providers(3) as servers:
         toml = toml_of(servers, more_of_a=more_of_a, more=more)
-        patience = {"first_byte_s": PATIENCE_S, "silence_s": PATIENCE_S}
+        patience = {"first_byte_s": LONG_PATIENCE_S, "silence_s": LONG_PATIENCE_S}
         household = household_of(root, toml, environment=KEYS, agents=agents, **patience, **kw)
         for server, name in zip(servers, "abc", strict=True):
             server.always(says(f"This is {name}."))
@@ -88,6 +93,19 @@ async def add_second_key(house: House) -> None:
 async def moves(house: House) -> list[tuple[str, str | None, str | None]]:
     """Of each call: who was asked, why that failed, and what was tried next."""
     return [(f"{row.provider}/{row.model}", row.failure, row.next_move) for row in await calls_made(house)]
+
+
+def be_impatient(monkeypatch: pytest.MonkeyPatch, *, with_: str) -> None:
+    """The settings have one patience for all; a server that hangs needs less than one that is only slow."""
+    target_of = ModelMarket.target
+
+    def target(self: ModelMarket, ref: ModelRef) -> tuple[WireFormat, Target]:
+        format_, target = target_of(self, ref)
+        if ref.provider == with_:
+            target = replace(target, first_byte_s=PATIENCE_S, silence_s=PATIENCE_S)
+        return format_, target
+
+    monkeypatch.setattr(ModelMarket, "target", target)
 
 
 def only(key: str) -> Callable[[Asked], Any]:
@@ -128,8 +146,11 @@ async def test_a_rate_limit_cools_the_key_down_and_the_next_model_answers_and_sa
 
 @pytest.mark.spec("C107", "D64")
 @pytest.mark.parametrize("hangs", [Answer(hangs_before=True), Answer(body=": hello\n\n", hangs_after=True)])
-async def test_one_who_takes_too_long_is_followed_by_the_next_model(three: Market, hangs: Answer) -> None:
+async def test_one_who_takes_too_long_is_followed_by_the_next_model(
+    three: Market, hangs: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     three.a.always(hangs)
+    be_impatient(monkeypatch, with_="a")
     async with three.household.open() as house:
         assert await answered(house) == "This is b.\n\n[answered by b/m2 instead of a/m1: it took too long]"
         assert await moves(house) == [("a/m1", "timeout", "next-model"), ("b/m2", None, None)]

@@ -452,6 +452,7 @@ def test_an_effort_that_the_model_does_not_take_is_said_and_nothing_sent() -> No
     assert "low, high" in refused.value.because
 
 
+@pytest.mark.spec("C105.params")
 def test_params_win_and_tools_of_the_provider_join_ours() -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     params = {"max_tokens": 5, "temperature": 0.5, "tools": [search], "messages": "no"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from models.house_catalog import GUIDE, catalog_of
 
+from retinue.config import load
 from retinue.config.minds import PROVIDERS, Quirk, WireFormat
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
@@ -76,13 +78,24 @@ def test_with_no_model_configured_and_an_anthropic_key_runs_use_claude_opus_4_5_
     assert catalog.facts(catalog.default).window_tokens == 200_000
 
 
+def test_a_default_that_has_ended_gives_way_to_what_takes_its_place(tmp_path: Path) -> None:
+    settings = load({"RETINUE_HOME": str(tmp_path)}).settings
+    for day, model in ((23, "claude-opus-4-5"), (24, "claude-opus-5-5")):
+        now = datetime(2026, 11, day, tzinfo=UTC)
+        catalog = Catalog(settings, KEYS, now=lambda now=now: now)
+        assert (str(catalog.default), catalog.default_model_of("anthropic")) == (f"anthropic/{model}", model)
+        assert catalog.retired(catalog.default) == (
+            "retires 2026-11-24, use anthropic/claude-opus-5-5" if day == 23 else ""
+        )
+
+
 @pytest.mark.parametrize(
     ("environment", "default"),
     [
-        ({"OPENAI_API_KEY": "o"}, "openai/gpt-5.2"),
-        ({"GOOGLE_API_KEY": "g"}, "google/gemini-2.5-pro"),
-        ({"GEMINI_API_KEY": "g"}, "google/gemini-2.5-pro"),
-        ({"OPENAI_API_KEY": "o", "GOOGLE_API_KEY": "g"}, "openai/gpt-5.2"),
+        ({"OPENAI_API_KEY": "o"}, "openai/gpt-6.1-sol"),
+        ({"GOOGLE_API_KEY": "g"}, "google/gemini-3.8-flash"),
+        ({"GEMINI_API_KEY": "g"}, "google/gemini-3.8-flash"),
+        ({"OPENAI_API_KEY": "o", "GOOGLE_API_KEY": "g"}, "openai/gpt-6.1-sol"),
         ({"BRAVE_API_KEY": "b"}, "guide"),
         ({"ANTHROPIC_API_KEY": ""}, "guide"),
         ({}, "guide"),
@@ -102,7 +115,7 @@ def test_without_a_known_key_the_first_model_that_can_be_asked_is_the_default(ma
 
 def test_a_provider_whose_settings_name_a_key_is_found_as_one_in_the_environment(make: Make) -> None:
     text = '[providers.openai]\nkey = { env = "WORK" }'
-    assert str(make(text, WORK="w").default) == "openai/gpt-5.2"
+    assert str(make(text, WORK="w").default) == "openai/gpt-6.1-sol"
     assert str(make(text).default) == "guide"
     assert make(text).missing_key("openai") == "set WORK"
 
@@ -174,7 +187,7 @@ def test_no_longer_reply_is_asked_for_than_fits_the_window(make: Make) -> None:
     assert make(text).facts(ref("openai/gpt-4o")).output_tokens_max == 4_000
 
 
-@pytest.mark.spec("C105")
+@pytest.mark.spec("C105.params")
 def test_params_of_an_entry_are_part_of_the_target(make: Make) -> None:
     assert make(HOUSE).target(ref("anthropic/claude-opus-4-5"))[1].params == {"temperature": 0.3}
 
@@ -329,7 +342,7 @@ def test_the_list_of_what_is_allowed_takes_references_aliases_and_patterns(
     assert (make(text).allowed(ref(model)) == "") is may
 
 
-@pytest.mark.spec("C105")
+@pytest.mark.spec("C105.image_model")
 def test_the_image_model_with_its_fallbacks_is_asked_first_when_the_main_model_lacks_vision(make: Make) -> None:
     catalog = make(HOUSE)
     blind, seeing = Agent(name="ada", model="rack/qwen3", fallbacks=()), Agent(name="ada", fallbacks=())
@@ -358,7 +371,7 @@ def test_small_work_goes_to_the_utility_model_and_falls_back_to_the_reasoning_ch
     ("provider", "model", "meant"),
     [
         ("openai", "gpt-5", "openai/gpt-5"),
-        ("openai", "", "openai/gpt-5.2"),
+        ("openai", "", "openai/gpt-6.1-sol"),
         ("openrouter", "anthropic/claude-opus-4.5", "openrouter/anthropic/claude-opus-4.5"),
         ("openrouter", "openrouter/x", "openrouter/x"),
         ("Gemini", "gemini-2.5-pro", "google/gemini-2.5-pro"),
@@ -424,7 +437,7 @@ def test_the_list_to_choose_from_is_numbered_and_tells_alias_window_price_and_wh
     assert offers[0].facts.price is not None and offers[0].facts.price.output == 25_000_000
     assert [str(offer.facts.ref) for offer in offers if offer.is_current] == ["openai/gpt-5.2"]
     assert all(catalog.choose(str(offer.number)).ref == offer.facts.ref for offer in offers)
-    assert {"guide", "local", "rack/qwen3", "google/gemini-2.5-pro"} <= {str(offer.facts.ref) for offer in offers}
+    assert {"guide", "local", "rack/qwen3", "google/gemini-3.8-flash"} <= {str(offer.facts.ref) for offer in offers}
 
 
 def test_only_what_is_allowed_is_offered(make: Make) -> None:

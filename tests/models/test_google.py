@@ -339,6 +339,7 @@ def test_an_effort_that_the_model_does_not_take_is_said_and_nothing_sent() -> No
         GoogleWire(WireCache()).request(prompt_of(effort="none"), Target(facts=facts, url="http://x"), KEY)
 
 
+@pytest.mark.spec("C105.params")
 def test_params_win_and_tools_of_the_provider_join_ours() -> None:
     params = {
         "generationConfig": {"temperature": 0.5, "maxOutputTokens": 5},

@@ -17,8 +17,19 @@ from retinue.domain.record import UserTurn
 from retinue.models import http
 from retinue.models.base import Chunk, Ended, Text
 from retinue.models.http import HttpModel, Link, Request, is_stream
+from retinue.testing.loop_time import skip_loop_time
+from retinue.testing.waiting import wait_until
 
 CHAT = "openai-chat"
+
+SILENCE_S = 60.0
+STALE_S = 40.0  # twice that is less than the first byte may take
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, a line that is closed at once is found to be so in time."""
+    monkeypatch.setattr(http, "STALE_S", STALE_S)
 
 
 def said(*words: str, finish: str | None = "stop", done: bool = True) -> str:
@@ -72,11 +83,18 @@ async def test_a_server_that_answers_200_and_says_nothing_is_given_up(link: Link
 
 async def test_a_server_that_falls_silent_is_given_up_and_what_came_was_told(link: Link) -> None:
     async with provider(Answer(body=said("Hel", finish=None, done=False), then=Then.HANG)) as server:
-        model = model_at(link, server.url, CHAT, silence_s=0.05)
+        model = model_at(link, server.url, CHAT, silence_s=SILENCE_S)
         chunks = model.reply(prompt_of(), key=KEY)
         assert await anext(chunks) == Text("Hel")
+        waiting = asyncio.ensure_future(anext(chunks))
+
+        def later() -> bool:
+            skip_loop_time(SILENCE_S)
+            return waiting.done()
+
+        await wait_until(later, "the server is given up", limit_s=100 * SILENCE_S)
         with pytest.raises(ModelFailed) as failed:
-            await anext(chunks)
+            await waiting
     assert failed.value.failure is Failure.TIMEOUT
     assert failed.value.begun
     assert "silent" in failed.value.sentence
@@ -85,10 +103,11 @@ async def test_a_server_that_falls_silent_is_given_up_and_what_came_was_told(lin
 async def test_a_listener_who_takes_his_time_is_not_the_server_falling_silent(link: Link) -> None:
     body = said("Hel", "lo.")
     async with provider(Answer(body=body, cuts=[body.index("\n\n") + 2])) as server:
-        model = model_at(link, server.url, CHAT, silence_s=0.2)
+        model = model_at(link, server.url, CHAT, silence_s=SILENCE_S)
         heard: list[Chunk] = []
         async for chunk in model.reply(prompt_of(), key=KEY):
-            await asyncio.sleep(0.5)
+            skip_loop_time(2 * SILENCE_S)
+            await asyncio.sleep(0.001)  # sleep: timers that are due go off before this one
             heard.append(chunk)
     assert heard[:2] == [Text("Hel"), Text("lo.")]
     assert isinstance(heard[-1], Ended)
@@ -149,12 +168,12 @@ async def test_a_line_cut_before_any_answer_is_a_broken_connection(link: Link) -
 class KeepsLines:
     """A server that answers so many requests on a line, and closes it when the next one has come."""
 
-    def __init__(self, requests_each: int, *, begins: bytes = b"", after_s: float = 0) -> None:
+    def __init__(self, requests_each: int, *, begins: bytes = b"", skips_s: float = 0) -> None:
         self.lines = 0
         self.requests = 0
         self._requests_each = requests_each
         self._begins = begins
-        self._after_s = after_s
+        self._skips_s = skips_s
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.lines += 1
@@ -164,7 +183,7 @@ class KeepsLines:
                 head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(HELLO)}\r\n\r\n"
                 writer.write(head.encode() + HELLO.encode())
             await self._read(reader)
-            await asyncio.sleep(self._after_s)
+            skip_loop_time(self._skips_s)
             writer.write(self._begins)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
@@ -204,11 +223,9 @@ async def test_a_new_line_that_the_server_closes_is_a_broken_connection_and_is_n
     assert server.requests == 1
 
 
-async def test_a_kept_line_that_is_closed_later_may_have_cost_something_and_is_not_asked_again(
-    link: Link, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "STALE_S", 0.05)
-    server = KeepsLines(requests_each=1, after_s=0.2)
+async def test_a_kept_line_that_is_closed_later_may_have_cost_something_and_is_not_asked_again(link: Link) -> None:
+    skip_loop_time(0)  # so that it can be skipped for whoever looks at it from here on
+    server = KeepsLines(requests_each=1, skips_s=2 * STALE_S)
     async with keeping(server) as url:
         model = model_at(link, url, CHAT)
         await hear(model)
@@ -374,8 +391,7 @@ async def test_a_listener_who_leaves_closes_the_line(link: Link) -> None:
 async def test_a_cancelled_listener_is_cancelled_and_nothing_else(link: Link) -> None:
     async with provider(Answer(before=Then.HANG)) as server:
         task = asyncio.create_task(collect(model_at(link, server.url, CHAT)))
-        while not server.asked:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: server.asked, "the server is asked", poll_s=0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

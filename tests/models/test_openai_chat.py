@@ -178,6 +178,7 @@ def test_no_effort_is_what_a_model_takes_that_does_not_think() -> None:
     assert "reasoning_effort" not in body_of(target=at(efforts=()), effort="none")
 
 
+@pytest.mark.spec("C105.params")
 def test_params_go_into_the_body_as_they_are_and_win() -> None:
     params = {"temperature": 0.2, "max_tokens": 5, "stream": False, "tools": [{"type": "web"}], "messages": ["mine"]}
     body = body_of(target=at(params=params), tools=(WEATHER,))

@@ -495,6 +495,7 @@ def test_to_a_model_that_does_not_think_no_word_is_said_about_it() -> None:
     assert "include" not in body
 
 
+@pytest.mark.spec("C105.params")
 def test_params_go_into_the_body_as_they_are_and_win() -> None:
     params = {"store": True, "include": [], "max_output_tokens": 5, "tools": [{"type": "web_search"}], "input": "mine"}
     body = body_of(target=at(params=params), tools=(WEATHER,))

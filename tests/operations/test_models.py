@@ -122,17 +122,31 @@ async def test_no_answer_about_models_holds_a_key(house: DeskHouse) -> None:
         assert "sk-very-private" not in str(await house.ask(OWNER, operation))
 
 
+async def test_a_model_that_ends_is_flagged_wherever_models_are_listed(house: DeskHouse) -> None:
+    await house.ask(OWNER, "agent.register", name="dora", model={"primary": "opus", "fallbacks": ["openai/gpt-5-mini"]})
+    shown = await house.ask(MARIA, "model.show", agent="dora")
+    first, second = shown["agents"][0]["chain"]
+    assert first["retired"] == "retires 2026-11-24, use anthropic/claude-opus-5-5"
+    assert second["retired"] == "retires 2026-12-11, use openai/gpt-5.6-terra"
+    assert "  retired: retires 2026-12-11, use openai/gpt-5.6-terra" in lines_of("model.show", shown)
+    listed = await house.ask(MARIA, "model.list")
+    assert shown["known-on"] == listed["known-on"] == "2026-11-16"
+    assert [each["model"] for each in listed["models"] if "retired" in each] == ["anthropic/claude-opus-4-5"]
+
+
 async def test_people_read_the_chain_one_under_the_other(house: DeskHouse) -> None:
     await house.ask(OWNER, "agent.register", name="dora")
     form = await house.ask(MARIA, "model.show", agent="dora")
     assert lines_of("model.show", form) == [
         "default: anthropic/claude-opus-4-5 (the default of this house (`models.default`))",
+        "known-on: 2026-11-16",
         "",
         "agent: dora",
         "effort: default",
         "model-1: anthropic/claude-opus-4-5 (the default of this house (`models.default`))",
         "  window-tokens: 200000",
         "  price: $5.00 in, $25.00 out",
+        "  retired: retires 2026-11-24, use anthropic/claude-opus-5-5",
         "model-2: openai/gpt-5.2 (a fallback of the house)",
         "  window-tokens: 400000",
         "  price: $1.75 in, $14.00 out",
@@ -146,7 +160,7 @@ async def test_people_read_the_chain_one_under_the_other(house: DeskHouse) -> No
 # --- what agents are set to ---
 
 
-@pytest.mark.spec("C105")
+@pytest.mark.spec("C105.setting")
 async def test_an_agents_model_can_be_given_with_its_fallbacks_in_one(house: DeskHouse) -> None:
     made = await house.ask(OWNER, "agent.register", name="clara", model={"primary": "opus", "fallbacks": ["guide"]})
     assert (made["model"], made["fallbacks"]) == ("opus", ["guide"])

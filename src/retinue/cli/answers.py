@@ -192,12 +192,12 @@ def queue_lines(form: Form) -> list[str]:
 
 def models_lines(form: Form) -> list[str]:
     """Who would be asked now, one under the other, in the order in which they are tried."""
-    shown = [pair("default", f"{form['default']} ({form['default-because']})")]
+    shown = [pair("default", f"{form['default']} ({form['default-because']})") + pairs(form, ("known-on",))]
     for agent in form["agents"]:
         lines = pairs(agent | {"effort": agent["effort"] or "default"}, ("agent", "session", "effort", "refused"))
         for number, link in enumerate(agent["chain"], start=1):
             lines += pair(f"model-{number}", f"{link['model']} ({link['because']})")
-            lines += indented(pairs(link, ("window-tokens", "price", "missing")))
+            lines += indented(pairs(link, ("window-tokens", "price", "missing", "retired")))
         shown.append(lines + [line for now in agent.get("now", ()) for line in pair("now", now)])
     return blocks(shown)
 
@@ -235,7 +235,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "envelope.list": ENVELOPE_COLUMNS,
     "envelope.dead": ENVELOPE_COLUMNS,
     "inbox.list": ENVELOPE_COLUMNS,
-    "model.list": ("number", "model", "alias", "window-tokens", "price", "vision", "default", "missing"),
+    "model.list": ("number", "model", "alias", "window-tokens", "price", "vision", "default", "missing", "retired"),
     "session.list": ("sessionId", "agentId", "name", "updatedAt", "lastSnippet", "origin"),
 }
 

@@ -30,7 +30,7 @@ class SubagentDefaults:
         "The model they think with. Not set: their own.",
         effect=Effect.MESSAGE,
         check=checks.model_reference,
-        example="anthropic/claude-haiku-4-5",
+        example="anthropic/claude-haiku-5-5",
     )
     effort: str | None = setting(
         None, "How hard that model is to think.", effect=Effect.MESSAGE, check=checks.effort, example="low"

@@ -67,7 +67,7 @@ RULES: Mapping[str, Rule] = {
     "model": Rule(
         says="The model for it; not set, the agent's.",
         check=checks.model_reference,
-        example="anthropic/claude-haiku-4-5",
+        example="anthropic/claude-haiku-5-5",
     ),
     "place": Rule(
         says="In which conversation: `own`, which remembers; `fresh`, which begins anew each time; `main`, the one "

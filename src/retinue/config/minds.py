@@ -150,14 +150,14 @@ class ModelChoice:
         "The model to ask, as PROVIDER/MODEL or an alias.",
         effect=Effect.MESSAGE,
         check=checks.model_reference,
-        example="anthropic/claude-opus-4-5",
+        example="anthropic/claude-opus-5-5",
     )
     fallbacks: tuple[str, ...] = setting(
         (),
         "Which to ask, in order, when that one fails.",
         effect=Effect.MESSAGE,
         check=checks.model_reference,
-        example="openai/gpt-5.2",
+        example="openai/gpt-6.1-sol",
     )
 
 

@@ -96,7 +96,7 @@ def _check_entries(models: Models, written: Table, faults: Faults) -> None:
         aliases.setdefault(alias.casefold(), name)
 
 
-_ENTRY_SO = '[models.entries."anthropic/claude-opus-4-5"]'
+_ENTRY_SO = '[models.entries."anthropic/claude-opus-5-5"]'
 
 
 def _check_references(models: Models, providers: Mapping[str, ProviderSettings], faults: Faults) -> None:

@@ -38,12 +38,12 @@ AGENT_RULES: Mapping[str, Rule] = {
     "model": Rule(
         says="The model it thinks with; `default` is the house's.",
         check=checks.model_reference,
-        example="anthropic/claude-opus-4-5",
+        example="anthropic/claude-opus-5-5",
     ),
     "fallbacks": Rule(
         says="Which models to ask, in order, when that one fails.",
         check=checks.model_reference,
-        example="openai/gpt-5.2",
+        example="openai/gpt-6.1-sol",
     ),
     "effort": Rule(
         says="How hard the model is to think; `default` leaves it to the model.",
@@ -115,7 +115,7 @@ AGENT_RULES: Mapping[str, Rule] = {
     "subagents.model": Rule(
         says="The model of those it sends out; not set, their own.",
         check=checks.model_reference,
-        example="anthropic/claude-haiku-4-5",
+        example="anthropic/claude-haiku-5-5",
     ),
     "subagents.effort": Rule(says="How hard that model is to think.", check=checks.effort, example="low"),
     "subagents.run_seconds_max": Rule(says="How long their runs may take.", least=1),

@@ -16,7 +16,7 @@ TOKENS_PRICED = 1_000_000  # prices are for so many
 
 
 class ModelRef(Struct, frozen=True):
-    """Who sells it, and what they call it: `anthropic/claude-opus-4-5`. A model of the house has no provider."""
+    """Who sells it, and what they call it: `anthropic/claude-opus-5-5`. A model of the house has no provider."""
 
     provider: str
     model: str

@@ -19,6 +19,8 @@ from retinue.models.base import Prompt, WireCache
 from retinue.models.files import PDF, files
 from retinue.models.http import Request, Target
 from retinue.models.parts import Part, parts, said_plainly, said_to_model
+from retinue.models.refusals import Said
+from retinue.models.repairs import Omitted, Repair, Scope
 from retinue.models.turns import GO_ON, MARKED_MAX, OPENING, Sides, Turns
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged, named, opened
 
@@ -33,6 +35,10 @@ ANSWER_TOKENS_MIN = 1_024  # what thinking must leave of `max_tokens`
 
 EMPTY_RESULT = "[no output]"
 
+# Newer models check that nothing before a thought has changed since: not the instructions, the tools or the messages.
+# A compaction changes them, and so does a new colleague. Without the thoughts of before, such a request is accepted.
+_THOUGHTS_REFUSED = (("thinking", "bound to a different"), ("prefix_mismatch_behavior",), ("signature", "thinking"))
+
 _OURS = ("messages", "system", "tools")
 _CACHED = b',"cache_control":{"type":"ephemeral"}}'
 _encode = msgspec.json.encode
@@ -46,7 +52,8 @@ class AnthropicWire:
         self._heads = Heads()
 
     def request(self, prompt: Prompt, target: Target, key: str) -> Request:
-        form = ("anthropic", target.provider, target.facts.vision, prompt.media is not None)
+        until = target.omitted.thoughts_until
+        form = ("anthropic", target.provider, target.facts.vision, prompt.media is not None, until)
         messages = self._messages(prompt, target, form)
         tools = prompt.tools if target.facts.tools else ()
         also = cast("list[Any]", target.params.get("tools") or [])
@@ -60,6 +67,19 @@ class AnthropicWire:
     def reader(self, target: Target) -> AnthropicReader:
         return AnthropicReader(target.provider)
 
+    def repair(self, said: Said, prompt: Prompt, target: Target) -> Repair | None:
+        """The thoughts so far are left out. Who sets in `params` what a mismatch means is told of it instead."""
+        words = said.message.lower()
+        if not any(all(part in words for part in parts) for parts in _THOUGHTS_REFUSED):
+            return None
+        thinking = target.params.get("thinking")
+        if isinstance(thinking, dict) and "block_binding" in thinking:
+            return None
+        until = max((record.seq for record in prompt.records), default=0)
+        if until <= target.omitted.thoughts_until:
+            return None
+        return Repair(scope=Scope.SESSION, omitted=Omitted(thoughts_until=until))
+
     def _messages(self, prompt: Prompt, target: Target, form: Hashable) -> list[bytes]:
         """Messages whose roles alternate, with marks on the last two of the user: what was read up to there is kept,
         and the next request finds the older one where this one put its newer."""
@@ -67,12 +87,12 @@ class AnthropicWire:
         def encode(record: Record) -> bytes:
             return _blocks(record, prompt, target)
 
-        records, provider = prompt.records, target.provider
+        records = prompt.records
         woven = self._cache.woven(prompt.session, records, encode, _Woven, form=form)
         if woven.paused:  # what was begun before a pause is said again or not, by what came after it
             woven = Turns(_SIDES)
-            woven.add(records, _closed(records, self._cache.of(prompt.session, records, encode, form=form), provider))
-        out, ends = woven.told(may_end_with_model=_paused(records, provider))
+            woven.add(records, _closed(records, self._cache.of(prompt.session, records, encode, form=form), target))
+        out, ends = woven.told(may_end_with_model=_paused(records, target.provider))
         for at in ends[-MARKED_MAX:]:
             out[at] = out[at][:-1] + _CACHED
         return out
@@ -93,7 +113,10 @@ def _headers(target: Target, key: str) -> dict[str, str]:
 def _plain(prompt: Prompt, target: Target) -> dict[str, Any]:
     settings: dict[str, Any] = {"model": target.model, "max_tokens": prompt.output_tokens_max, "stream": True}
     effort = effort_of(prompt.effort, target.facts)
-    if effort is None or effort == "none":
+    if effort is None or (effort == "none" and Quirk.ADAPTIVE not in target.quirks):
+        return settings
+    if effort == "none":
+        settings["thinking"] = {"type": "disabled"}  # newer models think unless they are told not to
         return settings
     if Quirk.ADAPTIVE in target.quirks:
         # Newer models keep their thoughts to themselves unless they are asked for a summary.
@@ -102,20 +125,21 @@ def _plain(prompt: Prompt, target: Target) -> dict[str, Any]:
         return settings
     wanted = THINKING_TOKENS.get(effort, THINKING_TOKENS["high"])
     budget = min(wanted, prompt.output_tokens_max - ANSWER_TOKENS_MIN)
-    if budget >= THINKING_TOKENS_MIN and _may_think(prompt.records, target.provider):
+    if budget >= THINKING_TOKENS_MIN and _may_think(prompt.records, target):
         settings["thinking"] = {"type": "enabled", "budget_tokens": budget}
     return settings
 
 
-def _may_think(records: Sequence[Record], provider: str) -> bool:
+def _may_think(records: Sequence[Record], target: Target) -> bool:
     """Between a call and its result thinking cannot begin: the reply that made the call must have begun with it.
 
-    A reply of another provider, or of before thinking was wanted, did not. The next turn may think again.
+    A reply of another provider, or of before thinking was wanted, did not, and neither did one whose thoughts are left
+    out. The next turn may think again.
     """
-    last = next((record.body for record in reversed(records) if isinstance(record.body, Reply)), None)
-    if last is None or not last.calls:
+    last = next((record for record in reversed(records) if isinstance(record.body, Reply)), None)
+    if last is None or not (reply := cast("Reply", last.body)).calls:
         return True
-    first = next(iter(_sendable(last, provider)), None)
+    first = next(iter(_sendable(reply, target, last.seq)), None)
     return first is not None and first.kind is PieceKind.THINKING
 
 
@@ -153,7 +177,7 @@ def _is_pause(record: Record) -> bool:
     return isinstance(record.body, Reply) and record.body.stop is Stop.PAUSED
 
 
-def _closed(records: Sequence[Record], wires: Sequence[bytes], provider: str) -> Sequence[bytes]:
+def _closed(records: Sequence[Record], wires: Sequence[bytes], target: Target) -> Sequence[bytes]:
     """Without what the provider had begun in a pause that it never came back from: it would wait for the end of it."""
     left = [
         number
@@ -164,7 +188,7 @@ def _closed(records: Sequence[Record], wires: Sequence[bytes], provider: str) ->
         return wires
     closed = list(wires)
     for number in left:
-        closed[number] = _reply(cast("Reply", records[number].body), provider, closed=True)
+        closed[number] = _reply(cast("Reply", records[number].body), target, records[number].seq, closed=True)
     return closed
 
 
@@ -174,7 +198,7 @@ def _blocks(record: Record, prompt: Prompt, target: Target) -> bytes:
         return _text(words) if words.strip() else b""
     match record.body:
         case Reply() as reply:
-            return _reply(reply, target.provider)
+            return _reply(reply, target, record.seq)
         case ToolResult() as result:
             return _encode(_result(result))
         case UserTurn() as turn if turn.attachments:
@@ -227,19 +251,20 @@ def _turn(turn: UserTurn, prompt: Prompt, target: Target) -> Iterator[dict[str, 
         yield {"type": "text", "text": line}
 
 
-def _reply(reply: Reply, provider: str, *, closed: bool = False) -> bytes:
-    sendable = list(_sendable(reply, provider))
+def _reply(reply: Reply, target: Target, seq: int, *, closed: bool = False) -> bytes:
+    sendable = list(_sendable(reply, target, seq))
     if closed:
         sendable = _without_open_uses(sendable)
     return b",".join(_block(part) for part in sendable)
 
 
-def _sendable(reply: Reply, provider: str) -> Iterator[Part]:
+def _sendable(reply: Reply, target: Target, seq: int) -> Iterator[Part]:
     """Thinking without a signature of this provider is refused, and so are words that are none."""
-    for part in parts(reply, provider=provider):
+    without_thoughts = seq <= target.omitted.thoughts_until
+    for part in parts(reply, provider=target.provider):
         match part.kind:
-            case PieceKind.THINKING if not part.seal or part.seal[0] in "[{":
-                continue  # not sealed, or by the same provider in another format
+            case PieceKind.THINKING if without_thoughts or not part.seal or part.seal[0] in "[{":
+                continue  # refused here, not sealed, or by the same provider in another format
             case PieceKind.TEXT if not part.text.strip():
                 continue
             case _:

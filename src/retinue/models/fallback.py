@@ -22,6 +22,7 @@ from retinue.domain.session import Mind
 from retinue.domain.times import show
 from retinue.models.credentials import is_pinned, order
 from retinue.models.limits import HouseLimit
+from retinue.models.retired import ModelGone
 from retinue.models.verdicts import Again, Candidate, Compact, GiveUp, NextCredential, NextModel, Verdict
 from retinue.policy import cooldowns
 from retinue.policy.cooldowns import States
@@ -369,6 +370,8 @@ def _reason(failure: ModelFailed) -> str:
         return failure.because
     if isinstance(failure, NotAsked):
         return failure.sentence
+    if isinstance(failure, ModelGone):
+        return failure.in_short
     if failure.failure in _OWN_WORDS and (own := failure.because or failure.sentence):
         return f"{words}: {own[:PROVIDERS_WORDS_MAX]}"
     return words

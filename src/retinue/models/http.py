@@ -6,8 +6,10 @@ What is said is the business of a `Wire`, one for each format. Nothing here know
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -18,7 +20,12 @@ from retinue.domain.nouns import replace
 from retinue.models import failures
 from retinue.models.base import Chunk, Ended, Prompt, Text, Thinking
 from retinue.models.lines import Line, LineFailed, Lines, place_of
+from retinue.models.refusals import Said, said_in
+from retinue.models.repairs import NOTHING, REPAIRABLE, Learned, Omitted, Repair
+from retinue.models.retired import gone
 from retinue.models.sse import Events
+
+log = logging.getLogger(__name__)
 
 FIRST_BYTE_S = 120.0
 SILENCE_S = 120.0
@@ -43,6 +50,7 @@ class Target:
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # may hold a secret
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     quirks: frozenset[str] = frozenset()
+    omitted: Omitted = NOTHING  # what this provider has refused before
     first_byte_s: float = FIRST_BYTE_S
     silence_s: float = SILENCE_S
 
@@ -117,18 +125,32 @@ class Wire(Protocol):
     def reader(self, target: Target) -> Reader: ...
 
 
+@runtime_checkable
+class Repairs(Protocol):
+    """A format whose providers refuse some requests for a part of them that can be left out."""
+
+    def repair(self, said: Said, prompt: Prompt, target: Target) -> Repair | None:
+        """What to leave out after this refusal, so that the same can be asked again; None where nothing helps."""
+        ...
+
+
 class Link:
     """The connections of the whole house to its providers. Made when first used, and used again."""
 
     def __init__(self) -> None:
         self.lines = Lines()
+        self.learned = Learned()
 
     async def close(self) -> None:
         await self.lines.close()
 
 
 class HttpModel:
-    """A model behind a URL. Asks once: whoever wants to ask again decides that, and pays for it, itself."""
+    """A model behind a URL. Asks once: whoever wants to ask again decides that, and pays for it, itself.
+
+    The exception is a request that was refused for a part that its format can leave out: nothing was made of it, so it
+    is repaired once and asked again within the same call.
+    """
 
     def __init__(self, link: Link, wire: Wire, target: Target) -> None:
         self._link = link
@@ -145,9 +167,11 @@ class HttpModel:
 
     async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         target = self._target
+        if self._link.learned:
+            target = self._known(prompt, target, key)
         request = _asked(self._wire, prompt, target, key)
         reader = self._wire.reader(target)
-        exchange = _Exchange(self._link.lines, request, target)
+        exchange = _Exchange(self._link.lines, request, target, partial(self._repaired, prompt, target, key))
         try:
             piece = await exchange.begin()
             if not is_stream(piece):
@@ -180,11 +204,33 @@ class HttpModel:
             # Nested too deep for a decoder, or no text where there should be some.
             raise malformed(target.provider, "it sent something that cannot be read") from None
         except ModelFailed as failed:
-            if (told := failures.masked(failed, (key, *target.headers.values()))) is not failed:
+            told = failures.masked(failed, (key, *target.headers.values()))
+            if told.code == "model.not-found":
+                told = gone(told, target.facts.ref)
+            if told is not failed:
                 raise told from None  # not even as the cause of it
             raise
         finally:
             exchange.close()
+
+    def _known(self, prompt: Prompt, target: Target, key: str) -> Target:
+        now_s = asyncio.get_running_loop().time()
+        omitted = self._link.learned.of(provider=target.provider, session=prompt.session, key=key, now_s=now_s)
+        return target if omitted == target.omitted else replace(target, omitted=omitted)
+
+    def _repaired(self, prompt: Prompt, target: Target, key: str, status: int, refusal: bytes) -> Request | None:
+        """The request without what was refused in it, if that can be left out; it is from now on."""
+        if status not in REPAIRABLE or not isinstance(self._wire, Repairs):
+            return None
+        repair = self._wire.repair(said_in(refusal), prompt, target)
+        if repair is None:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        self._link.learned.keep(repair, provider=target.provider, session=prompt.session, key=key, now_s=now_s)
+        log.info(
+            "request repaired", extra={"model": target.facts.ref, "scope": repair.scope, "session": prompt.session}
+        )
+        return _asked(self._wire, prompt, replace(target, omitted=target.omitted.joined(repair.omitted)), key)
 
 
 def _said(reader: Reader, events: Iterable[tuple[bytes, bytes]]) -> Iterator[Chunk]:
@@ -220,10 +266,18 @@ class _Exchange:
     Only our own waiting is measured, never what whoever listens does with a piece.
     """
 
-    def __init__(self, lines: Lines, request: Request, target: Target) -> None:
+    def __init__(
+        self,
+        lines: Lines,
+        request: Request,
+        target: Target,
+        repaired: Callable[[int, bytes], Request | None] = lambda status, refusal: None,
+    ) -> None:
+        """`repaired` makes another request out of a refusal, where that can help. It is asked once."""
         self._lines = lines
         self._request = request
         self._target = target
+        self._repaired = repaired
         self._line: Line | None = None
         self._silence: _Silence | None = None
         self._patience_s = target.silence_s
@@ -286,7 +340,15 @@ class _Exchange:
     async def _begin(self) -> bytes:
         line = await self._answered()
         if line.status >= 300:
-            raise failures.refused(self._target.provider, line.status, line.headers, await _refusal(line))
+            refusal = await _refusal(line)
+            request = self._repaired(line.status, refusal)
+            if request is None:
+                raise failures.refused(self._target.provider, line.status, line.headers, refusal)
+            self._leave()
+            self._request = request
+            line = await self._answered()
+            if line.status >= 300:
+                raise failures.refused(self._target.provider, line.status, line.headers, await _refusal(line))
         first = b""
         while is_stream(first) is None and (piece := await line.piece()):
             self._count(piece)

@@ -21,6 +21,7 @@ from retinue.models import prices
 from retinue.models.http import Target
 from retinue.models.providers import BUILT_IN, DISCOVERED, INSIDE, INSIDE_WINDOW_TOKENS, Provider, family_of
 from retinue.models.references import DEFAULT, parse
+from retinue.models.retired import retirement
 
 GUIDE = "guide"
 LOCAL = "local"  # in the house where its weights are installed
@@ -92,8 +93,11 @@ class Market:
     # --- what is known ---
 
     def default_model_of(self, provider: str) -> str:
-        """What is meant by a provider alone; empty where nothing is."""
-        return BUILT_IN.get(provider, _UNKNOWN).default_model
+        """What is meant by a provider alone; empty where nothing is. From the day on which a model ends, the one that
+        takes its place."""
+        model = BUILT_IN.get(provider, _UNKNOWN).default_model
+        ends = retirement(ModelRef(provider, model))
+        return ends.instead.model if ends is not None and ends.on <= self._now().date() else model
 
     def knows(self, ref: ModelRef) -> bool:
         """Whether there is someone to ask for it. Whether they have that model, only they know.
@@ -174,6 +178,11 @@ class Market:
             code="model.effort",
         )
 
+    def retired(self, ref: ModelRef) -> str:
+        """Since when or until when a model is offered, and what to use instead; empty where no end is known."""
+        known = retirement(ref)
+        return "" if known is None else known.words(self._now().date())
+
     def name_of(self, provider: str) -> str:
         """What people call it; empty where it has no such name."""
         return self.providers.get(provider, _NO_SETTINGS).name or ""
@@ -222,9 +231,8 @@ class Market:
             return self.resolve(primary), "the default of this house (`models.default`)"
         for name in DISCOVERED:
             if self.has_key(name):
-                return ModelRef(
-                    name, BUILT_IN[name].default_model
-                ), f"there is a key for {name}, and no `models.default`"
+                model = ModelRef(name, self.default_model_of(name))
+                return model, f"there is a key for {name}, and no `models.default`"
         for ref in self._entries:
             if self.knows(ref) and self.has_key(ref.provider):
                 return ref, "the first of `models.entries` that can be asked, and there is no `models.default`"

@@ -18,6 +18,8 @@ from retinue.models.base import Media, Prompt, WireCache
 from retinue.models.http import Request, Target
 from retinue.models.openai_responses_reader import LEFT_OUT, ResponsesReader
 from retinue.models.parts import Part, parts, said_plainly, said_to_model, told_plainly
+from retinue.models.refusals import Said
+from retinue.models.repairs import Omitted, Repair, Scope
 from retinue.models.turns import Joined
 from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, listed, merged, named, opened, shown
 
@@ -29,6 +31,9 @@ MESSAGE_IDS = "message-ids"  # quirk: the model's own words are wanted back with
 QUIRKS: Mapping[str, frozenset[str]] = {
     "openrouter": frozenset({MESSAGE_IDS}),
 }
+
+# OpenAI summarizes thoughts only for organizations that have shown who they are, and refuses the whole request else.
+_SUMMARY_REFUSED = ("verified", "reasoning summar")
 
 _OURS = ("input", "tools")
 _USER_SAYS = (b',{"role":"user","content":', b"}")
@@ -71,6 +76,15 @@ class OpenAIResponsesWire:
     def reader(self, target: Target) -> ResponsesReader:
         return ResponsesReader(target.provider)
 
+    def repair(self, said: Said, prompt: Prompt, target: Target) -> Repair | None:
+        """What the settings ask for in `reasoning` goes out as it stands, and its refusal is for a person to read."""
+        if target.omitted.reasoning_summary or "reasoning" in target.params:
+            return None
+        words = said.message.lower()
+        if not all(part in words for part in _SUMMARY_REFUSED):
+            return None
+        return Repair(scope=Scope.CREDENTIAL, omitted=Omitted(reasoning_summary=True))
+
 
 def _plain(prompt: Prompt, target: Target) -> dict[str, Any]:
     plain: dict[str, Any] = {
@@ -82,8 +96,11 @@ def _plain(prompt: Prompt, target: Target) -> dict[str, Any]:
     if _thinks(target.facts) is not False:
         plain["include"] = [ENCRYPTED]
     effort = effort_of(prompt.effort, target.facts)
-    if effort is not None or _thinks(target.facts):
-        plain["reasoning"] = {"summary": "auto"} if effort is None else {"effort": effort, "summary": "auto"}
+    reasoning: dict[str, str] = {} if effort is None else {"effort": effort}
+    if not target.omitted.reasoning_summary and (effort is not None or _thinks(target.facts)):
+        reasoning["summary"] = "auto"
+    if reasoning:
+        plain["reasoning"] = reasoning
     return plain
 
 

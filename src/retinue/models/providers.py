@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
+from datetime import date
 
 from msgspec import Struct
 
 from retinue.config.minds import Quirk, WireFormat
 
+MODELS_KNOWN_ON = date(2026, 11, 16)  # so old is what this file and `retired` know; nothing is asked of a provider
 ASKED_TOKENS_MAX = 32_000  # of one reply, unless a model's entry says more: all that is asked for is reserved
 FAMILIES_CACHED_MAX = 512
 BRAVE_KEY = "BRAVE_API_KEY"  # no model: found for the tools that search
@@ -25,7 +27,7 @@ class Provider(Struct, frozen=True, kw_only=True):
     format: WireFormat = WireFormat.OPENAI_CHAT
     url: str
     variables: tuple[str, ...] = ()
-    default_model: str = ""  # what an agent gets that names this provider and no model
+    default_model: str = ""  # what an agent gets that names this provider and no model, until its end (`retired`)
     own: bool = False  # runs on one's own machine: what it does costs nothing by the token
 
 
@@ -57,13 +59,13 @@ BUILT_IN: Mapping[str, Provider] = {
         format=WireFormat.OPENAI_RESPONSES,
         url="https://api.openai.com/v1",
         variables=("OPENAI_API_KEY",),
-        default_model="gpt-5.2",
+        default_model="gpt-6.1-sol",
     ),
     "google": Provider(
         format=WireFormat.GOOGLE,
         url="https://generativelanguage.googleapis.com/v1beta",
         variables=("GOOGLE_API_KEY", "GEMINI_API_KEY"),
-        default_model="gemini-2.5-pro",
+        default_model="gemini-3.8-flash",
     ),
     "openrouter": Provider(url="https://openrouter.ai/api/v1", variables=("OPENROUTER_API_KEY",)),
     "groq": Provider(
@@ -73,7 +75,7 @@ BUILT_IN: Mapping[str, Provider] = {
     "deepseek": Provider(
         url="https://api.deepseek.com/v1",
         variables=("DEEPSEEK_API_KEY",),
-        default_model="deepseek-chat",
+        default_model="deepseek-flash",
     ),
     "mistral": Provider(
         url="https://api.mistral.ai/v1",
@@ -86,7 +88,7 @@ BUILT_IN: Mapping[str, Provider] = {
         url="https://api.cerebras.ai/v1",
         variables=("CEREBRAS_API_KEY",),
     ),
-    "xai": Provider(url="https://api.x.ai/v1", variables=("XAI_API_KEY",), default_model="grok-4"),
+    "xai": Provider(url="https://api.x.ai/v1", variables=("XAI_API_KEY",), default_model="grok-4.7"),
     "moonshot": Provider(
         url="https://api.moonshot.ai/v1",
         variables=("MOONSHOT_API_KEY",),
@@ -105,12 +107,12 @@ DISCOVERED = ("anthropic", "openai", "google")
 
 # What is offered to choose from where a key is there. Others can be asked all the same.
 OFFERED: Mapping[str, tuple[str, ...]] = {
-    "anthropic": ("claude-opus-4-5", "claude-sonnet-4-5", "claude-haiku-4-5"),
-    "openai": ("gpt-5.2", "gpt-5.1", "gpt-5-mini", "gpt-5-nano"),
-    "google": ("gemini-2.5-pro", "gemini-2.5-flash", "gemini-2.5-flash-lite", "gemini-3-pro-preview"),
-    "deepseek": ("deepseek-chat", "deepseek-reasoner"),
+    "anthropic": ("claude-opus-5-5", "claude-sonnet-5-5", "claude-haiku-5-5", "claude-opus-4-5"),
+    "openai": ("gpt-6.1-sol", "gpt-6.1-terra", "gpt-6-luna", "gpt-6-astra"),
+    "google": ("gemini-3.8-flash", "gemini-4-argon", "gemini-3.5-flash-lite"),
+    "deepseek": ("deepseek-flash", "deepseek-v4-pro"),
     "mistral": ("mistral-large-latest", "mistral-medium-latest", "mistral-small-latest"),
-    "xai": ("grok-4",),
+    "xai": ("grok-4.7", "grok-4.3"),
 }
 
 _ANY = ("none", "low", "medium", "high", "xhigh")
@@ -126,10 +128,13 @@ _BY_LEVEL = frozenset({Quirk.THINKING_LEVEL})
 FAMILIES: tuple[Family, ...] = (
     Family(r"claude-[a-z]+-4[.-]6", 1_000_000, vision=True, efforts=_NONE_TO_HIGH, quirks=_ADAPTIVE),
     Family(r"claude-[a-z]+-4[.-][7-9]", 1_000_000, vision=True, efforts=_ANY, quirks=_ADAPTIVE),
+    Family(r"claude-(fable|mythos)-\d", 1_000_000, vision=True, efforts=_ALWAYS_THINKS, quirks=_ADAPTIVE),
+    Family(r"claude-(opus|sonnet)-5[.-]5", 1_000_000, vision=True, efforts=_ALWAYS_THINKS, quirks=_ADAPTIVE),
     Family(r"claude-[a-z]+-[5-9]", 1_000_000, vision=True, efforts=_ANY, quirks=_ADAPTIVE),
     Family(r"claude-([a-z]+-4|3[.-]7)", 200_000, vision=True, efforts=_ANY),
     Family(r"claude-3[.-]5", 200_000, 8_192, vision=True, efforts=_TAKES_NONE),
     Family(r"claude-3", 200_000, 4_096, vision=True, efforts=_TAKES_NONE),
+    Family(r"gpt-6\.1-sol|gpt-6-astra", 1_000_000, vision=True, efforts=_ALWAYS_THINKS),
     Family(r"gpt-(5\.[45](?!-mini|-nano)|5\.[6-9]|[6-9])", 1_000_000, vision=True, efforts=_ANY),
     Family(r"gpt-5(\.\d)?-chat", 128_000, 16_384, vision=True, efforts=_TAKES_NONE),
     Family(r"gpt-5(\.\d)?-pro", 400_000, vision=True, efforts=("medium", "high", "xhigh")),
@@ -145,6 +150,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(r"gpt-4", 8_192, 4_096, efforts=_TAKES_NONE),
     Family(r"gpt-3\.5", 16_385, 4_096, efforts=_TAKES_NONE),
     Family(r"gpt-oss", 131_072, efforts=_LOW_TO_HIGH),
+    Family(r"gemini-3\.[7-9]-flash(?!-lite)", 1_000_000, vision=True, efforts=_LOW_TO_HIGH, quirks=_BY_LEVEL),
+    Family(r"gemini-4", 1_000_000, 32_768, vision=True, efforts=_LOW_TO_HIGH, quirks=_BY_LEVEL),
     Family(r"gemini-3(\.\d)?-pro", 1_000_000, vision=True, efforts=_LOW_TO_HIGH, quirks=_BY_LEVEL),
     Family(r"gemini-[3-9]", 1_000_000, vision=True, efforts=_NONE_TO_HIGH, quirks=_BY_LEVEL),
     Family(r"gemini-2\.5-pro", 1_048_576, vision=True, efforts=_ALWAYS_THINKS),
@@ -154,10 +161,13 @@ FAMILIES: tuple[Family, ...] = (
     Family(r"gemini-1\.5", 1_000_000, 8_192, vision=True, efforts=_TAKES_NONE),
     Family(r"gemma-3", 131_072, 8_192, vision=True),
     Family(r"grok-4(\.\d|-1)?-fast|grok-4\.[23]", 1_000_000, vision=True),
+    Family(r"grok-4\.[56]", 500_000, vision=True, efforts=_LOW_TO_HIGH),
+    Family(r"grok-4\.[7-9]", 500_000, vision=True, efforts=_ALWAYS_THINKS),
     Family(r"grok-4", 256_000, vision=True),
     Family(r"grok-3-mini", 131_072, efforts=("low", "high")),
     Family(r"grok-(3|code)", 131_072),
-    Family(r"deepseek-(v4|flash)", 1_000_000),
+    Family(r"deepseek-flash", 1_000_000, efforts=_ALWAYS_THINKS),
+    Family(r"deepseek-v4", 1_000_000),
     Family(r"deepseek", 128_000, 8_192),
     Family(r"(mistral-(large|medium|small)|magistral|devstral|pixtral|ministral)", 128_000, vision=True),
     Family(r"codestral", 256_000),

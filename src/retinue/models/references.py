@@ -22,7 +22,7 @@ def parse(text: str) -> tuple[str, str]:
         raise Invalid(
             f"'{said[:64]}' names no model",
             because=f"it {wrong}",
-            try_this="write it as PROVIDER/MODEL, for example anthropic/claude-opus-4-5",
+            try_this="write it as PROVIDER/MODEL, for example anthropic/claude-opus-5-5",
             code="model.ref-invalid",
         )
     provider, slash, model = said.partition("/")

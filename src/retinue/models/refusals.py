@@ -154,7 +154,7 @@ _CODES: Mapping[str, Failure] = {
         Failure.TIMEOUT: "timeout_error deadline_exceeded request_timeout timeout modeltimeoutexception",
         Failure.CONTEXT_OVERFLOW: "context_length_exceeded context_window_exceeded model_context_window_exceeded"
         " exceed_context_size_error model_max_prompt_tokens_exceeded tokens_limit_reached prompt_too_long"
-        " context_limit_exceeded",
+        " context_limit_exceeded context_exceeded contextwindowexceedederror",
         Failure.TOO_LARGE: "request_too_large payload_too_large request_entity_too_large string_above_max_length",
         Failure.NOT_FOUND: "model_not_found not_found_error not_found deploymentnotfound invalid_model unknown_model"
         " model_decommissioned model_not_available model_not_exist resource_not_found model_not_supported"
@@ -208,7 +208,11 @@ _PHRASES: Mapping[Failure, tuple[str, ...]] = {
         " | input token count & exceeds | prompt token count & exceeds | maximum prompt length"
         " | reduce the length of the messages | tokens in the prompt cannot exceed"
         " | tokens + `max_new_tokens` must be | `inputs` must have less than"
-        " | range of input length should be | exceeded model token limit | max size: & tokens",
+        " | range of input length should be | exceeded model token limit | max size: & tokens"
+        " | prompt too long | exceeded max context length | context length is only"
+        " | too long to fit into the model | contextwindowexceedederror | exceed context window"
+        " | exceeds context size | configured context size is | maximum allowed input length"
+        " | input tokens exceed the configured limit",
         Failure.NOT_FOUND: "model & does not exist | model & not found | model not exist | not a valid model"
         " | unknown model | invalid model | no such model | model & decommissioned"
         " | model & is not available | model & not supported when using",
@@ -224,6 +228,18 @@ _PHRASES: Mapping[Failure, tuple[str, ...]] = {
         Failure.TIMEOUT: "timed out | deadline exceeded | timeout",
     }.items()
 }
+
+
+# A model that has ended. Said of a parameter of a model, the same words mean something else.
+_GONE = re.compile(
+    r"(?<!for this )(?<!of this )(?<!with this )\bmodels?\b"
+    r"(?:(?!parameter|argument|field|option|header|tool|feature|endpoint).){0,120}?"
+    r"\b(?:has been|have been|was|were|is|are)(?: now| already)? "
+    r"(?:deprecated|retired|decommissioned|discontinued|sunset|shut ?down|turned off"
+    r"|no longer (?:available|accessible|offered))"
+)
+
+_CONTEXT = ("context window", "context length", "context size", "context limit")
 
 
 def reason(status: int, said: Said) -> Failure:
@@ -242,7 +258,7 @@ def reason(status: int, said: Said) -> Failure:
         case 408 | 504 | 522 | 524:
             return Failure.TIMEOUT
         case 413:
-            return _one_of(typed, spoken, Failure.CONTEXT_OVERFLOW) or Failure.TOO_LARGE
+            return Failure.CONTEXT_OVERFLOW if _overflows(typed, spoken) else Failure.TOO_LARGE
         case 429:
             return _too_much(typed, spoken)
         case 529:
@@ -259,6 +275,11 @@ def _one_of(typed: Failure | None, spoken: _Spoken, *failures: Failure) -> Failu
     if typed in failures:
         return typed
     return spoken.first(*failures)
+
+
+def _overflows(typed: Failure | None, spoken: _Spoken) -> bool:
+    """Whether a request is too large in tokens, not in bytes: any word about the context says so."""
+    return typed is Failure.CONTEXT_OVERFLOW or spoken.of(Failure.CONTEXT_OVERFLOW) or spoken.of_context()
 
 
 def _too_much(typed: Failure | None, spoken: _Spoken) -> Failure:
@@ -315,9 +336,15 @@ class _Spoken:
         return next((failure for failure in failures if self.of(failure)), None)
 
     def of(self, failure: Failure) -> bool:
+        if failure is Failure.NOT_FOUND and _GONE.search(self._words):
+            return True
         if failure is Failure.CONTEXT_OVERFLOW and self._has(_PHRASES[Failure.RATE_LIMIT]):
             return False  # limits by the minute speak of tokens too, and no context is the shorter for waiting
         return self._has(_PHRASES[failure])
+
+    def of_context(self) -> bool:
+        """Whether they speak of how much a model can read at once."""
+        return self._has(_CONTEXT) and not self._has(_PHRASES[Failure.RATE_LIMIT])
 
     def _has(self, phrases: Sequence[str]) -> bool:
         return any(all(part in self._words for part in phrase.split(" & ")) for phrase in phrases)

@@ -19,6 +19,7 @@ from retinue.domain.money import usd
 from retinue.domain.principal import Principal
 from retinue.domain.session import Mind
 from retinue.models.catalog import Catalog
+from retinue.models.providers import MODELS_KNOWN_ON
 from retinue.operations.agents import find_agent
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.store import agents, sessions
@@ -35,7 +36,8 @@ class Show(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ModelListed(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
-    """`number` chooses it in a chat. `missing` says what to set before it can be asked."""
+    """`number` chooses it in a chat. `missing` says what to set before it can be asked, `retired` what to use
+    instead."""
 
     number: int
     model: str
@@ -49,13 +51,15 @@ class ModelListed(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     price: str
     default: bool
     missing: str | UnsetType = UNSET
+    retired: str | UnsetType = UNSET
 
 
 class ModelsListed(msgspec.Struct, frozen=True, rename="kebab"):
-    """`allow` is empty where all may be used."""
+    """`allow` is empty where all may be used. What is known of models without asking providers is of `known_on`."""
 
     models: list[ModelListed]
     allow: list[str]
+    known_on: str
 
 
 class ModelInChain(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
@@ -64,6 +68,7 @@ class ModelInChain(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
     window_tokens: int
     price: str
     missing: str | UnsetType = UNSET
+    retired: str | UnsetType = UNSET
 
 
 class AgentsModels(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
@@ -82,9 +87,12 @@ class AgentsModels(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
 
 
 class ModelsShown(msgspec.Struct, frozen=True, rename="kebab"):
+    """What is known of models without asking providers is of `known_on`."""
+
     default: str
     default_because: str
     agents: list[AgentsModels]
+    known_on: str
 
 
 async def list_models(desk: Desk, caller: Principal, asked: Nothing) -> ModelsListed:
@@ -105,10 +113,12 @@ async def list_models(desk: Desk, caller: Principal, asked: Nothing) -> ModelsLi
                 price=price_words(offer.facts.price),
                 default=offer.is_default,
                 missing=_missing(catalog, offer.facts),
+                retired=catalog.retired(offer.facts.ref) or UNSET,
             )
             for offer in offers
         ],
         allow=list(catalog.allow),
+        known_on=MODELS_KNOWN_ON.isoformat(),
     )
 
 
@@ -134,6 +144,7 @@ async def show_models(desk: Desk, caller: Principal, asked: Show) -> ModelsShown
         default=str(catalog.default),
         default_because=catalog.default_because,
         agents=[await _of_agent(desk, catalog, agent, mind, session) for agent, mind, session in found],
+        known_on=MODELS_KNOWN_ON.isoformat(),
     )
 
 
@@ -159,6 +170,7 @@ async def _of_agent(desk: Desk, catalog: Catalog, agent: Agent, mind: Mind, sess
             window_tokens=known.window_tokens,
             price=price_words(known.price),
             missing=_missing(catalog, known),
+            retired=catalog.retired(link.ref) or UNSET,
         )
         for link, known in zip(links, facts, strict=True)
     ]

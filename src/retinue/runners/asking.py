@@ -19,6 +19,7 @@ from retinue.models.base import Media, Model, Prompt
 from retinue.models.catalog import Role
 from retinue.models.fallback import WORDS, NotAsked, Plan
 from retinue.models.minds import Minds
+from retinue.models.retired import ModelGone
 from retinue.models.verdicts import Candidate, Compact, GiveUp, NextModel
 from retinue.policy.budgets import OUTPUT_TOKENS_LEAST
 from retinue.runners import keeping
@@ -208,6 +209,8 @@ def _instead(candidate: Candidate, plan: Plan, failed: ModelFailed | None) -> st
     why = WORDS[failed.failure] if failed is not None else "it rests for a while"
     if isinstance(failed, NotAsked):
         why = failed.sentence
+    elif isinstance(failed, ModelGone):
+        why = failed.in_short
     return f"answered by {candidate.ref} instead of {plan.chain[0]}: {why}"
 
 
