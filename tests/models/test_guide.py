@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from retinue.cli.parser import parse
 from retinue.domain import address
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.attachment import Attachment
@@ -32,11 +34,12 @@ from retinue.runners.turn_input import render, render_note
 from retinue.store import envelopes
 from retinue.testing.fake_clock import START, FakeClock
 from retinue.testing.household import House, Household, boss
+from retinue.testing.waiting import wait_until
 from retinue.tools.base import Scene, schema_of
 from retinue.tools.files import Read
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "talk-to-the-guide.md"
-HONEST = "no language model"
+HONEST = "not a language model"
 GUIDE = Agent(name="guide", model="guide")
 CLERK = Agent(name="clerk", model="guide", tools=ToolRules(ask=("append_line",)))
 
@@ -64,8 +67,7 @@ async def pass_time_until_settled(house: House, envelope: str) -> None:
 async def asked(house: House) -> str:
     """Wait for a question, and name the approval it is about."""
     statement = "select id from approvals where state = 'open'"
-    while not (found := await house.sql(statement)):
-        await asyncio.sleep(0.005)
+    found = await wait_until(lambda: house.sql(statement), "a question is put", poll_s=0.005)
     return found[0].id
 
 
@@ -98,7 +100,75 @@ async def test_it_says_that_it_is_a_script(household: Household, words: str) -> 
         assert HONEST in await say(house, words)
 
 
-@pytest.mark.parametrize("words", ["connect a real model", "How do I use another model?", "where does my API key go"])
+GREETED = ["Hi!", "hello hello", "Hey there.", "good afternoon", "HELLO, GUIDE"]
+ASKED_FIRST = [
+    "hello, who are you?",
+    "Who are you",
+    "hi who r u??",
+    "Hey! What are you, exactly?",
+    "Good morning, are you a robot?",
+    "What's your name?",
+    "Hi! What can you do?",
+    "hey, what can you do for me?",
+    "what can i try here",
+    "Show me something cool",
+    "What is this?",
+    "Hello there. What\u2019s this all for?",
+    "whats retinue",
+    "where am I?",
+    "How do I get started?",
+    "how can I start here?",
+    "hi, how to use this",
+    "Could you help me get started, please?",
+    "I'm new here!",
+    "help me",
+    "Hello, can you help me?",
+    "I need help!",
+]
+
+
+@pytest.mark.parametrize("words", GREETED + ASKED_FIRST)
+def test_a_first_sentence_gets_what_it_is_what_to_try_and_how_to_connect_a_model(words: str) -> None:
+    answer = said(words)
+    assert HONEST in answer
+    named = [each for each in ("count to 20", "count to 50", "status", "how does it work") if f"`{each}`" in answer]
+    assert len(named) >= 2, "there is something to try at once"
+    assert "`retinue credential add anthropic" in answer and "`ANTHROPIC_API_KEY`" in answer
+
+
+@pytest.mark.parametrize("words", ["count to 20", "status", "how does it work", "help", "connect a real model"])
+def test_what_it_proposes_works(words: str) -> None:
+    assert f"`{words}`" in said("Book me a flight to Lisbon") or f"`{words}`" in said("hello")
+    assert "do not know" not in said(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("Hello, count to 3", "1 2 3 Done."),
+        ("hi guide! please echo good day", "good day"),
+        ("echo hello, who are you?", "hello, who are you?"),
+        ("echo what is this", "what is this"),
+        ("remember that I am new here", "It is written down in this session. Ask me for it: `what did I say?`"),
+        ("thank you", "You are welcome."),
+    ],
+)
+def test_a_command_keeps_its_meaning_with_and_without_a_greeting(words: str, answer: str) -> None:
+    assert said(words) == answer
+
+
+@pytest.mark.parametrize("words", ["hello", "how do I start", "connect a real model"])
+def test_every_command_that_it_names_for_the_terminal_is_one(words: str) -> None:
+    named = re.findall(r"`retinue (.+?)`", said(words))
+    assert named
+    for each in named:
+        assert parse(each.split()).command in ("credential add", "chat", "agent register", "models")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["connect a real model", "How do I add my OpenAI key?", "How do I use another model?", "where does my API key go"],
+)
 async def test_it_says_how_a_real_model_is_connected(household: Household, words: str) -> None:
     async with household.open() as house:
         answer = await say(house, words)
@@ -109,7 +179,7 @@ async def test_words_it_does_not_know_get_a_short_answer_with_what_it_does_know(
     async with household.open() as house:
         answer = await say(house, "Book me a flight to Lisbon")
         assert "“Book me a flight to Lisbon”" in answer
-        assert "`help`" in answer
+        assert all(f"`{each}`" in answer for each in ("count to 20", "status", "how does it work", "help"))
         assert len(answer) < 300
 
 
@@ -450,6 +520,7 @@ def test_whatever_is_written_gets_a_whole_reply(texts: list[str], as_a_turn: boo
 
 
 WORDS = ["please", "count", "to", "slow", "9" * 400, "1.5", "call", "read", '{"path": "x"}', "{", ";", "and", "fail"]
+WORDS += ["hello,", "who are you", "what is this", "here", "help me", "start"]
 WORDS += ["echo", "think", "about", "ask", "remember", "what did i say", "\n", "\x00", "?", "---", "thank you", "é"]
 
 
@@ -474,7 +545,15 @@ def test_the_same_records_get_the_same_reply() -> None:
     "unit", [" ", "a ", ".", "call ", "and ", ";", "please ", "{", "real ", "count 1.", "---\n", "1", "<context "]
 )
 def test_the_longest_words_are_heard_in_good_time(unit: str) -> None:
-    for text in (unit, f"count {unit}", f"call read {unit}", f"slow 1{unit}", f"are you{unit}"):
+    for text in (
+        unit,
+        f"count {unit}",
+        f"call read {unit}",
+        f"slow 1{unit}",
+        f"are you{unit}",
+        f"hi {unit}",
+        f"what is this{unit}",
+    ):
         whole_reply_or_asked_failure(
             prompt_of((text + unit * (TEXT_BYTES_MAX // len(unit)))[: TEXT_BYTES_MAX - 1] + "x")
         )

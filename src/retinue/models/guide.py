@@ -135,6 +135,8 @@ def read_back(result: ToolResult) -> str:
 _RULE = re.compile(r"^---$", re.MULTILINE)  # no sender can write this or the tags: turn_input sees to it
 _AROUND = re.compile(r'\A(?:<context [^\n]*\n|<system_message origin="[^"]*">)|</system_message>\Z')
 _COURTESY = re.compile(r"(?:(?:please|kindly|guide|(?:can|could|would|will)\s+you)\b[\s,:]*)*", re.IGNORECASE)
+_GREETING = r"(?:hello|hi|hiya|hey|howdy|greetings|good (?:morning|day|afternoon|evening))(?: there| guide| all)?"
+_GREETED = re.compile(r"(?:" + _GREETING.replace(" ", r"\s+") + r"\b[\s,.:;!?-]*)+", re.IGNORECASE)
 
 
 def letters(turn: str) -> list[str]:
@@ -147,40 +149,76 @@ def letters(turn: str) -> list[str]:
 
 def hear(words: str, prompt: Prompt) -> Script:
     """The first ability that knows these words answers them."""
-    request = _COURTESY.sub("", words, count=1)
-    for ability in ABILITIES:
-        if (rest := ability.heard(request)) is not None:
-            return Script(text=ability.does) if isinstance(ability.does, str) else ability.does(rest, prompt)
+    for request in _readings(words):
+        for ability in ABILITIES:
+            if (rest := ability.heard(request)) is not None:
+                return Script(text=ability.does) if isinstance(ability.does, str) else ability.does(rest, prompt)
     return puzzled(words)
+
+
+def _readings(words: str) -> Iterator[str]:
+    """The request as it is, so that a command keeps its meaning; then without the greeting before it."""
+    request = _COURTESY.sub("", words, count=1)
+    yield request
+    if greeted := _GREETED.match(request):
+        yield _COURTESY.sub("", request[greeted.end() :], count=1) or "hello"
 
 
 # What stands in the table: words to say, or a pure function of the words behind the command and of the prompt
 
-I_AM = "I am the guide: a script that comes with the house, and no language model."
-A_REAL_MODEL = (
-    "Put a key where the house is started, and start it again: `ANTHROPIC_API_KEY`, `OPENAI_API_KEY` or "
-    "`GOOGLE_API_KEY`. Then talk to `main`, who thinks with it: `retinue chat --agent main`. Any server that speaks "
-    "the OpenAI protocol will do as well: name it in `retinue.toml`, as docs/guides/choose-models.md shows. `retinue "
-    "models` says who would be asked. I stay what I am."
+I_AM = "I am the offline guide: a script that comes with retinue, not a language model."
+TRY_THIS = (
+    "Try `count to 20` (an answer, word by word), `status` (a tool call) or `how does it work`. `help` lists "
+    "everything that I understand."
 )
-HELLO = f"Hello! {I_AM} The house around me is real: try `count to 50`, `status`, `how does it work` or `help`."
-THE_HOUSE = (
-    "What you write is an envelope, stored before you are told that it was accepted. An agent works through its "
-    "envelopes in runs, and each step is written down before it is taken. So say `count to 100`, kill the house in the "
-    "middle and start it again: you get your answer, once. A tool that must not run twice does not; I tell you that it "
-    "was cut off. And what an agent may not do alone, it asks a person first; the question survives a restart too."
+ADD_A_KEY = (
+    "To talk to a real model, give the server a key: run `retinue credential add anthropic mine --key-file PATH` "
+    "(`openai` and `google` work too), or start the server with `ANTHROPIC_API_KEY`, `OPENAI_API_KEY` or "
+    "`GOOGLE_API_KEY` set. Then write to `main`: `retinue chat --agent main`."
+)
+A_REAL_MODEL = (
+    f"{ADD_A_KEY} In the web app: House, Models, Add a key. Any server that speaks the OpenAI protocol works too: name "
+    "it in `retinue.toml`, as docs/guides/choose-models.md shows. `retinue models` lists which model each agent uses. "
+    "I stay a script."
+)
+HELLO = f"Hello! {I_AM} The server around me is real.\n\n{TRY_THIS}\n\n{ADD_A_KEY}"
+WHO_I_AM = (
+    f"{I_AM} I need no key and no network: my answers were written in advance, and I answer a fixed list of commands. "
+    f"The server around me is real.\n\n{TRY_THIS}\n\n{ADD_A_KEY}"
+)
+WHAT_I_DO = (
+    f"{I_AM} I answer a fixed list of commands, so that you can see what the server does: long answers, tool calls, "
+    f"questions that wait for you, failures and restarts.\n\n{TRY_THIS}\n\n{ADD_A_KEY}"
+)
+WHAT_THIS_IS = (
+    "This is retinue, a server for a team of AI agents. You write to an agent; each message is stored before it is "
+    f"accepted, and each step before it is taken, so a restart loses nothing. {I_AM}\n\n{TRY_THIS}\n\n{ADD_A_KEY}"
+)
+FIRST_STEPS = (
+    f"{I_AM} Three first steps:\n\n"
+    "1. See what the server does: say `count to 20`, `status` or `how does it work`.\n"
+    f"2. {ADD_A_KEY}\n"
+    "3. Create an agent of your own: `retinue agent register ada`, then `retinue chat --agent ada`.\n\n"
+    "The page docs/start.md walks you through the first ten minutes."
+)
+HOW_IT_WORKS = (
+    "What you write is stored as an envelope before the server accepts it. An agent works through its envelopes in "
+    "runs, and each step is stored before it is taken. So say `count to 100`, kill the server in the middle and start "
+    "it again: you get your answer, once. A tool call that must not be repeated is not repeated; I say that it was "
+    "interrupted. What an agent may not do alone, it asks a person first, and the question survives a restart too."
 )
 
 
 def show_help(_rest: str, _prompt: Prompt) -> Script:
     lines = (f"- `{ability.example}`: {ability.shows}" for ability in ABILITIES if ability.example)
-    return Script(text="\n".join((f"{I_AM} This is what I understand:", *lines)))
+    return Script(text="\n".join((f"{I_AM} This is what I understand:", *lines, "", ADD_A_KEY)))
 
 
 def puzzled(words: str) -> Script:
     said = _cut(" ".join(words[:200].split()), 60)
-    start = f"I do not know what to do with “{said}”." if said and said != "(none)" else "I found no words to read."
-    return Script(text=f"{start} {I_AM} I know commands such as `count to 20` or `status`; `help` shows them all.")
+    start = f"I do not know how to answer “{said}”." if said and said != "(none)" else "I found no words to read."
+    then = "Try `count to 20`, `status` or `how does it work`; `help` lists the rest."
+    return Script(text=f"{start} {I_AM} {then} To get real answers, say `connect a real model`.")
 
 
 def count(rest: str, _prompt: Prompt) -> Script:
@@ -279,12 +317,75 @@ class Ability(Struct, frozen=True):
 # In front of `[\s.!?]*`, a part that repeats must not match these signs too: long words would take quadratic time.
 _N = r"(?: (?P<rest>\d+(?:\.\d+)?))?"
 _REST = "(?: (?P<rest>.+))?"
+_S = "(?: is|['\u2019]?s)"
+_DO = "(?:do|can|could|should|would|must)"
+_TAIL = "(?:,? (?:here|now|today|then|first|next|exactly|actually|anyway|about|for me|with (?:this|you|it|retinue)))*"
+
+
+def any_of(*phrases: str) -> str:
+    """One of these phrases, with or without the small words that people put behind them."""
+    return f"(?:{'|'.join(phrases)}){_TAIL}"
+
 
 ABILITIES: tuple[Ability, ...] = (
-    Ability("(?:hello|hi|hey|good (?:morning|day|evening))(?: there| guide)?", HELLO, "hello", "where to begin"),
-    Ability(r"help(?: me)?|\?|what can (?:you|i) (?:do|say)", show_help, "help", "this list"),
-    Ability("(?:who|what) are you|are you .+", f"{I_AM} {A_REAL_MODEL}", "who are you", "what I am and am not"),
-    Ability("how does (?:it|this|the house) work|tour", THE_HOUSE, "how does it work", "the house in five sentences"),
+    Ability(_GREETING, HELLO, "hello", "where to begin"),
+    Ability(r"(?:i need (?:some )?)?help(?: me)?|\?", show_help, "help", "this list"),
+    Ability(
+        any_of(
+            "(?:who|what) (?:exactly )?(?:are|r) (?:you|u)",
+            "are you .+",
+            "who am i (?:talking|speaking|writing) (?:to|with)",
+            f"who{_S} (?:this|that|there)",
+            f"what{_S} your name",
+            "(?:introduce|describe|tell me about) yourself",
+        ),
+        WHO_I_AM,
+        "who are you",
+        "what I am and am not",
+    ),
+    Ability(
+        any_of(
+            f"what (?:else )?{_DO} (?:you|u|i|we) (?:do|say|try|ask|know|answer|understand|help)(?: me| you)?",
+            "what are you (?:able to do|good at|for)",
+            "what are your (?:commands|skills|abilities)",
+            "show me (?:something|what you (?:can )?do)(?: cool| nice| interesting)?",
+        ),
+        WHAT_I_DO,
+        "what can you do",
+        "what there is to try",
+    ),
+    Ability(
+        any_of(
+            f"what{_S} (?:all )?(?:this|that|it|retinue)(?: all)?(?: for)?",
+            f"what{_S} this (?:place|thing|app|page|site|program|server)",
+            "what does (?:this|it|retinue) do",
+            "where am i",
+        ),
+        WHAT_THIS_IS,
+        "what is this",
+        "what retinue is",
+    ),
+    Ability(
+        any_of(
+            f"(?:how|where) (?:{_DO} (?:i|we)|to) (?:get )?(?:start(?:ed)?|begin)",
+            f"how (?:{_DO} (?:i|we)|to) use (?:this|it|retinue|you)",
+            "(?:help me )?(?:get(?:ting)? )started",
+            "help me (?:start|begin)",
+            r"i(?: a|['\u2019])?m new",
+            f"what{_S} next",
+            "what now",
+            "first steps",
+        ),
+        FIRST_STEPS,
+        "how do I start",
+        "three first steps",
+    ),
+    Ability(
+        any_of("how do(?:es)? (?:it|this|the house|the server|retinue|you) work", "tour"),
+        HOW_IT_WORKS,
+        "how does it work",
+        "the server in five sentences",
+    ),
     Ability(f"count(?: up)?(?: to)?{_N}", count, "count to 50", "a long answer, to be interrupted as you like"),
     Ability(f"think(?: about| of)?{_REST}", think, "think about tea", "thoughts beside the answer"),
     Ability(f"(?:be )?slow(?: for)?{_N}(?:s| seconds?)?", be_slow, "slow 10", "an answer after ten seconds"),
@@ -301,6 +402,9 @@ ABILITIES: tuple[Ability, ...] = (
     Ability("thanks?|thank you", "You are welcome."),
     Ability(r"(?P<rest>\S+ (?:allowed|denied) .+ \(approval \w+\))", lambda rest, _: Script(text=f"I see: {rest}.")),
     Ability(
-        ".*(?:real|other) models?.*|.*api key.*|connect.*", A_REAL_MODEL, "connect a real model", "how that is done"
+        ".*(?:real|other) models?.*|.*(?:api|openai|anthropic|claude|google|gemini) key.*|connect.*",
+        A_REAL_MODEL,
+        "connect a real model",
+        "how that is done",
     ),
 )
