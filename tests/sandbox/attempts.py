@@ -2,13 +2,15 @@
 
     python attempts.py FACTS.json  ->  {"NAME": "done" | "refused: WHY", ...}
 
-Only the standard library. Nothing here does harm where it succeeds: what it changes, it changes back.
+Only the standard library. Nothing here does harm where it succeeds: what it changes, it changes back. Only files with a
+setuid or setgid bit stay, empty, so that the test can look at them from outside.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -16,7 +18,10 @@ import pty
 import signal
 import socket
 import stat
+import struct
+import subprocess
 import sys
+import tarfile
 import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -290,7 +295,7 @@ def give_a_file_to_root(facts: Any) -> object:
 
 def _connect(family: int, address: Any) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as one:
-        one.settimeout(WAIT_S)
+        one.settimeout(WAIT_S)  # time limit: what is shut out hears nothing
         one.connect(address)
         assert one.recv(5) == b"hello"
 
@@ -330,7 +335,7 @@ def reach_loopback_by_a_mapped_address(facts: Any) -> object:
 @attempt
 def reach_loopback_by_udp(facts: Any) -> object:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-        one.settimeout(WAIT_S)
+        one.settimeout(WAIT_S)  # time limit: what is shut out hears nothing
         one.sendto(b"ping", ("127.0.0.1", facts["port_udp"]))
         assert one.recv(5) == b"hello"
     return None
@@ -513,6 +518,173 @@ def watch_the_processor(facts: Any) -> object:
 @attempt
 def open_a_ring_to_the_kernel(facts: Any) -> object:
     os.close(call("syscall", 425, 4, (ctypes.c_uint32 * 64)()))
+
+
+# What is to be left behind for another user of the machine to run.
+
+SETUID, SETGID, AT_FDCWD, O_TMPFILE = 0o4755, 0o2755, -100, 0o20000000 | os.O_DIRECTORY
+
+
+def _left(facts: Any, name: str) -> Path:
+    return Path(facts["workspace"]) / f"left-{name}"
+
+
+def _empty(facts: Any, name: str) -> Path:
+    path = _left(facts, name)
+    path.touch(0o755)
+    return path
+
+
+def _see_that_it_is_privileged(path: Path) -> None:
+    """A call may be allowed and yet leave out the bit."""
+    if not path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID):
+        raise PermissionError("the bit is not set")
+
+
+@attempt
+def leave_a_setuid_program_by_chmod(facts: Any) -> object:
+    path = _empty(facts, "chmod")
+    os.chmod(path, SETUID)
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setgid_program_by_chmod(facts: Any) -> object:
+    path = _empty(facts, "chmod-setgid")
+    os.chmod(path, SETGID)
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setgid_folder_by_chmod(facts: Any) -> object:
+    path = _left(facts, "folder")
+    path.mkdir()
+    os.chmod(path, SETGID)
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_by_its_descriptor(facts: Any) -> object:
+    path = _empty(facts, "fchmod")
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fchmod(descriptor, SETUID)
+    finally:
+        os.close(descriptor)
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_by_fchmodat(facts: Any) -> object:
+    path = _empty(facts, "fchmodat")
+    number = {"x86_64": 268, "aarch64": 53}[os.uname().machine]
+    call("syscall", number, AT_FDCWD, bytes(path), SETUID)
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_by_fchmodat2(facts: Any) -> object:
+    path = _empty(facts, "fchmodat2")
+    try:
+        call("syscall", 452, AT_FDCWD, bytes(path), SETUID, 0)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        os.chmod(path, SETUID)  # this kernel is older than the call
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_by_creat(facts: Any) -> object:
+    path = _left(facts, "creat")
+    os.close(call("creat", bytes(path), SETUID))
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_by_open(facts: Any) -> object:
+    path = _left(facts, "open")
+    if os.uname().machine == "x86_64":
+        os.close(call("syscall", 2, bytes(path), os.O_CREAT | os.O_WRONLY, SETUID))
+    else:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, SETUID))
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_by_openat(facts: Any) -> object:
+    path = _left(facts, "openat")
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, SETUID))
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_by_openat2(facts: Any) -> object:
+    path = _left(facts, "openat2")
+    how = (ctypes.c_uint64 * 3)(os.O_CREAT | os.O_WRONLY, SETUID, 0)
+    os.close(call("syscall", 437, AT_FDCWD, bytes(path), how, ctypes.sizeof(how)))
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_that_had_no_name(facts: Any) -> object:
+    path = _left(facts, "unnamed")
+    descriptor = os.open(facts["workspace"], O_TMPFILE | os.O_WRONLY, SETUID)
+    try:
+        call("linkat", AT_FDCWD, f"/proc/self/fd/{descriptor}".encode(), AT_FDCWD, bytes(path), 0x400)
+    finally:
+        os.close(descriptor)
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_by_mknod(facts: Any) -> object:
+    path = _left(facts, "mknod")
+    if os.uname().machine == "x86_64":
+        call("syscall", 133, bytes(path), stat.S_IFREG | SETUID, 0)
+    else:
+        os.mknod(path, stat.S_IFREG | SETUID)
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_by_mknodat(facts: Any) -> object:
+    path = _left(facts, "mknodat")
+    number = {"x86_64": 259, "aarch64": 33}[os.uname().machine]
+    call("syscall", number, AT_FDCWD, bytes(path), stat.S_IFREG | SETUID, 0)
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_by_install(facts: Any) -> object:
+    path = _left(facts, "install")
+    subprocess.run(["install", "-m", "4755", "/dev/null", str(path)], check=True, capture_output=True)
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_setuid_program_by_unpacking_it(facts: Any) -> object:
+    archive, path = _left(facts, "archive.tar"), _left(facts, "unpacked")
+    with tarfile.open(archive, "w") as packed:
+        entry = tarfile.TarInfo(path.name)
+        entry.mode, entry.uid, entry.gid = SETUID, os.getuid(), os.getgid()
+        packed.addfile(entry)
+    subprocess.run(["tar", "-xpf", str(archive), "-C", facts["workspace"]], check=False, capture_output=True)
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_link_to_a_setuid_program_of_the_system(facts: Any) -> object:
+    path = _left(facts, "linked")
+    os.link("/usr/bin/su", path)
+    return _see_that_it_is_privileged(path)
+
+
+@attempt
+def leave_a_program_with_capabilities(facts: Any) -> object:
+    path = _empty(facts, "capabilities")
+    permitted = struct.pack("<IIIII", 0x02000001, 1 << 7, 0, 0, 0)  # CAP_SETUID, permitted and effective
+    os.setxattr(path, "security.capability", permitted)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from retinue.sandbox.base import Confinement, Ended, Limits, Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
+from retinue.testing.waiting import wait_until
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 PATIENCE_S = 60.0
@@ -121,7 +122,7 @@ def greeting(family: int, address: object, kind: int = socket.SOCK_STREAM) -> Ge
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
-            thread.join(5)
+            thread.join(PATIENCE_S)
 
 
 def _greet(listener: socket.socket, kind: int) -> None:
@@ -209,7 +210,18 @@ def sleepers(argument: str) -> list[int]:
     return found
 
 
+def descendants(pid: int) -> list[int]:
+    """Every process below one, as far as they still run."""
+    found: list[int] = []
+    left = [pid]
+    while left:
+        parent = left.pop()
+        with contextlib.suppress(OSError):
+            children = [int(each) for each in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+            found += children
+            left += children
+    return found
+
+
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0.02)
+    await wait_until(holds, "it holds")

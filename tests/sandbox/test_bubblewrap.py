@@ -22,6 +22,7 @@ from retinue.sandbox import walls
 from retinue.sandbox.base import Confinement, Limits, Network, SandboxFailed
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host
+from retinue.testing.waiting import stays_true
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -122,8 +123,8 @@ async def test_a_command_whose_words_nobody_takes_waits_and_loses_none(sandbox: 
         ["/bin/sh", "-c", "yes | head -c 5000000; echo >&2; echo over > done"], grounds.confinement()
     )
     child.close_input()
-    await asyncio.sleep(0.5)
-    assert not (grounds.workspace / "done").exists()
+    done = grounds.workspace / "done"
+    await stays_true(lambda: not done.exists(), "that a command waits has no event", for_s=0.5)
     said = 0
     while chunk := await child.read():
         said += len(chunk)
@@ -140,8 +141,8 @@ async def test_a_terminal_is_one_and_can_be_resized(sandbox: Bubblewrap, grounds
     child.resize(50, 132)
     await child.write(b"stty size; trap 'echo interrupted' INT; sleep 0.2; echo ready\n")
     assert b"50 132" in await _until_said(child.read, b"ready")
-    await child.write(b"sleep 30\n")
-    await asyncio.sleep(0.5)
+    await child.write(b"sh -c 'echo sle''eps; exec sleep 600'\n")
+    await _until_said(child.read, b"sleeps")
     await child.write(b"\x03")  # Ctrl-C reaches what runs in the foreground
     await child.write(b"echo after\n")
     await _until_said(child.read, b"after")
@@ -255,7 +256,7 @@ def test_it_is_the_same_on_every_loop_and_leaves_nothing_open(grounds: Grounds, 
         for pty in (False, True):
             assert (await run(sandbox, ["/bin/echo", "hi"], grounds.confinement(), pty=pty)).text.strip() == "hi"
         assert (await run(sandbox, ["/bin/echo", "hi"], networked)).text == "hi\n"
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # sleep: what is still open then only makes the bound wider
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(4):
             await asyncio.gather(*(run(sandbox, ["/bin/echo", "hi"], grounds.confinement()) for _ in range(10)))
@@ -263,9 +264,7 @@ def test_it_is_the_same_on_every_loop_and_leaves_nothing_open(grounds: Grounds, 
         for _ in range(3):
             with pytest.raises(SandboxFailed):
                 await sandbox.start(["/bin/echo"], grounds.confinement(folder=Path("/nowhere")))
-        await asyncio.sleep(0.1)
-        assert len(os.listdir("/proc/self/fd")) <= before
-        assert not _zombies()
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before and not _zombies())
 
     if loop == "uvloop":
         uvloop.run(many())

@@ -31,7 +31,7 @@ def facts(**changed: object) -> Facts:
     return Facts(**(parts | changed))  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.spec("C63")
+@pytest.mark.spec("C63", "C114.sandbox")
 @pytest.mark.parametrize(
     ("mode", "origin", "owner", "confined"),
     [
@@ -70,7 +70,7 @@ def test_another_sandbox_never_stands_in_for_the_one_that_was_chosen() -> None:
     assert choice.decision.verdict is Verdict.ASK
 
 
-@pytest.mark.spec("C63")
+@pytest.mark.spec("C63", "C113.sandbox_scope")
 def test_the_scope_says_who_shares_a_container() -> None:
     keys = {scope: choose(SandboxSettings(scope=scope), facts(), HOLDS).key for scope in Scope}
     assert keys == {Scope.SESSION: "session:s1", Scope.AGENT: "agent:ada", Scope.SHARED: "shared"}
@@ -113,6 +113,7 @@ def test_another_agents_home_is_nobody_elses_whatever_was_granted() -> None:
     confinement(SandboxSettings(), facts(rights=Rights(workspace=WORKSPACE, read=(HOMES / "ada/SOUL.md",))), Asked())
 
 
+@pytest.mark.spec("D50.exec")
 def test_a_network_needs_a_rule_and_the_right_to_the_web() -> None:
     settings = SandboxSettings(hosts=("pypi.org", "*.example.com"), private_hosts=("nas.lan",))
     web = Rights(workspace=WORKSPACE, web=True)

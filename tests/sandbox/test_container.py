@@ -190,6 +190,7 @@ async def test_containers_are_removed_that_rest_too_long_or_are_too_old(harbour:
     assert harbour.names() == []
 
 
+@pytest.mark.spec("C113.sandbox_docker", "C113.sandbox_prune")
 async def test_a_container_is_made_and_removed_as_its_agent_has_it(harbour: Harbour) -> None:
     containers = harbour.containers(idle_hours=24, age_days=7, cpus=2)
     confinement = harbour.grounds.confinement()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from sandbox.attempts import ATTEMPTS
-from sandbox.support import Grounds, make_grounds, place_attempts, run, sleepers, surroundings
+from sandbox.support import PYTHON, Grounds, make_grounds, place_attempts, run, sleepers, surroundings
 
 from retinue.sandbox.bubblewrap import Bubblewrap
 
@@ -42,6 +43,8 @@ FOR_ROOT = frozenset(
         "give-the-kernel-a-program",
         "read-the-houses-memory",
         "trace-the-house",
+        "leave-a-link-to-a-setuid-program-of-the-system",
+        "leave-a-program-with-capabilities",
     }
 )
 
@@ -57,6 +60,8 @@ class Outcome:
     unfiltered: dict[str, str]
     outlived_inside: list[int]
     outlived_bare: list[int]
+    privileged_inside: list[str]
+    privileged_unfiltered: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +92,26 @@ def _try_everything(grounds: Grounds, facts: dict[str, object]) -> Outcome:
     commands = {name: place_attempts(grounds, {**facts, "outlives": lasting[name]}, name) for name in lasting}
     unfiltered = _Unfiltered(folder=grounds.state / "sandbox-unfiltered")
     inside = asyncio.run(_run(grounds.bubblewrap(), commands["inside"], grounds))
+    privileged_inside = _take_away_what_was_left(grounds.workspace)
     without = asyncio.run(_run(unfiltered, commands["unfiltered"], grounds))
+    privileged_unfiltered = _take_away_what_was_left(grounds.workspace)
     bare = subprocess.run(commands["bare"], capture_output=True, text=True, close_fds=False, timeout=60, check=True)
     left = sleepers(lasting["bare"])
     for pid in left:
         os.kill(pid, 9)
-    return Outcome(inside, json.loads(bare.stdout), without, sleepers(lasting["inside"]), left)
+    _take_away_what_was_left(grounds.workspace)
+    outlived = sleepers(lasting["inside"])
+    return Outcome(inside, json.loads(bare.stdout), without, outlived, left, privileged_inside, privileged_unfiltered)
+
+
+def _take_away_what_was_left(workspace: Path) -> list[str]:
+    """What another user of this machine could run with more rights than they have, by name; all of it is removed."""
+    privileged: list[str] = []
+    for path in sorted(workspace.glob("left-*")):
+        if path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID) or "security.capability" in os.listxattr(path):
+            privileged.append(path.name)
+        path.rmdir() if path.is_dir() else path.unlink()
+    return privileged
 
 
 class _Unfiltered(Bubblewrap):
@@ -124,6 +143,45 @@ def test_without_the_protection_it_would(outcome: Outcome, name: str) -> None:
 def test_a_command_may_not_leave_anything_running(outcome: Outcome) -> None:
     assert outcome.outlived_bare  # bare, it would
     assert outcome.outlived_inside == []
+
+
+def test_a_command_leaves_no_setuid_or_setgid_file_on_the_host(outcome: Outcome) -> None:
+    """Seen from outside, where such a file would run with the rights of the server for any user of the machine."""
+    assert set(outcome.privileged_unfiltered) >= {  # without the filter, it would
+        "left-chmod",
+        "left-chmod-setgid",
+        "left-folder",
+        "left-openat",
+        "left-openat2",
+        "left-unnamed",
+        "left-mknod",
+        "left-unpacked",
+    }
+    assert outcome.privileged_inside == []
+
+
+def test_a_folder_is_made_without_the_setgid_bit_that_was_asked_for(grounds: Grounds) -> None:
+    """The kernel leaves these bits out of a new folder's mode by itself, so the filter need not look at mkdir."""
+    script = "import os; os.umask(0); os.mkdir('made', 0o6775)"
+    said = asyncio.run(run(grounds.bubblewrap(), [PYTHON, "-I", "-c", script], grounds.confinement()))
+    assert said.ended.code == 0, said
+    assert stat.S_IMODE((grounds.workspace / "made").stat().st_mode) == 0o775
+
+
+ORDINARY = """
+set -e
+echo '#!/bin/sh' > tool; chmod +x tool; chmod u=rwx,go=rx tool; ./tool
+mkdir -m 1777 -p shared; install -m 755 tool installed; cp -a /usr/bin/env copied; ./copied true
+tar -cf all.tar tool shared; mkdir out; tar -xpf all.tar -C out; out/tool
+mkdir inherits/deep; cp -r inherits/deep inherits/copy; tar -cf deep.tar inherits; tar -xf deep.tar -C out
+"""
+
+
+def test_ordinary_work_with_modes_goes_on(grounds: Grounds) -> None:
+    (grounds.workspace / "inherits").mkdir()
+    (grounds.workspace / "inherits").chmod(0o2775)  # made by a person, and inherited by what is made in it
+    said = asyncio.run(run(grounds.bubblewrap(), ["/bin/sh", "-c", ORDINARY], grounds.confinement()))
+    assert said.ended.code == 0, said
 
 
 def test_there_are_at_least_forty_attempts() -> None:

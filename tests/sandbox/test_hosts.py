@@ -57,6 +57,7 @@ def test_a_rule_that_can_be_written_is_taken(text: str) -> None:
     assert allowed_host(text) is None
 
 
+@pytest.mark.spec("D50.wildcard")
 @pytest.mark.parametrize(
     "text", ["*", "*.com", "https://example.com", "example.com:0", "example.com:99999", "a b", "a:b:c", "", "x/y"]
 )

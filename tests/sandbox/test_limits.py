@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
-from sandbox.support import PATIENCE_S, PYTHON, run, shell, sleepers, until
+from sandbox.support import PATIENCE_S, PYTHON, descendants, run, shell, sleepers, until
 
 from retinue.domain.nouns import replace
 from retinue.sandbox.base import MIB, Confinement, Limits, Sandbox
@@ -55,13 +54,18 @@ async def _python(sandbox: Sandbox, code: str, confinement: Confinement) -> tupl
 ONE_LARGE = "a = bytearray(200 * 2**20)\nprint('had it')"
 MANY_SMALL = """
 import os, time
+told = []
 for _ in range(6):
+    reads, writes = os.pipe()
     if os.fork() == 0:
         a = bytearray(os.urandom(2**20) * 30)
+        os.write(writes, b'x')
         time.sleep(20)
         os._exit(0)
-time.sleep(1.5)
-print('had it')
+    os.close(writes)
+    told.append(reads)
+if all([os.read(each, 1) for each in told]):  # nothing is read of one that was killed
+    print('had it')
 """
 
 
@@ -108,7 +112,7 @@ async def test_a_bomb_that_never_stops_is_over_when_it_is_killed(folder: Path) -
     child = await sandbox.start(
         ["/bin/sh", "-c", "b() { b | b & }; b; exec sleep 30"], _confined(folder, replace(SMALL, processes=64))
     )
-    await asyncio.sleep(0.5)
+    await until(lambda: len(descendants(child.pid)) > 20)
     await child.kill()
     assert (await child.wait()).code is None
     assert not Path(f"/proc/{child.pid}").exists()

@@ -38,7 +38,7 @@ class Site:
             writer.write(ANSWER)
             await writer.drain()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.3):
+                async with asyncio.timeout(0.3):  # time limit: for what must not come there is no event
                     self.heard[-1] += await reader.read(1000)
         writer.close()
 

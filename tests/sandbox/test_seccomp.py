@@ -80,6 +80,50 @@ def test_only_families_that_a_network_namespace_holds_are_spoken(machine: tuple[
             assert judge(program, kernel.architecture, kernel.number[name], family) == refusal(errno.EAFNOSUPPORT)
 
 
+MODE_AT = {
+    "chmod": 1,
+    "fchmod": 1,
+    "fchmodat": 2,
+    "fchmodat2": 2,
+    "creat": 1,
+    "mknod": 1,
+    "mknodat": 2,
+}
+
+
+def test_a_mode_with_a_setuid_or_setgid_bit_is_refused(machine: tuple[bytes, seccomp.Machine]) -> None:
+    program, kernel = machine
+    seen = {name: index for name, index in MODE_AT.items() if name in kernel.number}
+    assert seen.keys() >= {"fchmod", "fchmodat", "fchmodat2", "mknodat"}
+    for name, index in seen.items():
+        for mode in (0o4755, 0o2775, 0o6777, 0o104755, 0xFFFF_FFFF_0000_0800):
+            arguments = (*[0] * index, mode)
+            answer = judge(program, kernel.architecture, kernel.number[name], *arguments)
+            assert answer == refusal(errno.EPERM), (name, oct(mode))
+        for mode in (0o755, 0o1777, 0o100644, 0):
+            arguments = (*[0] * index, mode)
+            assert judge(program, kernel.architecture, kernel.number[name], *arguments) == ALLOW, (name, oct(mode))
+
+
+def test_a_file_is_not_created_with_a_setuid_or_setgid_bit(machine: tuple[bytes, seccomp.Machine]) -> None:
+    program, kernel = machine
+    creates, unnamed, reads = 0o101, 0o20000001, 0
+    for name, index in {"open": 1, "openat": 2}.items():
+        if name not in kernel.number:
+            continue
+        for flags, mode, answer in (
+            (creates, 0o4755, refusal(errno.EPERM)),
+            (unnamed, 0o4755, refusal(errno.EPERM)),
+            (creates, 0o2644, refusal(errno.EPERM)),
+            (creates, 0o1666, ALLOW),
+            (reads, 0o4755, ALLOW),  # the kernel ignores the mode, so a program may leave anything there
+        ):
+            arguments = (*[0] * index, flags, mode)
+            assert judge(program, kernel.architecture, kernel.number[name], *arguments) == answer, (name, flags, mode)
+    # A pointer hides its mode from the filter.
+    assert judge(program, kernel.architecture, kernel.number["openat2"]) == refusal(errno.ENOSYS)
+
+
 def test_calls_by_other_numbers_are_no_way_around(machine: tuple[bytes, seccomp.Machine]) -> None:
     program, kernel = machine
     assert judge(program, 0x40000003, 1) == KILL  # those of 32 bits

@@ -67,6 +67,7 @@ def test_without_a_word_everything_is_confined_and_nothing_is_reached(home: Home
     assert sandbox.hosts == () and sandbox.secrets == {}
 
 
+@pytest.mark.spec("D50.wildcard")
 @pytest.mark.parametrize(
     "line",
     [

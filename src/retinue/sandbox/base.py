@@ -68,6 +68,7 @@ class Confinement:
     folder: Path  # where it begins
     writable: tuple[Path, ...] = ()
     readable: tuple[Path, ...] = ()
+    protected: tuple[Path, ...] = ()  # within what is writable, and not to be changed: what is there is read-only
     network: Network | None = None
     limits: Limits = Limits()
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # all of it

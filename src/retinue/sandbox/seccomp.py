@@ -2,7 +2,8 @@
 
 A call that is refused fails as if it were not permitted, or not there: programs that have another way take it. What is
 refused is what reaches around the walls (mounts, namespaces, other processes), what has no walls (keys, tracing, kernel
-memory nobody accounts for), and what types into a terminal.
+memory nobody accounts for), what types into a terminal, and modes with a setuid or setgid bit: files stay on the host
+after the command, where another user could run them with the rights of the server.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _X32 = 0x40000000
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _TERMINAL_REQUESTS = (0x5412, 0x541C)  # TIOCSTI types into a terminal, TIOCLINUX pastes into one
+_SETUID_OR_SETGID = 0o4000 | 0o2000
+_CREATES = 0o100 | 0o20000000  # O_CREAT, __O_TMPFILE: without one of them, open ignores its mode, which may be garbage
 _FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink: a virtual machine's vsock is in no network namespace
 
 
@@ -45,10 +48,12 @@ _ALIKE = {  # since Linux 5 the same everywhere
     "fsmount": 432,
     "fspick": 433,
     "clone3": 435,
+    "openat2": 437,
     "pidfd_getfd": 438,
     "mount_setattr": 442,
     "quotactl_fd": 443,
     "memfd_secret": 447,
+    "fchmodat2": 452,
 }
 
 MACHINES: Mapping[str, Machine] = {
@@ -56,14 +61,19 @@ MACHINES: Mapping[str, Machine] = {
         0xC000003E,
         {
             **_ALIKE,
+            "open": 2,
             "ioctl": 16,
             "shmget": 29,
             "socket": 41,
             "socketpair": 53,
             "clone": 56,
             "msgget": 68,
+            "creat": 85,
+            "chmod": 90,
+            "fchmod": 91,
             "ptrace": 101,
             "syslog": 103,
+            "mknod": 133,
             "pivot_root": 155,
             "adjtimex": 159,
             "acct": 163,
@@ -85,6 +95,9 @@ MACHINES: Mapping[str, Machine] = {
             "add_key": 248,
             "request_key": 249,
             "keyctl": 250,
+            "openat": 257,
+            "mknodat": 259,
+            "fchmodat": 268,
             "unshare": 272,
             "perf_event_open": 298,
             "fanotify_init": 300,
@@ -107,9 +120,13 @@ MACHINES: Mapping[str, Machine] = {
         {
             **_ALIKE,
             "ioctl": 29,
+            "mknodat": 33,
             "umount2": 39,
             "mount": 40,
             "pivot_root": 41,
+            "fchmod": 52,
+            "fchmodat": 53,
+            "openat": 56,
             "quotactl": 60,
             "acct": 89,
             "unshare": 97,
@@ -151,12 +168,25 @@ MACHINES: Mapping[str, Machine] = {
     ),
 }
 
+# Which argument is the mode; ARM64 has those that end in "at" alone, and fchmod. mkdir is not among them: the kernel
+# leaves these bits out of its mode, and `cp -r` gives them to it for every folder that has inherited one.
+_MODE_AT = {
+    "chmod": 1,
+    "fchmod": 1,
+    "fchmodat": 2,
+    "fchmodat2": 2,
+    "creat": 1,
+    "mknod": 1,
+    "mknodat": 2,
+}
+_FLAGS_AT = {"open": 1, "openat": 2}  # the mode follows the flags
 # Judged by their arguments, below.
-_JUDGED = frozenset({"ioctl", "clone", "socket", "socketpair"})
+_JUDGED = frozenset({"ioctl", "clone", "socket", "socketpair", *_MODE_AT, *_FLAGS_AT})
 _ALLOWED = frozenset({"pidfd_send_signal"})  # named only to be seen as looked at: signals stay in the pid namespace
-# glibc takes `clone` where `clone3`, whose flags no filter can read, is not there; and memory that is in nobody's
-# account has other forms: a file in /dev/shm, whose size is limited.
-_NOT_THERE = frozenset({"clone3", "memfd_create", "memfd_secret", "shmget", "msgget", "io_uring_setup"})
+# glibc takes `clone` where `clone3`, whose flags no filter can read, is not there, and programs take `openat` where
+# `openat2` is not, for the same reason; and memory that is in nobody's account has other forms: a file in /dev/shm,
+# whose size is limited.
+_NOT_THERE = frozenset({"clone3", "openat2", "memfd_create", "memfd_secret", "shmget", "msgget", "io_uring_setup"})
 
 
 def program(machine: str | None = None) -> bytes | None:
@@ -181,6 +211,12 @@ def program(machine: str | None = None) -> bytes | None:
     code += _when(known.number["ioctl"], _is_one_of(1, _TERMINAL_REQUESTS))
     for name in ("socket", "socketpair"):
         code += _when(known.number[name], _is_none_of(0, _FAMILIES))
+    for name, index in _MODE_AT.items():
+        if name in known.number:
+            code += _when(known.number[name], _has_any_bit(index, _SETUID_OR_SETGID))
+    for name, index in _FLAGS_AT.items():
+        if name in known.number:
+            code += _when(known.number[name], _creates_with_any_bit(index, _SETUID_OR_SETGID))
     code.append(_op(_RETURN, _ALLOW))
     return b"".join(code)
 
@@ -191,7 +227,7 @@ def _when(number: int, judged: list[bytes]) -> list[bytes]:
 
 
 def _argument(index: int) -> bytes:
-    """The low half: of a request, a family and the flags of clone, the kernel reads no more."""
+    """The low half: of a request, a family, a mode and the flags of clone and open, the kernel reads no more."""
     return _op(_LOAD, _ARGUMENTS + 8 * index)
 
 
@@ -201,6 +237,15 @@ def _has_any_bit(index: int, bits: int) -> list[bytes]:
         _op(_JUMP_ANY_BIT, bits, 0, 1),
         _op(_RETURN, _ERRNO | errno.EPERM),
         _op(_RETURN, _ALLOW),
+    ]
+
+
+def _creates_with_any_bit(flags_index: int, bits: int) -> list[bytes]:
+    return [
+        _argument(flags_index),
+        _op(_JUMP_ANY_BIT, _CREATES, 1, 0),
+        _op(_RETURN, _ALLOW),
+        *_has_any_bit(flags_index + 1, bits),
     ]
 
 

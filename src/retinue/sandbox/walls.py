@@ -73,6 +73,7 @@ class Bind(Struct, frozen=True):
 
     path: Path
     writable: bool = False
+    protected: bool = False  # lies in a writable folder, and keeps its place there; if not writable, its content too
 
 
 def build_etc(folder: Path, inside: Path) -> None:
@@ -220,7 +221,26 @@ def checked_binds(
                 found[path] = Bind(path, writable)
     if len(found) > BINDS_MAX:
         raise refused(f"{len(found)} folders", f"a command can be given at most {BINDS_MAX}", "grant wider folders")
-    return [bind for bind in found.values() if not _is_shown_by(bind, found.values(), covered)]
+    around = [bind.path for bind in found.values() if bind.writable]
+    for path in confinement.protected:
+        within = [each for each in around if path.is_relative_to(each)]
+        if not within:
+            continue
+        if is_guardable(path):
+            check_path(path, state=state, homes=homes)
+            found[path] = Bind(path, protected=True)
+        # Those on the way are bound to themselves: one with another name would leave its place to something else.
+        for part in path.relative_to(min(within)).parents[:-1]:
+            on_the_way = min(within) / part
+            known = found.get(on_the_way)
+            if is_guardable(on_the_way) and (known is None or known.writable):
+                found[on_the_way] = Bind(on_the_way, writable=True, protected=True)
+    return [each for each in found.values() if each.protected or not _is_shown_by(each, found.values(), covered)]
+
+
+def is_guardable(path: Path) -> bool:
+    """Whether it can be shown read-only: it is there, and is itself what is there."""
+    return os.path.realpath(path) == str(path) and (path.is_dir() or path.is_file())
 
 
 def _is_shown_by(bind: Bind, others: Iterable[Bind], covered: Sequence[Path]) -> bool:
