@@ -43,7 +43,7 @@ from retinue.connectors.masked import Masked
 from retinue.domain import address
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
-from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.errors import Invalid, RetinueError, StoreError
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import TokenId
 from retinue.domain.model import ModelFacts, ModelRef
@@ -117,7 +117,7 @@ from retinue.schedules.files import ScheduleFiles
 from retinue.schedules.heartbeats import Heartbeats, Wishes
 from retinue.schedules.labelled import look_for
 from retinue.store import agents, people, tokens
-from retinue.store.connection import Store
+from retinue.store.connection import LockRequest, Store
 from retinue.store.files import Files
 from retinue.store.house import Page
 from retinue.store.opening import open_store
@@ -181,10 +181,23 @@ class House(Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
-    """Everything but the doors: store, engine, outbox. On leaving, what runs is drained."""
+async def open_house(
+    settings: Settings, parts: Parts, *, stop: Callable[[], None] | None = None
+) -> AsyncGenerator[House]:
+    """Everything but the doors: store, engine, outbox. On leaving, what runs is drained.
+
+    `stop` is called if another server has taken over the database. Leaving then raises the reason.
+    """
     clock, ids = parts.clock, parts.ids
-    store = await open_store(settings.store, faults=parts.faults)
+    taken_over: list[StoreError] = []
+
+    def lost(error: StoreError) -> None:
+        taken_over.append(error)
+        if stop is not None:
+            stop()
+
+    lock = LockRequest(host=socket.gethostname(), process=os.getpid(), directory=settings.home, lost=lost)
+    store = await open_store(settings.store, faults=parts.faults, lock=lock)
     try:
         await store.write(partial(_settle_in, staff=parts.staff, at_ms=to_ms(clock.now())), point="setup")
         for agent in await store.read(agents.everyone):
@@ -535,7 +548,7 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             for task in aside:
                 task.cancel()
             await asyncio.gather(*aside, return_exceptions=True)
-            drain_s = current().drain_s
+            drain_s = 0.0 if taken_over else current().drain_s  # what runs could store nothing any more
             await switchboard.stop()
             await doorway.stop()
             presses.abandon()
@@ -557,6 +570,8 @@ async def open_house(settings: Settings, parts: Parts) -> AsyncGenerator[House]:
             await minds.close()
     finally:
         await store.close()
+    if taken_over:
+        raise taken_over[0]
 
 
 def _door(settings: Callable[[], Settings], instance: str) -> DoorSettings:
@@ -704,7 +719,7 @@ async def _serve_locked(settings: Settings, parts: Parts, stop: asyncio.Event, *
     path = socket_path(settings.home, os.environ)
     # The port is asked for first: who cannot have it should hear so before anything is taken up.
     with listening_address(settings.home, door.host, door.port) if door.enabled else no_address(settings.home) as tcp:
-        async with open_house(settings, parts) as house:
+        async with open_house(settings, parts, stop=stop.set) as house:
             await _sign_in_owner(settings.home, house.store, parts.clock.now())
             with listening_socket(settings.home, path) as listener:
                 gate = Gate(door)

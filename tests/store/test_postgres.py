@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -55,12 +56,15 @@ def raised(day: int) -> sa.TextClause:
 # Run again
 
 
-async def test_a_body_that_met_a_deadlock_is_run_again(postgres_url: str) -> None:
+async def test_a_body_that_met_a_deadlock_is_run_again(empty_postgres_url: str) -> None:
     ran: list[str] = []
     taken = {1: asyncio.Event(), 2: asyncio.Event()}
+    one_is_done = asyncio.Event()
 
     def both(first: int, second: int) -> Body[None]:
         def body(conn: sa.Connection) -> None:
+            if f"{first}{second}" in ran:
+                await_only(one_is_done.wait())  # or it could take its row before the other, and meet it once more
             ran.append(f"{first}{second}")
             conn.execute(raised(first))
             taken[first].set()
@@ -69,15 +73,20 @@ async def test_a_body_that_met_a_deadlock_is_run_again(postgres_url: str) -> Non
 
         return body
 
-    async with opened(postgres_url) as store:
+    async with opened(empty_postgres_url) as store:
         await rows_one_and_two(store)
-        await asyncio.gather(store.write(both(1, 2), point="test"), store.write(both(2, 1), point="test"))
+
+        async def write(first: int, second: int) -> None:
+            await store.write(both(first, second), point="test")
+            one_is_done.set()
+
+        await asyncio.gather(write(1, 2), write(2, 1))
 
         assert len(ran) == 3  # one of the two had to begin anew
         assert await store.read(lambda conn: conn.execute(sa.select(t.tally.c.accepted)).scalars().all()) == [3, 3]
 
 
-async def test_a_body_whose_picture_was_overtaken_is_run_again(postgres_url: str) -> None:
+async def test_a_body_whose_picture_was_overtaken_is_run_again(empty_postgres_url: str) -> None:
     looked, overtaken = asyncio.Event(), asyncio.Event()
     seen: list[int] = []
 
@@ -88,7 +97,7 @@ async def test_a_body_whose_picture_was_overtaken_is_run_again(postgres_url: str
         await_only(overtaken.wait())
         conn.execute(raised(1))
 
-    async with opened(postgres_url) as store:
+    async with opened(empty_postgres_url) as store:
         await rows_one_and_two(store)
         writing = asyncio.create_task(store.write(slow, point="test"))
         await looked.wait()
@@ -117,19 +126,19 @@ def end_all_others(url: str) -> int:
     return len(ended)
 
 
-async def test_a_server_that_was_restarted_is_noticed_by_nobody(postgres_url: str) -> None:
-    async with opened(postgres_url) as store:
+async def test_a_server_that_was_restarted_is_noticed_by_nobody(empty_postgres_url: str) -> None:
+    async with opened(empty_postgres_url) as store:
         await asyncio.gather(*(store.write(count(n, "before"), point="test") for n in range(POOL_SIZE)))
-        assert end_all_others(postgres_url) >= 1
+        assert end_all_others(empty_postgres_url) >= 1
 
         await asyncio.gather(*(store.write(count(n, "after"), point="test") for n in range(POOL_SIZE)))
-        assert end_all_others(postgres_url) >= 1
+        assert end_all_others(empty_postgres_url) >= 1
         assert len(await store.read(counted)) == 2 * POOL_SIZE
-        assert end_all_others(postgres_url) >= 1
+        assert end_all_others(empty_postgres_url) >= 1
         assert len(await store.scan(counted)) == 2 * POOL_SIZE
 
 
-async def test_a_connection_that_breaks_before_commit_has_its_body_run_again(postgres_url: str) -> None:
+async def test_a_connection_that_breaks_before_commit_has_its_body_run_again(empty_postgres_url: str) -> None:
     ran = 0
 
     def body(conn: sa.Connection) -> None:
@@ -137,10 +146,10 @@ async def test_a_connection_that_breaks_before_commit_has_its_body_run_again(pos
         ran += 1
         count(1, "x")(conn)
         if ran == 1:
-            end_all_others(postgres_url)
+            end_all_others(empty_postgres_url)
             conn.execute(sa.text("SELECT 1"))
 
-    async with opened(postgres_url) as store:
+    async with opened(empty_postgres_url) as store:
         await store.write(body, point="test")
         assert ran == 2
         assert await store.read(counted) == [(1, "x")]
@@ -157,8 +166,8 @@ class BreakAtCommit:
             end_all_others(self.url)
 
 
-async def test_a_commit_whose_answer_was_lost_is_neither_repeated_nor_claimed(postgres_url: str) -> None:
-    async with opened(postgres_url, faults=BreakAtCommit(postgres_url)) as store:
+async def test_a_commit_whose_answer_was_lost_is_neither_repeated_nor_claimed(empty_postgres_url: str) -> None:
+    async with opened(empty_postgres_url, faults=BreakAtCommit(empty_postgres_url)) as store:
         with pytest.raises(StoreError) as lost:
             await store.write(count(1, "x"), point="fragile")
         assert lost.value.code == "store.commit-unknown"
@@ -174,16 +183,18 @@ async def test_a_server_that_is_not_there_is_named_and_come_back_to() -> None:
     assert refused.value.because and "retinue.toml" in refused.value.try_this
 
 
-async def test_the_plain_address_of_a_database_is_enough(postgres_url: str) -> None:
+async def test_the_plain_address_of_a_database_is_enough(empty_postgres_url: str) -> None:
     for scheme in ("postgresql", "postgres"):
-        async with opened(postgres_url.replace("postgresql+psycopg", scheme)) as store:
+        async with opened(empty_postgres_url.replace("postgresql+psycopg", scheme)) as store:
             assert await store.read(counted) == []
 
 
 # Callers who go away
 
 
-async def test_a_caller_cancelled_in_mid_commit_leaves_the_commit_whole_and_listeners_told(postgres_url: str) -> None:
+async def test_a_caller_cancelled_in_mid_commit_leaves_the_commit_whole_and_listeners_told(
+    empty_postgres_url: str,
+) -> None:
     told: list[int] = []
     started = asyncio.Event()
 
@@ -193,7 +204,7 @@ async def test_a_caller_cancelled_in_mid_commit_leaves_the_commit_whole_and_list
         conn.execute(sa.text("SELECT pg_sleep(0.1)"))
         count(1, "right")(conn)
 
-    async with opened(postgres_url) as store:
+    async with opened(empty_postgres_url) as store:
         store.on_commit(lambda: told.append(1))
         writing = asyncio.create_task(store.write(slow, point="test"))
         await started.wait()
@@ -202,12 +213,39 @@ async def test_a_caller_cancelled_in_mid_commit_leaves_the_commit_whole_and_list
             await writing
         await store.close()
     assert told == [1]
-    async with opened(postgres_url) as store:
+    async with opened(empty_postgres_url) as store:
         assert await store.read(counted) == [(1, "left"), (1, "right")]
 
 
-async def test_many_more_callers_than_connections_all_get_their_turn(postgres_url: str) -> None:
-    async with opened(postgres_url) as store:
+async def test_a_write_that_fails_when_its_caller_has_gone_away_is_no_unhandled_error(empty_postgres_url: str) -> None:
+    loop = asyncio.get_running_loop()
+    unhandled: list[Any] = []
+    handler = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: unhandled.append(context))
+    started, gone = asyncio.Event(), asyncio.Event()
+
+    def fails(conn: sa.Connection) -> None:
+        started.set()
+        await_only(gone.wait())
+        raise ValueError("nobody is there to be told")
+
+    try:
+        async with opened(empty_postgres_url) as store:
+            writing = asyncio.create_task(store.write(fails, point="test"))
+            await started.wait()
+            writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+            gone.set()
+            await store.close()
+        gc.collect()
+    finally:
+        loop.set_exception_handler(handler)
+    assert unhandled == []
+
+
+async def test_many_more_callers_than_connections_all_get_their_turn(empty_postgres_url: str) -> None:
+    async with opened(empty_postgres_url) as store:
         callers = [store.write(count(n, "x"), point="test") for n in range(5 * POOL_SIZE)]
         looks = [store.scan(counted) for _ in range(3 * POOL_SIZE)]
         await asyncio.gather(*callers, *looks)
@@ -217,12 +255,12 @@ async def test_many_more_callers_than_connections_all_get_their_turn(postgres_ur
 # What it promises
 
 
-async def test_commits_are_durable_though_the_server_is_set_otherwise(postgres_url: str) -> None:
-    with psycopg.connect(sa.make_url(postgres_url).set(drivername="postgresql").render_as_string()) as conn:
+async def test_commits_are_durable_though_the_server_is_set_otherwise(empty_postgres_url: str) -> None:
+    with psycopg.connect(sa.make_url(empty_postgres_url).set(drivername="postgresql").render_as_string()) as conn:
         assert conn.execute("SHOW synchronous_commit").fetchone() == ("off",)  # the test server's own setting
-    async with opened(postgres_url) as store:
+    async with opened(empty_postgres_url) as store:
         assert await store.write(ask("SHOW synchronous_commit"), point="test") == "on"
-    async with opened(f"{postgres_url}&options=-c%20synchronous_commit%3Dremote_apply") as store:
+    async with opened(f"{empty_postgres_url}&options=-c%20synchronous_commit%3Dremote_apply") as store:
         assert await store.write(ask("SHOW synchronous_commit"), point="test") == "remote_apply"
 
 
@@ -239,8 +277,8 @@ async def test_a_database_that_cannot_keep_every_text_is_refused(postgres_server
             conn.execute("DROP DATABASE old WITH (FORCE)")
 
 
-async def test_processes_that_make_the_tables_at_once_take_turns(postgres_url: str) -> None:
-    stores = await asyncio.gather(*(open_store(postgres_url) for _ in range(4)))
+async def test_processes_that_make_the_tables_at_once_take_turns(empty_postgres_url: str) -> None:
+    stores = await asyncio.gather(*(open_store(empty_postgres_url) for _ in range(4)))
     for n, store in enumerate(stores):
         await store.write(count(n, "x"), point="test")
     assert len(await stores[0].read(counted)) == 4
@@ -248,8 +286,8 @@ async def test_processes_that_make_the_tables_at_once_take_turns(postgres_url: s
         await store.close()
 
 
-async def test_the_audit_relation_cannot_be_written_through(postgres_url: str) -> None:
-    async with opened(postgres_url) as store:
+async def test_the_audit_relation_cannot_be_written_through(empty_postgres_url: str) -> None:
+    async with opened(empty_postgres_url) as store:
         for refused in ("DELETE FROM agent_runs", "UPDATE agent_runs SET error = 'x'"):
             with pytest.raises(StoreError):
                 await store.write(ask(refused), point="test")
@@ -269,7 +307,7 @@ HOT = {
 }
 
 
-async def test_the_hot_statements_use_the_partial_indexes(postgres_url: str) -> None:
+async def test_the_hot_statements_use_the_partial_indexes(empty_postgres_url: str) -> None:
     """With fifty thousand settled envelopes and a few that wait."""
     fill = """
         INSERT INTO envelopes (seq, id, sender, recipient, session, kind, text, trust, source, dedupe_key, rank, silent,
@@ -279,7 +317,7 @@ async def test_the_hot_statements_use_the_partial_indexes(postgres_url: str) -> 
         FROM generate_series(1, 50000) AS n
     """
     missing: list[str] = []
-    async with opened(postgres_url) as store:
+    async with opened(empty_postgres_url) as store:
         await store.write(lambda conn: conn.execute(sa.text(fill)) and None, point="test")
         await store.write(lambda conn: conn.execute(sa.text("ANALYZE envelopes")) and None, point="test")
         for statement, index in HOT.items():
@@ -311,8 +349,8 @@ def _plan_of(conn: sa.Connection, statement: Any) -> str:
 
 
 @pytest.fixture
-def household(tmp_path: Path, postgres_url: str) -> Household:
-    return Household(tmp_path, url=postgres_url)
+def household(tmp_path: Path, empty_postgres_url: str) -> Household:
+    return Household(tmp_path, url=empty_postgres_url)
 
 
 async def test_a_question_is_answered(household: Household) -> None:
@@ -341,9 +379,9 @@ async def test_an_envelope_accepted_before_a_crash_is_answered_after_it(househol
         assert await house.answer_to(receipt.envelope) == "Lunch with Noor."
 
 
-async def test_a_run_waits_for_a_person_and_goes_on(tmp_path: Path, postgres_url: str) -> None:
+async def test_a_run_waits_for_a_person_and_goes_on(tmp_path: Path, empty_postgres_url: str) -> None:
     asks = Agent(name="ada", model="scripted", tools=ToolRules(ask=("append_line",)))
-    household = Household(tmp_path, url=postgres_url, agents=[asks])
+    household = Household(tmp_path, url=empty_postgres_url, agents=[asks])
     async with household.open() as house:
         household.model.will_reply(calls("append_line", text="allowed"), "done")
         receipt = await house.post("do it")
@@ -365,10 +403,10 @@ async def test_a_run_is_cancelled_and_its_sender_told(household: Household) -> N
 
 
 async def test_mail_steers_an_active_run_and_mail_of_many_people_is_worked_in_order(
-    tmp_path: Path, postgres_url: str
+    tmp_path: Path, empty_postgres_url: str
 ) -> None:
     steered = Agent(name="ada", model="scripted", queue=QueuePolicy(mode=QueueMode.STEER))
-    household = Household(tmp_path, url=postgres_url, agents=[steered, Agent(name="bob", model="scripted")])
+    household = Household(tmp_path, url=empty_postgres_url, agents=[steered, Agent(name="bob", model="scripted")])
     async with household.open() as house:
         household.model.rule = lambda prompt: says(f"read {len(prompt.records)}")
         receipts = [
@@ -382,10 +420,10 @@ async def test_mail_steers_an_active_run_and_mail_of_many_people_is_worked_in_or
 
 
 async def test_mail_for_later_waits_for_its_time_and_mail_that_expired_is_told(
-    tmp_path: Path, postgres_url: str
+    tmp_path: Path, empty_postgres_url: str
 ) -> None:
     patient = Agent(name="ada", model="scripted", run_seconds_max=4 * 3600)
-    household = Household(tmp_path, url=postgres_url, agents=[patient])
+    household = Household(tmp_path, url=empty_postgres_url, agents=[patient])
     async with household.open() as house:
         now = household.clock.now()
         household.model.will_reply(says("busy", after_s=3600 * 2.5))
@@ -414,8 +452,8 @@ async def test_a_letter_sent_again_and_again_at_once_is_one_letter(household: Ho
         assert len(household.model.prompts) == 1
 
 
-async def test_who_wants_to_hear_of_one_table_hears_of_that_one(postgres_url: str) -> None:
-    store = await open_store(postgres_url)
+async def test_who_wants_to_hear_of_one_table_hears_of_that_one(empty_postgres_url: str) -> None:
+    store = await open_store(empty_postgres_url)
     try:
         told: list[str] = []
         store.on_commit(lambda: told.append("tally"), t.tally)

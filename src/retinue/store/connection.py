@@ -14,9 +14,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
+from msgspec import Struct
 from sqlalchemy import exc
 
 from retinue.domain.errors import StoreError
@@ -28,6 +30,9 @@ T = TypeVar("T")
 Body = Callable[[sa.Connection], T]
 Then = Callable[[T | None], None]
 
+
+LOCK_WAIT_S = 5.0
+"""Time to wait for a database's lock: PostgreSQL needs a moment to notice that a killed server is gone."""
 
 HOPELESS = frozenset({"store.constraint-broken", "store.refused"})
 """What a store says when asking again for the same would change nothing."""
@@ -41,6 +46,16 @@ class NoFaults:
 
 
 NO_FAULTS: Faults = NoFaults()
+
+
+class LockRequest(Struct, frozen=True, kw_only=True):
+    """Who opens a store to serve it alone. `lost` is called once, if another server has taken the database."""
+
+    host: str
+    process: int
+    directory: Path
+    lost: Callable[[StoreError], None]
+    wait_s: float = LOCK_WAIT_S
 
 
 class Store(Protocol):

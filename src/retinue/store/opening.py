@@ -18,7 +18,7 @@ from sqlalchemy import exc
 from retinue.domain.errors import StoreError
 from retinue.domain.ports import Faults
 from retinue.store import sqlite, tables
-from retinue.store.connection import NO_FAULTS, Store, explain
+from retinue.store.connection import NO_FAULTS, LockRequest, Store, explain
 from retinue.store.disk import sync
 from retinue.store.inspection import damaged, look
 from retinue.store.migrations import HEAD
@@ -46,23 +46,38 @@ class Schema(Struct, frozen=True):
 SCHEMA = Schema(from_tables=True)
 
 
-async def open_store(url: str | Path, *, faults: Faults = NO_FAULTS, schema: Schema = SCHEMA) -> Store:
-    """Open the store at a file path, or at a `postgresql://` address. On return it is ready for use."""
+async def open_store(
+    url: str | Path, *, faults: Faults = NO_FAULTS, schema: Schema = SCHEMA, lock: LockRequest | None = None
+) -> Store:
+    """Open the store at a file path, or at a `postgresql://` address. On return it is ready for use.
+
+    `lock`: who serves it. A database is refused that another server uses; a file is guarded by the lock of its data
+    directory.
+    """
     if isinstance(url, str) and url.startswith(("postgresql", "postgres:")):
-        return await _open_postgres(url, faults, schema)
+        return await _open_postgres(url, faults, schema, lock)
     path = Path(url)
     prepare_sqlite(path, schema=schema)
     return sqlite.SqliteStore(path, faults=faults)
 
 
-async def _open_postgres(text: str, faults: Faults, schema: Schema) -> Store:
+async def _open_postgres(text: str, faults: Faults, schema: Schema, request: LockRequest | None) -> Store:
     try:
         from retinue.store.postgres import PostgresStore
+        from retinue.store.server_lock import ServerLock
 
         _, _, place = text.partition(":")
         url = sa.make_url(f"postgresql+psycopg:{place}")
-        await asyncio.get_running_loop().run_in_executor(None, prepare_postgres, url, schema)
-        return PostgresStore(url, faults=faults)
+        lock = ServerLock(url, request) if request is not None else None
+        if lock is not None:
+            await lock.take()  # first of all: nothing is changed in a database that another server uses
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, prepare_postgres, url, schema)
+        except BaseException:
+            if lock is not None:
+                await lock.close()
+            raise
+        return PostgresStore(url, faults=faults, lock=lock)
     except ImportError as error:
         raise StoreError(
             "this installation cannot speak to PostgreSQL",

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from retinue.domain.errors import StoreError
 from retinue.domain.ports import Faults
 from retinue.store.connection import NO_FAULTS, Body, Listeners, Then, closed, explain, follow_up
+from retinue.store.server_lock import ServerLock, Unguarded
 
 T = TypeVar("T")
 
@@ -26,12 +27,16 @@ _WHO_KNOWS = "*"  # a statement that was not built of tables
 
 
 class PostgresStore:
-    """Opened by `retinue.store.opening.open_store`."""
+    """Opened by `retinue.store.opening.open_store`. With a lock, no connection is used that the lock did not admit."""
 
-    def __init__(self, url: str | sa.URL, *, faults: Faults = NO_FAULTS) -> None:
+    def __init__(self, url: str | sa.URL, *, faults: Faults = NO_FAULTS, lock: ServerLock | None = None) -> None:
         self._faults = faults
-        self._engine = create_async_engine(url, pool_size=POOL_SIZE, max_overflow=0)
+        self._lock = lock
+        named = {} if lock is None else {"fallback_application_name": lock.label}
+        self._engine = create_async_engine(url, pool_size=POOL_SIZE, max_overflow=0, connect_args=named)
         event.listen(self._engine.sync_engine, "connect", _promise_durable_commits)
+        if lock is not None:
+            event.listen(self._engine.sync_engine, "connect", lock.admit)
         event.listen(self._engine.sync_engine, "after_cursor_execute", _note_what_is_written)
         self._listeners = Listeners()
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -58,13 +63,20 @@ class PostgresStore:
         if self._under_way:
             await asyncio.wait(self._under_way)
         await self._engine.dispose()
+        if self._lock is not None:
+            await self._lock.close()
 
     async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
         """In a task of its own: a caller who is cancelled goes away, and a commit on its way still comes to its end."""
         task = asyncio.create_task(work)
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # taken note of: whoever would be told of it may have been cancelled
 
     async def _write(self, body: Body[T], point: str, then: Then[T] | None) -> T:
         kept = False
@@ -75,7 +87,7 @@ class PostgresStore:
             follow_up(then, result)
 
         try:
-            return await _again_if_asked(partial(self._write_once, body, point, committed))
+            return await self._again_if_asked(partial(self._write_once, body, point, committed))
         finally:
             if not kept:
                 follow_up(then, None)
@@ -101,12 +113,32 @@ class PostgresStore:
     async def _look(self, once: Callable[[], Awaitable[T]]) -> T:
         if self._closed:
             raise closed()
-        return await self._see_through(_again_if_asked(once))
+        return await self._see_through(self._again_if_asked(once))
 
     async def _look_once(self, body: Body[T], **options: Any) -> T:
         async with self._engine.connect() as conn:
             await conn.execution_options(postgresql_readonly=True, **options)
             return await conn.run_sync(body)
+
+    async def _again_if_asked(self, once: Callable[[], Awaitable[T]]) -> T:
+        """Run it again where nothing was kept and another try may do better. The rest is put into our words."""
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                if self._lock is not None:
+                    await self._lock.hold()
+                return await once()
+            except Unguarded as error:
+                if attempts == RETRIES_MAX:
+                    raise _lock_lost() from error
+            except exc.DBAPIError as error:
+                gone = error.connection_invalidated  # before COMMIT, or we would have heard of it as `commit-unknown`
+                asked = getattr(error.orig, "sqlstate", None) in _RETRY
+                if attempts == RETRIES_MAX or not (gone or asked):
+                    raise explain(error) from error
+            except exc.SQLAlchemyError as error:
+                raise explain(error) from error
 
 
 def _note_what_is_written(conn: sa.Connection, *execution: Any) -> None:
@@ -128,22 +160,6 @@ def _promise_durable_commits(connection: Any, _record: object) -> None:
     connection.commit()
 
 
-async def _again_if_asked(once: Callable[[], Awaitable[T]]) -> T:
-    """Run it again where nothing was kept and another try may do better. Everything else is put into our words."""
-    attempts = 0
-    while True:
-        attempts += 1
-        try:
-            return await once()
-        except exc.DBAPIError as error:
-            gone = error.connection_invalidated  # before COMMIT, or we would have heard of it as `commit-unknown`
-            asked = getattr(error.orig, "sqlstate", None) in _RETRY
-            if attempts == RETRIES_MAX or not (gone or asked):
-                raise explain(error) from error
-        except exc.SQLAlchemyError as error:
-            raise explain(error) from error
-
-
 def _nobody_knows(error: exc.DBAPIError) -> StoreError:
     said = str(error.orig).strip() or "the connection broke"
     return StoreError(
@@ -151,4 +167,13 @@ def _nobody_knows(error: exc.DBAPIError) -> StoreError:
         because=said.splitlines()[0],
         try_this="send the same thing again with the same key: what was kept is recognised",
         code="store.commit-unknown",
+    )
+
+
+def _lock_lost() -> StoreError:
+    return StoreError(
+        "the lock of this database was lost, so nothing was changed",
+        because="its connection broke again and again",
+        try_this="check the connection to PostgreSQL: the server takes the lock again by itself",
+        code="store.lock-lost",
     )
