@@ -22,6 +22,7 @@ from retinue.agents.skills_shelf import Shelf as Skills
 from retinue.config import Settings
 from retinue.config.defaults import TimeFormat
 from retinue.config.hands import ExecSettings
+from retinue.config.provenance import OriginSettings
 from retinue.config.sandbox import DockerSettings, WorkspaceAccess
 from retinue.config.skills import SkillSettings
 from retinue.config.web import WebSettings
@@ -59,6 +60,7 @@ from retinue.sandbox.base import Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host
 from retinue.schedules.gates import Gates
+from retinue.store import labels
 from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.tools.base import Scene, Tool
@@ -77,7 +79,7 @@ from retinue.tools.questions import AskQuestions
 from retinue.tools.rooms import React, Rooms, SendFile
 from retinue.tools.send import Message
 from retinue.tools.shell.book import Book
-from retinue.tools.shell.confining import Confining
+from retinue.tools.shell.confining import Confining, settle
 from retinue.tools.shell.exec import Exec, Rules
 from retinue.tools.shell.jobs import Jobs
 from retinue.tools.shell.process import Process
@@ -146,7 +148,8 @@ class Hands:
         chance: Random,
     ) -> None:
         self._settings = settings
-        self._read: tuple[Mapping[str, Any], OriginPolicy] | None = None
+        self._store = store
+        self._read: tuple[OriginSettings, OriginPolicy] | None = None
         now = settings()
         home = Path(os.path.realpath(now.home))
         person = Path(os.path.realpath(Path.home()))
@@ -239,20 +242,17 @@ class Hands:
         )
 
     def origin(self) -> OriginPolicy:
-        """The owner's rules before the house's. Rules that cannot be read explain nothing: then all is asked about."""
+        """The owner's rules before the built-in ones, made once for the same settings."""
         own = self._settings().origin
         if self._read is None or self._read[0] is not own:
-            try:
-                policy = house_policy(own)
-            except Invalid as error:
-                log.warning("[origin] not read", extra={"because": error.because})
-                policy = OriginPolicy()
-            self._read = (own, policy)
+            self._read = (own, house_policy(own))
         return self._read[1]
 
     async def open(self) -> None:
         """Once there is a mailroom, and before any lane runs: what was left running is ended, and said so."""
         await self._jobs.open()
+        if doubted := await self._store.scan(labels.doubted):
+            await settle(self._store, doubted)  # no command runs any more that could change these
 
     async def look_around(self) -> None:
         """Try the sandbox, on the side: whoever needs it sooner tries it themselves."""
@@ -320,14 +320,7 @@ def _exec_policy(settings: ExecSettings) -> ExecPolicy:
 
 @lru_cache(maxsize=8)
 def _command_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
-    """One that cannot be read allows nothing, and is told of in the log once."""
-    rules: list[Rule] = []
-    for text in texts:
-        try:
-            rules.append(command_rules.rule(text))
-        except Invalid as error:
-            log.warning("tools.exec.allow not read", extra={"rule": text[:100], "because": error.because})
-    return tuple(rules)
+    return tuple(map(command_rules.rule, texts))
 
 
 # --- what a run is given when it begins ---

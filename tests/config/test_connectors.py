@@ -62,7 +62,7 @@ def test_the_kind_must_be_said_and_must_be_one_that_there_is(home: Home) -> None
     assert fault.path == "connectors.family.kind" and "telegram" in fault.try_this
 
 
-@pytest.mark.spec("C122")
+@pytest.mark.spec("C122.whatsapp")
 def test_a_channel_that_is_not_here_is_refused_by_its_name_with_the_reason(home: Home) -> None:
     fault = home.fault('[connectors.family]\nkind = "whatsapp"\n')
     assert "whatsapp" in fault.sentence and "whatsapp_login" in fault.because

@@ -25,6 +25,7 @@ from retinue.config.settings import Listen, LogLevel, SlotCounts
 from retinue.config.source import FILE_BYTES_MAX
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid
+from retinue.testing.waiting import WAIT_LIMIT_S
 
 EVERYTHING = """
 config_version = 2
@@ -213,8 +214,13 @@ def test_what_people_name_token_or_secret_is_a_name_and_no_secret(home: Home) ->
         [sandbox.secrets.token]
         secret = { env = "T" }
         variable = "GH_TOKEN"
+        [[origin.source]]
+        tools = "vault_*"
+        trust = "private"
+        fields = { token = "id:token" }
     """)
     found = home.load(T="hunter2").settings
+    assert found.origin.source[0].fields == {"token": "id:token"}
     assert found.sandbox.secrets["token"].secret == Secret(env="T")
     assert {*found.mcp, *found.plugins, *found.skills.entries} == {"secret", "password", "api-key"}
     assert {name: each.read({}) for name, each in found.mcp["secret"].headers.items()} == {
@@ -334,7 +340,7 @@ def test_a_house_does_not_open_with_an_unknown_key_and_says_where_it_is(home: Ho
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=WAIT_LIMIT_S,
         check=False,
     )
     assert opened.returncode == 1
@@ -347,7 +353,8 @@ WORDS = st.sampled_from(
         r"\w+",
         """house listen port host agents ada templates t extends clear tools allow queue people role bindings agent
         connector schedules kind every_s token secret external url runner permission_policy store zone include
-        config_version mirror folder env file limits lockout_s""",
+        config_version mirror folder env file limits lockout_s origin source argument act measure trust fields
+        patterns standing says words speakers""",
     )
 )
 VALUES = st.one_of(
@@ -357,7 +364,21 @@ VALUES = st.one_of(
     st.text(max_size=6),
     st.dates(),
     st.sampled_from(
-        ["t", "ada", "external", "cron", "every", "${A}", "$${", "${", "https://x", "tools.allow", "boss", "::"]
+        [
+            "t",
+            "ada",
+            "external",
+            "cron",
+            "every",
+            "${A}",
+            "$${",
+            "${",
+            "https://x",
+            "tools.allow",
+            "boss",
+            "::",
+            "owner",
+        ]
     ),
 )
 TREES = st.dictionaries(
@@ -399,7 +420,7 @@ def test_an_unknown_key_keeps_the_house_closed_while_one_can_still_look_into_it(
             env=house_environment(house.home),
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=WAIT_LIMIT_S,
             check=False,
         )
 

@@ -85,6 +85,7 @@ def test_the_last_of_a_section_can_be_taken_out() -> None:
     assert "agents" not in tomllib.loads(patched(TEXT, {"agents": {"ada": None}}))
 
 
+@pytest.mark.spec("C3.arrays")
 def test_tables_in_an_array_are_merged_by_their_id_and_others_added() -> None:
     result = patched(TEXT, {"rooms": [{"id": "blue", "size": 9}, {"id": "green"}]})
     assert tomllib.loads(result)["rooms"] == [{"id": "red", "size": 1}, {"id": "blue", "size": 9}, {"id": "green"}]

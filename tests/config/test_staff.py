@@ -189,6 +189,7 @@ def test_a_key_that_nobody_knows_is_no_key_of_later(home: Home) -> None:
 # --- what the house has for all ---
 
 
+@pytest.mark.spec("C114.subagents_archive")
 def test_an_agents_own_word_goes_before_the_houses_and_that_before_what_is_built_in(home: Home) -> None:
     text = """
     [defaults]

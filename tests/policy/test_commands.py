@@ -32,6 +32,7 @@ from retinue.policy.commands import (
     rendered,
 )
 from retinue.policy.placing import Asking, Elevated, ExecPolicy, Gates, Security, Where, Wish, decide, resolve
+from retinue.testing.waiting import WAIT_LIMIT_S
 
 BIN = {
     "ls": Program("/usr/bin/ls", "/usr/bin/ls"),
@@ -246,7 +247,7 @@ def run_by(shell: list[str], command: str, recorder: Path) -> Counter[tuple[str,
             cwd=recorder.parent,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=30,
+            timeout=WAIT_LIMIT_S,
             check=False,
         )
         recorded = [(Path(folder) / each).read_bytes() for each in os.listdir(folder) if each.isdigit()]

@@ -178,6 +178,31 @@ def context_file(text: str) -> str | None:
     return "must be below its workspace, as in docs/*.md" if path.is_absolute() or text.startswith("~") else None
 
 
+def glob(text: str) -> str | None:
+    """A name, or a pattern as `fnmatch` reads it. A [ that is not closed would be taken for the character itself."""
+    if not text.strip() or not text.isprintable():
+        return "must be a name or a pattern with `*`, and not empty"
+    return "must close each [ by a ]" if "[" in re.sub(r"\[!?\]?[^\]]*\]", "", text) else None
+
+
+def command_rule(text: str) -> str | None:
+    """A rule of the list of commands that pass; `policy/command_rules.py` says what it means."""
+    words = text.split()
+    if not words:
+        return "must name a program"
+    if not text.isprintable():
+        return "must have no characters that cannot be seen"
+    if any(char in text for char in "'\"\\$`;&|<>(){}"):
+        return "must be plain words: no quotes, no operators, no expansion"
+    if "/" in words[0] and not words[0].startswith("/"):
+        return "must name the program by a bare name or an absolute path"
+    if any(char in words[0] for char in "*?[") and not words[0].startswith("/"):
+        return "must have * in the place of a program only within an absolute path"
+    if ".." in PurePosixPath(words[0]).parts:
+        return "must name the program by a path without '..'"
+    return None
+
+
 def image(text: str) -> str | None:
     return None if _IMAGE.fullmatch(text) else "must name an image, as in debian:stable-slim"
 

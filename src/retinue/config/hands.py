@@ -77,6 +77,20 @@ class ChannelLists(Lists):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideLists(Lists):
+    """Rules for senders who are neither the owner nor a member: guests, paired senders, people in groups and webhooks.
+    A profile in the rules for one of them (`by_sender`, `by_channel`) replaces this one."""
+
+    profile: str | None = setting(
+        "minimal",
+        "What outside senders begin with: `minimal`, `coding`, `messaging` or `full`.",
+        effect=Effect.MESSAGE,
+        check=checks.tool_profile,
+        example="messaging",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecSettings:
     """Commands: where they run, which may, and when a person is asked. A sandbox has walls, so more may run there."""
 
@@ -89,7 +103,11 @@ class ExecSettings:
         Elevated.OFF, "What becomes of a command that asks to leave the sandbox.", effect=Effect.MESSAGE
     )
     allow: tuple[str, ...] = setting(
-        (), "Commands that pass without a question.", effect=Effect.MESSAGE, example="git status"
+        (),
+        "Commands that pass without a question.",
+        effect=Effect.MESSAGE,
+        check=checks.command_rule,
+        example="git status",
     )
 
 
@@ -98,6 +116,7 @@ class ToolSettings(Lists):
     """Rules over tools for the whole house."""
 
     exec: ExecSettings = ExecSettings()
+    outside_senders: OutsideLists = OutsideLists()
 
     agents_enabled: bool = setting(
         True, "Whether agents may reach each other at all, by `agents_*`.", effect=Effect.MESSAGE

@@ -7,10 +7,10 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 from zoneinfo import ZoneInfo
 
 from retinue.config import later
@@ -33,6 +33,13 @@ class _Nothing:
 NOTHING = _Nothing()
 
 
+@runtime_checkable
+class Checked(Protocol):
+    """A group of settings that looks itself whether its keys fit each other, once each of them is right."""
+
+    def check(self, path: KeyPath, faults: Faults) -> None: ...
+
+
 def table_at(value: object, path: KeyPath, faults: Faults) -> Table:
     """The table that must be here; an empty one where something else is. None was told of when it was found."""
     if isinstance(value, dict):
@@ -48,6 +55,8 @@ def table_at(value: object, path: KeyPath, faults: Faults) -> Table:
 
 
 def _as_section(path: KeyPath) -> str:
+    if isinstance(path[-1], int):
+        return f"write each as [[{dotted(path[:-1])}]], with its keys below"
     return f"write it as [{dotted(path)}], with its keys below"
 
 
@@ -84,6 +93,11 @@ def hints_of(cls: type[Any]) -> dict[str, Any]:
 
 def rule_of(each: Field[Any]) -> Rule:
     return each.metadata.get("rule", PLAIN)
+
+
+def is_required(each: Field[Any]) -> bool:
+    """Whether a table must have this key: it has no default."""
+    return each.default is MISSING and each.default_factory is MISSING
 
 
 def unknown_key(key: str, path: KeyPath, known: Iterable[str], faults: Faults) -> None:
@@ -128,12 +142,34 @@ def _value(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule, 
         if not isinstance(value, dict):
             table_at(value, path, faults)
             return NOTHING
-        return cls(**values(cls, cast(Table, value), path, faults, rules=inner))
+        return _group(cls, cast(Table, value), path, faults, inner)
     if origin is tuple:
         return _several(typing.get_args(hint)[0], value, path, faults, rule)
     if origin is not None and issubclass(origin, Mapping):
         return _mapping(typing.get_args(hint)[1], value, path, faults, rule)
     return _single(hint, value, path, faults, rule)
+
+
+def _group(cls: type[Any], table: Table, path: KeyPath, faults: Faults, rules: Rules) -> object:
+    """One table within a section. Where a key that it must have is missing or wrong, there is no group."""
+    before = faults.count
+    found = values(cls, table, path, faults, rules=rules)
+    needed = [each for each in fields(cls) if is_required(each)]
+    for each in needed:
+        if each.name not in table:
+            example = rule_of(each).example
+            faults.add(
+                (*path, each.name),
+                "is missing",
+                because=_meaning(rule_of(each)),
+                try_this=f'for example "{example}"' if example else f"add `{each.name}`",
+            )
+    if any(each.name not in found for each in needed):
+        return NOTHING
+    made = cls(**found)
+    if faults.count == before and isinstance(made, Checked):
+        made.check(path, faults)
+    return made
 
 
 def _several(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule) -> object:
@@ -142,7 +178,7 @@ def _several(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule
             path,
             f"must be a list, and is {shown(value)}",
             because="there can be several",
-            try_this=f"{path[-1]} = [ ... ]",
+            try_this=f"write each as [[{dotted(path)}]]" if is_dataclass(hint) else f"{path[-1]} = [ ... ]",
         )
         return NOTHING
     items = cast("list[object]", value)
@@ -161,7 +197,7 @@ def _mapping(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule
         at = (*path, key)
         if rule.check and (wrong := rule.check(key)):
             faults.add(at, wrong, because=_meaning(rule), try_this=f'for example "{rule.example}"')
-        one = inner if isinstance(inner, Secret) else _value(hint, inner, at, faults, PLAIN, {})
+        one = inner if isinstance(inner, Secret) else _value(hint, inner, at, faults, rule.values or PLAIN, {})
         if one is not NOTHING:
             read[key] = one
     return read
@@ -200,12 +236,12 @@ def _by_name(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule
     read: dict[str, object] = {}
     for key, inner in table_at(value, path, faults).items():
         if isinstance(inner, dict):
-            below = _by_name(hint, cast(Table, inner), (*path, key), faults, PLAIN)
+            below = _by_name(hint, cast(Table, inner), (*path, key), faults, Rule(values=rule.values))
             named = {f"{key}.{name}": each for name, each in cast("dict[str, object]", below).items()}
         elif inner is None:
             continue
         else:
-            each = _single(hint, inner, (*path, key), faults, PLAIN)
+            each = _single(hint, inner, (*path, key), faults, rule.values or PLAIN)
             named = {} if each is NOTHING else {key: each}
         for name in named:
             if rule.check and (wrong := rule.check(name)):

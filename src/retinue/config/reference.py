@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.config.connectors import NAMES, group_of
-from retinue.config.reading import rule_of
+from retinue.config.reading import is_required, rule_of
 from retinue.config.secret import Secret
 from retinue.config.settings import OWN_SECTIONS, Settings
 from retinue.config.source import FILES_MAX, INCLUDE_DEPTH_MAX
@@ -87,17 +87,10 @@ def settings_page() -> str:
     hints = typing.get_type_hints(Settings)
     for name in OWN_SECTIONS:
         group, path = _group_of(hints[name], name)
-        lines += ["", *(_section(group, path) if group is not None else _free(name))]
+        lines += ["", *_section(group, path)]
         lines += _kinds_of_connectors() if name == "connectors" else ()
     lines += [_AGENT_HEAD, "| key | type | default |", "| --- | --- | --- |", *_agent_keys()]
     return "\n".join(lines) + "\n"
-
-
-def _free(name: str) -> Iterator[str]:
-    """A section whose tables are read by someone else."""
-    rule = next(rule_of(each) for each in fields(Settings) if each.name == name)
-    yield f"## `[{name}]`\n"
-    yield rule.says
 
 
 def _kinds_of_connectors() -> Iterator[str]:
@@ -111,15 +104,15 @@ def _kinds_of_connectors() -> Iterator[str]:
         yield from _rows(group, "connectors.NAME", leave_out=())
 
 
-def _section(cls: type[Any], path: str, *, leave_out: Iterable[str] = ()) -> Iterator[str]:
-    """A table of what a section says, then those within it."""
+def _section(cls: type[Any], path: str, *, leave_out: Iterable[str] = (), several: bool = False) -> Iterator[str]:
+    """A table of what a section says, then those within it. Of `several`, each is an entry of a list of tables."""
     hints = typing.get_type_hints(cls)
     names = [each.name for each in fields(cls) if each.name not in leave_out]
     rows = list(_rows(cls, path, leave_out=leave_out))
     if path == "house":
         yield f"## `[{path}]`\n"
     elif rows:
-        yield f"## `[{path}]`\n"
+        yield f"## `[[{path}]]`\n" if several else f"## `[{path}]`\n"
         yield f"{_first_line(cls)}\n"
     if rows:
         yield _COLUMNS
@@ -130,7 +123,8 @@ def _section(cls: type[Any], path: str, *, leave_out: Iterable[str] = ()) -> Ite
         group, inner = _group_of(hints[each.name], path if flat else f"{path}.{each.name}")
         if group is not None and each.name in names:
             yield ""
-            yield from _within(group, inner) if flat else _section(group, inner)
+            several = typing.get_origin(hints[each.name]) is tuple
+            yield from _within(group, inner) if flat else _section(group, inner, several=several)
 
 
 def _within(cls: type[Any], path: str) -> Iterator[str]:
@@ -146,6 +140,8 @@ def _group_of(hint: Any, path: str) -> tuple[Any, str]:
     """The group that stands under a path, with the path its keys have; None where one value stands there."""
     if is_dataclass(hint) and not hasattr(hint, "SHORT"):
         return hint, path
+    if typing.get_origin(hint) is tuple and is_dataclass(several := typing.get_args(hint)[0]):
+        return several, path
     held = typing.get_args(hint)[-1] if isinstance(typing.get_origin(hint), type) and typing.get_args(hint) else None
     if is_dataclass(held):
         return held, f"{path}.{_NAMES.get(path, 'NAME')}"
@@ -165,7 +161,8 @@ def _rows(cls: type[Any], path: str, *, leave_out: Iterable[str]) -> Iterator[st
             yield from _rows(typing.cast("type[Any]", hint), path, leave_out=leave_out) if is_dataclass(hint) else ()
         elif rule.in_file and each.name not in leave_out and _group_of(hint, "")[0] is None:
             kind = _kind(hint, rule.least, rule.most)
-            yield f"| `{path}.{each.name}` | {kind} | {_default(each)} | `{rule.effect}` | {rule.says} |"
+            default = "required" if is_required(each) and cls is not Settings else _default(each)
+            yield f"| `{path}.{each.name}` | {kind} | {default} | `{rule.effect}` | {rule.says} |"
 
 
 def _agent_keys(cls: type[Any] = Agent, prefix: str = "") -> Iterator[str]:

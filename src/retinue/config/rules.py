@@ -32,6 +32,7 @@ class Rule:
     check: Callable[[str], str | None] | None = None  # of a text, or of each of several: what is wrong with it
     example: str = ""
     in_file: bool = True
+    values: Rule | None = None  # of a table of names: what is asked of each value in it
 
 
 PLAIN = Rule()

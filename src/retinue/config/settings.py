@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from zoneinfo import ZoneInfo
 
 from retinue.config import checks
@@ -17,6 +17,7 @@ from retinue.config.hands import ApprovalSettings, ToolSettings
 from retinue.config.hooks import HookSettings
 from retinue.config.mcp import McpServer
 from retinue.config.minds import Budgets, Context, Models, ProviderSettings
+from retinue.config.provenance import OriginSettings
 from retinue.config.rules import Effect, Rule, setting
 from retinue.config.sandbox import SandboxSettings
 from retinue.config.sessions import SessionSettings
@@ -195,11 +196,7 @@ class Settings:
     budgets: Budgets = Budgets()
     tools: ToolSettings = ToolSettings()
     approvals: ApprovalSettings = ApprovalSettings()
-    origin: Mapping[str, Any] = setting(
-        cast("Mapping[str, Any]", {}),
-        "Where values may come from, as tables `source`, `argument`, `act` and `measure`: see the guide on injection.",
-        effect=Effect.MESSAGE,
-    )
+    origin: OriginSettings = OriginSettings()
     sandbox: SandboxSettings = SandboxSettings()
     web: WebSettings = WebSettings()
     external: ExternalSettings = ExternalSettings()

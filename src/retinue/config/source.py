@@ -39,6 +39,7 @@ NAMED_BELOW = frozenset(
     }
 )
 POLICY = ("house", "permission_policy")
+ORIGIN = "origin"  # the tables within its rules go by fields of results and by choices: origin.source[0].fields.token
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -236,7 +237,11 @@ class Source:
                 return value
 
     def _entry(self, key: str, value: object, path: KeyPath, file: Path) -> object:
-        is_named = (len(path) == 2 and path[0] in NAMED) or (len(path) == 3 and path[:2] in NAMED_BELOW)
+        is_named = (
+            (len(path) == 2 and path[0] in NAMED)
+            or (len(path) == 3 and path[:2] in NAMED_BELOW)
+            or (len(path) == 5 and path[0] == ORIGIN)
+        )
         if not is_named and path[:2] != POLICY and (_SECRET.fullmatch(key) or _is_sent_along(value, path)):
             return self._secret(value, path, file)
         return self._filled(value, path, file)

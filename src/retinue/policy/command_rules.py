@@ -21,6 +21,7 @@ from pathlib import PurePath, PurePosixPath
 
 from msgspec import Struct
 
+from retinue.config import checks
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import Invalid
 from retinue.policy.commands import Line
@@ -75,28 +76,15 @@ class Program(Struct, frozen=True):
 
 def rule(text: str) -> Rule:
     """Read a rule of the list."""
-    words = text.split()
-    because = ""
-    if not words:
-        because = "there is nothing in it"
-    elif not text.isprintable():
-        because = "it has characters that cannot be seen"
-    elif any(char in text for char in "'\"\\$`;&|<>(){}"):
-        because = "a rule is plain words: no quotes, no operators, no expansion"
-    elif "/" in words[0] and not words[0].startswith("/"):
-        because = "a program is a bare name or an absolute path"
-    elif _is_pattern(words[0]) and not words[0].startswith("/"):
-        because = "only an absolute path may have * in the place of a program"
-    elif ".." in PurePosixPath(words[0]).parts:
-        because = "a path of a program has no '..'"
-    if because:
+    if reason := checks.command_rule(text):
         raise Invalid(
             f"{text[:200]!r} is not a rule for commands",
-            because=because,
+            because=f"it {reason}",
             try_this="for example: git status, ls *, /opt/tools/report *",
             code="command.rule-invalid",
         )
-    return Rule(words[0], tuple(words[1:]))
+    program, *arguments = text.split()
+    return Rule(program, tuple(arguments))
 
 
 def programs_named(line: Line, rules: Iterable[Rule]) -> set[str]:

@@ -14,14 +14,15 @@ from typing import Any, cast
 
 from msgspec import Struct, field
 
+from retinue.config.provenance import Kind, Sort, Standing, sorts_of
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
 from retinue.policy.origin_entries import entries_of
 from retinue.policy.origin_explain import Known, explained
-from retinue.policy.origin_rules import OriginPolicy, Sort, Standing, sorts_of
-from retinue.policy.origin_words import Kind, kind_by_form, plain, said
+from retinue.policy.origin_rules import OriginPolicy
+from retinue.policy.origin_words import kind_by_form, plain, said
 from retinue.policy.wrapping import unwrap
 
 EFFECTS = frozenset({Effect.WRITES, Effect.SENDS_OUT, Effect.SPENDS, Effect.RUNS_CODE})
@@ -241,7 +242,7 @@ def _finding(
 ) -> Finding:
     pattern = ".".join("*" if part.isdigit() else part for part in path.split("."))
     rule = policy.argument(spec.name, pattern) or policy.argument(spec.name, name)
-    standing = rule.standing if rule else frozenset[Standing]()
+    standing = frozenset[Standing](rule.standing if rule else ())
     if rule and any(other in given for other in rule.unless):
         standing = frozenset[Standing]()
     if Effect.SENDS_OUT in spec.effects:

@@ -15,13 +15,13 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+from retinue.config.provenance import Kind, Measure, Sort, Standing
 from retinue.policy.origin_entries import Entry, Value
-from retinue.policy.origin_rules import Measure, OriginPolicy, Sort, Standing
+from retinue.policy.origin_rules import OriginPolicy
 from retinue.policy.origin_words import (
     COMMON,
     EDGES,
     TEXT_CHARS_MAX,
-    Kind,
     Words,
     moment,
     normal,

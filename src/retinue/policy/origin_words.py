@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from retinue.policy.origin_rules import Kind
+from retinue.config.provenance import Kind
 
 TEXT_CHARS_MAX = 100_000  # of one text that is read for values; what is longer explains nothing and is not explained
 TEXTS_REMEMBERED = 256
