@@ -515,7 +515,9 @@ def by_hand(page: Page, kept: Kept, *, forced: bool, text: str | None = None) ->
     by = By.FORCE if forced else By.HAND
     if kept.schedule.heartbeat is not None:
         text = text or ""
-    return _occur(page, kept, by, from_ms(page.at_ms), clock_ms=page.at_ms, text=text)
+    slot = _occur(page, kept, by, from_ms(page.at_ms), clock_ms=page.at_ms, text=text)
+    tell(page, kept, change=slot.state.value, slot=slot.at.isoformat())
+    return slot
 
 
 def wanted_by_hand(conn: sa.Connection, slot: Slot) -> tuple[str, ...]:
@@ -530,6 +532,7 @@ def skipped_by_hand(page: Page, kept: Kept, *, because: str) -> None:
     """Someone wanted one for now, and there was none."""
     at = from_ms(page.at_ms)
     _write(page, Slot(schedule=kept.id, by=By.HAND, at=at, state=SlotState.SKIPPED, because=because, ended_at=at))
+    tell(page, kept, change=SlotState.SKIPPED.value, because=because, slot=at.isoformat())
 
 
 def _occur(page: Page, kept: Kept, by: By, at: datetime, *, clock_ms: int, text: str | None = None) -> Slot:
