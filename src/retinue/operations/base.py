@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from retinue.config import Settings, default_agent
 from retinue.config.defaults import PLAIN, Defaults
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.envelope import KEY_LENGTH_MAX
-from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, StoreError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
 from retinue.domain.nouns import replace
@@ -26,7 +27,7 @@ from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.principal import Principal
 from retinue.domain.session import Mind
 from retinue.domain.text import is_storable
-from retinue.domain.times import to_ms
+from retinue.domain.times import from_ms, show, to_ms
 from retinue.engine.engine import Engine
 from retinue.engine.live import Live
 from retinue.mailroom.callbacks import Callbacks
@@ -55,6 +56,11 @@ if TYPE_CHECKING:
 NUMBER_MAX = 2**63  # what every store can keep
 
 _encode = msgspec.json.Encoder().encode
+
+
+def _not_claimed() -> None:
+    """For a request that has claimed no key."""
+
 
 WhyNow = Callable[[Agent, Mind, Sequence[ModelRef]], Awaitable[Sequence[str]]]
 
@@ -96,6 +102,7 @@ class Desk(Struct, frozen=True, kw_only=True):
     switchboard: Switchboard | None = None  # the lines of the house; None where it has no connectors at all
     uploads: Uploads = field(default_factory=Uploads)  # files that were sent ahead of their envelopes
     in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
+    effect_begins: Callable[[], None] = _not_claimed  # called right before an effect: an error after it keeps the claim
 
     @property
     def defaults(self) -> Defaults:
@@ -137,6 +144,10 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     `permission` is the least level that may ask, unless the house's `permission_policy` says otherwise. What is asked
     about is found by `store/lookup` and listed through `store/sight`: what the caller does not see is not there.
+
+    `claims_key`: a key that came with the request is claimed in a commit of its own before the handler begins, so that
+    a request which was cut off is not done again under the same key. A handler that can be refused before its effect
+    calls `desk.effect_begins()` right before it: an error that comes earlier releases the key.
     """
 
     name: str
@@ -146,6 +157,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     permission: PermissionLevel
     effect: bool = False
     result: Any = dict[str, Any]
+    claims_key: bool = False
     shown_once: frozenset[str] = frozenset()  # what is secret in its answer, and not kept for one who asks again
 
     @property
@@ -187,7 +199,7 @@ async def perform(desk: Desk, caller: Principal, operation: Operation, body: byt
         if not key or not operation.effect:
             answer = await _handle(desk, caller, operation, asked)
         else:
-            answer = await _once(desk, caller, operation, body, asked, key)
+            answer = await once(desk, caller, operation, body, asked, key)
     except RetinueError as error:
         raise masked_error(error, desk.mask) from error
     return answer
@@ -225,13 +237,21 @@ def parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
     return asked
 
 
-async def _once(
+async def once(
     desk: Desk, caller: Principal, operation: Operation, body: bytes, asked: msgspec.Struct, key: str
 ) -> bytes:
-    """Asked again with the same key, give the same answer and do nothing. Only a secret is not told twice.
+    """Answer a request with a key. The same request with the same key gets the same answer, and nothing is done again.
 
-    The answer is kept in a commit of its own, after the operation's: a house that is killed between the two does it
-    again when asked again. Sending takes the key into its own commit, so that nothing can come in between.
+    Only a secret is not repeated, and an error is not remembered.
+
+    An operation that `claims_key` is never done twice, also if the server is killed. The key is claimed in a commit
+    before the handler begins, and the answer replaces the claim. A claim on which no request is at work was cut off, by
+    the end of the server or by a cancellation: whether it took effect is not known, and each further request with that
+    key is told so (`key.interrupted`) until the claim is purged like an answer. An error before the effect releases it.
+
+    The answer of any other operation is kept in a commit after the operation's own. A server that is killed between
+    the two does it again when asked again. Sending takes the key into its own commit, so that nothing can come in
+    between.
     """
     if len(key) > KEY_LENGTH_MAX or not is_storable(key):
         raise Invalid(
@@ -253,27 +273,63 @@ async def _once(
     try:
         earlier = await desk.store.read(partial(answers.get, principal=who, key=key))
         if earlier is not None:
-            if earlier.request_hash != request_hash:
-                raise Conflict(
-                    f"the key '{key[:64]}' was already used for something else",
-                    because=f"it was used for {earlier.operation}, with other parameters or another operation",
-                    try_this="use a new key for a new request",
-                    code="key.reused",
-                )
-            return earlier.body.encode()
-        answer = await _handle(desk, caller, operation, asked)
-        kept = without_secrets(answer, operation)
-        keep = partial(
-            answers.keep,
-            principal=who,
-            key=key,
-            answer=answers.Answer(operation.name, request_hash, kept.decode()),
-            at_ms=to_ms(desk.clock.now()),
-        )
-        await desk.store.write(keep, point="answer")
+            return _earlier_answer(desk, earlier, key, request_hash)
+        if operation.claims_key:
+            claim = answers.Answer(operation.name, request_hash, answers.CLAIMED, to_ms(desk.clock.now()))
+            await desk.store.write(partial(answers.keep, principal=who, key=key, answer=claim), point="key-claim")
+            answer, keep = await _handle_claimed(desk, caller, operation, asked, key), answers.settle
+        else:
+            answer, keep = await _handle(desk, caller, operation, asked), answers.keep
+        kept = without_secrets(answer, operation).decode()
+        made = answers.Answer(operation.name, request_hash, kept, to_ms(desk.clock.now()))
+        await desk.store.write(partial(keep, principal=who, key=key, answer=made), point="answer")
         return answer
     finally:
         desk.in_progress.discard((who, key))
+
+
+def _earlier_answer(desk: Desk, earlier: answers.Answer, key: str, request_hash: str) -> bytes:
+    if earlier.request_hash != request_hash:
+        raise Conflict(
+            f"the key '{key[:64]}' was already used for something else",
+            because=f"it was used for {earlier.operation}, with other parameters or another operation",
+            try_this="use a new key for a new request",
+            code="key.reused",
+        )
+    if earlier.is_claim:
+        raise Conflict(
+            "this request was interrupted: it may or may not have been done",
+            because="the server ended, or the request was cancelled, while it was being worked on; it began at "
+            f"{show(from_ms(earlier.at_ms), desk.zone)}",
+            try_this="check whether its effect is there; to do it again, use a new key",
+            code="key.interrupted",
+        )
+    return earlier.body.encode()
+
+
+async def _handle_claimed(
+    desk: Desk, caller: Principal, operation: Operation, asked: msgspec.Struct, key: str
+) -> bytes:
+    """As `_handle`. An error before the effect releases the key; whatever else happens, the claim stays."""
+    effect = _Effect()
+    try:
+        return await _handle(replace(desk, effect_begins=effect.begin), caller, operation, asked)
+    except RetinueError:
+        if not effect.begun:
+            with suppress(StoreError):  # then the claim stays, and the caller needs to know the first error
+                release = partial(answers.release, principal=str(caller.address), key=key)
+                await desk.store.write(release, point="key-release")
+        raise
+
+
+class _Effect:
+    """Whether a request may have had an effect."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def begin(self) -> None:
+        self.begun = True
 
 
 def without_secrets(answer: bytes, operation: Operation) -> bytes:

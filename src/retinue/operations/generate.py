@@ -149,7 +149,8 @@ Each thing that can be asked of the house. All of them are declared once, and ev
 errors from there:
 
 - **HTTP**: a `POST` to its route, its parameters as JSON, your token as `Authorization: Bearer`. Where an operation
-  has an effect, the header `Idempotency-Key` keeps it from being done twice.
+  has an effect, the header `Idempotency-Key` keeps it from being done twice. Where it *claims its key*, this holds also
+  if the server is killed meanwhile: see [idempotency keys](api.md#idempotency-keys).
 - **Terminal**: `retinue NOUN VERB`, with what stands in capitals by its place and the rest as options. `--json`
   prints the answer as it came; `--key KEY` is the idempotency key. See [commands](cli.md).
 
@@ -166,6 +167,7 @@ def operations_page(operations: Iterable[Operation]) -> str:
 
 def _operation(operation: Operation) -> list[str]:
     effect = "has an effect" if operation.effect else "changes nothing"
+    effect += " and claims its key" if operation.claims_key else ""
     found = parameters(operation)
     lines = [
         f"## `{operation.name}`\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -44,10 +45,11 @@ async def call_directly(desk: Desk, caller: Principal, asked: Invoke, *, door: D
     occasion = await occasion_for(desk, caller, agent=agent, session=asked.session, door=door)
     home = ensure_home(desk.home, occasion.agent.name)
     ensure_workspace(occasion.rights.workspace, home=home)
-    return await _perform(toolbox, Call(id=occasion.run[:8], tool=asked.tool, arguments=asked.args), occasion)
+    call = Call(id=occasion.run[:8], tool=asked.tool, arguments=asked.args)
+    return await _perform(toolbox, call, occasion, effect_begins=desk.effect_begins)
 
 
-async def _perform(toolbox: Toolbox, call: Call, occasion: Occasion) -> Invoked:
+async def _perform(toolbox: Toolbox, call: Call, occasion: Occasion, *, effect_begins: Callable[[], None]) -> Invoked:
     if toolbox.spec(call.tool) is None:
         raise _no_tool(call.tool, "no tool of this house has that name")
     plan = await toolbox.decide_directly(call, occasion)
@@ -62,6 +64,7 @@ async def _perform(toolbox: Toolbox, call: Call, occasion: Occasion) -> Invoked:
                 code="tool.asks",
             )
         case Verdict.ALLOW:
+            effect_begins()
             result = await toolbox.perform(call, plan.scene, kept=False)
     return Invoked(tool=call.tool, output=result.output, failed=result.failed)
 
@@ -83,6 +86,7 @@ OPERATIONS = (
         handler=invoke,
         permission=PermissionLevel.BOSS,
         effect=True,
+        claims_key=True,
         result=Invoked,
     ),
 )

@@ -14,19 +14,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.domain.address import AddressKind
-from retinue.domain.agent import Agent
+from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import NotAllowed, NotFound
 from retinue.domain.principal import Principal
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.operations.base import Desk, Operation, perform, without_secrets
-from retinue.operations.invoke import Invoke, call_directly
+from retinue.operations.base import Desk, Operation, once, perform, without_secrets
+from retinue.operations.invoke import Invoke, Invoked, call_directly
 from retinue.operations.occasions import named_agent
 from retinue.operations.plugins import guests_of
 from retinue.operations.tools import tool_name
 from retinue.policy import permissions
 from retinue.policy.tools import Circumstances, Door
+from retinue.store.requesters import requesters_at
 from retinue.tools.base import schema_of
 
 SEND = "envelope.send"
@@ -80,8 +81,12 @@ class Visitor(Struct, frozen=True, kw_only=True):
                 try_this="ask for the list of tools",
                 code="tool.not-found",
             )
-        asked = Invoke(tool=name, args=dict(arguments), agent=self.agent)
-        done = await call_directly(self.desk, self._as_heard(), asked, door=Door.MCP)
+        asked, caller = Invoke(tool=name, args=dict(arguments), agent=self.agent), self._as_heard()
+        if key:
+            answer = await once(self.desk, caller, _CALL, _encode(asked), asked, key)
+            done = msgspec.json.decode(answer, type=Invoked)
+        else:
+            done = await _call(self.desk, caller, asked)
         return Called(done.output, failed=done.failed)
 
     def _every(self) -> list[Operation]:
@@ -101,7 +106,9 @@ class Visitor(Struct, frozen=True, kw_only=True):
         if not self.agent or self.desk.toolbox is None:
             return []
         agent = await self._named()
-        where = Circumstances(origin=OriginKind.EXTERNAL, sender=self.caller.address, door=Door.MCP)
+        caller = self.caller.address
+        asked_by = await self.desk.store.read(partial(requesters_at, addresses=(caller,)))
+        where = Circumstances(origin=OriginKind.EXTERNAL, sender=caller, requesters=asked_by, door=Door.MCP)
         operations = {tool_name(each) for each in self._every()}
         return [spec for spec in self.desk.toolbox.offered(agent, where) if spec.name not in operations]
 
@@ -123,6 +130,23 @@ class Visitor(Struct, frozen=True, kw_only=True):
         if self.caller.address.kind is AddressKind.AGENT:
             return replace(self.caller, trust=Trust.UNTRUSTED)
         return self.caller
+
+
+async def _call(desk: Desk, caller: Principal, asked: Invoke) -> Invoked:
+    return await call_directly(desk, caller, asked, door=Door.MCP)
+
+
+# Not in the catalog: who may call the tools of an agent is decided above, and not by a level alone.
+_CALL = Operation(
+    name="mcp.call",
+    summary="Call a tool of an agent.",
+    parameters=Invoke,
+    handler=_call,
+    permission=PermissionLevel.RESTRICTED,
+    effect=True,
+    claims_key=True,
+    result=Invoked,
+)
 
 
 def _of_operation(operation: Operation) -> Offered:
