@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.measure import Figure, median
+from retinue.config.provenance import OriginSettings
 from retinue.domain.address import person
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.ids import RunId, SessionId
@@ -80,7 +81,7 @@ async def _measure(folder: Path) -> list[Figure]:
     try:
         trivial = Trivial()
         tools: list[Tool] = [trivial, AppendLine(folder / "lines.txt")]
-        policy = house_policy({})
+        policy = house_policy(OriginSettings())
 
         def origin() -> OriginPolicy:
             return policy

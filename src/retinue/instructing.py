@@ -50,6 +50,7 @@ from retinue.runners.base import Assignment, Equip, Equipment
 from retinue.store import agents, delegations, envelopes, senders, sessions
 from retinue.store import tables as t
 from retinue.store.connection import Store
+from retinue.store.requesters import requesters_at
 from retinue.tools.windows import Windows
 
 LISTS_MAX = 64  # of tools that are remembered as they are told
@@ -126,11 +127,14 @@ class Instructing:
         origin = assignment.session.origin
         sent = origin.kind is OriginKind.SUBAGENT
         sent_by = await self._store.read(partial(senders.in_session, session=assignment.session)) if sent else ()
+        sender = address.person(_person(origin)) if _person(origin) else None
+        asked_by = await self._store.read(partial(requesters_at, addresses=(sender,))) if sender is not None else ()
         where = Circumstances(
             provider=facts.ref.provider,
             model=facts.ref.model,
             origin=origin.kind,
-            sender=address.person(_person(origin)) if _person(origin) else None,
+            sender=sender,
+            requesters=asked_by,
             senders=sent_by,
             channel=origin.channel,
             hidden=equipment.hidden,

@@ -209,9 +209,12 @@ async def test_answers_for_two_people_are_not_read_as_work_for_one(tmp_path: Pat
             house.model,
             {
                 "One.": [ask("bo", "say uno", mode="async"), "asked"],
-                "Two.": [ask("bo", "say due", mode="async"), says("asked", after_s=0.6)],
-                "say uno": says("It is for one.", after_s=0.1),
-                "say due": says("It is for two.", after_s=0.1),
+                "Two.": [
+                    ask("bo", "say due", mode="async"),
+                    says("asked", once=house.once_posted("It is for one.", "It is for two.")),
+                ],
+                "say uno": says("It is for one.", once=house.once_read("Two.")),
+                "say due": "It is for two.",
                 "for two.": [calls("append_line", text="two"), "NO_REPLY"],  # also where it is read with the other
                 "for one.": [calls("append_line", text="one"), "NO_REPLY"],
             },
@@ -236,7 +239,7 @@ async def test_nobody_is_asked_about_work_that_is_not_theirs(tmp_path: Path, who
             house.model,
             {
                 "Start.": [ask("bo", "do it now"), "asked"],
-                "do it now": [Line(calls=ACT.calls, after_s=0.4), "done"],
+                "do it now": [Line(calls=ACT.calls, once=house.once_told("Hello.", to="person:maria")), "done"],
                 "Hello.": "Hello.",
             },
         )
@@ -471,6 +474,7 @@ async def test_a_session_of_somebody_else_is_not_written_into_by_its_id(tmp_path
             assert not any("swordfish" in result.output for result in results)
 
 
+@pytest.mark.spec("A30.cycles")
 async def test_work_does_not_come_back_to_where_it_came_from_by_way_of_a_third(tmp_path: Path) -> None:
     for circles in (False, True):
         rules = replace(DEEP, circles=circles)

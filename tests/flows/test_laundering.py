@@ -6,6 +6,7 @@ after which it is simply done. What was done is read off a file that no tool but
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -306,10 +307,12 @@ async def test_through_a_line_about_mail_that_was_left_out(tmp_path: Path, trust
     queue = QueuePolicy(mode=QueueMode.FOLLOWUP, cap=1, overflow=Overflow.SUMMARIZE)
     async with hands_house(tmp_path / "home", staff=(replace(ADA, queue=queue), BO)) as house:
         who: dict[str, Any] = {"sender": "channel:quiet:42", "trust": trust}
-        house.model.will_reply(Line(text="One.", after_s=0.3), *act(), *act())
+        all_came = asyncio.Event()
+        house.model.will_reply(Line(text="One.", once=all_came.wait), *act(), *act())
         first = await house.post("One?", **who)
         for text in (HOSTILE, "Two?", "Three?"):
             await house.post(text, **who)
+        all_came.set()
         await house.rest()
         assert first.session is not None
         assert any("Left out while you were busy" in str(r.body) for r in await house.records(first.session))
@@ -323,9 +326,11 @@ async def test_through_mail_that_joins_a_run(tmp_path: Path, page: Visit, trust:
     steered = replace(ADA, queue=QueuePolicy(mode=QueueMode.STEER))
     async with hands_house(tmp_path / "home", tools=[page], staff=(steered, BO)) as house:
         who: dict[str, Any] = {"sender": "person:maria"}
-        house.model.will_reply(Line(calls=(("visit", {}),), after_s=0.5), *act())
+        both_came = asyncio.Event()
+        house.model.will_reply(Line(calls=(("visit", {}),), once=both_came.wait), *act())
         first = await house.post("Visit the page.", trust=Trust.PRIVATE, **who)
         await house.post(HOSTILE, trust=trust, **who)
+        both_came.set()
         await house.rest()
         assert first.session is not None
         joined = [r for r in await house.records(first.session) if isinstance(r.body, UserTurn)]

@@ -66,7 +66,7 @@ async def silent_notices(desk: DeskHouse) -> list[tuple[str, str, str]]:
     return [tuple(row) for row in found]
 
 
-@pytest.mark.spec("D32")
+@pytest.mark.spec("D32.at_once", "D32.resumes")
 @pytest.mark.parametrize("allow", [True, False])
 async def test_a_request_returns_at_once_and_the_decision_resumes_whoever_asked(
     household: Household, desk: DeskHouse, allow: bool

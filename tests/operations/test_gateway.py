@@ -42,11 +42,13 @@ async def use(house: DeskHouse, sender: str, **arguments: object) -> tuple[bool,
     return not result.failed, result.output
 
 
+@pytest.mark.spec("C122.gateway")
 async def test_who_works_for_the_owner_sees_the_house(house: DeskHouse) -> None:
     done, told = await use(house, "person:owner", action="status")
     assert done and {agent["name"] for agent in json.loads(told)["agents"]} >= {"ada", "bo"}
 
 
+@pytest.mark.spec("C122.gateway")
 @pytest.mark.parametrize("sender", ["person:maria", "agent:bo", "channel:irc:home"])
 async def test_who_works_for_anyone_else_does_not(house: DeskHouse, sender: str) -> None:
     done, told = await use(house, sender, action="status")

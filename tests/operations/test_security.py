@@ -16,7 +16,17 @@ from desk.desk_house import DeskHouse, desk_house, person
 
 from retinue.config import Secret, Settings, load
 from retinue.config.connectors import ConnectorSettings
-from retinue.config.hands import Asking, ChannelLists, Elevated, ExecSettings, Lists, Security, ToolSettings, Where
+from retinue.config.hands import (
+    Asking,
+    ChannelLists,
+    Elevated,
+    ExecSettings,
+    Lists,
+    OutsideLists,
+    Security,
+    ToolSettings,
+    Where,
+)
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings
 from retinue.config.settings import Mirror
 from retinue.config.skills import PluginSettings, SkillSettings, Trusted
@@ -192,10 +202,34 @@ FIRES: tuple[tuple[str, Facts, Severity, str], ...] = (
     ("tokens.wide", replace(WELL, tokens=(token("script"),)), W, "script"),
     ("people.guests", replace(WELL, shared_with={"gus": 2}), W, "gus (2)"),
     (
-        "people.guests",
-        settings(tools=ToolSettings(by_sender={"gus": Lists(also_allow=("exec",))})),
+        "people.outside-senders",
+        settings(tools=ToolSettings(by_sender={"person:gus": Lists(also_allow=("exec",))})),
         W,
-        "tools of their own",
+        "tools.by_sender.person:gus",
+    ),
+    (
+        "people.outside-senders",
+        settings(tools=ToolSettings(outside_senders=OutsideLists(profile="full"))),
+        W,
+        "more than the minimal tools: tools.outside_senders",
+    ),
+    (
+        "people.outside-senders",
+        settings(tools=ToolSettings(outside_senders=OutsideLists(profile=None))),
+        W,
+        "tools.outside_senders",
+    ),
+    (
+        "people.outside-senders",
+        settings(tools=ToolSettings(by_channel={"ci:deploys": ChannelLists(profile="coding")})),
+        W,
+        "tools.by_channel.ci:deploys",
+    ),
+    (
+        "people.outside-senders",
+        settings(tools=ToolSettings(by_channel={"*": ChannelLists(by_sender={"channel:irc:*": Lists(ask=("exec",))})})),
+        W,
+        "tools.by_channel.*.by_sender.channel:irc:*",
     ),
     (
         "agents.boss",
@@ -210,7 +244,15 @@ FIRES: tuple[tuple[str, Facts, Severity, str], ...] = (
         C,
         "strangers can write",
     ),
-    ("agents.open-rooms", replace(WELL, rooms={"ada": ("telegram:42",)}), W, "telegram:42"),
+    (
+        "agents.open-rooms",
+        replace(
+            settings(tools=ToolSettings(outside_senders=OutsideLists(profile="full"))),
+            rooms={"ada": ("telegram:42",)},
+        ),
+        W,
+        "telegram:42",
+    ),
     ("agents.small-model", replace(SMALL, settings=replace(SMALL.settings, sandbox=BARE)), C, "small model"),
     ("plugins.unknown", replace(WELL, plugins=("diary", "spy")), W, "spy"),
     ("audit.broken", replace(WELL, flaws=("house line 3: it is not as it was written",)), C, "house line 3"),
@@ -237,12 +279,19 @@ SILENT: tuple[tuple[str, Facts], ...] = (
     ("tokens.unused", replace(WELL, tokens=(token("new", days=3), token("old", days=90, used_at=NOW)))),
     ("tokens.wide", replace(WELL, tokens=(token("owner-token"), token("ends", expires_at=NOW), token("x", who="gus")))),
     ("people.guests", replace(WELL, shared_with={"maria": 2})),
-    ("people.guests", settings(tools=ToolSettings(by_sender={"gus": Lists(deny=("exec",))}))),
+    ("people.outside-senders", settings(tools=ToolSettings(by_sender={"person:gus": Lists(deny=("exec",))}))),
+    ("people.outside-senders", settings(tools=ToolSettings(by_sender={"person:maria": Lists(profile="full")}))),
+    ("people.outside-senders", settings(tools=ToolSettings(by_channel={"*": ChannelLists(profile="minimal")}))),
     ("agents.code-for-strangers", replace(WELL, staff=(Abilities(agent=ADA, free={"read": READS}, strangers="x:1"),))),
+    ("agents.open-rooms", replace(WELL, rooms={"ada": ("telegram:42",)})),  # they have the minimal tools
     (
         "agents.open-rooms",
         replace(
-            settings(tools=ToolSettings(by_channel={"*": ChannelLists(profile="minimal")})),
+            settings(
+                tools=ToolSettings(
+                    outside_senders=OutsideLists(profile="full"), by_channel={"*": ChannelLists(profile="minimal")}
+                )
+            ),
             rooms={"ada": ("telegram:42",)},
         ),
     ),
@@ -439,6 +488,7 @@ async def test_facts_are_those_of_the_house(home: Path, tmp_path: Path) -> None:
     key.chmod(0o600)
     (synced / "retinue.toml").write_text(
         f'[house]\npermission_policy = {{ "agent.set" = "restricted" }}\n'
+        '[tools.outside_senders]\nprofile = "full"\n'
         f'[providers.acme]\nurl = "http://127.0.0.1:9/v1"\nkey = {{ file = "{key}" }}\n'
         'headers = { authorization = "Bearer abcdefgh12345678" }\n'
     )

@@ -64,7 +64,6 @@ FORMS = {
 
 
 @given(values, st.sampled_from(sorted(FORMS)), st.text(max_size=20), st.text(max_size=20))
-@pytest.mark.spec("C99")
 def test_a_known_secret_is_masked_in_every_form(secret: str, form: str, before: str, after: str) -> None:
     written = FORMS[form](secret)
     found = Masks({"canary": secret}).mask_values(f"{before} {written} {after}")
@@ -259,6 +258,7 @@ def test_no_text_makes_masking_slow(text: str) -> None:
     assert masks.mask(text) is not None
 
 
+@pytest.mark.spec("C99.error")
 def test_an_error_is_shown_in_masked_words_and_stays_the_same_error() -> None:
     secret = "plain-words-of-a-canary"
     error = Invalid(f"no {secret}", because=f"of {secret}", try_this=f"not {secret}", code="a.code")
@@ -271,6 +271,7 @@ def test_an_error_is_shown_in_masked_words_and_stays_the_same_error() -> None:
 # --- in the log ---
 
 
+@pytest.mark.spec("C99.log")
 def test_a_known_secret_is_in_no_line_of_the_log() -> None:
     secret = "plain-words-that-look-like-nothing"
     stream = io.StringIO()

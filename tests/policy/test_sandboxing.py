@@ -49,6 +49,9 @@ AS_LOOSE = SandboxRules(
 )
 
 
+@pytest.mark.spec(
+    "C113.sandbox_mode", "C113.sandbox_scope", "C113.sandbox_sessions", "C113.sandbox_docker", "C113.sandbox_prune"
+)
 @pytest.mark.parametrize(
     ("house", "own", "holds"),
     [

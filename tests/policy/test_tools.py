@@ -189,7 +189,7 @@ def test_rules_for_a_model_go_before_those_for_its_provider() -> None:
     assert large.decide(spec("exec")).allowed and large.decide(spec("read")).denied
 
 
-@pytest.mark.spec("C55")
+@pytest.mark.spec("C55", "C113.tools")
 def test_profiles_are_added_to_and_an_agents_takes_the_place_of_the_houses() -> None:
     assert offered(chain(ToolSettings(profile="minimal"))) == {"session_status"}
     more = ToolSettings(profile="minimal", also_allow=("web_fetch",))
@@ -264,7 +264,7 @@ def test_a_list_of_nothing_but_plugin_tools_hides_no_other_and_says_so() -> None
     assert offered(chain(rules=ToolRules(deny=("weather",)))).isdisjoint({"weather_now", "weather_soon"})
 
 
-@pytest.mark.spec("C122")
+@pytest.mark.spec("C122.whatsapp_login")
 def test_a_tool_that_other_houses_have_is_refused_by_its_name_with_the_reason() -> None:
     [told] = chain(ToolSettings(deny=("whatsapp_login",))).warnings
     assert told.startswith("tools.deny names 'whatsapp_login', and there is no such tool: ") and "WhatsApp" in told
@@ -485,7 +485,7 @@ def test_work_for_whoever_spoke_in_a_room_is_bound_by_the_rules_for_them() -> No
 
 
 def test_rules_are_kept_by_all_that_they_depend_on() -> None:
-    asks = {"sender", "speakers", "behalf", "behalf_speakers", "channel"}
+    asks = {"sender", "speakers", "behalf", "behalf_speakers", "requesters", "channel"}
     others = {
         "provider": "openai",
         "model": "gpt",

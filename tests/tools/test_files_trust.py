@@ -20,6 +20,7 @@ from retinue.domain.nouns import replace
 from retinue.domain.trust import Trust
 from retinue.real import RealClock
 from retinue.store import labels
+from retinue.testing.waiting import WAIT_LIMIT_S, stays_true, wait_until_sync
 from retinue.tools.files import Read, placing, writing
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\x00" * 32
@@ -156,8 +157,10 @@ async def command(desk: Desk, *argv: str, untrusted: bool = False) -> Trust:
 
 def age(path: Path) -> None:
     """Wait until a file is old enough to be told from what changes now. No program can set a ctime."""
-    while time.time_ns() // 1_000_000 - labels.ctime_ms(path.stat()) <= labels.CTIME_SLACK_MS:
-        time.sleep(0.05)
+    wait_until_sync(
+        lambda: time.time_ns() // 1_000_000 - labels.ctime_ms(path.stat()) > labels.CTIME_SLACK_MS,
+        f"{path} is old enough",
+    )
 
 
 async def test_what_an_untrusted_command_changes_is_doubted_and_what_it_leaves_alone_is_not(real_desk: Desk) -> None:
@@ -228,7 +231,7 @@ async def test_a_write_that_was_given_up_is_over_before_the_next_one_begins(
     def slowly(writing: int, data: bytes) -> None:
         if data == b"theirs":
             loop.call_soon_threadsafe(begun.set)
-            go_on.wait(30)
+            go_on.wait(WAIT_LIMIT_S)
         write_all(writing, data)
 
     monkeypatch.setattr(placing, "_write_all", slowly)
@@ -236,8 +239,7 @@ async def test_a_write_that_was_given_up_is_over_before_the_next_one_begins(
     await begun.wait()
     theirs.cancel()
     mine = asyncio.create_task(desk.call("write", path="a", content="mine"))
-    await asyncio.sleep(0.05)
-    assert not mine.done()
+    await stays_true(lambda: not mine.done(), "a write that waits for another has no event", for_s=0.05)
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await theirs

@@ -14,6 +14,7 @@ import pytest
 
 from retinue.config import Settings
 from retinue.config.hands import Lists, ToolSettings
+from retinue.config.provenance import OriginSettings
 from retinue.domain import address
 from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
@@ -96,7 +97,7 @@ def occasion(*context: Record) -> Occasion:
 
 
 def box(*tools: Any, **kw: Any) -> Toolbox:
-    return Toolbox(tools or [Tell()], origin=lambda: house_policy({}), ids=CountedIds(), **kw)
+    return Toolbox(tools or [Tell()], origin=lambda: house_policy(OriginSettings()), ids=CountedIds(), **kw)
 
 
 def call(**arguments: Any) -> Call:

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from retinue.agents.instructions import FileState, FileTold, Memory
 from retinue.domain.errors import Invalid, RetinueError
+from retinue.domain.instruction import INSTRUCTION_FILES
 from retinue.domain.text import storable
 from retinue.domain.trust import Trust
 
@@ -34,9 +35,8 @@ CONTEXT_FILES_MAX = 50
 CONTEXT_CHARS_MAX = 120_000  # of all of them
 ENTRIES_LOOKED_AT_MAX = 10_000
 
-# In the order in which they are told. Those that most have none of are not missed.
-NAMES = ("AGENTS.md", "SOUL.md", "TOOLS.md", "IDENTITY.md", "USER.md", "HEARTBEAT.md", "BOOTSTRAP.md", "CLAUDE.md")
 FIRST_CONVERSATION = "BOOTSTRAP.md"
+# Most agents have none of these, so they are not reported as missing.
 NOT_MISSED = frozenset({FIRST_CONVERSATION, "CLAUDE.md"})
 MEMORY = "internal_space/MEMORY.md"
 DAYS = "internal_space/memories"
@@ -50,8 +50,8 @@ class Looked(NamedTuple):
 
 
 Look = Callable[[str], Awaitable[Looked | None]]
-"""The bytes at a resolved path and how far they can be believed; None where there is no file. Raises where it cannot be
-read as one: it is too large, or something else than a file."""
+"""The bytes at a path, and how far they can be believed, with the path itself where it is a link; None where there is
+no file. Raises where it cannot be read as one: it is too large, or something else than a file."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ async def take(
     """`first`: it is the first conversation of this session, before any reset or summary."""
     take_one = partial(_take, look, mask)
     roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, home))]
-    names = [name for name in NAMES if first or name != FIRST_CONVERSATION]
+    names = [name for name in INSTRUCTION_FILES if first or name != FIRST_CONVERSATION]
     found = [await _first_of(take_one, roots, name) for name in names]
     own = os.path.realpath(home)
     days = _newest_days(os.path.join(own, DAYS))
@@ -115,7 +115,7 @@ async def _take(look: Look, mask: Callable[[str], str], root: str, name: str) ->
     if not status.st_size:
         return _as(told, FileState.EMPTY)
     try:
-        looked = await look(real)
+        looked = await look(path)
     except RetinueError:
         return _as(told, FileState.UNREADABLE)
     if looked is None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
+from retinue.domain.address import Address
+
 
 class Role(StrEnum):
     OWNER = "owner"
@@ -16,3 +20,19 @@ class Role(StrEnum):
 class Person:
     name: str
     role: Role
+
+
+class Requester(Struct, frozen=True):
+    """Someone on whose behalf a run works. Without a role: a sender who is no person of this instance."""
+
+    address: Address
+    role: Role | None = None
+
+    @property
+    def is_owner(self) -> bool:
+        return self.role is Role.OWNER
+
+    @property
+    def is_outside(self) -> bool:
+        """Neither the owner nor a member: a guest, a paired sender, someone in a group, a webhook."""
+        return self.role not in (Role.OWNER, Role.MEMBER)

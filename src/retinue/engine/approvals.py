@@ -37,7 +37,7 @@ from retinue.engine.speaking import let_go, say_so_far
 from retinue.engine.writing import Unwritten, write_closings
 from retinue.mailroom.inbox import ClockWake, Wake, enter
 from retinue.mailroom.routing import OWNER, who_listens
-from retinue.policy.approvals import LEAST_LEVEL, may_decide, next_to_ask, scope_of
+from retinue.policy.approvals import LEAST_LEVEL, is_owners, may_decide, next_to_ask, scope_of
 from retinue.policy.asking import IN_ROOM
 from retinue.policy.permissions import reaches
 from retinue.policy.questions import PERMISSIONS_SHOWN_MAX, question, what
@@ -201,6 +201,8 @@ def _ask(
 ) -> tuple[Approval, tuple[Wake, ...]]:
     now = from_ms(page.at_ms)
     to, rooms, beside = _whom(page, run, session)
+    if to != OWNER and is_owners(calls):
+        to, rooms, beside = OWNER, (), None
     approval = Approval(
         id=id_,
         session=session.id,
@@ -214,7 +216,7 @@ def _ask(
         would_grant=would_grant,
         asked_of=(to,),
         agent=agent,
-        escalate_at=_escalate_at(page, now, (to,), asking),
+        escalate_at=None if is_owners(calls) else _escalate_at(page, now, (to,), asking),
     )
     approvals.add(page.conn, approval, turn=turn)
     question = [[call.tool, call.arguments] for call in calls], [str(each) for each in approval.would_grant], because

@@ -47,6 +47,7 @@ from retinue.policy.refreshing import keeps_awake
 from retinue.runners import turn_input
 from retinue.store import agents, approvals, delegations, envelopes, money, outcomes, records, runs, senders, sessions
 from retinue.store.house import Page
+from retinue.store.requesters import requesters
 from retinue.store.wrote import speakers
 
 CLOSED_AT_ONCE_MAX = 100
@@ -242,6 +243,7 @@ def _start_run(
         stored=stored,
         senders=senders.of(conn, run.lineage, agent=run.agent),
         speakers=speakers(conn, sender, batch),
+        requesters=requesters(conn, session, batch, lineage),
         fresh=tuple(append.records),
         wakes=wakes,
     )
@@ -488,6 +490,7 @@ def _take_up(
         stored=stored,
         senders=senders.of(conn, run.lineage, agent=run.agent),
         speakers=speakers(conn, run.sender, held),
+        requesters=requesters(conn, session, held, run.lineage),
     )
 
 

@@ -11,6 +11,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.manner import PLAIN, Manner
+from retinue.domain.person import Requester
 from retinue.domain.record import Body, Record, RecordKind, kind_of, trust_of
 from retinue.domain.run import Run, Step
 from retinue.domain.session import SENT_OUT, QueuePolicy, Session
@@ -33,6 +34,7 @@ class Work(Struct, frozen=True, kw_only=True):
     stored: tuple[Call, ...] = ()
     senders: tuple[Agent, ...] = ()  # whose rules hold beside its own agent's, who sent it out first of all first
     speakers: tuple[Address, ...] = ()  # who spoke, where they did so in a room that may be several people's
+    requesters: tuple[Requester, ...] = ()  # the people on whose behalf it works
     fresh: tuple[Record, ...] = ()  # what the claim itself appended
     wakes: tuple[Wake, ...] = ()
     manner: Manner = PLAIN  # in which it shows what it does

@@ -203,6 +203,7 @@ class Watch:
             place=ensure_workspace(defaults.workspace_of(acting, ground), home=ground),
             senders=work.senders,
             speakers=work.speakers,
+            requesters=work.requesters,
             acting=acting if ground is not home else None,
             ground=ground if ground is not home else None,
             told_from=defaults.workspace_of(work.agent, home) if ground is not home else None,

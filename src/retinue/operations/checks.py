@@ -241,6 +241,7 @@ class StaffFacts(Struct, frozen=True, kw_only=True):
     homes: frozenset[str]
     wrong: Mapping[str, str]  # by agent, what is wrong with the model it is set to
     runners: frozenset[str] | None
+    retired: Mapping[str, str] = {}  # by agent, which models it asks that end, and what to use instead
 
 
 async def staff_facts(scene: Scene) -> StaffFacts | None:
@@ -254,7 +255,10 @@ async def staff_facts(scene: Scene) -> StaffFacts | None:
         )
     )
     wrong = {agent.name: why for agent in found if agent.runner == "loop" and (why := _wrong_model(scene, agent))}
-    return StaffFacts(staff=found, homes=homes, wrong=wrong, runners=scene.runners)
+    retired = {
+        agent.name: ends for agent in found if agent.runner == "loop" and (ends := _retired_models(scene, agent))
+    }
+    return StaffFacts(staff=found, homes=homes, wrong=wrong, retired=retired, runners=scene.runners)
 
 
 def _wrong_model(scene: Scene, agent: Agent) -> str:
@@ -265,6 +269,27 @@ def _wrong_model(scene: Scene, agent: Agent) -> str:
     except RetinueError as error:
         return f"{error.sentence}: {error.because}" if error.because else error.sentence
     return "" if scene.catalog.has_key(first.provider) else scene.catalog.missing_key(first.provider)
+
+
+def _retired_models(scene: Scene, agent: Agent) -> str:
+    catalog = scene.catalog
+    if catalog is None:
+        return ""
+    try:
+        refs = [link.ref for link in catalog.links(agent=agent, mind=Mind())]
+    except RetinueError:
+        return ""  # said of it elsewhere
+    return "; ".join(f"{ref} {ends}" for ref in refs if (ends := catalog.retired(ref)))
+
+
+def retired_models(facts: StaffFacts) -> Iterable[Found]:
+    for agent in facts.staff:
+        if ends := facts.retired.get(agent.name):
+            yield warning(
+                f"{agent.name} asks a model that its provider retires",
+                because=ends,
+                try_this=f"retinue agent set {agent.name} --model NAME, or set `models.default`",
+            )
 
 
 def unable(facts: StaffFacts) -> Iterable[Found]:
@@ -537,6 +562,7 @@ EVERY_HOUSE: tuple[Check[Any], ...] = (
     Check(name="waiting", looks_at="no mail waits without a reader", gather=store_facts, judge=waiting),
     Check(name="dead", looks_at="no dead letters wait", gather=store_facts, judge=dead_letters),
     Check(name="staff", looks_at="every agent has its runner and model", gather=staff_facts, judge=unable),
+    Check(name="models", looks_at="no agent asks a model that ends", gather=staff_facts, judge=retired_models),
     Check(name="homes", looks_at="every home has its agent", gather=staff_facts, judge=orphaned_homes),
     Check(name="integrity", looks_at="the store's file is sound", gather=deep_facts, judge=integrity),
     Check(name="ledger", looks_at="the ledger holds", gather=deep_facts, judge=sums),

@@ -27,6 +27,7 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.mailroom.routing import who_listens
 from retinue.operations.base import Desk, Operation, perform
+from retinue.operations.tools import sets_for_later
 from retinue.store import envelopes, records, schedules, sessions
 from retinue.tools.base import Output, Scene, Tool, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files.ground import Ground
@@ -100,7 +101,8 @@ class CronArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Cron(Struct, frozen=True):
-    """Asked by an agent for itself, with its own rights: it sees and changes what it has set, and nothing else."""
+    """Asked by an agent for itself, with its own rights: it sees and changes what it has set, and nothing else. In a
+    run for somebody else than the owner it asks as that person, and what it sets is theirs."""
 
     desk: Callable[[], Desk]
     operations: Mapping[str, Operation]
@@ -127,7 +129,9 @@ class Cron(Struct, frozen=True):
         await self._fill_in(desk, arguments, parameters, scene)
         trust = Trust.UNTRUSTED if scene.trust is Trust.UNTRUSTED else Trust.AGENT
         agent = scene.agent
-        principal = Principal(address=address.agent(agent.name), level=agent.permission_level, trust=trust)
+        principal = sets_for_later(scene, level=agent.permission_level) or Principal(
+            address=address.agent(agent.name), level=agent.permission_level, trust=trust
+        )
         key = f"{scene.session}/{scene.call}" if operation.effect else ""
         try:
             answer = await perform(desk, principal, operation, _encode(parameters), key=key)

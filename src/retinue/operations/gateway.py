@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Struct, field
 
 from retinue.domain.agent import PermissionLevel
+from retinue.domain.decision import Decision
 from retinue.domain.errors import RetinueError
 from retinue.domain.principal import Principal
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.mailroom.routing import OWNER
 from retinue.operations.base import Desk, Operation, perform
+from retinue.operations.tools import ask_owner
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
+
+PATHS_SHOWN_MAX = 20  # of a change, where it is asked about
+PATH_CHARS_MAX = 100
 
 _encode = msgspec.json.Encoder().encode
 
@@ -54,6 +59,18 @@ class Gateway(Struct, frozen=True):
         )
     )
 
+    def confirm(self, arguments: GatewayArguments, scene: Scene) -> Decision | None:
+        """Settings say what agents may do. So each change is put to the owner, however far the words are trusted that
+        led to it: an instruction file may have been written by someone else."""
+        match arguments.action:
+            case "config_patch":
+                changes = arguments.parameters.get("changes")
+                return ask_owner(f"it changes the settings{_named(changes)}")
+            case "config_reload":
+                return ask_owner("it puts the settings file into effect as it is now")
+            case _:
+                return None
+
     async def perform(self, arguments: GatewayArguments, scene: Scene) -> str:
         if scene.sender != OWNER:
             raise ToolFailed(
@@ -70,3 +87,19 @@ class Gateway(Struct, frozen=True):
         except RetinueError as error:
             raise as_tool_failed(error) from error
         return answer.decode()
+
+
+def _named(changes: object) -> str:
+    """The settings that a patch names, as dotted paths: `: sandbox.mode, tools.exec.ask`. No values."""
+    paths = sorted(_paths(changes, ""))
+    shown = ", ".join(path[:PATH_CHARS_MAX] for path in paths[:PATHS_SHOWN_MAX])
+    more = f" and {len(paths) - PATHS_SHOWN_MAX} more" if len(paths) > PATHS_SHOWN_MAX else ""
+    return f": {shown}{more}" if shown else ""
+
+
+def _paths(changes: object, prefix: str) -> Iterator[str]:
+    if isinstance(changes, dict) and changes:
+        for key, value in cast("dict[str, object]", changes).items():
+            yield from _paths(value, f"{prefix}.{key}" if prefix else key)
+    elif prefix:
+        yield prefix

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -16,6 +17,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, NotFound, RetinueError
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import default_rights
+from retinue.domain.person import Requester
 from retinue.domain.principal import Principal
 from retinue.domain.record import Note, Record, RecordKind
 from retinue.domain.session import Mind, OriginKind, Session
@@ -25,6 +27,7 @@ from retinue.operations.base import Desk
 from retinue.policy.tools import Circumstances, Door
 from retinue.runners.context import as_read
 from retinue.store import agents, records, senders, sessions
+from retinue.store.requesters import requesters_at, requesters_in
 from retinue.tools.toolbox import Occasion
 
 
@@ -87,12 +90,21 @@ async def occasion_for(
             model=name or provider,
             origin=kind,
             sender=works_for,
+            requesters=await desk.store.read(
+                partial(_requesters, works_for=works_for, inside=None if sender else inside)
+            ),
             senders=sent_by,
             channel=inside.origin.channel if inside is not None else "",
             door=door,
         ),
         context=context,
     )
+
+
+def _requesters(conn: sa.Connection, *, works_for: Address, inside: Session | None) -> tuple[Requester, ...]:
+    """In a session, whoever spoke last in it; otherwise whom it is to work for."""
+    spoke = requesters_in(conn, inside) if inside is not None and works_for.kind is AddressKind.CHANNEL else ()
+    return spoke or requesters_at(conn, (works_for,))
 
 
 def named_agent(conn: sa.Connection, name: str) -> Agent:

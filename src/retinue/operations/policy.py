@@ -24,6 +24,7 @@ from retinue.domain.grant import Grant
 from retinue.domain.ids import GrantId, RunId, prefix, short
 from retinue.domain.nouns import replace
 from retinue.domain.permission import default_rights
+from retinue.domain.person import Requester
 from retinue.domain.principal import Principal
 from retinue.domain.record import Mark, Record, Reply, Summary, bare_model
 from retinue.domain.session import OriginKind, Session
@@ -37,6 +38,8 @@ from retinue.policy.tools import Circumstances, Door
 from retinue.runners.context import arranged
 from retinue.store import agents, audit, grants, records, runs, sessions
 from retinue.store.house import Page
+from retinue.store.requesters import requesters
+from retinue.store.wrote import letters_of
 from retinue.tools.files import as_granted
 from retinue.tools.toolbox import Occasion, Toolbox
 
@@ -257,6 +260,7 @@ class _History(Struct, frozen=True, kw_only=True):
     session: Session
     records: list[Record]
     senders: Mapping[str, Address]
+    requesters: Mapping[str, tuple[Requester, ...]]
 
 
 def _history(conn: sa.Connection, *, id_: str, agent: str) -> _History | None:
@@ -268,9 +272,13 @@ def _history(conn: sa.Connection, *, id_: str, agent: str) -> _History | None:
         return None
     found, _ = records.read(conn, id_, first=1, last=session.record_seq)
     making = {record.run for record in found if isinstance(record.body, Reply) and record.body.calls and record.run}
-    worked = (runs.get(conn, run) for run in making)
+    worked = [run for id_ in making if (run := runs.get(conn, id_)) is not None]
     return _History(
-        agent=worker, session=session, records=found, senders={run.id: run.sender for run in worked if run is not None}
+        agent=worker,
+        session=session,
+        records=found,
+        senders={run.id: run.sender for run in worked},
+        requesters={run.id: requesters(conn, session, letters_of(conn, run), run.lineage) for run in worked},
     )
 
 
@@ -307,6 +315,7 @@ def _recorded(desk: Desk, history: _History, record: Record, reply: Reply, conte
             model=bare_model(reply),
             origin=session.origin.kind,
             sender=sender or whose_session(session),
+            requesters=history.requesters.get(record.run, ()) if record.run is not None else (),
             channel=session.origin.channel,
         ),
         context=context,

@@ -22,11 +22,13 @@ from retinue.config.hands import Asking, Elevated, Security, Where
 from retinue.config.sandbox import SandboxKind, SandboxMode
 from retinue.config.skills import Trusted
 from retinue.domain.address import AddressKind
-from retinue.domain.agent import PermissionLevel
+from retinue.domain.agent import PermissionLevel, ToolLists
 from retinue.domain.person import Role
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect
 from retinue.operations.security_facts import Abilities, Facts, Ground, Held, gather
+from retinue.policy.groups import fits
+from retinue.policy.tools import OUTSIDE_KEY
 
 NAMES_SHOWN_MAX = 10
 UNUSED_DAYS = 30
@@ -391,14 +393,38 @@ def guests(facts: Facts) -> Iterator[_Found]:
             because="what an agent says there may hold what a guest is not to know",
             try_this="take back what is no longer needed: retinue session unshare",
         )
-    named = names & set(facts.settings.tools.by_sender)
-    wide = [name for name in named if facts.settings.tools.by_sender[name].also_allow]
-    if wide:
+
+
+def outside_senders(facts: Facts) -> Iterator[_Found]:
+    """Where a setting gives more tools to guests, paired senders, people in groups or webhooks than they have by
+    default."""
+    tools = facts.settings.tools
+    guests = [f"person:{person.name}" for person in facts.people if person.role is Role.GUEST]
+    looser: list[str] = []
+    if _is_looser(tools.outside_senders, without_profile=True):
+        looser.append(OUTSIDE_KEY)
+    for name, lists in tools.by_sender.items():
+        outside = name.casefold().startswith(("*", "channel:")) or any(fits(name, guest) for guest in guests)
+        if outside and _is_looser(lists):
+            looser.append(f"tools.by_sender.{name}")
+    for channel, rules in tools.by_channel.items():
+        looser += [f"tools.by_channel.{channel}"] if _is_looser(rules) else []
+        senders = rules.by_sender.items()
+        looser += [f"tools.by_channel.{channel}.by_sender.{name}" for name, lists in senders if _is_looser(lists)]
+    if looser:
         yield warning(
-            f"guests have tools of their own: {_few(wide)}",
-            because="`tools.by_sender` adds to what they may have done",
-            try_this="name fewer tools for them, or make them members",
+            f"senders who are neither you nor a member have more than the minimal tools: {_few(looser)}",
+            because="these settings add tools for guests, paired senders, people in groups or webhooks, and the agent "
+            "reads with them whatever it may read itself",
+            try_this="remove what they do not need, or make the people members: retinue person role NAME member",
         )
+
+
+def _is_looser(lists: ToolLists, *, without_profile: bool = False) -> bool:
+    """Whether these rules give an outside sender more than the profile `minimal`. `without_profile`: no profile is
+    looser too, because no other rule sets one."""
+    profiles = ("minimal",) if without_profile else ("minimal", None)
+    return lists.profile not in profiles or bool(lists.also_allow or lists.ask)
 
 
 def bosses(facts: Facts) -> Iterator[_Found]:
@@ -424,6 +450,8 @@ def code_for_strangers(facts: Facts) -> Iterator[_Found]:
 
 
 def open_rooms(facts: Facts) -> Iterator[_Found]:
+    if not _is_looser(facts.settings.tools.outside_senders, without_profile=True):
+        return  # who writes there has the minimal tools, whatever the agent has
     rules = facts.settings.tools.by_channel
     for agent, rooms in sorted(facts.rooms.items()):
         ruled = [room for room in rooms if room in rules or room.partition(":")[0] in rules or "*" in rules]
@@ -527,6 +555,7 @@ CHECKS: tuple[SecurityCheck, ...] = (
     _check("tokens.unused", "every token is used", unused_tokens),
     _check("tokens.wide", "no token is the owner's for good", wide_tokens),
     _check("people.guests", "guests have nothing of their own", guests),
+    _check("people.outside-senders", "outside senders have the minimal tools", outside_senders),
     _check("agents.boss", "no agent may ask for all", bosses),
     _check("agents.code-for-strangers", "no stranger writes to who runs commands", code_for_strangers),
     _check("agents.open-rooms", "every room has its rules", open_rooms),

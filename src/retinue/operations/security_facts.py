@@ -21,10 +21,11 @@ from msgspec import Struct, field
 from retinue.config import Settings
 from retinue.config import examine as examine_settings
 from retinue.config.sandbox import SandboxKind
+from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.decision import Verdict
 from retinue.domain.errors import RetinueError
-from retinue.domain.person import Person
+from retinue.domain.person import Person, Requester
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
 from retinue.domain.tool import Effect, ToolSpec
@@ -198,7 +199,10 @@ def _abilities(agent: Agent, toolbox: Toolbox | None, stored: _Stored) -> Abilit
     rooms = stored.rooms.get(agent.name, ())
     if toolbox is None:
         return Abilities(agent=agent, free={}, strangers=rooms[0] if rooms else "")
-    where = Circumstances(channel=rooms[0]) if rooms else Circumstances()
+    where = Circumstances()
+    if rooms:
+        stranger = Address(AddressKind.CHANNEL, *rooms[0].removeprefix("channel:").split(":", 1))
+        where = Circumstances(sender=stranger, requesters=(Requester(stranger),), channel=stranger.room)
     chain = toolbox.chain(agent, where)
     free = {spec.name: spec.effects for spec in toolbox.specs if chain.decide(spec).verdict is Verdict.ALLOW}
     return Abilities(agent=agent, free=free, strangers=rooms[0] if rooms else "")

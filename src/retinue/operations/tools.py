@@ -10,16 +10,20 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain import address
+from retinue.domain.address import AddressKind
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import RetinueError
-from retinue.domain.principal import Principal
+from retinue.domain.principal import LEVEL_OF, Principal
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation, perform, without_secrets
-from retinue.policy.permissions import least_level
+from retinue.policy.permissions import least_level, reaches
 from retinue.store import runs
 from retinue.store.behalf import whose
 from retinue.store.wrote import descent
-from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
+from retinue.tools.base import SCHEMAS_KEPT_MAX, Scene, ToolFailed, as_tool_failed, schema_of
+from retinue.tools.files.instruction_guard import instructions_refused
 
 _encode = msgspec.json.Encoder().encode
 
@@ -30,7 +34,10 @@ _OWN_WORDS = frozenset(
 )
 _QUOTE_WITH_EFFECT = frozenset({"envelope.list", "inbox.list", "tool.invoke"})
 
-SCHEMAS_KEPT_MAX = 512
+_CHANGES_INSTRUCTIONS = frozenset({"heartbeat.add", "heartbeat.remove"})  # tasks that the agent later does unasked
+
+_FOR_LATER = frozenset({"schedule", "reminder", "wakeup"})
+
 _schema = lru_cache(SCHEMAS_KEPT_MAX)(schema_of)
 
 
@@ -67,9 +74,21 @@ class OperationTool:
             by_name=True,
         )
 
+    def confirm(self, arguments: Any, scene: Scene) -> Decision | None:
+        """What only privileged callers may change decides over agents, people and settings: the owner is asked about
+        each such call, however far the words are trusted that led to it."""
+        operation = self._operation
+        if operation.effect and reaches(operation.permission, PermissionLevel.PRIVILEGED):
+            return ask_owner(f"{operation.name} changes what agents or people may do here")
+        return None
+
     async def perform(self, arguments: Any, scene: Scene) -> str:
+        if scene.others and self._operation.name in _CHANGES_INSTRUCTIONS:
+            raise instructions_refused(f"{self._operation.name} is not done", scene)
         trust = Trust.UNTRUSTED if scene.trust is Trust.UNTRUSTED else Trust.AGENT
         principal = await self._desk().store.read(partial(self._who, scene=scene, trust=trust))
+        if self._operation.effect and self._operation.name.partition(".")[0] in _FOR_LATER:
+            principal = sets_for_later(scene, level=principal.level) or principal
         key = f"{scene.session}/{scene.call}" if self._operation.effect else ""
         try:
             answer = await perform(self._desk(), principal, self._operation, _encode(arguments), key=key)
@@ -91,6 +110,27 @@ class OperationTool:
             if not behalf.sees_all and not self._operation.effect:
                 asks = behalf.address
         return Principal(address=asks, level=level, trust=trust, descent=descent(conn, run))
+
+
+def sets_for_later(scene: Scene, *, level: PermissionLevel) -> Principal | None:
+    """As whom a run sets schedules, reminders and wake-ups where it works for somebody else than the owner: as that
+    person, so that it is their work when its time comes, with their rights. None where it works for the owner alone."""
+    if not scene.others:
+        return None
+    one, *more = scene.others
+    if more or one.role is None or one.address.kind is not AddressKind.PERSON:
+        raise ToolFailed(
+            f"nothing is set for later on behalf of {', '.join(str(each.address) for each in scene.others)[:200]}",
+            because="it has to belong to one person of this server, whose rights it has when its time comes",
+            try_this="ask the owner, or a member in a conversation of their own, to set it",
+            code="schedule.for-nobody",
+        )
+    trust = Trust.UNTRUSTED if scene.trust is Trust.UNTRUSTED else Trust.PERSON
+    return Principal(address=one.address, level=least_level((level, LEVEL_OF[one.role])), trust=trust)
+
+
+def ask_owner(because: str) -> Decision:
+    return Decision(Verdict.ASK, because)
 
 
 def _effects(operation: Operation) -> frozenset[Effect]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import PermissionLevel
@@ -10,6 +10,8 @@ from retinue.domain.approval import Approval
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.grant import GrantScope
 from retinue.domain.principal import Principal
+from retinue.domain.tool import Call
+from retinue.policy.groups import OWNER_DECIDES
 from retinue.policy.permissions import reaches
 
 LEAST_LEVEL = PermissionLevel.STANDARD  # a guest decides about nothing
@@ -21,6 +23,8 @@ def may_decide(who: Principal, approval: Approval, scope: GrantScope) -> Decisio
         return Decision(Verdict.ALLOW, "the owner decides about everything")
     if who.address.kind is not AddressKind.PERSON:
         return Decision(Verdict.DENY, "only people decide")
+    if is_owners(approval.calls):
+        return Decision(Verdict.DENY, "only the owner decides about settings, agents and people")
     if who.address not in approval.asked_of:
         return Decision(Verdict.DENY, f"{who.address} was not asked")
     if not reaches(who.level, LEAST_LEVEL):
@@ -28,6 +32,11 @@ def may_decide(who: Principal, approval: Approval, scope: GrantScope) -> Decisio
     if scope is GrantScope.ALWAYS:
         return Decision(Verdict.DENY, "only the owner grants for good")
     return Decision(Verdict.ALLOW, f"{who.address} was asked")
+
+
+def is_owners(calls: Iterable[Call]) -> bool:
+    """Whether a question about these calls is for the owner alone."""
+    return any(call.tool in OWNER_DECIDES for call in calls)
 
 
 def scope_of(wanted: GrantScope, approval: Approval) -> GrantScope | None:

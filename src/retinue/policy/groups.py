@@ -81,6 +81,24 @@ INVOKE_DENIED = (
 )
 
 
+# Calls that only the owner decides about: changes of settings, and operations that only privileged callers may ask for.
+OWNER_DECIDES = frozenset(
+    {
+        "gateway",
+        *("agent_register", "agent_set", "agent_restore", "agent_delete", "agent_permanent", "agent_write_file"),
+        *("credential_add", "credential_remove", "credential_order", "credential_mark_used", "credential_mark_failed"),
+        *("credential_clear", "person_invite", "person_role", "person_forget"),
+        *("config_patch", "config_reload", "config_apply", "house_backup", "house_purge", "grant_add", "grant_revoke"),
+        *("tool_invoke", "skill_approve", "skill_revoke", "skill_export", "session_sending"),
+        *("plugin_patch", "plugin_replace", "plugin_enable", "plugin_disable", "plugin_reload"),
+        *("hook_enable", "hook_disable", "mcp_approve", "mcp_revoke", "mcp_restart"),
+        *("connector_add", "connector_remove", "connector_enable", "connector_disable"),
+        *("set_aside_retry", "set_aside_drop", "binding_set", "binding_remove"),
+        *("pairing_accept", "pairing_refuse", "pairing_dismiss", "identity_link", "identity_unlink"),
+    }
+)
+
+
 @lru_cache(maxsize=4_096)
 def _pattern(glob: str) -> re.Pattern[str]:
     return re.compile(".*".join(re.escape(part) for part in glob.split("*")), re.DOTALL)

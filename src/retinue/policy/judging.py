@@ -1,4 +1,5 @@
-"""The whole verdict on one call: rules, grants, what it needs, where its arguments come from, where it would run.
+"""The whole verdict on one call: rules, grants, what it needs, where its arguments come from, where it would run, and
+whether a call like it is always put to the owner.
 
 Pure. Every door asks here, and `retinue policy explain` shows what it said.
 """
@@ -19,6 +20,7 @@ GRANTS = "grants"
 PERMISSIONS = "permissions"
 ORIGIN = "origin"
 SANDBOX = "sandbox"
+CONFIRMATION = "confirmation"
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
@@ -41,9 +43,10 @@ def judge(
     missing: Sequence[Permission] = (),
     origin: Decision | None = None,
     sandbox: Decision | None = None,
+    confirmation: Decision | None = None,
 ) -> Judgement:
-    """`missing` are permissions that the call needs and nobody gave; `origin` and `sandbox` are what those say of it,
-    None where they have nothing to say."""
+    """`missing` are permissions that the call needs and nobody gave; `origin`, `sandbox` and `confirmation` are what
+    those say of it, None where they have nothing to say."""
     findings = list(chain.findings(spec))
     decision = chain.decide(spec)
     would_grant: list[Permission] = []
@@ -60,7 +63,7 @@ def judge(
         would_grant += missing
         if decision.allowed:
             decision = Decision(Verdict.ASK, because, GRANTS)
-    for layer, said in ((ORIGIN, origin), (SANDBOX, sandbox)):
+    for layer, said in ((ORIGIN, origin), (SANDBOX, sandbox), (CONFIRMATION, confirmation)):
         if said is None:
             continue
         findings.append(Finding(layer, said.verdict, said.because, said.key or layer))

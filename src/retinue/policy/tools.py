@@ -13,10 +13,11 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from retinue.config.hands import ToolSettings
-from retinue.domain.address import Address, AddressKind
+from retinue.domain.address import Address
 from retinue.domain.agent import Agent, ToolLists
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.nouns import replace
+from retinue.domain.person import Requester
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec
 from retinue.policy.groups import (
@@ -36,6 +37,7 @@ SYSTEM = "system_"
 WRITING = ("write", "edit")
 BROWSING = ("browser", "browser_act")
 AGENTS = "agents_"
+OUTSIDE_KEY = "tools.outside_senders"
 ALLOWED = Decision(Verdict.ALLOW, "no rule is against it")
 
 
@@ -60,6 +62,7 @@ class Circumstances(NamedTuple):
     behalf: Address | None = None  # whom it is for in the end, where another run set it going
     behalf_speakers: tuple[Address, ...] = ()  # the people behind that, where it is a room
     senders: tuple[Agent, ...] = ()  # whose rules hold too, because it is a subagent of theirs
+    requesters: tuple[Requester, ...] = ()  # the people on whose behalf it works; none where nobody asked for it
     channel: str = ""  # CONNECTOR:ROOM, where the words came from one
     door: Door = Door.MODEL
     hidden: tuple[str, ...] = ()  # tools that are told of as skills instead
@@ -319,21 +322,55 @@ def by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
     """Whoever works for another is bound by the rules for both, so that nobody gains by asking through an agent.
 
     So are several who have spoken in one room: nobody gains by speaking after another. All that layers depend on of
-    `sender`, `speakers`, `behalf`, `behalf_speakers` and `channel`.
+    `sender`, `speakers`, `behalf`, `behalf_speakers`, `requesters` and `channel`.
     """
-    if not settings.by_sender and not settings.by_channel:
+    is_outside = any(each.is_outside for each in where.requesters)
+    if not settings.by_sender and not settings.by_channel and not is_outside:
         return []
-    layers: dict[str, Layer] = {}
+    layers: dict[tuple[str, ToolLists], Layer] = {}
+    left = {each.address: each for each in where.requesters}  # whose rules have not been looked up yet
+
+    def add(found: Sequence[Layer], whose: Address | None, *, lent: bool) -> None:
+        for layer in found:
+            layers.setdefault((layer.key, layer.lists), replace(layer, lent=True) if lent else layer)
+        requester = left.pop(whose, None) if whose is not None else None
+        if requester is not None and requester.is_outside:
+            layer = _for_outside(settings, found)
+            layers.setdefault((layer.key, layer.lists), layer)
+
     for number, speaker in enumerate(where.speakers or (None,)):
-        for layer in _for_sender(settings, (speaker, where.sender), where.channel):
-            layers.setdefault(layer.key, replace(layer, lent=True) if number else layer)
+        found = _for_sender(settings, (speaker, where.sender), where.channel)
+        add(found, speaker or where.sender, lent=number > 0)
     behalf = where.behalf
     if behalf is not None and behalf != where.sender:
-        room = f"{behalf.name}:{behalf.rest}" if behalf.kind is AddressKind.CHANNEL else ""
         for speaker in where.behalf_speakers or (None,):
-            for layer in _for_sender(settings, (speaker, behalf), room):
-                layers.setdefault(layer.key, replace(layer, lent=True))
+            add(_for_sender(settings, (speaker, behalf), behalf.room), speaker or behalf, lent=True)
+    for whose in tuple(left):  # who set the schedule, or spoke last where the server itself writes
+        add(_for_sender(settings, (whose,), whose.room), whose, lent=True)
     return list(layers.values())
+
+
+def _for_outside(settings: ToolSettings, found: Sequence[Layer]) -> Layer:
+    """What someone has who is neither the owner nor a member. Rules that were written for them go before it: a profile
+    of theirs replaces this one, and what they add is added here too."""
+    lists = settings.outside_senders
+    rules = [layer.lists for layer in found]
+    has_profile = any(each.profile is not None for each in rules)
+    added = [name for each in rules for name in (*each.also_allow, *each.ask)]
+    return Layer(
+        name="the rule for outside senders",
+        key=OUTSIDE_KEY,
+        lists=ToolLists(
+            profile=None if has_profile else lists.profile,
+            allow=lists.allow,
+            also_allow=(*lists.also_allow, *added),
+            ask=lists.ask,
+            deny=lists.deny,
+            capabilities_allow=lists.capabilities_allow,
+            capabilities_deny=lists.capabilities_deny,
+        ),
+        lent=True,
+    )
 
 
 def _for_sender(settings: ToolSettings, addresses: Sequence[Address | None], room: str) -> list[Layer]:

@@ -16,6 +16,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.model import ModelFacts
 from retinue.domain.permission import Permission
+from retinue.domain.person import Requester
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Body, Reply
 from retinue.domain.run import NO_REQUEST, RunRequest
@@ -35,6 +36,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
     place: Path | None = None  # where it works, if that is not its home
     senders: tuple[Agent, ...] = ()  # whose rules hold beside its agent's: it is a subagent of theirs
     speakers: tuple[Address, ...] = ()  # who spoke, where they did so in a room that may be several people's
+    requesters: tuple[Requester, ...] = ()  # the people on whose behalf it works
     acting: Agent | None = None  # as whom it acts, if that is not its agent
     ground: Path | None = None  # their home: what its hands are bound to
     told_from: Path | None = None  # where its own instructions lie, if that is not where it works

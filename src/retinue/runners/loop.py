@@ -294,6 +294,7 @@ def _circumstances(assignment: Assignment, journal: Journal, equipment: Equipmen
         behalf=lineage.behalf if lineage is not None else None,
         senders=assignment.senders,
         speakers=assignment.speakers,
+        requesters=assignment.requesters,
         behalf_speakers=lineage.speakers if lineage is not None else (),
         channel=journal.run.sender.room or origin.channel,
         hidden=equipment.hidden,

@@ -7,13 +7,23 @@ import os
 from functools import partial
 
 from retinue.agents.instruction_files import FILE_BYTES_MAX, Looked
+from retinue.domain.trust import least
+from retinue.store import labels
 from retinue.tools.files.ground import Ground
 from retinue.tools.files.looking import look_if_there
 
 
-async def look_for(ground: Ground, real: str) -> Looked | None:
+async def look_for(ground: Ground, path: str) -> Looked | None:
+    """A link counts as well as what it leads to: whoever made it chose the file."""
+    real = await asyncio.to_thread(os.path.realpath, path)
     async with ground.alone_with(real):
         found = await asyncio.to_thread(
-            partial(look_if_there, real, text=os.path.basename(real), bytes_max=FILE_BYTES_MAX)
+            partial(look_if_there, real, text=os.path.basename(path), bytes_max=FILE_BYTES_MAX)
         )
-        return Looked(found.data, await ground.trust_of(real, found)) if found is not None else None
+        if found is None:
+            return None
+        trust = await ground.trust_of(real, found)
+        if real != path:
+            made_ms = labels.ctime_ms(os.lstat(path))
+            trust = least((trust, await ground.store.read(partial(labels.label, path=path, ctime_ms=made_ms))))
+        return Looked(found.data, trust)

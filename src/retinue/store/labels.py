@@ -4,7 +4,8 @@ A file without a label is the house's own. There are three kinds of labels, all 
 
     /path/of/file       untrusted: until it is written anew, as a whole, from words that can be believed
                         private: written so, and not changed since (its ctime is still `at_ms`)
-    /path/of/folder/    a command ran here that could have carried something in: whatever has changed since `at_ms`
+    /path/of/folder/    a command ran here that could have carried something in: whatever has changed since `at_ms`.
+                        person: it ran for someone who may not change this path (a file as well, there or not)
     sha256:HASH         these bytes came from outside, wherever they lie
 
 A ctime is what no program can set, so a file that was changed behind our back is told from one that was not. It comes
@@ -50,7 +51,8 @@ _page = sa.select(t.file_labels).where(_f.path > _b("after")).order_by(_f.path).
 _insert = t.file_labels.insert()
 _remove = t.file_labels.delete().where(_f.path == _b("the_path"))
 _remove_unchanged = t.file_labels.delete().where(_f.path == _b("the_path"), _f.at_ms == _b("the_at"))
-_remove_clean = t.file_labels.delete().where(_f.trust != _UNTRUSTED)
+_doubted = sa.select(_f.path).where(_f.trust == t.word(f"'{Trust.PERSON}'"))
+_remove_clean = t.file_labels.delete().where(_f.trust == t.word(f"'{Trust.PRIVATE}'"))
 
 
 class Label(Struct, frozen=True):
@@ -112,7 +114,7 @@ def mark_untrusted(conn: sa.Connection, paths: Iterable[str], *, at_ms: int, run
 
 def is_needed(conn: sa.Connection, path: str) -> bool:
     """Whether a file that can be believed has to be told from others."""
-    return bool(_read(conn, [path])) or conn.execute(_any_untrusted).first() is not None
+    return bool(_read(conn, [path, f"{path}/"])) or conn.execute(_any_untrusted).first() is not None
 
 
 def mark_clean(conn: sa.Connection, path: str, *, ctime_ms: int, run: RunId | None) -> None:
@@ -121,7 +123,7 @@ def mark_clean(conn: sa.Connection, path: str, *, ctime_ms: int, run: RunId | No
     Where nothing is untrusted there is nothing to tell it from, and no label is kept.
     """
     conn.execute(_remove, {"the_path": path})
-    if conn.execute(_any_untrusted).first() is not None:
+    if conn.execute(_any_untrusted).first() is not None or _read(conn, [f"{path}/"]):
         _put(conn, Label(path, Trust.PRIVATE, ctime_ms), run)
 
 
@@ -140,6 +142,31 @@ def taint_folder(conn: sa.Connection, path: str, at_ms: int, run: RunId | None) 
     key = path.rstrip("/") + "/"
     known = _read(conn, [key])
     _put(conn, Label(key, Trust.UNTRUSTED, min([at_ms, *(label.at_ms for label in known)])), run)
+
+
+def doubt_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, since_ms: int, run: RunId | None) -> None:
+    """Whatever changes at these paths from now on is untrusted. Each has the ctime of what is there, None where nothing
+    is. The paths alone say nothing of other files: a command that can reach them is not doubted for it."""
+    for path, ctime in paths.items():
+        at_ms = since_ms if ctime is None else ctime + 1 + CTIME_SLACK_MS  # as it is now, it stays trusted
+        key = path.rstrip("/") + "/"
+        known = _read(conn, [key])
+        if not any(label.trust is Trust.UNTRUSTED or label.at_ms <= at_ms for label in known):
+            _put(conn, Label(key, Trust.PERSON, at_ms), run)
+
+
+def doubted(conn: sa.Connection) -> list[str]:
+    """The paths of which changes are doubted because of whom a command worked for."""
+    return [key.rstrip("/") for key in conn.execute(_doubted).scalars()]
+
+
+def settle_changes(conn: sa.Connection, changed: Mapping[str, int | None]) -> None:
+    """After the last command that could change these paths: drop the doubt where nothing was changed. `changed` has for
+    each path the ctime of what is there now, None where nothing is."""
+    for path, ctime in changed.items():
+        for label in _read(conn, [f"{path}/"]):
+            if label.trust is Trust.PERSON and (ctime is None or ctime < label.at_ms - CTIME_SLACK_MS):
+                conn.execute(_remove, {"the_path": label.key})
 
 
 def begin_command(
@@ -200,6 +227,8 @@ def _left_over(labels: Sequence[Label], named: Callable[[str], bool]) -> list[La
 
 
 def _is_left_over(label: Label, named: Callable[[str], bool]) -> bool:
+    if label.trust is Trust.PERSON:  # the command may still run, and make what is not there yet
+        return False
     if label.key.startswith(_CONTENT):
         return not named(label.key.removeprefix(_CONTENT))
     try:

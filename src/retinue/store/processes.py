@@ -25,6 +25,9 @@ class ProcessState(StrEnum):
     TOLD = "told"
 
 
+SOURCE = "process"  # of envelopes about commands
+_END = "/ended"
+
 OPEN = (ProcessState.WATCHED, ProcessState.RUNNING)
 
 
@@ -103,6 +106,16 @@ def _process(row: sa.Row[Any]) -> Process:
         because=row.because,
         ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
     )
+
+
+def end_key(id_: str) -> str:
+    """The key of the envelope that tells of a command's end."""
+    return f"{id_}{_END}"
+
+
+def told_by(source: str, key: str) -> str:
+    """The command whose end an envelope tells; empty where it tells something else."""
+    return key.removesuffix(_END) if source == SOURCE and key.endswith(_END) else ""
 
 
 def add(conn: sa.Connection, process: Process) -> None:

@@ -26,6 +26,15 @@ _lineage = msgspec.json.Decoder(Lineage)
 _insert = t.runs.insert()
 _get = sa.select(t.runs).where(t.runs.c.id == _b("id"))
 _open = sa.select(t.runs).where(t.runs.c.session == _b("session"), t.runs.c.status.in_(t.OPEN_RUN))
+_latest_for_people = (
+    sa.select(t.runs)
+    .where(
+        t.runs.c.session == _b("session"),
+        sa.or_(t.runs.c.sender.startswith("person:"), t.runs.c.sender.startswith("channel:")),
+    )
+    .order_by(t.runs.c.started_ms.desc())
+    .limit(1)
+)
 _take_up = (
     t.runs.update()
     .where(t.runs.c.id == _b("the_id"))
@@ -156,6 +165,12 @@ def clear(conn: sa.Connection) -> int:
 def open_in(conn: sa.Connection, session: str) -> Run | None:
     """The run that holds this lane, running or parked."""
     row = conn.execute(_open, {"session": session}).one_or_none()
+    return run_of(row) if row else None
+
+
+def latest_for_people(conn: sa.Connection, session: str) -> Run | None:
+    """The newest run of a session that answers a person or a channel."""
+    row = conn.execute(_latest_for_people, {"session": session}).one_or_none()
     return run_of(row) if row else None
 
 

@@ -21,7 +21,7 @@ OWNER = address.person("owner")
 def who_wrote(conn: sa.Connection, run: Run) -> Address | None:
     """The owner, or the one person of the house whose linked id it was. None where several wrote, or nobody we know."""
     # What was only told beside it asks for nothing.
-    asks = [letter for letter in _letters(conn, run) if not letter.silent]
+    asks = [letter for letter in letters_of(conn, run) if not letter.silent]
     wrote = {
         OWNER if each.trust is Trust.OWNER else address.person(each.context.person) if each.context.person else None
         for each in asks
@@ -33,19 +33,20 @@ def speakers(conn: sa.Connection, sender: Address, letters: Iterable[Envelope]) 
     """Whoever spoke in a room: as the person they are here, or else by the address at which they alone are met."""
     if sender.kind is not AddressKind.CHANNEL:
         return ()
-    contexts = [each.context for each in _said(conn, letters)]
-    return tuple(
-        dict.fromkeys(
-            address.person(context.person)
-            if context.person
-            else Address(AddressKind.CHANNEL, sender.name, context.speaker)
-            for context in contexts
-            if context.person or context.speaker
-        )
-    )
+    spoke = (who_spoke(each, connector=sender.name) for each in said(conn, letters))
+    return tuple(dict.fromkeys(each for each in spoke if each is not None))
 
 
-def _said(conn: sa.Connection, letters: Iterable[Envelope]) -> Iterator[Envelope]:
+def who_spoke(letter: Envelope, *, connector: str = "") -> Address | None:
+    """The person whose linked id it was, or else the address of the speaker alone. None where neither is known."""
+    if letter.context.person:
+        return address.person(letter.context.person)
+    if letter.context.speaker:
+        return Address(AddressKind.CHANNEL, connector or letter.sender.name, letter.context.speaker)
+    return None
+
+
+def said(conn: sa.Connection, letters: Iterable[Envelope]) -> Iterator[Envelope]:
     """The letters themselves; of a decision, those of the run that asked for it: a late yes goes on with their work."""
     waiting, seen = list(letters), set[str]()
     while waiting:
@@ -58,10 +59,10 @@ def _said(conn: sa.Connection, letters: Iterable[Envelope]) -> Iterator[Envelope
             continue
         approval = approvals.get(conn, letter.context.approval)
         asked = runs.get(conn, approval.run) if approval is not None else None
-        waiting += _letters(conn, asked) if asked is not None else ()
+        waiting += letters_of(conn, asked) if asked is not None else ()
 
 
-def _letters(conn: sa.Connection, run: Run) -> list[Envelope]:
+def letters_of(conn: sa.Connection, run: Run) -> list[Envelope]:
     return [letter for id_ in run.envelopes if (letter := envelopes.get(conn, id_)) is not None]
 
 
@@ -69,4 +70,4 @@ def descent(conn: sa.Connection, run: Run) -> Lineage:
     """What bounds whoever a run hands work to, with those who spoke."""
     if run.lineage is not None:
         return run.lineage
-    return replace(run.descent, speakers=speakers(conn, run.sender, _letters(conn, run)))
+    return replace(run.descent, speakers=speakers(conn, run.sender, letters_of(conn, run)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -20,6 +21,7 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.manner import Elevation
 from retinue.domain.permission import Permission, Rights
+from retinue.domain.person import Requester
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec
 from retinue.domain.trust import Trust
@@ -63,6 +65,7 @@ class Scene:
     rights: Rights
     origin: OriginKind = OriginKind.TERMINAL
     sender: Address | None = None
+    requesters: tuple[Requester, ...] = ()  # the people on whose behalf the run works
     trust: Trust = Trust.PRIVATE
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # for this run's commands
     elevated: Elevation | None = None  # what the conversation says of commands that leave the sandbox
@@ -73,6 +76,11 @@ class Scene:
     @property
     def acts_as(self) -> Agent:
         return self.acting or self.agent
+
+    @property
+    def others(self) -> tuple[Requester, ...]:
+        """Those it works for who are not the owner."""
+        return tuple(each for each in self.requesters if not each.is_owner)
 
 
 class Output(Struct, frozen=True, kw_only=True):
@@ -113,14 +121,36 @@ class Walled(Protocol):
 
 
 @runtime_checkable
+class Confirmed(Protocol):
+    """A tool of which some calls are put to the owner each time, whatever was granted and however far the words in the
+    context are trusted. None where this call is not one of them."""
+
+    def confirm(self, arguments: Any, scene: Scene) -> Decision | None: ...
+
+
+@runtime_checkable
 class Ruled(Protocol):
     """A tool that has rules of its own in the settings. `under` others it is used to judge, never to perform."""
 
     def under(self, settings: Settings) -> Tool: ...
 
 
+SCHEMAS_KEPT_MAX = 512
+
+
 def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON schema of a struct, as every provider takes it: an object at the top that refers to nothing."""
+    """The JSON schema of a struct, as every provider takes it: an object at the top that refers to nothing. The caller
+    may change it."""
+    return cast("dict[str, Any]", msgspec.json.decode(_encoded_schema(arguments)))
+
+
+@lru_cache(SCHEMAS_KEPT_MAX)
+def _encoded_schema(arguments: type[msgspec.Struct]) -> bytes:
+    """To look into a type takes a hundred times longer than to read its schema back."""
+    return msgspec.json.encode(_schema(arguments))
+
+
+def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     schema = msgspec.json.schema(arguments)
     definitions: dict[str, Any] = schema["$defs"]
     top: dict[str, Any] = _spelled_out(schema, definitions)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -39,7 +39,7 @@ from retinue.policy.origin_rules import OriginPolicy
 from retinue.policy.rates import Buckets
 from retinue.policy.tools import Chain, Circumstances, Layer, by_sender, layers_for
 from retinue.policy.wrapping import is_wrapped, wrap
-from retinue.tools.base import Output, Pending, Reaching, Ruled, Scene, Tool, ToolFailed, Walled
+from retinue.tools.base import Confirmed, Output, Pending, Reaching, Ruled, Scene, Tool, ToolFailed, Walled
 from retinue.tools.earlier import EarlierWords
 from retinue.tools.grants import Grants
 from retinue.tools.wholes import Wholes
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 CHAINS_REMEMBERED_MAX = 1_000
 AGENTS_REMEMBERED_MAX = 10_000
 NO_RULES = ToolSettings()
+
+_P = TypeVar("_P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ class Occasion:
             rights=with_granted(self.rights, granted) if granted else self.rights,
             origin=self.where.origin,
             sender=self.where.sender,
+            requesters=self.where.requesters,
             trust=self.trust,
             environment=self.environment,
             elevated=self.elevated,
@@ -196,8 +199,9 @@ class Toolbox:
         """These tools from now on: a plug-in or a server has come or gone."""
         self._tools = {tool.spec.name: tool for tool in tools}
         # Asked of every call, and a protocol takes its time to say so.
-        self._reaching = {tool.spec.name: tool for tool in tools if isinstance(tool, Reaching)}
-        self._walled = {tool.spec.name: tool for tool in tools if isinstance(tool, Walled)}
+        self._reaching = _by_protocol(tools, Reaching)
+        self._walled = _by_protocol(tools, Walled)
+        self._confirmed = _by_protocol(tools, Confirmed)
         self._forget()
 
     def _forget(self) -> None:
@@ -288,6 +292,7 @@ class Toolbox:
             return judge(chain, tool.spec, held=held), ()
         scene = occasion.scene(call, granted=held)
         reaching, walls = self._reaching.get(call.tool), self._walled.get(call.tool)
+        confirmed = self._confirmed.get(call.tool)
         lacks = missing(reaching.needs(arguments, scene), scene.rights, held) if reaching is not None else ()
         walled = occasion.scene(call, granted=(*held, *lacks)) if lacks else scene
         judgement = judge(
@@ -297,6 +302,7 @@ class Toolbox:
             missing=lacks,
             origin=reading.decide(tool.spec, _as_read(call, arguments)) if reading is not None else None,
             sandbox=walls.sandbox(arguments, walled) if walls is not None else None,
+            confirmation=confirmed.confirm(arguments, scene) if confirmed is not None else None,
         )
         return judgement, lacks
 
@@ -442,6 +448,12 @@ class Toolbox:
         if self._origin is None:
             return Trust.UNTRUSTED if Effect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
         return label(self._origin(), spec, text)
+
+
+def _by_protocol(tools: Sequence[Tool], protocol: type[_P]) -> dict[str, _P]:
+    """Those that fulfil it, by name. Asked once for each class: almost all tools are operations."""
+    fitting = {kind for kind in {type(tool) for tool in tools} if issubclass(kind, protocol)}
+    return {tool.spec.name: cast("_P", tool) for tool in tools if type(tool) in fitting}
 
 
 def _parsed(tool: Tool, call: Call) -> tuple[Any | None, str]:

@@ -17,8 +17,9 @@ from retinue.tools.base import Output, Scene, ToolFailed
 from retinue.tools.files.arguments import TEXT_BYTES_MAX, PathArguments, shown_schema
 from retinue.tools.files.changes import PLACES_SHOWN_MAX, Change, change
 from retinue.tools.files.ground import Ground
+from retinue.tools.files.instruction_guard import locate_to_write
 from retinue.tools.files.looking import look
-from retinue.tools.files.paths import lacking, locate, seen
+from retinue.tools.files.paths import lacking, seen
 from retinue.tools.files.writing import encoded, put_changed
 
 EDITS_MAX = 100
@@ -134,7 +135,7 @@ class Edit(Struct, frozen=True):
         path, changes = arguments.path, arguments.changes()
         for each in changes:
             encoded(each.new, path)
-        place = await asyncio.to_thread(locate, path, scene, Access.WRITE, self.ground.withheld)
+        place = await asyncio.to_thread(locate_to_write, path, scene, self.ground.withheld)
         async with self.ground.alone_with(place.real):
             old = await asyncio.to_thread(partial(look, place.real, text=path, bytes_max=TEXT_BYTES_MAX))
             changed = await asyncio.to_thread(partial(change, _decoded(old.data, path), changes, path=seen(path)))

@@ -17,8 +17,9 @@ from retinue.domain.trust import Trust
 from retinue.tools.base import Output, Scene, ToolFailed
 from retinue.tools.files.arguments import TEXT_BYTES_MAX, PathArguments, shown_schema
 from retinue.tools.files.ground import Ground, done_in_thread
+from retinue.tools.files.instruction_guard import locate_to_write
 from retinue.tools.files.looking import Looked, look_if_there
-from retinue.tools.files.paths import Place, lacking, locate, seen
+from retinue.tools.files.paths import Place, lacking, seen
 from retinue.tools.files.placing import missing_folders, put
 
 
@@ -54,7 +55,7 @@ class Write(Struct, frozen=True):
 
     async def perform(self, arguments: WriteArguments, scene: Scene) -> Output:
         data = encoded(arguments.content, arguments.path)
-        place = await asyncio.to_thread(locate, arguments.path, scene, Access.WRITE, self.ground.withheld)
+        place = await asyncio.to_thread(locate_to_write, arguments.path, scene, self.ground.withheld)
         async with self.ground.alone_with(place.real):
             if arguments.append:
                 return await self._add(place, data, arguments, scene)

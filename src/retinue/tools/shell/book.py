@@ -29,7 +29,6 @@ from retinue.tools.shell.marks import end_left_over
 
 log = logging.getLogger(__name__)
 
-SOURCE = "process"
 TOLD_CHARS = 400
 COMMAND_CHARS_SHOWN = 300
 BATCH = 1_000
@@ -116,8 +115,8 @@ class Book:
             sender=address.HOUSE,
             recipient=address.agent(process.agent, process.session),
             text=await asyncio.to_thread(self._words, process),
-            source=SOURCE,
-            key=f"{process.id}/ended",
+            source=processes.SOURCE,
+            key=processes.end_key(process.id),
             kind=Kind.SYSTEM,
             trust=Trust.UNTRUSTED if process.trust is Trust.UNTRUSTED else Trust.PRIVATE,
         )

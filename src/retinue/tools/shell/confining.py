@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from retinue.policy.sandboxing import sandbox_of
 from retinue.sandbox.base import Confinement, Network, Probe, Sandbox, SandboxFailed
 from retinue.sandbox.choosing import Asked, Choice, Facts, choose
 from retinue.sandbox.secrets import applicable, with_secrets
+from retinue.sandbox.walls import is_guardable
 from retinue.store import labels
 from retinue.store.connection import Store
 from retinue.tools.base import Scene
@@ -34,6 +36,47 @@ class Placed(Struct, frozen=True):
     sandbox: Sandbox
     confinement: Confinement
     confined: bool
+
+
+class PathGuard(Struct, frozen=True):
+    """What one command may not change, because of whom it works for. A sandbox shows a folder read-only for as long as
+    the command runs. A file that is missing could be made, and one that is there loses its guard when somebody outside
+    replaces it: what changes in `unguarded` while it runs is untrusted."""
+
+    store: Store
+    paths: tuple[str, ...]
+    unguarded: Mapping[str, int | None]  # with the ctime of what is there, None where nothing is
+    since_ms: int
+    run: RunId
+
+    async def begin(self) -> None:
+        body = partial(labels.doubt_changes, paths=self.unguarded, since_ms=self.since_ms, run=self.run)
+        await self.store.write(body, point="label")
+
+    async def settle(self, paths: Sequence[str]) -> None:
+        await settle(self.store, paths)
+
+
+def guard_of(placed: Placed, *, store: Store, now: datetime, run: RunId) -> PathGuard | None:
+    """None where the command may change whatever it can write to."""
+    protected = placed.confinement.protected
+    left = [str(each) for each in protected if not (placed.confined and each.is_dir() and is_guardable(each))]
+    if not protected:
+        return None
+    return PathGuard(store, tuple(map(str, protected)), {path: _ctime_ms(path) for path in left}, to_ms(now), run)
+
+
+async def settle(store: Store, paths: Sequence[str]) -> None:
+    """The last command has ended that could change these: what it left alone is not doubted for it."""
+    changed = await asyncio.to_thread(lambda: {path: _ctime_ms(path) for path in paths})
+    await store.write(partial(labels.settle_changes, changed=changed), point="label")
+
+
+def _ctime_ms(path: str) -> int | None:
+    try:
+        return labels.ctime_ms(os.lstat(path))
+    except OSError:
+        return None
 
 
 async def believed(
@@ -115,6 +158,7 @@ class Confining:
         names = (scene.agent.name, *(sender.name for sender in scene.senders))
         first, *others = (applicable(self.settings(), name, Path(program), chosen) for name in names)
         given = tuple(each for each in first if all(each in other for other in others))
+        chosen = replace(chosen, protected=confinement.protected)
         return Placed(sandbox, with_secrets(chosen, given, self.environment), where is Where.SANDBOX)
 
     def _settings_of(self, scene: Scene) -> SandboxSettings:

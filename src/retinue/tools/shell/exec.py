@@ -27,10 +27,11 @@ from retinue.policy.placing import Asking, ExecPolicy, Gates, Resolved, Security
 from retinue.sandbox.base import Child, Confinement, Limits, Network, Sandbox, SandboxFailed
 from retinue.store.connection import Store
 from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
+from retinue.tools.files.instruction_guard import guarded_paths
 from retinue.tools.files.paths import lacking, locate, reach_of
 from retinue.tools.shell import logs
 from retinue.tools.shell.book import ending
-from retinue.tools.shell.confining import Placed, believed
+from retinue.tools.shell.confining import Placed, believed, guard_of
 from retinue.tools.shell.jobs import Job, Jobs, Order
 from retinue.tools.shell.programs import argv_of, environment, find_programs, program_of
 
@@ -238,6 +239,7 @@ class Exec:
             folder=folder,
             writable=writable,
             readable=tuple(each for each in readable if each not in writable),
+            protected=guarded_paths(scene),
             network=_network(arguments.hosts, scene),
             limits=Limits(
                 seconds=arguments.timeout_s + LIMIT_SLACK_S, output_bytes=self.jobs.book.caps.log_bytes * SAID_PER_KEPT
@@ -266,6 +268,7 @@ class Exec:
             believed=lambda untrusted: believed(
                 self.store, self.clock, scene, placed, run=scene.run, untrusted=untrusted
             ),
+            guard=guard_of(placed, store=self.store, now=self.clock.now(), run=scene.run),
             pty=arguments.pty,
             background=arguments.background,
         )

@@ -24,6 +24,7 @@ from retinue.store.connection import HOPELESS
 from retinue.store.processes import Process, ProcessState
 from retinue.tools.base import Scene, ToolFailed
 from retinue.tools.shell.book import Book
+from retinue.tools.shell.confining import PathGuard
 from retinue.tools.shell.logs import Log
 from retinue.tools.shell.marks import mark_of
 
@@ -49,6 +50,7 @@ class Order(Struct, frozen=True, kw_only=True):
     folder: Path
     timeout_s: float
     believed: Believed
+    guard: PathGuard | None = None  # of what it may not change, because of whom it works for
     pty: bool = False
     background: bool = False
 
@@ -61,6 +63,7 @@ class Job:
         self.child = child
         self.pty = order.pty
         self.believed = order.believed
+        self.guard = order.guard
         self.over = asyncio.Event()
         self.because = ""  # what we did to it, if anything
         self.ended_by_session = False
@@ -161,6 +164,8 @@ class Jobs:
         try:
             await self.book.prune(scene.session)
             trust = await order.believed(False)
+            if order.guard is not None:
+                await order.guard.begin()
             id_ = self._ids.new()
             log_ = self.book.new_log(id_)
             try:
@@ -270,6 +275,10 @@ class Jobs:
             job.process = process
             self._live.pop(job.id, None)
             job.over.set()
+        if job.guard is not None and not self._beginning:  # one that begins may have counted on it
+            others = {path for each in self._live.values() if each.guard is not None for path in each.guard.paths}
+            settled = [path for path in job.guard.paths if path not in others]
+            await self._insist(partial(job.guard.settle, settled))
         if state is ProcessState.ENDED and not self._closing:
             await self._insist(partial(self.book.tell, process))
         self._prune_later()

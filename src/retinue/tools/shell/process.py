@@ -18,6 +18,7 @@ from retinue.domain.trust import Trust, least
 from retinue.sandbox.base import SandboxFailed
 from retinue.store.processes import Process as Written
 from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
+from retinue.tools.files.instruction_guard import instructions_refused
 from retinue.tools.shell import keys, logs
 from retinue.tools.shell.book import ending, shown_command
 from retinue.tools.shell.jobs import Job, Jobs
@@ -149,6 +150,8 @@ class Process:
     # Talking
 
     async def _write(self, arguments: ProcessArguments, job: Job, scene: Scene) -> Output:
+        if scene.others and job.guard is None:
+            raise instructions_refused(f"nothing is sent to the command {short(job.id)}", scene)
         data = _typed(arguments, pty=job.pty)
         if not data and not arguments.eof:
             raise ToolFailed("there is nothing to send", because="no text and no keys were given", code="process.empty")
