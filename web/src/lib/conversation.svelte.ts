@@ -80,6 +80,7 @@ export class Conversation {
   #tail: Promise<void> | null = null;
   #tailAgain = false;
   #timer = 0;
+  #waits = 0;
   #chars = { text: 0, thinking: 0 };
   #underway = new Set<Promise<unknown>>();
 
@@ -367,8 +368,11 @@ export class Conversation {
   }
 
   async #wait(): Promise<void> {
+    const mine = ++this.#waits;
     try {
-      this.waiting = (await ask("session.waiting", { session: this.session })).envelopes;
+      const { envelopes } = await ask("session.waiting", { session: this.session });
+      if (mine !== this.#waits) return; // an older answer that came later
+      this.waiting = envelopes;
       this.#settle();
     } catch {
       // what waits is shown when the house answers again

@@ -15,6 +15,8 @@ class Notifications {
   next: string | null = $state(null);
   trouble: unknown = $state(null);
   #timer = 0;
+  /** Counts looks and changes: the answer to an older look is outdated. */
+  #turn = 0;
 
   constructor() {
     house.live.listen({
@@ -35,14 +37,16 @@ class Notifications {
   /** As many as were shown, anew. */
   async look(): Promise<void> {
     const shown = this.#shown();
+    const mine = ++this.#turn;
     try {
       const read = await ask("notification.list", { limit: shown });
+      if (mine !== this.#turn) return;
       this.list = read.notifications;
       this.unread = read.unread;
       this.next = read.next;
       this.trouble = null;
     } catch (error) {
-      this.trouble = error;
+      if (mine === this.#turn) this.trouble = error;
     }
   }
 
@@ -57,13 +61,21 @@ class Notifications {
   /** One, or all of them. */
   async read(id: string | null): Promise<void> {
     this.unread = (await ask("notification.read", id ? { id } : { all: true })).unread;
+    this.#changed();
     this.list = this.list.map((each) => (id === null || each.id === id ? { ...each, read: true } : each));
   }
 
   async clear(id: string | null): Promise<void> {
     this.unread = (await ask("notification.clear", id ? { id } : { all: true })).unread;
+    this.#changed();
     this.list = id ? this.list.filter((each) => each.id !== id) : [];
     if (!id) this.next = null;
+  }
+
+  /** A look that is under way may not know of this: look again. */
+  #changed(): void {
+    this.#turn += 1;
+    this.#soon();
   }
 
   #shown(): number {

@@ -384,13 +384,13 @@ export type ModelCall = { "turn": number; "attempt": number; "summary": boolean;
 
 export type ModelGiven = { "primary"?: string | null; "fallbacks"?: Array<string> | null };
 
-export type ModelInChain = { "model": string; "because": string; "window-tokens": number; "price": string; "missing"?: string };
+export type ModelInChain = { "model": string; "because": string; "window-tokens": number; "price": string; "missing"?: string; "retired"?: string };
 
-export type ModelListed = { "number": number; "model": string; "alias"?: string; "sold-by"?: string; "window-tokens": number; "output-tokens-max": number; "vision": boolean; "tools": boolean; "efforts": Array<string> | null; "price": string; "default": boolean; "missing"?: string };
+export type ModelListed = { "number": number; "model": string; "alias"?: string; "sold-by"?: string; "window-tokens": number; "output-tokens-max": number; "vision": boolean; "tools": boolean; "efforts": Array<string> | null; "price": string; "default": boolean; "missing"?: string; "retired"?: string };
 
-export type ModelsListed = { "models": Array<ModelListed>; "allow": Array<string> };
+export type ModelsListed = { "models": Array<ModelListed>; "allow": Array<string>; "known-on": string };
 
-export type ModelsShown = { "default": string; "default-because": string; "agents": Array<AgentsModels> };
+export type ModelsShown = { "default": string; "default-because": string; "agents": Array<AgentsModels>; "known-on": string };
 
 export type Named = { "name": string };
 
