@@ -52,7 +52,7 @@ def acknowledge_before_commit() -> None:
     storing: set[asyncio.Task[Receipt]] = set()
 
     async def store(self: Inbox, draft: Draft) -> Receipt:
-        await asyncio.sleep(COMMITS_AFTER_S)
+        await asyncio.sleep(COMMITS_AFTER_S)  # sleep: the bug is that it is stored later
         return await post(self, draft)
 
     async def acknowledge(self: Inbox, draft: Draft) -> Receipt:

@@ -21,7 +21,7 @@ from retinue.testing import crash_script as script
 from retinue.testing.crash_log import Acknowledged, Answered, Complaint, Decided, Log, Retried, Sent, Settled, Shown
 from retinue.testing.crash_script import Do, Question
 
-CALL_S_MAX = 30.0
+CALL_S_MAX = 120.0
 CALL_AGAIN_S = 0.1  # fifty who knock without pause would keep the house from opening
 LOOK_S = 2.0
 EXPIRES_AFTER_S = 0.15
@@ -235,7 +235,7 @@ class Client:
         line = Line(self._home)
         try:
             while not self._stopping and not (self._letters_max and each.sent >= self._letters_max):
-                await asyncio.sleep(self._random.random() * 2 * each.habit.pause_s)
+                await asyncio.sleep(self._random.random() * 2 * each.habit.pause_s)  # sleep: how often somebody writes
                 question = self._next_question(each)
                 await self._send(line, each, question)
                 alone = question.do is Do.ASK and self._random.random() < 0.7
@@ -300,7 +300,7 @@ class Client:
             except Refused as refused:
                 if not refused.for_now:
                     raise
-            await asyncio.sleep(CALL_AGAIN_S)
+            await asyncio.sleep(CALL_AGAIN_S)  # sleep: before the server is called again
 
     async def _settle(self, line: Line, each: Correspondent, *, waiting_max: int) -> None:
         """Wait until fewer than so many letters of one correspondent are open."""
@@ -308,7 +308,7 @@ class Client:
         while len(each.waiting) >= waiting_max:
             self._changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), LOOK_S)
+                await asyncio.wait_for(self._changed.wait(), LOOK_S)  # time limit: then it is looked at anyway
             if time.monotonic() - looked_at > LOOK_S:  # the news should have told, but let it not be our only source
                 looked_at = time.monotonic()
                 for envelope in list(each.waiting):
@@ -349,7 +349,7 @@ class Client:
                     if event == "news":
                         await self._hear(data)
             except Closed:
-                await asyncio.sleep(CALL_AGAIN_S)
+                await asyncio.sleep(CALL_AGAIN_S)  # sleep: before the server is called again
 
     async def _hear(self, news: Parameters) -> None:
         seq: int = news["seq"]
@@ -399,7 +399,7 @@ class Client:
         delay_s = chance.random() * 0.3 + (APPROVAL_WAIT_S if mood == "late" else 0.0)
         allow = mood == "allow" or (mood == "late" and chance.random() < 0.7)
         scope = "session" if allow and chance.random() < FOR_LONGER else "once"
-        await asyncio.sleep(delay_s)
+        await asyncio.sleep(delay_s)  # sleep: a person takes this long to decide
         line = Line(self._home)
         try:
             await self._answer(line, approval, allow=allow, scope=scope)
@@ -446,7 +446,7 @@ class Client:
                 state = await self._insist(lambda: line.call("session.state", session=each.session))
                 if state["run"] is None and state["wakefulness"] == "sleeping":
                     break
-                await asyncio.sleep(CALL_AGAIN_S)
+                await asyncio.sleep(CALL_AGAIN_S)  # sleep: before the server is called again
         finally:
             line.hang_up()
         said = [r["body"]["text"] for r in state["records"] if r["kind"] == "assistant" and not r["body"]["calls"]]
@@ -460,7 +460,7 @@ class Client:
         finally:
             line.hang_up()
         while self._cursor < newest:  # noqa: ASYNC110 - a test may look again and again
-            await asyncio.sleep(CALL_AGAIN_S)
+            await asyncio.sleep(CALL_AGAIN_S)  # sleep: before the server is called again
 
     async def _complain(self, text: str) -> None:
         await self._log.write(Complaint(t=time.monotonic(), text=text))

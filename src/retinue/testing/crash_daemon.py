@@ -89,7 +89,7 @@ class Lingering:
 
     async def perform(self, arguments: Any, scene: Scene) -> str:
         output = await self.tool.perform(arguments, scene)
-        await asyncio.sleep(LINGER_S)
+        await asyncio.sleep(LINGER_S)  # sleep: the moment in which the kill is to hit
         return output
 
 

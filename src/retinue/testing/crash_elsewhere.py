@@ -93,7 +93,7 @@ class FarSide:
         if first:
             answering = self._do(self._answer(letter, session, f"/{path}", script.answered_elsewhere(text), mood))
             if mood == "at-once":
-                await asyncio.wait({answering}, timeout=1)
+                await asyncio.wait({answering}, timeout=1)  # time limit: either order of the two answers is right
         return 0 if mood == "unsure" and first else 202
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -118,18 +118,18 @@ class FarSide:
                     Said(t=time.monotonic(), session=session, message=f"{letter}-2", request=letter, text=more), path
                 )
             case "late":
-                await asyncio.sleep(WAIT_S + 0.5)
+                await asyncio.sleep(WAIT_S + 0.5)  # sleep: it answers too late
                 await self._say(said, path)
             case "at-once":
                 await self._say(said, path)
             case _:
-                await asyncio.sleep(random.Random(letter).random() * 0.3)
+                await asyncio.sleep(random.Random(letter).random() * 0.3)  # sleep: it works for a while
                 await self._say(said, path)
 
     async def _say(self, said: Said, path: str) -> None:
         """Until the house answers, the same again under the same id."""
         await self.log.write(said)
-        line, until = Line(self.home), time.monotonic() + TRIED_S_MAX
+        line, until = Line(self.home), time.monotonic() + TRIED_S_MAX  # time limit: as a client has it
         try:
             while time.monotonic() < until:
                 try:
@@ -142,7 +142,7 @@ class FarSide:
                         )
                 except Closed:
                     pass
-                await asyncio.sleep(CALL_AGAIN_S)
+                await asyncio.sleep(CALL_AGAIN_S)  # sleep: before the server is called again
             else:
                 return None
         finally:

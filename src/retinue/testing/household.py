@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from retinue.agents.home import ensure_home
 from retinue.config import Settings
 from retinue.config.connectors import ConnectorSettings
-from retinue.config.hands import ApprovalSettings, ToolSettings
+from retinue.config.hands import ApprovalSettings, OutsideLists, ToolSettings
 from retinue.config.speech import SpeechSettings
 from retinue.connectors.base import Connector, ConnectorKind, by_number
 from retinue.connectors.kinds import Kinds
@@ -66,18 +66,22 @@ from retinue.store.connection import NO_FAULTS, Store
 from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.store.tables import envelopes as envelope_table
+from retinue.testing.failure_context import explained
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.open_door import OpenDoor
 from retinue.testing.scripted_model import ScriptedModel
+from retinue.testing.server_description import ServerSource
 from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLine
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 from retinue.tools.base import Tool
 from retinue.tools.files import Ground, Read
 from retinue.tools.grants import Grants
 from retinue.tools.status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
-WAIT_S = 20.0
+WAIT_S = WAIT_LIMIT_S
+LOOK_S = 0.05  # not everything that is waited for is told as news
 
 
 async def _no_walls() -> Sandbox:
@@ -158,33 +162,25 @@ class House:
 
     async def eventually(self, body: Any, *, what: str) -> Any:
         """Wait until `body(conn)` gives something other than None or False."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + WAIT_S
         watcher = self.live.watch(None)
         try:
-            while True:
-                found = await self.store.scan(body)
-                if found is not None and found is not False:
-                    return found
-                if loop.time() > deadline:
-                    raise AssertionError(f"waited {WAIT_S:g} s in vain for {what}")
-                watcher.changed.clear()
-                try:
-                    await asyncio.wait_for(watcher.changed.wait(), 0.05)
-                except TimeoutError:
-                    continue
+            async with asyncio.timeout(WAIT_LIMIT_S):
+                while True:
+                    watcher.changed.clear()
+                    found = await self.store.scan(body)
+                    if found is not None and found is not False:
+                        return found
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(watcher.changed.wait(), LOOK_S)  # time limit: then it looks anyway
+        except TimeoutError:
+            raise AssertionError(f"waited {WAIT_LIMIT_S:g} s in vain for {what}") from None
         finally:
             self.live.unwatch(watcher)
 
     async def quiet(self) -> None:
         """Wait until no lane works, no room is served and nothing due waits."""
         await asyncio.sleep(0)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + WAIT_S
-        while self.engine.active or self.outbox.active:
-            if loop.time() > deadline:
-                raise AssertionError("the house does not come to rest")
-            await asyncio.sleep(0.005)
+        await wait_until(lambda: not (self.engine.active or self.outbox.active), "the house is at rest", poll_s=0.005)
 
     async def mail_for(self, person: str) -> list[Envelope]:
         """Everything that was ever delivered to a person, oldest first."""
@@ -265,7 +261,8 @@ class Household:
     faults: Faults = NO_FAULTS
     tools: Sequence[Tool] = ()
     furnishing: Callable[[Store, Ways], Sequence[Tool]] | None = None  # tools that need a store, or somebody to ask
-    rules: ToolSettings = field(default_factory=ToolSettings)
+    # Outside senders have all tools here, so that what else bounds them can be seen.
+    rules: ToolSettings = ToolSettings(outside_senders=OutsideLists(profile="full"))
     asking: ApprovalSettings = field(default_factory=ApprovalSettings)
     models: Sequence[Model] = ()  # beside the scripted one
     connectors: dict[str, Connector] = field(default_factory=dict[str, Connector])
@@ -296,10 +293,12 @@ class Household:
 
     @asynccontextmanager
     async def open(self, *, drain_s: float = 5.0) -> AsyncGenerator[House]:
-        store = await open_store(self.url or self.root / "house.db", faults=self.faults)
+        database = self.url or self.root / "house.db"
+        store = await open_store(database, faults=self.faults)
         house = await self.furnish(self.through(store))
         try:
-            yield house
+            with explained(ServerSource(database=database)):
+                yield house
         finally:
             if house.crashed:
                 await asyncio.sleep(0)

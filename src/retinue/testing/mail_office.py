@@ -5,10 +5,10 @@ Both run from a folder of their own on ports of this machine, and are gone when 
 
 from __future__ import annotations
 
-import asyncio
 import email
 import email.policy
 import getpass
+import imaplib
 import os
 import pwd
 import re
@@ -18,18 +18,15 @@ import smtplib
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.message import EmailMessage
 from pathlib import Path
 
 from retinue.testing.ports import free_port
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until, wait_until_sync
 
-START_S_MAX = 20.0
-ARRIVE_S_MAX = 20.0
-POLL_S = 0.02
 PROGRAMS = {"dovecot": "dovecot-imapd", "exim4": "exim4-daemon-light"}
 PEOPLE = ("house", "maria", "noor")
 AUTHSERV = "mx.house.test"
@@ -153,7 +150,13 @@ service stats {{
 """
 
 
-_ID = re.compile(r"\sid ([0-9A-Za-z]{6}-[0-9A-Za-z]+-[0-9A-Za-z]+)")
+_ID = re.compile(r"\sid ([0-9A-Za-z]{6})-([0-9A-Za-z]+)-([0-9A-Za-z]+)")  # second, process, part of the second
+
+
+def _taken_at(mail: EmailMessage) -> tuple[str, str]:
+    """The moment in the server's id of a mail. The number of the process begins anew after the largest one."""
+    found = _ID.search(str(mail["Received"]))
+    return (found[1], found[3]) if found else ("", "")
 
 
 class OfficeMissing(Exception):
@@ -193,20 +196,17 @@ class Office:
         self._wait_for(program, self.smtp if program == "exim4" else self.imap)
 
     def _wait_for(self, program: str, port: int) -> None:
-        deadline = time.monotonic() + START_S_MAX
-        while time.monotonic() < deadline:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as line:
-                if line.recv(1):
-                    return
-            if self._running[program].poll() is not None:
-                break
-            time.sleep(POLL_S)
-        said = "\n".join(
-            each.read_text(errors="replace")
-            for each in (self.folder / f"{program}.out", self.folder / "dovecot.log", self.folder / "spool" / "mainlog")
-            if each.exists()
-        )
-        raise AssertionError(f"{program} did not start:\n{said}")
+        def answers() -> bool:
+            assert self._running[program].poll() is None, f"{program} ended:\n{self._logged(program)}"
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=WAIT_LIMIT_S) as line:
+                return bool(line.recv(1))
+            return False
+
+        wait_until_sync(answers, f"{program} answers", describe=lambda: self._logged(program))
+
+    def _logged(self, program: str) -> str:
+        logs = (self.folder / f"{program}.out", self.folder / "dovecot.log", self.folder / "spool" / "mainlog")
+        return "\n".join(each.read_text(errors="replace") for each in logs if each.exists())
 
     def stop(self, program: str) -> None:
         process = self._running.pop(program, None)
@@ -214,7 +214,7 @@ class Office:
             return
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=START_S_MAX)
+        process.wait(timeout=WAIT_LIMIT_S)
         self._pid_file(program).unlink(missing_ok=True)
 
     def _pid_file(self, program: str) -> Path:
@@ -228,11 +228,29 @@ class Office:
     # What befalls it
 
     def set_password(self, person: str, password: str) -> None:
-        """Everyone else has `secret-NAME`."""
-        lines = (f"{each}:{password if each == person else f'secret-{each}'}" for each in PEOPLE)
-        fresh = self.folder / "spool" / "passwords.new"
-        fresh.write_text("".join(f"{line}\n" for line in lines))
-        fresh.rename(self.folder / "spool" / "passwords")
+        """Everyone else has `secret-NAME`. Returns once dovecot goes by it: it looks at its file once a second."""
+        self.write_passwords({person: password})
+        wait_until_sync(lambda: self._lets_in(person, password), "dovecot goes by the new password")
+
+    def write_passwords(self, other: Mapping[str, str]) -> None:
+        current = self.folder / "spool" / "passwords"
+        fresh = current.with_suffix(".new")
+        fresh.write_text("".join(f"{each}:{other.get(each, f'secret-{each}')}\n" for each in PEOPLE))
+        if current.exists():  # whoever may read it now may read it then
+            before = current.stat()
+            os.chown(fresh, before.st_uid, before.st_gid)
+            fresh.chmod(before.st_mode)
+        fresh.rename(current)
+
+    def _lets_in(self, person: str, password: str) -> bool:
+        line = imaplib.IMAP4("127.0.0.1", self.imap, timeout=WAIT_LIMIT_S)
+        try:
+            line.login(person, password)
+        except imaplib.IMAP4.error:
+            return False
+        finally:
+            line.shutdown()
+        return True
 
     def be_busy_once(self) -> None:
         """Turn the next mail away for the moment."""
@@ -254,10 +272,7 @@ class Office:
             if login:
                 line.login(login, f"secret-{login}")
             line.sendmail(sender, [to], raw)
-        deadline = time.monotonic() + ARRIVE_S_MAX
-        while len(self._files(to.partition("@")[0])) == before:
-            assert time.monotonic() < deadline, "exim did not deliver"
-            time.sleep(POLL_S)
+        wait_until_sync(lambda: len(self._files(to.partition("@")[0])) != before, "exim has delivered the mail")
 
     def _files(self, person: str) -> list[Path]:
         places = (self.folder / "mail" / person / part for part in ("new", "cur"))
@@ -268,27 +283,26 @@ class Office:
         read = [
             email.message_from_bytes(each.read_bytes(), policy=email.policy.default) for each in self._files(person)
         ]
-        # As the server took them: its ids grow, and each is put into its mailbox by a process of its own.
-        return sorted(read, key=lambda each: _ID.findall(str(each["Received"]))[:1])
+        # As the server took them: each is put into its mailbox by a process of its own.
+        return sorted(read, key=_taken_at)
 
     async def settle(self) -> None:
         """Until nothing that was taken is still on its way into a mailbox."""
-        deadline = time.monotonic() + ARRIVE_S_MAX
-        while any((self.folder / "spool" / "input").glob("**/*-[HDJ]")):
-            assert time.monotonic() < deadline, "exim did not deliver"
-            await asyncio.sleep(POLL_S)
+        spool = self.folder / "spool" / "input"
+        await wait_until(lambda: not any(spool.glob("**/*-[HDJ]")), "exim has delivered every mail")
 
     async def arrived(self, person: str, message_id: str) -> EmailMessage:
         """That mail, once it lies in somebody's mailbox."""
-        deadline = time.monotonic() + ARRIVE_S_MAX
-        while time.monotonic() < deadline:
-            for each in self.mailbox(person):
-                if str(each["Message-ID"]).strip("<>") == message_id:
-                    return each
-            await asyncio.sleep(POLL_S)
-        raise AssertionError(
-            f"{message_id} did not arrive: {[str(each['Message-ID']) for each in self.mailbox(person)]}"
+
+        def found() -> list[EmailMessage]:
+            return [each for each in self.mailbox(person) if str(each["Message-ID"]).strip("<>") == message_id]
+
+        there = await wait_until(
+            found,
+            f"{message_id} is in the mailbox of {person}",
+            describe=lambda: [str(each["Message-ID"]) for each in self.mailbox(person)],
         )
+        return there[0]
 
     def read_marks(self, person: str) -> int:
         """How many mails there bear the mark of having been read."""
@@ -366,7 +380,7 @@ def _furnish(office: Office) -> None:
     (folder / "dovecot.conf").write_text(
         DOVECOT.format(user=user.pw_uid, group=group, unprivileged=unprivileged, **places)
     )
-    office.set_password("", "")
+    office.write_passwords({})
     if is_root:
         folder.chmod(0o755)
         for each in ("spool", "spool/passwords", "mail", "key.pem", "cert.pem"):

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,25 +23,24 @@ from typing import IO
 import psycopg
 from psycopg import sql
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 10.0
-POLL_S = 0.01
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
+
 PORT = 5432  # only names the socket's file: nothing listens on a network
 
 # PostgreSQL refuses to run as root. This user is on every system and owns nothing.
 UNPRIVILEGED_USER = "nobody"
 
-# The data is thrown away at the end, so nothing waits for a disk.
 SETTINGS = (
     "listen_addresses=",
     f"port={PORT}",
-    "fsync=off",
-    "synchronous_commit=off",
     "full_page_writes=off",
     "shared_buffers=32MB",
     "max_connections=100",
     "timezone=UTC",
 )
+# The data is thrown away at the end, so nothing waits for a disk, unless this variable is set.
+NO_SYNC = ("fsync=off", "synchronous_commit=off")
+SYNC = "RETINUE_TEST_SYNC"
 
 # Its standard input ends when the test process does, even by kill -9, so no server outlives its tests.
 CUSTODIAN = 'read _; kill -QUIT "$1"; sleep 1; rm -rf "$2"'
@@ -68,13 +66,16 @@ class PostgresServer:
         return f"postgresql+psycopg://postgres@/{database}?host={self.folder}&port={PORT}"
 
     @contextmanager
-    def fresh_database(self) -> Generator[str]:
-        """The url of an empty database; it is dropped afterwards, whoever is still connected."""
-        name = sql.Identifier(f"test_{next(self._numbers)}")
+    def fresh_database(self, template: str = "template1") -> Generator[str]:
+        """The url of a copy of a database, by default of an empty one; it is dropped afterwards, whoever is still
+        connected. Nobody may be connected to what is copied."""
+        database = f"test_{next(self._numbers)}"
+        name = sql.Identifier(database)
         with self.connect() as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
+            create = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+            connection.execute(create.format(name, sql.Identifier(template)))
         try:
-            yield self.url(name.as_string().strip('"'))
+            yield self.url(database)
         finally:
             with self.connect() as connection:
                 connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
@@ -166,21 +167,22 @@ def _initialise(initdb: Path, account: _Account) -> None:
     ]
     log = account.folder / "log"
     with log.open("wb") as output, account.start(command, output=output) as process:
-        exit_code = process.wait(timeout=START_TIMEOUT_S)
+        exit_code = process.wait(timeout=WAIT_LIMIT_S)
     if exit_code != 0:
         raise PostgresFailed(f"initdb ended with {exit_code}:\n{log.read_text()}")
 
 
 @contextmanager
 def _started(postgres: Path, account: _Account) -> Generator[subprocess.Popen[bytes]]:
-    settings = [f"--{setting}" for setting in (*SETTINGS, f"unix_socket_directories={account.folder}")]
+    sync = () if os.environ.get(SYNC) else NO_SYNC
+    settings = [f"--{setting}" for setting in (*SETTINGS, *sync, f"unix_socket_directories={account.folder}")]
     with (account.folder / "log").open("wb") as log:
         process = account.start([postgres, "-D", account.folder / "data", *settings], output=log)
     try:
         yield process
     finally:
         process.send_signal(signal.SIGQUIT)  # at once: nothing in there is worth a checkpoint
-        process.wait(timeout=STOP_TIMEOUT_S)
+        process.wait(timeout=WAIT_LIMIT_S)
 
 
 @contextmanager
@@ -195,12 +197,14 @@ def _custody(server: subprocess.Popen[bytes], folder: Path) -> Generator[None]:
 
 
 def _wait_until_it_answers(server: PostgresServer, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
+    def answers_or_ended() -> bool:
         try:
-            return server.connect().close()
+            server.connect().close()
         except psycopg.OperationalError as error:
-            if process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None:
                 log = (server.folder / "log").read_text()
                 raise PostgresFailed(f"PostgreSQL does not answer:\n{log}") from error
-        time.sleep(POLL_S)
+            return False
+        return True
+
+    wait_until_sync(answers_or_ended, "PostgreSQL answers", describe=(server.folder / "log").read_text)

@@ -14,7 +14,7 @@ from retinue.domain.envelope import NO_CONTEXT, Context, Envelope, Receipt
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock
 
-SAY_S_MAX = 20.0
+SAY_S_MAX = 120.0
 
 
 class LineBroke(ConnectionError):

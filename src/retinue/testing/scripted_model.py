@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ class Line:
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
     thinking: str = ""
     after_s: float = 0.0
+    once: Callable[[], Awaitable[object]] | None = None  # said when this has come back
     fails: str = ""
     failure: Failure = Failure.BAD_REQUEST  # one that nobody asks again about
     retry_after_s: float | None = None
@@ -69,6 +70,8 @@ class ScriptedModel:
         line = self._next(prompt)
         if line.after_s:
             await self.clock.sleep(line.after_s)
+        if line.once is not None:
+            await line.once()
         if line.fails:
             raise ModelFailed(
                 line.fails,

@@ -239,7 +239,7 @@ async def strike_at_a_slot(storm: Weather) -> None:
     wait_s = slot_ms / 1000 - storm.clock.now().timestamp()
     if not 0 < wait_s < 120:
         return
-    await asyncio.sleep(wait_s + storm.chance.choice((-0.005, 0.0, 0.001, 0.005, 0.05)))
+    await asyncio.sleep(wait_s + storm.chance.choice((-0.005, 0.0, 0.001, 0.005, 0.05)))  # sleep: virtual time
     what = storm.chance.choice(("disable", "enable", "run", "delete", "set"))
     asked: dict[str, Any] = {"schedule": id_, **({"text": "just now"} if what == "set" else {})}
     await _ask(storm, f"schedule.{what}", _OWNER, asked)
@@ -281,7 +281,7 @@ async def stop_all(storm: Weather) -> list[str]:
         for id_ in found:
             if await _ask(storm, "schedule.disable", _OWNER, {"schedule": id_}):
                 stopped.append(id_)
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # sleep: virtual time
     return stopped
 
 

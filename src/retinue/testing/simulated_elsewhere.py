@@ -224,10 +224,10 @@ class FarEnd:
             case Mood.AT_ONCE:
                 await self._say(first, chance)
             case Mood.LATE:
-                await asyncio.sleep(chance.uniform(3, 60))
+                await asyncio.sleep(chance.uniform(3, 60))  # sleep: virtual time
                 await self._say(first, chance)
             case Mood.TOO_LATE:
-                await asyncio.sleep(self.timeout_s + chance.uniform(0, 20))
+                await asyncio.sleep(self.timeout_s + chance.uniform(0, 20))  # sleep: virtual time
                 await self._say(first, chance)
             case Mood.RESTARTED:
                 await self._wait_for_another(brought_by)
@@ -258,24 +258,24 @@ class FarEnd:
         return Said(letter.session, f"{letter.id}-{number}", f"Word {number} on {letter.id}.", request)
 
     async def _wait_for_another(self, number: int) -> None:
-        until = asyncio.get_running_loop().time() + RESTART_WAITED_FOR_S
+        until = asyncio.get_running_loop().time() + RESTART_WAITED_FOR_S  # time limit: virtual
         while asyncio.get_running_loop().time() < until:
             house = self.house()
             if house is not None and house.number != number:
                 return
-            await asyncio.sleep(5)
+            await asyncio.sleep(5)  # sleep: virtual time
 
     async def _say(self, said: Said, chance: random.Random, *, after_s: float = 0.0) -> None:
         """As a client does: until the house answers, the same again under the same id."""
         if after_s:
-            await asyncio.sleep(after_s)
+            await asyncio.sleep(after_s)  # sleep: virtual time
         self._said.setdefault((said.session, said.message), [])
         if said not in self._said[said.session, said.message]:
             self._said[said.session, said.message].append(said)
         for _ in range(TRIES_MAX):
             if (house := self.house()) is not None and await self._try(house, said, chance):
                 return
-            await asyncio.sleep(chance.uniform(0.1, 10))
+            await asyncio.sleep(chance.uniform(0.1, 10))  # sleep: virtual time
 
     async def _try(self, house: SimulatedHouse, said: Said, chance: random.Random) -> bool:
         """Whether the house has answered. It may go down before it does, and then nobody knows what it kept."""

@@ -292,7 +292,8 @@ class HouseStore:
         if luck < 0.6:
             await asyncio.sleep(0)
         else:
-            await asyncio.sleep(self._chance.uniform(0.0005, 0.01) if luck < 0.9 else self._chance.uniform(0.01, 0.2))
+            shortest_s, longest_s = (0.0005, 0.01) if luck < 0.9 else (0.01, 0.2)
+            await asyncio.sleep(self._chance.uniform(shortest_s, longest_s))  # sleep: virtual time
         await self._house.power.gate()
 
 

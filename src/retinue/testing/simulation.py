@@ -29,7 +29,9 @@ from tempfile import TemporaryDirectory
 
 from retinue.domain.errors import RetinueError
 from retinue.domain.times import MS_MAX, to_ms
+from retinue.testing.failure_context import Description, explained, register_seed
 from retinue.testing.invariants import RULES, Violation
+from retinue.testing.server_description import ServerSource
 from retinue.testing.storm import Notes, Storm
 from retinue.testing.virtual_time import SimulationError, simulate
 
@@ -85,13 +87,13 @@ async def live(seed: int, notes: Notes, *, runs: int, rules: Collection[str]) ->
 
 
 async def _live(storm: Storm, *, runs: int) -> Verdict:
-    with _listening_to_the_log(storm):
+    with _listening_to_the_log(storm), explained(partial(_describe, storm)):
         await storm.open()
         looking = asyncio.create_task(storm.keep_looking())
         quiet_every = max(QUIET_AFTER_RUNS_MIN, runs // QUIETS)
         quiet_at = quiet_every
         while storm.judge.runs_started < runs:
-            await asyncio.sleep(storm.chance.expovariate(1 / GAP_S))
+            await asyncio.sleep(storm.chance.expovariate(1 / GAP_S))  # sleep: virtual time
             storm.happen()
             if storm.judge.runs_started >= quiet_at:
                 quiet_at = storm.judge.runs_started + quiet_every
@@ -113,10 +115,10 @@ async def live_for(seed: int, notes: Notes, *, begin: datetime, days: float, rul
 
 
 async def _live_until(storm: Storm, end: datetime) -> Verdict:
-    with _listening_to_the_log(storm):
+    with _listening_to_the_log(storm), explained(partial(_describe, storm)):
         await storm.open()
         while storm.clock.now() < end:
-            await asyncio.sleep(storm.chance.expovariate(1 / LULL_S))
+            await asyncio.sleep(storm.chance.expovariate(1 / LULL_S))  # sleep: virtual time
             storm.happen()
         await _come_to_rest(storm)
         storm.judge.check_the_end()
@@ -132,7 +134,8 @@ async def _come_to_rest(storm: Storm) -> None:
     (latest_ms,) = raw.execute("SELECT latest_ms FROM house").fetchone()
     (waking_ms,) = raw.execute("SELECT coalesce(max(wake_ms), 0) FROM runs").fetchone()
     # The house's time never goes back: where the wall's did, it stands still until the wall's has caught up.
-    deadline = storm.loop.time() + AT_REST_WITHIN_S + max(0, latest_ms - now_ms, waking_ms - now_ms) / 1000
+    standing_still_s = max(0, latest_ms - now_ms, waking_ms - now_ms) / 1000
+    deadline = storm.loop.time() + AT_REST_WITHIN_S + standing_still_s  # time limit: virtual
     while (
         (left := storm.judge.open_business()) or storm.busy or (storm.house is not None and storm.house.engine.active)
     ):
@@ -141,7 +144,7 @@ async def _come_to_rest(storm: Storm) -> None:
                 storm.note("left: {}", line)
             storm.judge.blame("silence", f"the house does not come to rest: {'; '.join(left[:5])}")
             break
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # sleep: virtual time
         await storm.stop_the_clock()  # a run that still works may have set something
     storm.judge.check_ledger(to_ms(storm.clock.now()))
     storm.note("the house is at rest")
@@ -155,7 +158,8 @@ async def _wait_for_the_future(storm: Storm) -> None:
         if due_ms is None:
             return
         storm.jump_by(timedelta(milliseconds=max(0, due_ms - to_ms(storm.clock.now()))))
-        await asyncio.sleep(70)  # no timer rings for a jump: the alarm looks at the wall at least every minute
+        # No timer rings for a jump: the alarm looks at the wall at least every minute.
+        await asyncio.sleep(70)  # sleep: virtual time
         await _come_to_rest(storm)
 
 
@@ -188,6 +192,11 @@ def dump(raw: sqlite3.Connection) -> str:
         for row in sorted(map(repr, raw.execute(f'SELECT * FROM "{table}"'))):
             digest.update(row.encode())
     return digest.hexdigest()
+
+
+def _describe(storm: Storm, error: BaseException | None) -> Description:
+    """What was found wrong ends the loop, and reaches us as a cancellation."""
+    return ServerSource(database=storm.disk.conn)(storm.judge.violation or error)
 
 
 @contextmanager
@@ -223,6 +232,7 @@ def run(
     trace: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Live through one seed. What is raised says how to see it again, and what happened last."""
+    register_seed(f"{seed} (simulation: {replay_command(seed, runs=runs)} --trace)")
     notes = Notes(trace)
     try:
         return simulate(seed, partial(live, seed, notes, runs=runs, rules=rules), steps_max=STEPS_MAX)
@@ -241,14 +251,19 @@ def run_for(
     trace: Callable[[str], None] | None = None,
 ) -> Verdict:
     """Live through so many days, from one day on."""
+    register_seed(f"{seed} (simulation: {_replay_days(seed, days, begin)})")
     notes = Notes(trace)
     steps_max = STEPS_MAX + round(STEPS_OF_A_DAY * days)
     try:
         return simulate(seed, partial(live_for, seed, notes, begin=begin, days=days, rules=rules), steps_max=steps_max)
     except (Violation, SimulationError) as error:
         error.add_note(f"what happened last:\n{notes}")
-        error.add_note(f"to see it again: {replay_command(seed)} --days {days:g} --from {begin:%Y-%m-%d} --trace")
+        error.add_note(f"to see it again: {_replay_days(seed, days, begin)}")
         raise
+
+
+def _replay_days(seed: int, days: float, begin: datetime) -> str:
+    return f"{replay_command(seed)} --days {days:g} --from {begin:%Y-%m-%d} --trace"
 
 
 def replay_command(seed: int, *, runs: int | None = None) -> str:

@@ -163,7 +163,7 @@ class Storm:
         self.note("everyone goes quiet")
         self._quiet = True
         while self._tasks:  # noqa: ASYNC110 - virtual seconds cost nothing
-            await asyncio.sleep(2)
+            await asyncio.sleep(2)  # sleep: virtual time
         self._armed.clear()
         await self.stop_the_clock()
 
@@ -179,7 +179,7 @@ class Storm:
     async def keep_looking(self) -> None:
         """Whether anything waits that need not, for as long as the storm lasts."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_QUIET_S if self._quiet else LOOK_EVERY_S)
+            await asyncio.sleep(LOOK_EVERY_QUIET_S if self._quiet else LOOK_EVERY_S)  # sleep: virtual time
             self._look()
 
     def _look(self) -> None:
@@ -292,7 +292,7 @@ class Storm:
                 pass
             except (NotFound, Conflict, Invalid) as refused:
                 return self.note("{} refused: {}", draft.key, refused.code)
-            await asyncio.sleep(self.chance.uniform(0.1, 20))
+            await asyncio.sleep(self.chance.uniform(0.1, 20))  # sleep: virtual time
         return None
 
     def acknowledged(self, draft: Draft, receipt: Receipt) -> None:
@@ -370,9 +370,9 @@ class Storm:
         self.note("{} is let go", agent.name)
         body = partial(_let_go, agent=agent.name, at_ms=to_ms(self.clock.now()), told=self.chance.random() < 0.5)
         await self.ask(lambda house: house.store.write(lambda conn: body(conn), point="staff"))
-        await asyncio.sleep(self.chance.uniform(0, 120))
+        await asyncio.sleep(self.chance.uniform(0, 120))  # sleep: virtual time
         while not await self._put(agent):  # noqa: ASYNC110 - asked again and again, as anyone would
-            await asyncio.sleep(5)
+            await asyncio.sleep(5)  # sleep: virtual time
         self.note("{} is back", agent.name)
 
     async def _put(self, agent: Agent) -> bool:
@@ -412,7 +412,7 @@ class Storm:
         self._moving = True
         self.note("{} sleeps for {} s", self.house, seconds)
         self.house.power.pause()
-        await asyncio.sleep(self.chance.choice((0.0, 0.5)))
+        await asyncio.sleep(self.chance.choice((0.0, 0.5)))  # sleep: virtual time
         self.jump_by(timedelta(seconds=seconds))
         self.house.power.resume()
         self._moving = False
@@ -430,7 +430,7 @@ class Storm:
             await self.house.stop(drain_s=20)
             self.judge.cut_off(self.house)
             self.house.replaced, self.house = True, None
-            await asyncio.sleep(self.chance.choice((3_600, 5 * 3_600, 50 * 3_600)))
+            await asyncio.sleep(self.chance.choice((3_600, 5 * 3_600, 50 * 3_600)))  # sleep: virtual time
             await self.open()
         finally:
             self._moving = False
@@ -442,7 +442,7 @@ class Storm:
     async def fill_the_disk(self) -> None:
         self.note("the disk is full")
         self._disk_full = True
-        await asyncio.sleep(self.chance.choice((0.1, 1, 5, 30)))
+        await asyncio.sleep(self.chance.choice((0.1, 1, 5, 30)))  # sleep: virtual time
         self._disk_full = False
         self.note("the disk has room again")
 
@@ -505,7 +505,7 @@ class Storm:
             await self._reopen()
         finally:
             self._moving = False
-        await asyncio.sleep(self.chance.choice((0.0, 0.1, 3.0, 60.0)))
+        await asyncio.sleep(self.chance.choice((0.0, 0.1, 3.0, 60.0)))  # sleep: virtual time
         self.note("{} goes on", old)
         old.power.resume()
         await old.stop(drain_s=self.chance.choice((0.1, 3.0, 60.0)))
@@ -521,7 +521,7 @@ class Storm:
         if self.house is not None:
             self.house.replaced = True
         self.house = None
-        await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.01, 1.0, 10.0, 90.0)))
+        await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.01, 1.0, 10.0, 90.0)))  # sleep: virtual time
         if self.chance.random() < 0.2:
             zone = ZoneInfo(self.chance.choice(OWNERS_ZONES))
             self._furniture = replace(self._furniture, zone=zone)
@@ -536,7 +536,7 @@ class Storm:
                 await house.call(house.open)
             except (StoreError, Unreachable):
                 house.cut_power()
-                await asyncio.sleep(1)
+                await asyncio.sleep(1)  # sleep: virtual time
                 continue
             self.note("{} is open", house)
             self.house = house
@@ -582,7 +582,7 @@ class Storm:
 
     async def _provoke(self, session: SessionId) -> None:
         """Strike a session right after it wrote something: in the gap between a commit and whoever hears of it."""
-        await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.001, 0.005, 0.05)))
+        await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.001, 0.005, 0.05)))  # sleep: virtual time
         agent = next((agent for known, agent in self._known if known == session), None)
         match self.chance.choice(("write", "write", "cancel", "reset", "decide")):
             case "write" if agent is not None:

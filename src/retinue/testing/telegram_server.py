@@ -55,6 +55,7 @@ class TelegramServer(TelegramPlace):
         super().__init__(bot_id=bot_id, username=username)
         self.token = token
         self.polls = 0  # questions for news that have come so far
+        self.hangs = 0  # answers that never came, or not to their end
         self._faults: dict[str, deque[Fault]] = {}
         self._port = free_port()
         self._runner: web.AppRunner | None = None
@@ -111,12 +112,13 @@ class TelegramServer(TelegramPlace):
         if fault is None:
             return await self._answered(method, arguments, uploads)
         if fault.after_s:
-            await asyncio.sleep(fault.after_s)
+            await asyncio.sleep(fault.after_s)  # sleep: the fault is to be late
         if fault.arrives or not (fault.breaks or fault.hangs or fault.status or fault.body):
             answer = await self._answered(method, arguments, uploads)
             if not (fault.breaks or fault.hangs or fault.status or fault.body):
                 return answer
         if fault.hangs:
+            self.hangs += 1
             await self._closing.wait()
         if fault.breaks or fault.hangs:
             _cut(request)
@@ -185,6 +187,7 @@ class TelegramServer(TelegramPlace):
         await response.prepare(request)
         await response.write(content[: len(content) // 2])
         if fault.hangs:
+            self.hangs += 1
             await self._closing.wait()
         _cut(request)
         return response

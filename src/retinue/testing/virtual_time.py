@@ -342,7 +342,7 @@ class VirtualClock:
 
     async def sleep(self, seconds: float) -> None:
         """Wait in the loop's time, which no `jump` makes longer or shorter."""
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)  # sleep: virtual time
 
     def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         return self._loop.call_later(seconds, call).cancel

@@ -16,7 +16,6 @@ from retinue.testing.fault_kit.stage import Broken, Stage
 
 ROUNDS = 3
 MANY = 20
-MOMENT_S = 0.1  # for something that is to happen while something else is under way
 
 NOT_LOST = (Outcome.DELIVERED, Outcome.UNKNOWN)
 
@@ -122,8 +121,11 @@ async def _said_while_away(stage: Stage) -> None:
 async def _no_line(stage: Stage) -> None:
     await both_ways(stage)
     stage.refuse()
-    sending = asyncio.create_task(stage.send())
-    await asyncio.sleep(MOMENT_S)
+    lost, sending = stage.house.lines_lost, asyncio.create_task(stage.send())
+    await stage.until_true(
+        lambda: bool(stage.house.refusals) or stage.house.lines_lost > lost + 1 or sending.done(),
+        "the connector did not notice that there is no line",
+    )
     await stage.admit()
     outcome = await sending
     if outcome is not Outcome.DELIVERED:
@@ -144,7 +146,9 @@ async def _half_open(stage: Stage) -> None:
     text = stage.words("answer")
     stage.freeze()
     stage.break_at(text.split()[-1], Break.FROZEN)  # also where each thing that is sent has a line of its own
-    if (outcome := await stage.send(text)) not in NOT_LOST:
+    sending = asyncio.create_task(stage.send(text))
+    await stage.outlast_silence(sending)
+    if (outcome := await sending) not in NOT_LOST:
         raise Broken(f"nobody could know what came of it, and yet it ended as {outcome}")
     await stage.until_ready(lost=1)
     await both_ways(stage)

@@ -15,7 +15,7 @@ from retinue.testing.fault_kit.house import House, Mishap, parcel_to
 from retinue.testing.fault_kit.killing import JOURNAL, REACHED
 from retinue.testing.fault_kit.stage import INSTANCE, surroundings_in
 
-LONG_S = 60.0  # by then whoever was to kill us is dead themselves
+LONG_S = 300.0  # by then whoever was to kill us is dead themselves
 
 
 class FileHouse(House):
@@ -32,7 +32,7 @@ class FileHouse(House):
                 journal.flush()
                 os.fsync(journal.fileno())
         (self.folder / REACHED).touch()
-        await asyncio.sleep(LONG_S)
+        await asyncio.sleep(LONG_S)  # sleep: until it is killed
         raise AssertionError("nobody killed us")
 
 

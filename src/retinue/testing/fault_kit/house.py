@@ -8,11 +8,9 @@ import asyncio
 import json
 from collections import deque
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from time import monotonic
-from typing import Any, cast
+from typing import cast
 
 from retinue.connectors.base import Connector, DeliveryFailed, Incoming, LineLost, Parcel
 from retinue.domain import address
@@ -20,30 +18,23 @@ from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.trust import Trust
+from retinue.real import RealClock
 from retinue.testing.fake_clock import START
 
 HASTE = 20.0
-"""How many seconds pass for a connector in one of ours."""
+"""How many times shorter a connector's pauses are here."""
 
 PAUSE_S = 0.02  # before a broken line, or a refused parcel, is tried again
-DELIVER_S_MAX = 10.0
-GIVE_UP_S = 15.0
+DELIVER_S_MAX = 120.0
+TRIES_MAX = 5000  # with their pauses, longer than any place takes to come back
 
 
-class HastyClock:
-    """A clock for connectors that wait long for a server that is gone: so much sooner here."""
-
-    def __init__(self) -> None:
-        self._opened = monotonic()
-
-    def now(self) -> datetime:
-        return datetime.now(UTC) + timedelta(seconds=(monotonic() - self._opened) * (HASTE - 1))
+class HastyClock(RealClock):
+    """Pauses are short here: a connector that waits before it tries again does so sooner. Limits are as long as ever,
+    so that a busy machine does not reach them."""
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / HASTE)
-
-    def later(self, seconds: float, call: Any) -> Any:
-        return asyncio.get_running_loop().call_later(seconds / HASTE, call).cancel
+        await asyncio.sleep(seconds / HASTE)  # sleep: the pause that a connector asked for
 
 
 class FileShelf:
@@ -139,12 +130,11 @@ class House:
             except Exception:  # noqa: BLE001 - whatever comes out of a connector is a broken line
                 pass
             self.lines_lost += 1
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(PAUSE_S)  # sleep: the house pauses before it calls again
 
     async def send(self, connector: Connector, parcel: Parcel) -> Outcome:
         """As the outbox: what was refused is tried again, and what is in doubt only where that is safe."""
-        began = monotonic()
-        while monotonic() - began < GIVE_UP_S:
+        for _ in range(TRIES_MAX):
             try:
                 async with asyncio.timeout(DELIVER_S_MAX):
                     delivery = await connector.deliver(parcel)
@@ -158,7 +148,7 @@ class House:
             else:
                 assert delivery.receipt, "a delivery without a receipt proves nothing"
                 return Outcome.DELIVERED
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(PAUSE_S)  # sleep: the outbox pauses before it tries again
         return Outcome.GAVE_UP
 
 

@@ -13,14 +13,13 @@ from retinue.connectors.irc import KIND
 from retinue.connectors.irc.connector import IrcConnector
 from retinue.connectors.irc.settings import IrcSettings
 from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
-from retinue.testing.fault_kit.looking import looking
 from retinue.testing.ports import HOST, free_port
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 
 NICK = "house"
 PERSON = "maria"
 PASSWORD = "open sesame"
 OTHER_PASSWORD = "something else"
-START_S_MAX = 10.0
 
 _SETTINGS = """
 [Global]
@@ -82,8 +81,7 @@ class Ngircd:
         self._process = await asyncio.create_subprocess_exec(
             program, "-n", "-f", str(settings), stdin=nowhere, stdout=nowhere, stderr=nowhere
         )
-        async with asyncio.timeout(START_S_MAX):
-            await looking(lambda: _answers(self.port))
+        await wait_until(lambda: _answers(self.port), "ngircd answers")
 
     def _tls(self) -> str:
         if self.certificate is None:
@@ -142,7 +140,7 @@ class Person:
         if self._writer is not None and self._writer.can_write_eof():
             self._writer.write_eof()
         if self._reading is not None:
-            await asyncio.wait([self._reading], timeout=START_S_MAX)
+            await asyncio.wait([self._reading], timeout=WAIT_LIMIT_S)
             self._reading.cancel()
         if self._writer is not None:
             self._writer.close()
@@ -170,8 +168,7 @@ class Person:
         return self.names[room]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(START_S_MAX):
-            await looking(holds, every_s=0.001)
+        await wait_until(holds, "the server has said it", poll_s=0.001, describe=lambda: self.lines[-50:])
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while raw := await _next(reader):
@@ -264,8 +261,8 @@ class IrcBench(PlainBench):
             nick=NICK,
             rooms=(self.room, self.other_room),
             password_env="PASSWORD",
-            silence_s=10.0,
-            answer_s=40.0,
+            silence_s=1200.0,
+            answer_s=60.0,
             flood_lines=1000,
         )
         return KIND.make(settings, surroundings)
@@ -273,9 +270,9 @@ class IrcBench(PlainBench):
     async def ready(self, connector: Connector | None) -> None:
         rooms = {self.room, self.other_room}
         if isinstance(connector, IrcConnector):
-            await looking(lambda: rooms <= connector.inside)
+            await wait_until(lambda: rooms <= connector.inside, "the connector is in its rooms")
         else:
-            await looking(self._somebody_came)
+            await wait_until(self._somebody_came, "the connector of another process is in its rooms")
 
     async def _somebody_came(self) -> bool:
         present = [await self.person.present(room) for room in (self.room, self.other_room)]

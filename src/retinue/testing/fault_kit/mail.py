@@ -16,9 +16,9 @@ from retinue.connectors.mail.addresses import digest
 from retinue.connectors.mail.settings import MailSettings, Security
 from retinue.real import RealClock
 from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
-from retinue.testing.fault_kit.looking import looking
 from retinue.testing.fault_kit.stage import SHELF
 from retinue.testing.mail_office import AUTHSERV, HOUSE, Office, running_office
+from retinue.testing.waiting import wait_until
 
 PASSWORD = "secret-house"
 ROOT = "beginning@example.org"  # the mail that every thread here goes back to
@@ -77,7 +77,7 @@ class MailBench(PlainBench):
             smtp_security=Security.NONE,
             authserv_id=AUTHSERV,
             idle_s=20.0,
-            answer_s=2.0,
+            answer_s=60.0,
             mails_per_hour=10_000,
         )
         return KIND.make(settings, surroundings)
@@ -85,7 +85,9 @@ class MailBench(PlainBench):
     async def ready(self, connector: Connector | None) -> None:
         """Once it has looked into the mailbox for the first time: what lay there before is not for it."""
         shelf = self._folder / SHELF
-        await looking(lambda: shelf.exists() and "heard/INBOX" in shelf.read_text())
+        await wait_until(
+            lambda: shelf.exists() and "heard/INBOX" in shelf.read_text(), "it has looked into the mailbox"
+        )
 
     async def say(self, room: str, text: str) -> None:
         who = room.partition("@")[0]
@@ -110,7 +112,7 @@ class MailBench(PlainBench):
             case Trouble.FORBIDS:
                 self.office.close_mailbox(closed=True)
             case Trouble.REVOKED:
-                self.office.set_password("house", "another")
+                await asyncio.to_thread(self.office.set_password, "house", "another")
             case Trouble.REPEATS:
                 self._twice = True
             case _:
@@ -118,5 +120,6 @@ class MailBench(PlainBench):
 
     async def end(self, trouble: Trouble) -> None:
         self.office.close_mailbox(closed=False)
-        self.office.set_password("house", PASSWORD)
+        if trouble is Trouble.REVOKED:
+            await asyncio.to_thread(self.office.set_password, "house", PASSWORD)
         self._twice = False

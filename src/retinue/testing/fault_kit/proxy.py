@@ -77,6 +77,11 @@ class Proxy:
         for pair in self._pairs:
             pair.frozen = True
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether somebody still holds a line that is half open."""
+        return any(pair.frozen for pair in self._pairs)
+
     def drip(self) -> None:
         """Pass everything on in small pieces, each after a moment."""
         self._drips = True
@@ -153,7 +158,7 @@ class Proxy:
             writer.write(piece)
             await writer.drain()
             if self._drips:
-                await asyncio.sleep(DRIP_S)
+                await asyncio.sleep(DRIP_S)  # sleep: the slow line is the fault
 
 
 async def _next(reader: asyncio.StreamReader) -> bytes:

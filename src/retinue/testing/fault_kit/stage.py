@@ -15,12 +15,14 @@ from retinue.connectors.base import Connector, Incoming, Surroundings
 from retinue.real import new_chance
 from retinue.testing.fault_kit.bench import At, Bench
 from retinue.testing.fault_kit.house import FileShelf, HastyClock, House, Outcome, parcel_to
-from retinue.testing.fault_kit.looking import looking
 from retinue.testing.fault_kit.proxy import Break, Proxy
+from retinue.testing.loop_time import skip_loop_time
+from retinue.testing.waiting import POLL_S, WAIT_LIMIT_S, wait_until
 
 INSTANCE = "kit"
 SHELF = "shelf.json"
-WAIT_S = 15.0
+SKIP_S = 61.0  # longer than a bench lets its connector wait for an answer
+SILENCE_S_MAX = 24 * 3600.0
 
 
 class Broken(AssertionError):
@@ -83,7 +85,7 @@ class Stage:
         """In good order, as for new settings."""
         assert self.life is not None
         self.life.listening.cancel()
-        done, _ = await asyncio.wait([self.life.listening], timeout=WAIT_S)
+        done, _ = await asyncio.wait([self.life.listening], timeout=WAIT_LIMIT_S)
         if not done:
             raise Broken("listening did not end when it was cancelled")
         self.life = None
@@ -118,6 +120,18 @@ class Stage:
     def freeze(self) -> None:
         for proxy in self.lines.values():
             proxy.freeze()
+
+    async def outlast_silence(self, sending: asyncio.Task[Outcome]) -> None:
+        """Have the connector's time limits pass, whenever a line is frozen, until something is sent or given up, and
+        no such line is left."""
+        skipped_s = 0.0
+        while (frozen := any(proxy.is_frozen for proxy in self.lines.values())) or not sending.done():
+            if skipped_s > SILENCE_S_MAX:
+                raise Broken("the connector keeps a line on which nothing passes any more")
+            if frozen:
+                skip_loop_time(SKIP_S)
+                skipped_s += SKIP_S
+            await asyncio.sleep(POLL_S)  # sleep: the connector acts on it meanwhile; see the loop's condition
 
     def drip(self) -> None:
         for proxy in self.lines.values():
@@ -181,19 +195,19 @@ class Stage:
     async def until(self, done: Callable[[], Awaitable[object]], otherwise: str) -> None:
         """Wait for what ends by itself."""
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(WAIT_LIMIT_S):
                 await done()
-        except TimeoutError:
+        except (TimeoutError, AssertionError):
             raise Broken(otherwise) from None
 
-    async def until_true(self, holds: Callable[[], bool], otherwise: str) -> None:
-        await self.until(lambda: looking(holds), otherwise)
+    async def until_true(self, holds: Callable[[], bool | Awaitable[bool]], otherwise: str) -> None:
+        await self.until(lambda: wait_until(holds, otherwise), otherwise)
 
     async def until_stands(self, text: str, *, room: str | None = None) -> None:
         async def stands() -> bool:
             return text in await self.bench.standing(room or self.bench.room)
 
-        await self.until(lambda: looking(stands), f"what was sent did not arrive: {text}")
+        await self.until_true(stands, f"what was sent did not arrive: {text}")
 
     async def until_all_heard(self) -> None:
         wanted = {text for _, text in self.said}

@@ -55,7 +55,7 @@ class TelegramBench(PlainBench):
 
     def connector(self, surroundings: Surroundings, at: Mapping[str, At]) -> Connector:
         host, port = at["telegram"]
-        settings = TelegramSettings(token_env="BOT", api_base=f"http://{host}:{port}", poll_s=1, timeout_s=1.5)
+        settings = TelegramSettings(token_env="BOT", api_base=f"http://{host}:{port}", poll_s=1, timeout_s=60)
         return KIND.make(settings, surroundings)
 
     async def say(self, room: str, text: str) -> None:

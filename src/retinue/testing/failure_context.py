@@ -1,0 +1,124 @@
+"""What a test has open, so that its failure can be explained: servers, browser pages and seeds.
+
+A helper that opens one of them registers it here. When the test fails, `tests/failure_report.py` asks each for a
+description. One that closes because of the failure is described first, while it still shows what went wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from retinue.logs import TEXT_CHARS_MAX, masked
+
+CLOSED_KEPT_MAX = 4
+SEEDS_KEPT_MAX = 4  # the last one that was tried is the one that failed
+LINES_MAX = 40
+LINE_CHARS_MAX = 300
+SERVER_LOG, WHY, PAGE, TROUBLE = "server log", "why", "page", "description"
+"""The titles of the texts in a description."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """Texts by their titles, and a PNG image if there is something to see."""
+
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    screenshot: bytes = b""
+
+
+Describe = Callable[[BaseException | None], Description]
+"""Describes one thing that a test has open, with the error in view if there is one."""
+
+
+@dataclass(slots=True, eq=False)
+class Subject:
+    """One thing that a test has, or had, open."""
+
+    describe: Describe
+    closed: bool = False
+    _kept: Description | None = None
+
+    def keep(self, error: BaseException | None = None) -> None:
+        """Describe it now, because it will have changed or be gone by the time of the report."""
+        self._kept = self._describe(error)
+
+    def description(self, error: BaseException | None) -> Description:
+        return self._kept or self._describe(error)
+
+    def _describe(self, error: BaseException | None) -> Description:
+        try:
+            return self.describe(error)
+        except Exception as trouble:  # noqa: BLE001 - the failure of the test is reported, whatever else fails
+            said = f"{type(trouble).__name__}: {trouble}"
+            return Description(texts={TROUBLE: f"This part could not be described: {said[:500]}"})
+
+
+_subjects: list[Subject] = []
+_seeds: list[str] = []
+
+
+def register(describe: Describe) -> Subject:
+    """Have something described if the current test fails. Set `closed` when it closes."""
+    subject = Subject(describe)
+    _subjects.append(subject)
+    return subject
+
+
+def close(subject: Subject) -> None:
+    """Something was closed: it is still described if the current test fails, unless many others were closed since."""
+    subject.closed = True
+    closed = [each for each in _subjects if each.closed]
+    for each in closed[:-CLOSED_KEPT_MAX]:
+        _subjects.remove(each)
+
+
+@contextmanager
+def explained(describe: Describe) -> Generator[Subject]:
+    """Register something for as long as it is open. An exception that ends the block has it described at once."""
+    subject = register(describe)
+    try:
+        yield subject
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        subject.keep(error)
+        raise
+    finally:
+        close(subject)
+
+
+def register_seed(seed: str) -> None:
+    """Name a seed that decides what the current test does."""
+    if seed not in _seeds:
+        _seeds.append(seed)
+        del _seeds[:-SEEDS_KEPT_MAX]
+
+
+def subjects() -> list[Subject]:
+    """Everything registered, oldest first."""
+    return list(_subjects)
+
+
+def seeds() -> list[str]:
+    return list(_seeds)
+
+
+def forget(*, all_but: list[Subject]) -> None:
+    """The test is over: forget its seeds and what it opened, but not what was open before and still is."""
+    _subjects[:] = [each for each in _subjects if each in all_but and not each.closed]
+    _seeds.clear()
+
+
+def last_lines(text: str, lines_max: int = LINES_MAX) -> str:
+    """The last lines of a text, redacted, each of them bounded."""
+    lines = text.splitlines()
+    kept = masked("\n".join(lines[-lines_max:])[-TEXT_CHARS_MAX:]).splitlines()
+    left_out = len(lines) - lines_max
+    head = [f"({left_out} earlier lines left out)"] if left_out > 0 else []
+    return "\n".join([*head, *map(clipped, kept)])
+
+
+def clipped(line: str) -> str:
+    return line if len(line) <= LINE_CHARS_MAX else f"{line[: LINE_CHARS_MAX - 1]}…"

@@ -1,0 +1,55 @@
+"""Move the time of the running event loop on, so that a limit passes without anyone waiting for it.
+
+A limit of the product stays long, so that a busy machine never reaches it. The test that is about the limit skips it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from retinue.testing.waiting import POLL_S
+
+
+class _LoopTime:
+    """The time of one loop: its own, and what was skipped so far."""
+
+    def __init__(self, own: Callable[[], float]) -> None:
+        self._own = own
+        self.skipped_s = 0.0
+
+    def __call__(self) -> float:
+        return self._own() + self.skipped_s
+
+
+def skip_loop_time(seconds: float) -> None:
+    """End every sleep and every limit of the running loop that has no more than this left. They end once the caller
+    awaits something. The loop stays ahead from then on."""
+    loop = asyncio.get_running_loop()
+    time = loop.time
+    if not isinstance(time, _LoopTime):
+        time = _LoopTime(time)
+        setattr(loop, "time", time)  # noqa: B010 - to a type checker a method is no place to put something
+    time.skipped_s += seconds
+
+
+@asynccontextmanager
+async def skipping_loop_time(seconds: float, *, each_time: Callable[[], int]) -> AsyncGenerator[None]:
+    """Within the block, skip this much each time the count goes up: what is counted are things that hang, each of which
+    has a limit to end it."""
+
+    async def skip() -> None:
+        skipped = 0
+        while True:
+            while skipped < each_time():
+                skip_loop_time(seconds)
+                skipped += 1
+            await asyncio.sleep(POLL_S)  # sleep: before it counts again
+
+    skipping = asyncio.create_task(skip())
+    try:
+        yield
+    finally:
+        skipping.cancel()
+        await asyncio.gather(skipping, return_exceptions=True)
