@@ -4,12 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
+# Tests start hundreds of servers: compiling the source anew for each would take half of their time.
+unexport PYTHONDONTWRITEBYTECODE
 # Passed on to the command behind a target: make test ARGS="-k inbox -x"
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow check format-check lint types imports generated bench crash spec docs \
-	verify-providers generate requirements clean system injection web web-check
+.PHONY: help setup run test test-slow affected mutants steady clean-machine check format-check lint types imports \
+	generated bench crash spec spec-if-fresh docs verify-providers generate requirements clean system injection web \
+	web-check
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,11 +99,24 @@ run: setup ## open the house in the foreground
 
 # --- tests ---
 
-# So many at once, each with whole files: most of the time a test waits for a process, a disk or a browser.
-WORKERS := 2
+# So many at once, each with whole files, the longest first: often a test waits for a process, a disk or a browser.
+WORKERS := 3
 
 test: setup system web ## every test but the slow ones (WORKERS=1 one after the other)
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --retry-real \
+		--group-seconds --durations 20 $(ARGS)
+
+steady: setup system web ## three rounds of the tests under strain: prints each that does not agree with itself
+	@$(BIN)/python scripts/steady.py $(ARGS)
+
+clean-machine: ## .ci/run in a fresh clone, with an empty HOME, no cache, a strict umask and more (ARGS=--list)
+	@$(PYTHON) scripts/clean_machine.py $(ARGS)
+
+affected: setup system web ## the tests that a change can best fail, in about a minute (ARGS=--list says which and why)
+	@$(BIN)/python -m scripts.affected $(ARGS)
+
+mutants: setup system web ## plant small defects one at a time, and count those that a test notices (an hour)
+	@$(BIN)/python -m scripts.mutants $(ARGS)
 
 test-slow: $(VENV)/.slow system web ## the slow tests, with all 500 seeds and three months
 	@RETINUE_SEEDS=500 $(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
@@ -129,33 +145,43 @@ injection: build/injection/.installed ## attacks of a published suite, through t
 verify-providers: setup ## ask the real APIs whose keys are set, at your cost (ARGS=--yes goes ahead)
 	@$(BIN)/python scripts/verify_providers.py $(ARGS)
 
-spec: setup ## which checklist lines have a passing test
+spec: setup ## which checklist lines the last test run shows (ARGS=--run runs the marked tests first)
 	@$(BIN)/python tests/spec_report.py $(ARGS)
 
 # --- what a reviewer would run ---
 
-check: format-check lint types web-check imports generated docs spec ## form, types, imports, generated files, links, checklist
+# Types take as long as all the others. Those run one after the other: some read what `generated` may write.
+OTHERS := format-check lint web-check imports generated docs spec-if-fresh
+
+check: setup web ## form, types, imports, generated files, links, checklist
+	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory --keep-going $(OTHERS); others=$$?; \
+		wait $$types && exit $$others
+
+TIMED = @$(PYTHON) scripts/timed.py $@
+
+spec-if-fresh: setup
+	@$(BIN)/python tests/spec_report.py --if-fresh
 
 format-check: setup
-	@$(BIN)/ruff format --check
+	$(TIMED) $(BIN)/ruff format --check
 
 lint: setup
-	@$(BIN)/ruff check
+	$(TIMED) $(BIN)/ruff check
 
 types: setup
-	@$(BIN)/pyright
+	$(TIMED) $(BIN)/pyright
 
 web-check: web
-	@cd web && npm run check --silent
+	$(TIMED) npm run check --silent --prefix web
 
 imports: setup
-	@$(BIN)/python -m pytest -q tests/test_imports.py
+	$(TIMED) $(BIN)/python -m pytest -q tests/test_imports.py
 
 generated: setup
-	@$(BIN)/python scripts/generate.py --check
+	$(TIMED) $(BIN)/python scripts/generate.py --check
 
 docs: setup ## check that every relative link in the docs leads somewhere
-	@$(BIN)/python scripts/check_links.py
+	$(TIMED) $(BIN)/python scripts/check_links.py
 
 generate: setup ## write the files that are made from the code
 	@$(BIN)/python scripts/generate.py
