@@ -6,14 +6,30 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
+from retinue.store.opening import prepare_postgres
 from retinue.testing.postgres import PostgresMissing, PostgresServer, running_server
 
-pytest_plugins = ["spec_plugin", "pytester", "retinue.testing.fault_kit.pytest_plugin"]
+pytest_plugins = [
+    "spec_plugin",
+    "timing_plugin",
+    "retry_plugin",
+    "steady_plugin",
+    "failure_report",
+    "pytester",
+    "retinue.testing.fault_kit.pytest_plugin",
+]
 
 # A machine that has much to do is no fault of what is tested.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples each time, so that a run says the same twice; `make test-slow` draws others.
+settings.register_profile(
+    "patient",
+    deadline=None,
+    derandomize="RETINUE_SEEDS" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("patient")
 
 # Whoever runs the tests may have keys, and no test is to spend them.
@@ -39,8 +55,23 @@ def postgres_server() -> Iterator[PostgresServer]:
         pytest.skip(str(missing))
 
 
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: PostgresServer) -> Iterator[str]:
+    """The name of a database with all tables and nothing in them: a copy is made faster than they are."""
+    with postgres_server.fresh_database() as url:
+        prepare_postgres(sa.make_url(url))
+        yield str(sa.make_url(url).database)
+
+
 @pytest.fixture
-def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """The url of a fresh, empty PostgreSQL database."""
+def postgres_url(postgres_server: PostgresServer, postgres_template: str) -> Iterator[str]:
+    """The url of a fresh PostgreSQL database, as a server leaves it when it opens for the first time."""
+    with postgres_server.fresh_database(postgres_template) as url:
+        yield url
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The url of a fresh, empty PostgreSQL database, for what opening makes of it."""
     with postgres_server.fresh_database() as url:
         yield url

@@ -23,16 +23,37 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecLines:
-    """Every line, who owns it, and which are ruled out. Each line has exactly one owner."""
+    """Every line, who owns it, what it consists of, and what of it cannot hold or does not hold yet.
+
+    Each line has exactly one owner. A line with clauses counts when each of them is shown.
+    """
 
     systems: tuple[System, ...]
     owner_of: Mapping[str, str]
     ruled_out: Mapping[str, str]
+    clauses: Mapping[str, Mapping[str, str]]
+    partly: Mapping[str, str]
 
     @property
     def owners(self) -> tuple[str, ...]:
         """The owners, in the order of the file."""
         return tuple(dict.fromkeys(self.owner_of.values()))
+
+    def marks_of(self, line: str) -> tuple[str, ...]:
+        """The marks that show a line: one for each of its clauses, or the line itself."""
+        return tuple(f"{line}.{clause}" for clause in self.clauses.get(line, ())) or (line,)
+
+    def refuse(self, mark: str) -> str | None:
+        """Why a test cannot have this mark, or None if it can."""
+        line, _, clause = mark.partition(".")
+        if line not in self.owner_of:
+            return f"no such line: {mark}"
+        if mark in self.marks_of(line):
+            return None
+        if line not in self.clauses:
+            return f"no such clause: {mark} ({line} counts as one)"
+        problem = f"no such clause: {mark}" if clause else f"{line} has several clauses"
+        return f"{problem} (choose from {', '.join(self.marks_of(line))})"
 
 
 def read_spec_lines(path: Path = SPEC_FILE) -> SpecLines:
@@ -53,7 +74,16 @@ def read_spec_lines(path: Path = SPEC_FILE) -> SpecLines:
         raise ValueError(f"without an owner, or without a system: {gather(strays)}")
     if strays := set(table["ruled_out"]) - existing:
         raise ValueError(f"ruled out, but in no system: {gather(strays)}")
-    return SpecLines(systems=systems, owner_of=owner_of, ruled_out=table["ruled_out"])
+    if strays := set(table["clauses"]) - existing:
+        raise ValueError(f"with clauses, but in no system: {gather(strays)}")
+    clauses: dict[str, dict[str, str]] = table["clauses"]
+    if few := [line for line, words in clauses.items() if len(words) < 2]:
+        raise ValueError(f"with fewer than two clauses: {gather(few)}")
+    partly: dict[str, str] = table["partly"]
+    known = existing | {f"{line}.{clause}" for line, words in clauses.items() for clause in words}
+    if strays := set(partly) - known:
+        raise ValueError(f"partly, but neither a line nor a clause: {', '.join(sorted(strays))}")
+    return SpecLines(systems=systems, owner_of=owner_of, ruled_out=table["ruled_out"], clauses=clauses, partly=partly)
 
 
 def spread(ranges: str) -> Iterator[str]:

@@ -1,63 +1,117 @@
-"""A pytest plug-in: `@pytest.mark.spec("H12", "D3")` says which checklist lines a test shows.
+"""A pytest plugin: `@pytest.mark.spec("H12", "C113.model")` says which checklist lines or clauses a test shows.
 
-A line is shown when at least one test that names it passes and none that names it fails.
+Every run keeps how the marked tests ended, and on which content, for `make spec`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from spec_lines import read_spec_lines
+from spec_results import RESULTS, MarkedTest, Outcome, Results, keep_results, read_content
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--spec-results", metavar="FILE", help="write which checklist lines the tests of this run show")
+MARKED = "spec marks"
+Marked = dict[str, dict[str, Any]]  # the arguments of a MarkedTest, in the simple types that processes exchange
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    is_worker = hasattr(config, "workerinput")  # one of several that share the tests: another keeps the score
-    results = None if is_worker else config.getoption("--spec-results")
-    config.pluginmanager.register(SpecPlugin(results), "spec-lines")
+    config.pluginmanager.register(SpecMarks(config), "spec-marks")
+    if not hasattr(config, "workerinput"):  # a worker reports to the process that started it
+        config.pluginmanager.register(SpecResults(config), "spec-results")
 
 
-LINES = "spec lines"
+class SpecMarks:
+    """Refuses marks that name no line or clause, and notes the others on the test's report."""
 
-
-class SpecPlugin:
-    """Refuses marks that name no line, and keeps the score of a run."""
-
-    def __init__(self, results: str | None) -> None:
-        self._results = results
-        self._known = frozenset(read_spec_lines().owner_of)
-        self._passed: set[str] = set()
-        self._failed: set[str] = set()
+    def __init__(self, config: pytest.Config) -> None:
+        self._spec = read_spec_lines()
+        self._config = config
 
     @pytest.hookimpl(tryfirst=True)  # before -m and -k drop any, so that a wrong mark is never overlooked
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         complaints: list[str] = []
+        collected: Marked = {}
         for item in items:
-            marks = list(item.iter_markers("spec"))
-            complaints += [f"{item.nodeid}: spec() names no line" for mark in marks if not mark.args]
-            lines = [line for mark in marks for line in mark.args]
-            complaints += [f"{item.nodeid}: no such line: {line}" for line in lines if line not in self._known]
-            item.user_properties.append((LINES, lines))  # so the report tells, wherever the test is run
+            found = list(item.iter_markers("spec"))
+            complaints += [f"{item.nodeid}: spec() names no line" for mark in found if not mark.args]
+            marks = [mark for each in found for mark in each.args]
+            complaints += [f"{item.nodeid}: {why}" for mark in marks if (why := self._spec.refuse(mark))]
+            if marks:
+                collected[item.nodeid] = {"marks": marks, "slow": item.get_closest_marker("slow") is not None}
+                item.user_properties.append((MARKED, collected[item.nodeid]))
         if complaints:
             raise pytest.UsageError(*complaints)
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput[MARKED] = collected  # type: ignore[attr-defined]
+        elif (results := self._config.pluginmanager.get_plugin("spec-results")) is not None:
+            results.note_collection(collected)
+
+
+class SpecResults:
+    """Keeps how the marked tests of a run ended, whichever process ran them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._root = config.rootpath
+        self._takes_every_file = takes_every_file(config)
+        self._content = read_content(self._root)
+        self._marked: Marked = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._collected = False
+        self._collection_failed = False
+        self._problem = ""
+
+    def note_collection(self, collected: Marked) -> None:
+        """Note every marked test there is, those that -m or -k leave out included."""
+        self._marked.update(collected)
+        self._collected = True
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        if (collected := getattr(node, "workeroutput", {}).get(MARKED)) is not None:
+            self.note_collection(collected)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._collection_failed |= report.failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        lines: Sequence[str] = next((value for name, value in report.user_properties if name == LINES), ())  # type: ignore[assignment]
+        for name, marked in report.user_properties:
+            if name == MARKED:
+                self._marked[report.nodeid] = cast(dict[str, Any], marked)
         if report.failed:
-            self._failed.update(lines)
-        elif report.passed and report.when == "call":
-            self._passed.update(lines)
+            self._outcomes[report.nodeid] = Outcome.FAILED
+        elif report.skipped:
+            self._outcomes.setdefault(report.nodeid, Outcome.SKIPPED)
+        elif report.when == "call":
+            self._outcomes.setdefault(report.nodeid, Outcome.PASSED)
 
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
-        was_whole = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-        if self._results is None or not was_whole:
+    def pytest_sessionfinish(self) -> None:
+        """Keep what ran, also of an interrupted run; a problem here is reported, and fails no test."""
+        tests = {
+            name: MarkedTest(
+                marks=tuple(marked["marks"]), slow=marked["slow"], outcome=self._outcomes.get(name, Outcome.NOT_RUN)
+            )
+            for name, marked in self._marked.items()
+        }
+        if all(test.outcome is Outcome.NOT_RUN for test in tests.values()):
             return
-        path = Path(self._results)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"shown": sorted(self._passed - self._failed), "failed": sorted(self._failed)}))
+        try:
+            if changed := read_content(self._root).changed_since(self._content):
+                self._problem = f"{changed[0]} changed while the tests ran"
+                return
+            all_collected = self._collected and self._takes_every_file and not self._collection_failed
+            keep_results(self._root / RESULTS, Results(content=self._content, tests=tests, all_collected=all_collected))
+        except OSError as problem:
+            self._problem = str(problem)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._problem:
+            terminalreporter.write_line(f"The results for make spec were not kept: {self._problem}", yellow=True)
+
+
+def takes_every_file(config: pytest.Config) -> bool:
+    """Whether every test file is collected: no path is given, and none is left out."""
+    narrowing = ("ignore", "ignore_glob", "lf")
+    return config.args_source is not pytest.Config.ArgsSource.ARGS and not any(
+        config.getoption(option, None) for option in narrowing
+    )

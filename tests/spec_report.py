@@ -1,57 +1,171 @@
-"""`make spec`: run the tests that name checklist lines, and say which lines they show."""
+"""`make spec`: say which checklist lines the tests show, by the results of the last run."""
 
 from __future__ import annotations
 
-import json
+import argparse
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
-import pytest
 from spec_lines import SpecLines, System, gather, read_spec_lines
+from spec_results import RESULTS, Content, Outcome, Results, read_content, read_results
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "build" / "spec.json"
+RUN = ("-m", "pytest", "-q", "-m", "spec and not slow", "--numprocesses", "2", "--dist", "loadfile")
+REFRESH = "run: make test, or make spec ARGS=--run for the marked tests alone"
+NAMES_MAX = 5
 
 
-def main(arguments: list[str]) -> int:
-    """Print the report and return 0; return pytest's code, with what it printed, if a marked test fails."""
-    RESULTS.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "spec", "--spec-results", str(RESULTS), *arguments]
-    tests = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    failed = tests.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-    if failed:
-        print(tests.stdout)
-    if RESULTS.exists():
-        shown = set(json.loads(RESULTS.read_text())["shown"])
-        print(*report(read_spec_lines(), shown), sep="\n")
-    return tests.returncode if failed else 0
+class Standing(StrEnum):
+    """What the results say of a line."""
+
+    SHOWN = "shown"
+    PARTLY = "partly"
+    FAILED = "failed"
+    NOT_RUN = "not run"
+    MISSING = "missing"
 
 
-def report(spec: SpecLines, shown: set[str]) -> Iterator[str]:
-    """Per system and owner what is shown and what is missing, then the sums."""
-    shown = shown - set(spec.ruled_out)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What the results say of every line, and the marks that keep a line from being shown."""
+
+    standing: dict[str, Standing]
+    open_marks: dict[str, list[str]]
+    partial: bool
+
+    def of(self, *standings: Standing) -> set[str]:
+        """The lines that stand so."""
+        return {line for line, standing in self.standing.items() if standing in standings}
+
+
+def main(arguments: list[str], root: Path = ROOT) -> int:
+    """Print the report and return 0; return 1 if there are none, if they are stale, or if a marked test failed."""
+    parser = argparse.ArgumentParser(prog="make spec", description=__doc__, epilog="What follows --run goes to pytest.")
+    parser.add_argument("--run", action="store_true", help="run the marked tests first")
+    parser.add_argument("--if-fresh", action="store_true", help="print the sums only, and never fail")
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not options.run:
+        parser.error(f"unknown arguments: {' '.join(rest)}")
+    ended = subprocess.run([sys.executable, *RUN, *rest], cwd=root, check=False).returncode if options.run else 0
+    results = read_results(root / RESULTS)
+    stale = why_stale(results, read_content(root))
+    if results is None or stale:
+        lines = [f"checklist: {stale}", REFRESH]
+        print("; ".join(lines) if options.if_fresh else "\n".join(lines))
+        return 0 if options.if_fresh else 1
+    spec = read_spec_lines()
+    score = count(spec, results)
+    print(*(sums(spec, score) if options.if_fresh else report(spec, results, score)), sep="\n")
+    return 0 if options.if_fresh else ended or int(bool(_failed_tests(results)))
+
+
+def why_stale(results: Results | None, content: Content) -> str | None:
+    """Why the results say nothing about this content, or None if they do."""
+    if results is None:
+        return "there are no test results"
+    if changed := content.changed_since(results.content):
+        more = f" and {len(changed) - NAMES_MAX} more" if len(changed) > NAMES_MAX else ""
+        files = "file has" if len(changed) == 1 else "files have"
+        names = ", ".join(changed[:NAMES_MAX])
+        return f"{len(changed)} {files} changed since the tests ran at {results.content.revision}: {names}{more}"
+    return None
+
+
+def count(spec: SpecLines, results: Results) -> Score:
+    """Count a line as shown if each of its marks has a passing test and no failing one, and it is not partly."""
+    by_mark: dict[str, set[Outcome]] = {}
+    for test in results.tests.values():
+        for mark in test.marks:
+            by_mark.setdefault(mark, set()).add(test.outcome)
+    shown = {
+        mark for mark, outcomes in by_mark.items() if Outcome.PASSED in outcomes and Outcome.FAILED not in outcomes
+    }
+    shown -= set(spec.partly)
+    standing: dict[str, Standing] = {}
+    open_marks: dict[str, list[str]] = {}
+    for line in spec.owner_of:
+        marks = spec.marks_of(line)
+        outcomes = [by_mark.get(mark, set[Outcome]()) for mark in marks]
+        open_marks[line] = [mark for mark in marks if mark not in shown]
+        if any(Outcome.FAILED in each for each in outcomes):
+            standing[line] = Standing.FAILED
+        elif not open_marks[line] and line not in spec.partly:
+            standing[line] = Standing.SHOWN
+        elif any(Outcome.PASSED in each for each in outcomes):
+            standing[line] = Standing.PARTLY
+        elif any(outcomes) or not results.all_collected:
+            standing[line] = Standing.NOT_RUN
+        else:
+            standing[line] = Standing.MISSING
+    return Score(standing=standing, open_marks=open_marks, partial=results.are_partial)
+
+
+def report(spec: SpecLines, results: Results, score: Score) -> Iterator[str]:
+    """What the results are of, then per system and owner where its lines stand, then the sums."""
+    yield from describe(results)
+    yield ""
     for system in spec.systems:
         yield system.name
-        yield from _by_owner(spec, system, shown)
+        yield from _by_owner(spec, system, score)
         yield ""
+    yield from sums(spec, score)
+
+
+def describe(results: Results) -> Iterator[str]:
+    """Where the results are from, whether they are whole, and which tests failed."""
+    ran = [test for test in results.tests.values() if test.outcome is not Outcome.NOT_RUN]
+    known = f" of {len(results.tests)}" if results.all_collected else ""
+    kind = "results of a partial run" if results.are_partial else "results"
+    yield f"{kind} at {results.content.revision}: {len(ran)}{known} marked tests ran"
+    if results.are_partial:
+        yield REFRESH
+    if slow := sum(test.slow and test.outcome is Outcome.NOT_RUN for test in results.tests.values()):
+        yield f"{slow} slow marked tests did not run: make test-slow"
+    yield from (f"failed: {name}" for name in _failed_tests(results))
+
+
+def sums(spec: SpecLines, score: Score) -> Iterator[str]:
+    """How many lines are shown, per system and in all."""
+    shown = score.of(Standing.SHOWN) - set(spec.ruled_out)
     for system in spec.systems:
         yield f"{system.letter} {len(shown.intersection(system.lines))}/{len(system.lines)}"
-    yield f"total {len(shown)}/{len(spec.owner_of)}"
+    partly = len(score.of(Standing.PARTLY) - set(spec.ruled_out))
+    yield f"total {len(shown)}/{len(spec.owner_of)}, {partly} partly" + (" (partial run)" if score.partial else "")
 
 
-def _by_owner(spec: SpecLines, system: System, shown: set[str]) -> Iterator[str]:
-    open_lines = [line for line in system.lines if line not in spec.ruled_out]
+def _by_owner(spec: SpecLines, system: System, score: Score) -> Iterator[str]:
+    countable = {line for line in system.lines if line not in spec.ruled_out}
     for owner in spec.owners:
-        owned = {line for line in open_lines if spec.owner_of[line] == owner}
-        if owned & shown:
-            yield f"  {owner:<8} shown    {gather(owned & shown)}"
-        if owned - shown:
-            yield f"  {owner:<8} missing  {gather(owned - shown)}"
+        owned = {line for line in countable if spec.owner_of[line] == owner}
+        for standing in Standing:
+            lines = owned & score.of(standing)
+            if standing is Standing.PARTLY:
+                for line in sorted(lines, key=system.lines.index):
+                    yield f"  {owner:<8} {standing:<8} {line}{_what_is_open(spec, score, line)}"
+            elif lines:
+                yield f"  {owner:<8} {standing:<8} {gather(lines)}"
     for line in system.lines:
         if reason := spec.ruled_out.get(line):
             yield f"  ruled out {line}: {reason}"
+
+
+def _what_is_open(spec: SpecLines, score: Score, line: str) -> str:
+    """What of a line is not shown, each with the reason where one is given."""
+    marks = [mark for mark in score.open_marks[line] if mark != line]
+    clauses = [mark.partition(".")[2] + _reason(spec, mark) for mark in marks]
+    return (f" without {'; '.join(clauses)}" if clauses else "") + _reason(spec, line)
+
+
+def _reason(spec: SpecLines, key: str) -> str:
+    return f": {spec.partly[key]}" if key in spec.partly else ""
+
+
+def _failed_tests(results: Results) -> list[str]:
+    return sorted(name for name, test in results.tests.items() if test.outcome is Outcome.FAILED)
 
 
 if __name__ == "__main__":

@@ -1,34 +1,64 @@
-"""The checklist itself, the plug-in that keeps its score, and the report."""
+"""The checklist itself, the plugin that keeps the results of marked tests, and the report that reads them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from spec_lines import SPEC_FILE, gather, read_spec_lines, spread
-from spec_report import report
+from spec_lines import SPEC_FILE, SpecLines, gather, read_spec_lines, spread
+from spec_report import REFRESH, Standing, count, main, report
+from spec_results import RESULTS, Content, MarkedTest, Outcome, Results, read_content, read_results
+
+from retinue.domain.nouns import replace
 
 RunTests = Callable[..., pytest.RunResult]
+PASSED, FAILED, SKIPPED, NOT_RUN = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.NOT_RUN
+CONTENT = Content(files={"src/a.py": "1"}, revision="abc1234")
 
 
 @pytest.fixture
-def run_tests(pytester: pytest.Pytester) -> RunTests:
-    """Run a test file of one's own under the plug-in, apart from this run."""
-    pytester.makeini("[pytest]\nmarkers = spec")
+def run_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> RunTests:
+    """Run a test file of one's own under the plugin, apart from this run."""
+    monkeypatch.setenv("PYTHONPATH", str(SPEC_FILE.parent))  # for runs in processes of their own
+    pytester.makeini("[pytest]\nmarkers =\n    spec\n    slow")
+    (pytester.path / "tests").mkdir()
 
-    def run(source: str, *arguments: str) -> pytest.RunResult:
-        pytester.makepyfile("import pytest\nspec = pytest.mark.spec\n" + source)
+    def run(source: str, *arguments: str, workers: int = 0) -> pytest.RunResult:
+        (pytester.path / "tests" / "test_it.py").write_text("import pytest\nspec = pytest.mark.spec\n" + source)
         plugins = ("-p", "spec_plugin", "-p", "no:cacheprovider")
-        results = ("--spec-results", "out/spec.json")
-        return pytester.runpytest_inprocess(*plugins, *results, *arguments, no_reraise_ctrlc=True)
+        if workers:
+            return pytester.runpytest_subprocess(*plugins, "-n", str(workers), *arguments)
+        return pytester.runpytest_inprocess(*plugins, *arguments, no_reraise_ctrlc=True)
 
     return run
 
 
-def shown_in(folder: Path) -> list[str]:
-    return json.loads((folder / "out" / "spec.json").read_text())["shown"]
+def kept(folder: Path) -> Results:
+    results = read_results(folder / RESULTS)
+    assert results is not None
+    return results
+
+
+def outcomes(folder: Path) -> dict[str, Outcome]:
+    return {name.partition("::test_")[2]: test.outcome for name, test in kept(folder).tests.items()}
+
+
+def results_of(*tests: MarkedTest, all_collected: bool = True) -> Results:
+    return Results(content=CONTENT, tests={str(n): test for n, test in enumerate(tests)}, all_collected=all_collected)
+
+
+def marked(*marks: str, outcome: Outcome = PASSED, slow: bool = False) -> MarkedTest:
+    return MarkedTest(marks=marks, outcome=outcome, slow=slow)
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=folder, check=True)
+
+
+# --- the checklist ---
 
 
 def test_every_line_of_the_four_systems_has_one_owner() -> None:
@@ -39,20 +69,22 @@ def test_every_line_of_the_four_systems_has_one_owner() -> None:
     assert set(spec.ruled_out) == {"H64", "H71"}
 
 
-def test_a_line_owned_twice_is_refused(tmp_path: Path) -> None:
-    twice = tmp_path / "spec_lines.toml"
-    twice.write_text(SPEC_FILE.read_text().replace('front = "', 'front = "H1 '))
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('front = "', 'front = "H1 ', "H1 has two owners: core and front"),
+        ("H1-H7", "H1-H6", "without an owner, or without a system: H7"),
+        ("[clauses.A30]", "[clauses.A91]", "with clauses, but in no system: A91"),
+        ("[clauses.A30]", '[clauses.A31]\nmodel = "x"\n[clauses.A30]', "with fewer than two clauses: A31"),
+        ("[partly]", '[partly]\n"A30.breadth" = "x"', "partly, but neither a line nor a clause: A30.breadth"),
+    ],
+)
+def test_a_checklist_that_contradicts_itself_is_refused(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    changed = tmp_path / "spec_lines.toml"
+    changed.write_text(SPEC_FILE.read_text().replace(old, new, 1))
 
-    with pytest.raises(ValueError, match="H1 has two owners: core and front"):
-        read_spec_lines(twice)
-
-
-def test_a_line_nobody_owns_is_refused(tmp_path: Path) -> None:
-    unowned = tmp_path / "spec_lines.toml"
-    unowned.write_text(SPEC_FILE.read_text().replace("H1-H7", "H1-H6"))
-
-    with pytest.raises(ValueError, match="without an owner, or without a system: H7"):
-        read_spec_lines(unowned)
+    with pytest.raises(ValueError, match=complaint):
+        read_spec_lines(changed)
 
 
 def test_ranges_are_spread_and_gathered_again() -> None:
@@ -60,9 +92,9 @@ def test_ranges_are_spread_and_gathered_again() -> None:
     assert gather(["H11", "H9", "D3", "H10", "H13"]) == "D3 H9-H11 H13"
 
 
-def test_a_line_is_shown_by_a_passing_test_unless_another_fails(pytester: pytest.Pytester, run_tests: RunTests) -> None:
-    outcome = run_tests(
-        """
+# --- what a run keeps ---
+
+SEVERAL = """
 @spec("H1", "D3")
 def test_passes(): pass
 
@@ -80,14 +112,132 @@ def falls_apart():
 
 @spec("H4")
 def test_ends_badly(falls_apart): pass
+
+@pytest.fixture
+def never_begins(): raise OSError
+
+@spec("H5")
+def test_begins_badly(never_begins): pass
+
+def test_of_nothing(): pass
 """
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_keeps_how_each_marked_test_ended(pytester: pytest.Pytester, run_tests: RunTests, workers: int) -> None:
+    outcome = run_tests(SEVERAL, workers=workers)
+
+    outcome.assert_outcomes(passed=4, failed=1, skipped=1, errors=2)
+    assert outcomes(pytester.path) == {
+        "passes": PASSED,
+        "fails_once[True]": PASSED,
+        "fails_once[False]": FAILED,
+        "is_skipped": SKIPPED,
+        "ends_badly": FAILED,
+        "begins_badly": FAILED,
+    }
+    results = kept(pytester.path)
+    assert results.tests["tests/test_it.py::test_passes"].marks == ("H1", "D3")
+    assert not results.are_partial
+
+
+TWO = """
+@spec("H1")
+def test_one(): pass
+
+@spec("H2")
+def test_two(): pass
+"""
+
+
+@pytest.mark.parametrize("arguments", [("-k", "one"), ("tests/test_it.py::test_one",), ("-x", "--ignore", "elsewhere")])
+def test_a_run_of_some_tests_is_partial(
+    pytester: pytest.Pytester, run_tests: RunTests, arguments: tuple[str, ...]
+) -> None:
+    run_tests(TWO, *arguments)
+
+    assert outcomes(pytester.path)["one"] is PASSED
+    assert kept(pytester.path).are_partial
+
+
+def test_a_run_without_the_slow_tests_is_whole(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+    run_tests(TWO + '@spec("H3")\n@pytest.mark.slow\ndef test_three(): pass\n', "-m", "not slow")
+
+    assert outcomes(pytester.path) == {"one": PASSED, "two": PASSED, "three": NOT_RUN}
+    assert not kept(pytester.path).are_partial
+
+
+def test_a_file_that_cannot_be_collected_makes_a_run_partial(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+    (pytester.path / "tests" / "test_broken.py").write_text("import nothing_of_that_name")
+
+    run_tests(TWO, "--continue-on-collection-errors")
+
+    assert outcomes(pytester.path) == {"one": PASSED, "two": PASSED}
+    assert kept(pytester.path).are_partial
+
+
+def test_runs_of_the_same_content_add_up_and_the_newer_outcome_of_a_test_counts(
+    pytester: pytest.Pytester, run_tests: RunTests
+) -> None:
+    flag = pytester.path / "flag"  # no part of the content
+    source = TWO + f"@spec('H3')\ndef test_three(): assert __import__('pathlib').Path({str(flag)!r}).exists()\n"
+    run_tests(source, "-k", "one or three")
+    assert outcomes(pytester.path) == {"one": PASSED, "two": NOT_RUN, "three": FAILED}
+
+    flag.touch()
+    run_tests(source, "tests/test_it.py::test_two", "tests/test_it.py::test_three")
+
+    assert outcomes(pytester.path) == {"one": PASSED, "two": PASSED, "three": PASSED}
+    assert not kept(pytester.path).are_partial, "the first run has seen every test there is"
+
+
+def test_a_run_of_another_content_starts_anew(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+    run_tests(TWO)
+
+    run_tests(TWO + "\n", "-k", "one")
+
+    assert outcomes(pytester.path) == {"one": PASSED, "two": NOT_RUN}
+
+
+def test_a_run_of_no_marked_test_leaves_the_results_alone(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+    run_tests(TWO)
+    before = (pytester.path / RESULTS).read_bytes()
+
+    run_tests(TWO + "def test_of_nothing(): pass\n", "-k", "nothing")
+
+    assert (pytester.path / RESULTS).read_bytes() == before
+
+
+def test_an_interrupted_run_keeps_what_ran(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+    run_tests(TWO + '@spec("H3")\ndef test_stops(): raise KeyboardInterrupt\n')
+
+    assert outcomes(pytester.path) == {"one": PASSED, "two": PASSED, "stops": NOT_RUN}
+    assert kept(pytester.path).are_partial
+
+
+def test_results_that_cannot_be_written_fail_no_test_and_are_reported(
+    pytester: pytest.Pytester, run_tests: RunTests
+) -> None:
+    (pytester.path / "build").write_text("a file where a folder should be")
+
+    outcome = run_tests(TWO)
+
+    assert outcome.ret == pytest.ExitCode.OK
+    outcome.stdout.fnmatch_lines(["The results for make spec were not kept: *build*"])
+
+
+def test_results_of_files_that_changed_during_the_run_are_not_kept(
+    pytester: pytest.Pytester, run_tests: RunTests
+) -> None:
+    outcome = run_tests(
+        "@spec('H1')\ndef test_one(): __import__('pathlib').Path(__file__).with_name('new.py').touch()\n"
     )
 
-    outcome.assert_outcomes(passed=3, failed=1, skipped=1, errors=1)
-    assert shown_in(pytester.path) == ["D3", "H1"]
+    outcome.stdout.fnmatch_lines(["*not kept: tests/new.py changed while the tests ran"])
+    assert not (pytester.path / RESULTS).exists()
 
 
-def test_a_mark_that_names_no_line_stops_the_run(pytester: pytest.Pytester, run_tests: RunTests) -> None:
+def test_a_mark_that_names_no_line_or_clause_stops_the_run(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     outcome = run_tests(
         """
 @spec("H92")
@@ -95,26 +245,246 @@ def test_beyond_the_end(): pass
 
 @spec()
 def test_of_nothing(): pass
+
+@spec("A30")
+def test_of_which_clause(): pass
+
+@spec("A30.breadth")
+def test_of_no_clause(): pass
+
+@spec("H1.life")
+def test_of_a_line_without_clauses(): pass
 """,
         "-k",
         "neither",
     )
 
     assert outcome.ret == pytest.ExitCode.USAGE_ERROR
-    outcome.stderr.fnmatch_lines(["*test_beyond_the_end: no such line: H92", "*test_of_nothing: spec() names no line"])
-    assert not (pytester.path / "out").exists()
+    choices = "(choose from A30.depth, A30.cycles, A30.fan_out)"
+    outcome.stderr.fnmatch_lines(
+        [
+            "*test_beyond_the_end: no such line: H92",
+            "*test_of_nothing: spec() names no line",
+            f"*test_of_which_clause: A30 has several clauses {choices}",
+            f"*test_of_no_clause: no such clause: A30.breadth {choices}",
+            "*test_of_a_line_without_clauses: no such clause: H1.life (H1 counts as one)",
+        ]
+    )
+    assert not (pytester.path / RESULTS).exists()
 
 
-def test_an_interrupted_run_leaves_no_score(pytester: pytest.Pytester, run_tests: RunTests) -> None:
-    run_tests('@spec("H1")\ndef test_stops(): raise KeyboardInterrupt')
+# --- what the results are of ---
 
-    assert not (pytester.path / "out").exists()
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name in ("src/a.py", "tests/test_a.py", "tests/spec_lines.toml", "web/src/a.ts", "docs/a.md", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    return tmp_path
+
+
+CHANGES: Mapping[str, tuple[str, ...]] = {
+    "src/a.py": ("src/a.py",),
+    "src/new.py": ("src/new.py",),
+    "web/src/a.ts": ("web/src/a.ts",),
+    "pyproject.toml": ("pyproject.toml",),
+    "docs/a.md": (),
+    "tests/spec_lines.toml": (),
+    "src/__pycache__/a.pyc": (),
+}
+
+
+@pytest.mark.parametrize("in_git", [True, False])
+@pytest.mark.parametrize(("path", "seen"), CHANGES.items())
+def test_a_change_of_what_is_tested_is_seen_before_it_is_committed(
+    project: Path, path: str, seen: tuple[str, ...], in_git: bool
+) -> None:
+    if in_git:
+        git(project, "init", "-q")
+        (project / ".gitignore").write_text("__pycache__/\n")
+        git(project, "add", ".")
+        git(project, "commit", "-qm", "first")
+    before = read_content(project)
+
+    (project / path).parent.mkdir(exist_ok=True)
+    (project / path).write_text("changed")
+
+    assert read_content(project).changed_since(before) == seen
+
+
+def test_a_commit_of_what_was_tested_changes_nothing_and_a_deleted_file_does(project: Path) -> None:
+    git(project, "init", "-q")
+    outside = read_content(project)
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "first")
+    (project / "src/a.py").write_text("changed")
+    before = read_content(project)
+    git(project, "commit", "-qam", "second")
+
+    committed = read_content(project)
+    assert committed.files == before.files != outside.files
+    assert (before.revision.partition(" ")[2], committed.revision.partition(" ")[2]) == ("with uncommitted changes", "")
+
+    (project / "src/a.py").unlink()
+    assert read_content(project).changed_since(committed) == ("src/a.py",)
+
+
+# --- the count ---
+
+
+def standing_of(spec: SpecLines, line: str, *tests: MarkedTest, all_collected: bool = True) -> Standing:
+    return count(spec, results_of(*tests, all_collected=all_collected)).standing[line]
+
+
+@pytest.mark.parametrize(
+    ("tests", "standing"),
+    [
+        ([marked("H1")], Standing.SHOWN),
+        ([marked("H1"), marked("H1", outcome=SKIPPED)], Standing.SHOWN),
+        ([marked("H1"), marked("H1", outcome=FAILED)], Standing.FAILED),
+        ([marked("H1", outcome=SKIPPED)], Standing.NOT_RUN),
+        ([marked("H1", outcome=NOT_RUN)], Standing.NOT_RUN),
+        ([marked("H2")], Standing.MISSING),
+    ],
+)
+def test_a_line_is_shown_by_a_passing_test_unless_another_fails(tests: list[MarkedTest], standing: Standing) -> None:
+    assert standing_of(read_spec_lines(), "H1", *tests) is standing
+
+
+def test_a_line_whose_tests_may_not_have_been_collected_is_not_run_rather_than_missing() -> None:
+    assert standing_of(read_spec_lines(), "H1", marked("H2"), all_collected=False) is Standing.NOT_RUN
+
+
+def test_a_line_with_clauses_is_shown_when_each_of_them_is() -> None:
+    spec = read_spec_lines()
+    every = [marked("A30.depth"), marked("A30.cycles"), marked("A30.fan_out")]
+
+    assert standing_of(spec, "A30", *every) is Standing.SHOWN
+    assert standing_of(spec, "A30", *every[:2]) is Standing.PARTLY
+    assert standing_of(spec, "A30", *every, marked("A30.depth", outcome=FAILED)) is Standing.FAILED
+    assert standing_of(spec, "A30", marked("A30")) is Standing.MISSING, "the line itself is no clause of it"
+
+
+@pytest.mark.parametrize("what", ["A30", "A30.cycles"])
+def test_what_is_listed_as_partly_is_never_shown(what: str) -> None:
+    spec = replace(read_spec_lines(), partly={what: "circles come later"})
+    results = results_of(marked("A30.depth", "A30.cycles", "A30.fan_out"))
+
+    score = count(spec, results)
+
+    assert score.standing["A30"] is Standing.PARTLY
+    [line] = [line for line in report(spec, results, score) if " A30" in line and "partly" in line]
+    assert line.endswith("circles come later") and ("without cycles" in line) is (what == "A30.cycles")
 
 
 def test_the_report_ends_in_the_sums_and_never_counts_a_line_that_is_ruled_out() -> None:
-    lines = list(report(read_spec_lines(), {"H1", "H2", "H64", "D2"}))
+    spec = read_spec_lines()
+    results = results_of(marked("H1", "H2", "H64", "D2"), marked("A30.depth"), marked("C9", outcome=FAILED))
 
-    assert lines[-5:] == ["H 2/91", "D 1/83", "A 0/90", "C 0/125", "total 3/389"]
+    lines = list(report(spec, results, count(spec, results)))
+
+    assert lines[-5:] == ["H 2/91", "D 1/83", "A 0/90", "C 0/125", "total 3/389, 1 partly"]
     assert "  core     shown    H1-H2" in lines
-    assert "  front    missing  A19 A57-A61 A66-A67 A74 A76 A88 A90" in lines
+    assert "  staff    partly   A30 without cycles; fan_out" in lines
+    assert "  doors    failed   C9" in lines
+    assert any(line.startswith("  front    missing  A19 A57-A61") for line in lines)
     assert any(line.startswith("  ruled out H64: ") for line in lines)
+    assert lines[0] == "results at abc1234: 3 of 3 marked tests ran"
+
+
+@pytest.mark.parametrize(
+    ("results", "begins"),
+    [
+        (
+            results_of(marked("H1"), marked("H2", outcome=NOT_RUN)),
+            ["results of a partial run at abc1234: 1 of 2 marked tests ran", REFRESH],
+        ),
+        (
+            results_of(marked("H1"), all_collected=False),
+            ["results of a partial run at abc1234: 1 marked tests ran", REFRESH],
+        ),
+        (
+            results_of(marked("H1"), marked("H2", outcome=NOT_RUN, slow=True)),
+            ["results at abc1234: 1 of 2 marked tests ran", "1 slow marked tests did not run: make test-slow"],
+        ),
+    ],
+)
+def test_a_partial_run_is_reported_as_one(results: Results, begins: list[str]) -> None:
+    lines = list(report(read_spec_lines(), results, count(read_spec_lines(), results)))
+
+    assert lines[:2] == begins
+    assert lines[-1].endswith("(partial run)") is results.are_partial
+
+
+# --- make spec ---
+
+
+def test_without_results_the_command_that_makes_them_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([], root=tmp_path) == 1
+    assert capsys.readouterr().out == f"checklist: there are no test results\n{REFRESH}\n"
+
+
+def test_fresh_results_are_read_and_stale_ones_refused_with_what_changed(
+    pytester: pytest.Pytester, run_tests: RunTests, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_tests(TWO)
+    capsys.readouterr()
+    assert main([], root=pytester.path) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "total 2/389, 0 partly"
+
+    for number in range(7):
+        (pytester.path / "tests" / f"new{number}.py").touch()
+    assert main([], root=pytester.path) == 1
+    names = ", ".join(f"tests/new{number}.py" for number in range(5))
+    stale = f"checklist: 7 files have changed since the tests ran at unknown: {names} and 2 more"
+    assert capsys.readouterr().out == f"{stale}\n{REFRESH}\n"
+    assert main(["--if-fresh"], root=pytester.path) == 0
+    assert capsys.readouterr().out == f"{stale}; {REFRESH}\n"
+
+
+def test_if_fresh_prints_the_sums_alone(
+    pytester: pytest.Pytester, run_tests: RunTests, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_tests(TWO + '@spec("H3")\ndef test_fails(): assert False\n')
+    capsys.readouterr()
+
+    assert main(["--if-fresh"], root=pytester.path) == 0
+    assert capsys.readouterr().out.splitlines() == ["H 2/91", "D 0/83", "A 0/90", "C 0/125", "total 2/389, 0 partly"]
+
+
+def test_a_marked_test_that_failed_is_named_and_fails_the_report(
+    pytester: pytest.Pytester, run_tests: RunTests, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_tests(TWO + '@spec("H3")\ndef test_fails(): assert False\n')
+    capsys.readouterr()
+
+    assert main([], root=pytester.path) == 1
+    assert "failed: tests/test_it.py::test_fails" in capsys.readouterr().out.splitlines()
+
+
+def test_run_refreshes_the_results_and_an_unknown_argument_is_refused(
+    pytester: pytest.Pytester, run_tests: RunTests, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_tests(TWO)
+    pytester.makeconftest("pytest_plugins = ['spec_plugin']")
+    (pytester.path / "tests" / "test_more.py").write_text(
+        "import pytest\n@pytest.mark.spec('H3')\ndef test_it(): pass\n"
+    )
+    assert main([], root=pytester.path) == 1
+    capfd.readouterr()
+
+    assert main(["--run", "-p", "no:cacheprovider"], root=pytester.path) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == "total 3/389, 0 partly"
+    with pytest.raises(SystemExit):
+        main(["--frehs"], root=pytester.path)
+
+
+def test_a_file_of_results_that_cannot_be_read_counts_as_none(tmp_path: Path) -> None:
+    path = tmp_path / RESULTS
+    path.parent.mkdir()
+    for text in ("", "[]", "{}", json.dumps({"tests": {"a": {}}, "content": {"files": {}}, "all_collected": True})):
+        path.write_text(text)
+        assert read_results(path) is None

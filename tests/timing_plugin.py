@@ -1,0 +1,62 @@
+"""A pytest plugin: at the end of a run, how long each group of tests took; a group is a folder of `tests/`.
+
+`make test` adds pytest's own list of the slowest tests. Files run longest first, by `tests/durations.toml`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from scripts import durations
+
+UNKNOWN_S = 1.0  # a file that was never measured
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--group-seconds", action="store_true", help="print the seconds of each folder of tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(LongestFirst(), "longest-first")
+    if config.getoption("--group-seconds") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(GroupSeconds(), "group-seconds")
+
+
+class LongestFirst:
+    """Starts long files first, so that no worker begins the longest one when the others are done."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        seconds = durations.read()
+        items.sort(key=lambda item: -seconds.get(file_of(item.nodeid), UNKNOWN_S))  # stable: files stay whole
+
+
+class GroupSeconds:
+    def __init__(self) -> None:
+        self._tests: dict[str, set[str]] = {}
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        group = group_of(report.nodeid)
+        self._tests.setdefault(group, set()).add(report.nodeid)
+        self._seconds[group] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("seconds per group")
+        for group, seconds in sorted(self._seconds.items(), key=lambda item: -item[1]):
+            terminalreporter.write_line(f"{seconds:8.1f} s {len(self._tests[group]):6d} tests  {group}")
+        count = sum(len(tests) for tests in self._tests.values())
+        terminalreporter.write_line(
+            f"{sum(self._seconds.values()):8.1f} s {count:6d} tests  all, by all workers together"
+        )
+
+
+def group_of(nodeid: str) -> str:
+    """The folder below `tests/`; a file that is in none is a group of its own."""
+    return file_of(nodeid).removeprefix("tests/").partition("/")[0]
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
