@@ -21,7 +21,8 @@ from retinue.store import agents, envelopes, people, sqlite
 from retinue.store import tables as t
 from retinue.store.connection import NO_FAULTS, Body, Store
 from retinue.store.opening import open_inline, open_store
-from retinue.testing.household import WAIT_S, House
+from retinue.testing.household import House
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 
 SQLITE, INLINE, POSTGRES = "sqlite", "inline", "postgres"
 
@@ -63,7 +64,7 @@ class Place:
         if self.kind == POSTGRES:
             await_only(event.wait())
         elif self.kind == SQLITE:
-            asyncio.run_coroutine_threadsafe(event.wait(), loop).result(timeout=10)
+            asyncio.run_coroutine_threadsafe(event.wait(), loop).result(timeout=WAIT_LIMIT_S)
 
 
 def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
@@ -101,13 +102,12 @@ def settle_in(*names: str, **changes: Any) -> Body[None]:
 
 async def turn_the_clock_until_settled(house: House, *ids: str, step_s: float = 300.0) -> list[Settled]:
     """Let time pass until these envelopes have ended. A step at a time: commits take real time, the clock does not."""
-    deadline = asyncio.get_running_loop().time() + WAIT_S
-    while True:
+
+    async def ended() -> list[Settled] | None:
         found = await house.store.scan(lambda conn: [envelopes.settled(conn, id_) for id_ in ids])
-        ended = [settled for settled in found if settled is not None]
-        if len(ended) == len(ids):
-            return ended
-        if asyncio.get_running_loop().time() > deadline:
-            raise AssertionError(f"{len(ids) - len(ended)} envelopes never ended")
+        if None not in found:
+            return [settled for settled in found if settled is not None]
         await house.household.clock.advance(step_s)
-        await asyncio.sleep(0.005)
+        return None
+
+    return await wait_until(ended, f"{len(ids)} envelopes have ended") or []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from import_rules import Module, read_modules, taken_from_the_air, wrong_imports
@@ -17,20 +19,37 @@ def module(name: str, source: str) -> Module:
     return Module(name, ast.parse(source))
 
 
+class Seen(NamedTuple):
+    names: set[str]
+    wrong_imports: list[str]
+    from_the_air: list[str]
+
+
+@cache
+def every_module() -> Seen:
+    """What there is to say about all of them: each is parsed once, and no tree is kept."""
+    seen = Seen(set(), [], [])
+    for each in read_modules(SOURCE):
+        seen.names.add(each.name)
+        seen.wrong_imports.extend(wrong_imports(each))
+        seen.from_the_air.extend(taken_from_the_air(each))
+    return seen
+
+
 def test_every_import_goes_down() -> None:
-    complaints = [complaint for each in read_modules(SOURCE) for complaint in wrong_imports(each)]
+    complaints = every_module().wrong_imports
 
     assert not complaints, "\n".join(complaints)
 
 
 def test_no_time_id_or_chance_is_taken_from_the_air() -> None:
-    complaints = [complaint for each in read_modules(SOURCE) for complaint in taken_from_the_air(each)]
+    complaints = every_module().from_the_air
 
     assert not complaints, "\n".join(complaints)
 
 
 def test_every_module_is_read() -> None:
-    assert {"retinue", "retinue.testing.postgres"} <= {each.name for each in read_modules(SOURCE)}
+    assert {"retinue", "retinue.testing.postgres"} <= every_module().names
 
 
 @pytest.mark.parametrize(

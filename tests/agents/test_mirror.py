@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from retinue.runners.mirrored import Mirrored
 from retinue.store import sessions
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.scripted_model import calls, says
+from retinue.testing.waiting import wait_until
 
 
 class MirroredHousehold:
@@ -108,11 +108,7 @@ async def test_it_follows_by_itself(mirrored: MirroredHousehold) -> None:
         receipt = await house.post("hello")
         await house.outcome(receipt.envelope)
         wanted = await in_store(house, receipt.session)
-        for _ in range(1_000):
-            if mirrored.files(receipt.session) == wanted:
-                break
-            await asyncio.sleep(0.005)
-        assert mirrored.files(receipt.session) == wanted
+        await wait_until(lambda: mirrored.files(receipt.session) == wanted, "the files are as the store is")
 
 
 @pytest.mark.spec("D75")

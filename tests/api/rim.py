@@ -14,7 +14,7 @@ from typing import Any
 from cli.house_process import HouseProcess
 from websockets.sync.client import ClientConnection, connect
 
-ANSWERS_WITHIN_S = 30.0
+from retinue.testing.waiting import WAIT_LIMIT_S
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Rim:
 
     @property
     def log(self) -> str:
-        return (self.process.home.parent / f"{self.process.home.name}.log").read_text()
+        return self.process.log.read_text()
 
     def ask(
         self,
@@ -58,10 +58,10 @@ class Rim:
         headers: dict[str, str] | None = None,
     ) -> Answer:
         """Without a token, unless one is given."""
-        line = http.client.HTTPConnection(self.host, self.port, timeout=ANSWERS_WITHIN_S)
+        line = http.client.HTTPConnection(self.host, self.port, timeout=WAIT_LIMIT_S)
         if by_socket:
             line.sock = socket.socket(socket.AF_UNIX)
-            line.sock.settimeout(ANSWERS_WITHIN_S)
+            line.sock.settimeout(WAIT_LIMIT_S)
             line.sock.connect(self.socket)
         sent = dict(headers or {})
         if token is not None:
@@ -89,7 +89,7 @@ class Rim:
         return answer.headers["set-cookie"].partition(";")[0]
 
     def raw(self) -> socket.socket:
-        return socket.create_connection((self.host, self.port), timeout=ANSWERS_WITHIN_S)
+        return socket.create_connection((self.host, self.port), timeout=WAIT_LIMIT_S)
 
     @contextmanager
     def live(self, *, as_: str = "", **hello: Any) -> Iterator[Live]:
@@ -116,7 +116,7 @@ class Live:
     def say(self, kind: str, **body: Any) -> None:
         self.link.send(json.dumps({"type": kind, **body}))
 
-    def hear(self, within_s: float = ANSWERS_WITHIN_S) -> dict[str, Any]:
+    def hear(self, within_s: float = WAIT_LIMIT_S) -> dict[str, Any]:
         return json.loads(self.link.recv(timeout=within_s))
 
     def until(self, kind: str, **wanted: Any) -> list[dict[str, Any]]:

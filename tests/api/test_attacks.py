@@ -18,11 +18,12 @@ from cli.house_process import environment
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from retinue.testing.waiting import WAIT_LIMIT_S
+
 STATUS = "/api/house/status"
-WAIT_S = 30.0
 LIMITS = """
 [house.limits]
-request_wait_s = 2.0
+request_wait_s = 3.0
 connections_max = 200
 sign_in_attempts_max = 4
 requests_per_minute = 100000
@@ -57,7 +58,7 @@ def memory_bytes(rim: Rim) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
-@pytest.mark.spec("C90")
+@pytest.mark.spec("C90.origin")
 def test_a_name_that_was_pointed_at_this_machine_opens_nothing(rim: Rim) -> None:
     for host in ("evil.example", f"evil.example:{rim.port}", "127.0.0.1.evil.example"):
         refused = rim.ask("POST", STATUS, {}, token=rim.token, headers={"host": host})
@@ -66,7 +67,7 @@ def test_a_name_that_was_pointed_at_this_machine_opens_nothing(rim: Rim) -> None
     assert answers(rim)
 
 
-@pytest.mark.spec("C90")
+@pytest.mark.spec("C90.origin")
 def test_a_page_of_another_site_is_refused_even_with_a_good_cookie(rim: Rim) -> None:
     cookie = {"cookie": rim.sign_in(), "x-retinue": "1"}
     assert rim.ask("POST", STATUS, {}, headers={**cookie, "origin": rim.address}).status == 200
@@ -83,7 +84,7 @@ def test_a_page_of_another_site_is_refused_even_with_a_good_cookie(rim: Rim) -> 
         f"ws://{rim.host}:{rim.port}/api/live", additional_headers={"cookie": cookie["cookie"], "origin": rim.address}
     ) as live:
         live.send('{"type":"hello","protocol":1}')
-        assert '"hello"' in str(live.recv(timeout=WAIT_S))
+        assert '"hello"' in str(live.recv(timeout=WAIT_LIMIT_S))
     with pytest.raises(InvalidStatus):  # a cookie that no page of ours vouches for
         connect(f"ws://{rim.host}:{rim.port}/api/live", additional_headers={"cookie": cookie["cookie"]})
 
@@ -95,7 +96,7 @@ def test_who_is_turned_away_from_a_socket_reads_why(rim: Rim) -> None:
     assert b"auth.not-signed-in" in (refused.value.response.body or b"")
 
 
-@pytest.mark.spec("C90")
+@pytest.mark.spec("C90.lockout")
 def test_guessing_tokens_ends_in_a_lock_out_that_the_owner_does_not_feel(tmp_path: Path) -> None:
     with open_rim(tmp_path, LIMITS) as rim:
         assert answers(rim)  # signed in from this address before
@@ -128,7 +129,7 @@ def test_a_request_sent_byte_by_byte_is_given_up_while_others_are_served(rim: Ri
     began = time.monotonic()
     head = iter(b"GET /api/health HTTP/1.1\r\nx-slow: " + b"y" * 100_000)
     done: set[socket.socket] = set()
-    while {slow_head, slow_body} - done and time.monotonic() - began < WAIT_S:
+    while {slow_head, slow_body} - done and time.monotonic() - began < WAIT_LIMIT_S:
         for link, piece in ((slow_head, bytes([next(head)])), (slow_body, b"{")):
             if link not in done:
                 try:
@@ -143,7 +144,7 @@ def test_a_request_sent_byte_by_byte_is_given_up_while_others_are_served(rim: Ri
                 finally:
                     link.setblocking(True)
         assert answers(rim)
-        time.sleep(0.05)
+        time.sleep(0.05)  # sleep: the pace of the attack
     assert done == {slow_head, slow_body}
     assert b"request.too-slow" in read_to_end(silent)
     for link in (slow_head, slow_body, silent):
@@ -225,7 +226,7 @@ def flood(live: Live) -> None:
         live.hear()
 
 
-@pytest.mark.spec("C89")
+@pytest.mark.spec("C89.caps")
 def test_a_flood_of_frames_ends_its_own_socket_alone(rim: Rim) -> None:
     with rim.live() as quiet, rim.live(follow=[{"session": "*"}]) as loud:
         assert quiet.hear()["type"] == "hello"
@@ -267,7 +268,7 @@ def test_pings_whose_pongs_nobody_reads_do_not_pile_up(rim: Rim) -> None:
     assert b"101" in link.recv(4096)
     ping = b"\x89\xfd" + b"\0\0\0\0" + b"p" * 125  # a ping of 125 bytes, masked with nothing
     sent = 0
-    link.settimeout(5)
+    link.settimeout(5)  # time limit: a line that is full for so long is taken for one that is no longer read
     try:
         for _ in range(2000):
             link.sendall(ping * 200)
@@ -291,7 +292,7 @@ def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
                 env=environment(tmp_path / "home", RETINUE_LISTEN=listen),
                 capture_output=True,
                 text=True,
-                timeout=WAIT_S,
+                timeout=WAIT_LIMIT_S,
             )
             assert done.returncode == 1
             assert f"[{code}]" in done.stderr

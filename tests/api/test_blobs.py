@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import select
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from api.rim import Answer, Rim, open_rim
 
 from retinue.operations.uploads import UPLOAD_BYTES_MAX
+from retinue.testing.waiting import wait_until_sync
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(200))
 EVIL = b"<script>alert(1)</script>"
@@ -101,14 +101,11 @@ def test_a_file_is_given_by_the_record_that_names_it(rim: Rim) -> None:
 
 
 def _record_with_file(rim: Rim, session: str) -> int:
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
+    def found() -> list[int]:
         records: list[dict[str, Any]] = rim.do("session.history", session=session)["records"]
-        found = [each["seq"] for each in records if each["body"].get("attachments")]
-        if found:
-            return found[-1]
-        time.sleep(0.05)
-    raise AssertionError("no record names the file")
+        return [each["seq"] for each in records if each["body"].get("attachments")]
+
+    return wait_until_sync(found, "a record names the file")[-1]
 
 
 @pytest.mark.parametrize(
@@ -171,11 +168,11 @@ def test_a_file_of_nobody_is_not_taken(rim: Rim) -> None:
 
 
 def test_a_file_that_keeps_coming_may_take_its_time_and_one_that_does_not_may_not(tmp_path: Path) -> None:
-    with open_rim(tmp_path, "[house.limits]\nrequest_wait_s = 1.0\n") as rim:
-        data = bytes(1024 * 1024)
-        answered = _trickle(rim, data, piece=128 * 1024, every_s=0.4)  # some 300 kB in a second
+    with open_rim(tmp_path, "[house.limits]\nrequest_wait_s = 2.0\n") as rim:
+        data = bytes(8 * 1024 * 1024)
+        answered = _trickle(rim, data, piece=256 * 1024, every_s=0.1)  # some 2 MB in a second
         assert b" 200 " in answered and hashlib.sha256(data).hexdigest().encode() in answered
-        assert b"request.too-slow" in _trickle(rim, data, piece=1024, every_s=0.4)
+        assert b"request.too-slow" in _trickle(rim, data, piece=1024, every_s=0.1)
 
 
 def _trickle(rim: Rim, data: bytes, *, piece: int, every_s: float) -> bytes:

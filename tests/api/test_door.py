@@ -72,7 +72,7 @@ def test_what_a_browser_sends_for_a_page_of_another_site_is_refused_though_it_ha
     assert knock(Door(), sec_fetch_site="cross-site", path="/")  # a link to the page itself
 
 
-@pytest.mark.spec("C90")
+@pytest.mark.spec("C90.proxy")
 def test_forwarded_headers_are_believed_from_trusted_proxies_alone() -> None:
     stranger = knock(PROXIED, client="127.0.0.1", x_forwarded_for="1.2.3.4", x_forwarded_proto="https")
     assert (stranger.remote, stranger.secure) == ("127.0.0.1", False)
@@ -83,7 +83,7 @@ def test_forwarded_headers_are_believed_from_trusted_proxies_alone() -> None:
         knock(PROXIED, client="10.1.1.1", x_forwarded_host="evil.example")
 
 
-@pytest.mark.spec("C90")
+@pytest.mark.spec("C90.bind")
 def test_the_house_listens_beyond_this_machine_only_behind_a_proxy_with_tls() -> None:
     for bad in (
         Door(host="0.0.0.0"),

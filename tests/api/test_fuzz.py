@@ -17,7 +17,8 @@ from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 SECRET = "the key is under the third flowerpot"
-EXAMPLES = 20
+EXAMPLES = 5  # of each operation
+EXAMPLES_SLOW = 40
 WHO = ("stranger", "guest", "agent", "member", "owner")  # the owner last, who can do the most damage
 LIMITS = """
 [house.limits]
@@ -106,24 +107,25 @@ LEFT_ALONE = {"token.revoke", "token.rotate", "person.forget", "person.role", "a
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(EXAMPLES_SLOW, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("who", WHO)
 def test_nothing_that_is_asked_breaks_the_house_or_its_word(
-    who: str, document: Any, tokens: dict[str, str], pool: dict[str, list[Any]]
+    who: str, examples: int, document: Any, tokens: dict[str, str], pool: dict[str, list[Any]]
 ) -> None:
     answered = 0
     for found in document.get_all_operations():
         operation = found.ok()
         name = operation.definition.raw["operationId"]
         if name not in LEFT_ALONE or who != "owner":
-            answered += _ask(operation, name, who, tokens[who], pool)
-    assert who == "stranger" or answered > 100
+            answered += _ask(operation, name, who, tokens[who], pool, examples)
+    assert who == "stranger" or answered > 5 * examples
 
 
-def _ask(operation: Any, name: str, who: str, token: str, pool: dict[str, list[Any]]) -> int:
+def _ask(operation: Any, name: str, who: str, token: str, pool: dict[str, list[Any]], examples: int) -> int:
     """How often it was answered, and not refused."""
     answered = 0
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=UNHURRIED)
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=UNHURRIED)
     @given(case=operation.as_strategy(), data=st.data())
     def ask(case: Any, data: st.DataObject) -> None:
         nonlocal answered

@@ -26,6 +26,7 @@ from retinue.api.app import App
 from retinue.api.door import Door as HouseDoor
 from retinue.api.gate import Gate
 from retinue.config.hands import Lists, ToolSettings
+from retinue.config.provenance import OriginSettings
 from retinue.domain import address
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel
@@ -203,7 +204,7 @@ async def test_an_agent_has_its_own_tools_and_not_those_of_another(tmp_path: Pat
 
 async def test_what_an_agent_asks_outside_of_its_runs_may_come_from_anything_it_has_read(tmp_path: Path) -> None:
     witness = tmp_path / "witness"
-    toolbox = Toolbox([AppendLine(witness)], origin=lambda: house_policy({}))
+    toolbox = Toolbox([AppendLine(witness)], origin=lambda: house_policy(OriginSettings()))
     async with house(tmp_path) as made:
         made.app.desk = replace(made.desk, toolbox=toolbox)
         async with made.client("token-of-ada", agent="ada") as client:
@@ -213,6 +214,35 @@ async def test_what_an_agent_asks_outside_of_its_runs_may_come_from_anything_it_
         async with made.client("token-of-owner", agent="ada") as client:
             assert not (await client.call_tool("append_line", {"text": "my own words"})).is_error
         assert "my own words" in witness.read_text()
+
+
+async def test_a_tool_that_is_called_again_with_its_key_is_not_called_twice(tmp_path: Path) -> None:
+    async with house(tmp_path) as made:
+
+        async def called(text: str, key: str) -> dict[str, Any]:
+            params = {"name": "append_line", "arguments": {"text": text}, "_meta": {"retinue/key": key} if key else {}}
+            body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
+            async with httpx2.AsyncClient(trust_env=False) as http:
+                answer = await http.post(
+                    f"{made.url}/mcp?agent=ada",
+                    content=body,
+                    headers={"authorization": "Bearer token-of-owner", "content-type": "application/json"},
+                )
+            return answer.json()["result"]
+
+        first = await called("by key", "k")
+        assert not first["isError"] and await called("by key", "k") == first
+        assert made.household.witness.read_text().count("by key") == 1
+        other = await called("another", "k")
+        assert other["isError"] and "key.reused" in other["content"][0]["text"]
+        await made.desk.store.write(
+            lambda conn: conn.exec_driver_sql("UPDATE answers SET body = '' WHERE key = 'k'"), point="test"
+        )
+        cut_off = await called("by key", "k")
+        assert cut_off["isError"] and "key.interrupted" in cut_off["content"][0]["text"]
+        assert made.household.witness.read_text().count("by key") == 1
+        assert not (await called("by key", ""))["isError"] and not (await called("by key", ""))["isError"]
+        assert made.household.witness.read_text().count("by key") == 3
 
 
 async def test_without_a_token_or_from_a_page_nothing_is_answered(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import select
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import pytest
 from cli.house_process import HouseProcess
 
 from retinue.cli.client import Stream
+from retinue.testing.waiting import wait_until_sync
 
 GOLDEN = Path(__file__).parent / "golden" / "conversation.json"
-WAIT_S = 60.0
 
 Event = tuple[str, dict[str, Any]]
 
@@ -23,12 +22,15 @@ def follow(session: str, *, after: int, until: int) -> list[Event]:
     """Everything from a cursor on, up to and including the news with this number."""
     stream = Stream(after=after, session=session)
     events: list[Event] = list(stream.ready())
-    deadline = time.monotonic() + WAIT_S
+
+    def came() -> bool:
+        if select.select([stream], [], [], 0)[0]:
+            events.extend(stream.receive())
+        return any(data.get("seq") == until for _, data in events)
+
     try:
-        while not any(data.get("seq") == until for _, data in events):
-            assert time.monotonic() < deadline, f"news {until} does not come"
-            if select.select([stream], [], [], 1.0)[0]:
-                events += stream.receive()
+        if not any(data.get("seq") == until for _, data in events):
+            wait_until_sync(came, f"news {until} comes")
     finally:
         stream.close()
     return events
@@ -69,10 +71,9 @@ def converse(house: HouseProcess) -> tuple[str, int]:
     for words in ("echo good morning", "read SOUL.md", "fail"):
         sent = house.call("envelope.send", to="agent:guide", text=words)
         session = sent["session"]
-        deadline = time.monotonic() + WAIT_S
-        while "outcome" not in house.call("envelope.show", id=sent["envelope"]):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until_sync(
+            lambda envelope=sent["envelope"]: "outcome" in house.call("envelope.show", id=envelope), "it has ended"
+        )
     house.call("session.reset", session=session, message="a fresh start")
     return session, house.call("session.state", session=session)["cursor"]
 

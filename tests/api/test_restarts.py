@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -18,9 +18,11 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
 from retinue.cli.client import CliError, Stream
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
 
-WAIT_S = 60.0
 PIECE_S = 0.05
+# Before, while and after it is worked on: the statuses of an envelope at which the house is killed.
+KILLED_WHEN = (("pending", "claimed", "done"), ("claimed", "done"), ("done",))
 
 
 class Follower(threading.Thread):
@@ -48,7 +50,7 @@ class Follower(threading.Thread):
         while not self.over.is_set():
             with suppress(CliError, OSError, WebSocketException, TimeoutError):
                 self._listen(self)
-            time.sleep(PIECE_S)
+            time.sleep(PIECE_S)  # sleep: the pace of a client that tries again
 
 
 def by_sse(follower: Follower) -> None:
@@ -72,46 +74,50 @@ def by_websocket(rim: Callable[[], Rim]) -> Callable[[Follower], None]:
             wanted = {"type": "subscribe", "session": follower.session, "after": follower.cursor}
             link.send(json.dumps(wanted))
             while not follower.over.is_set():
-                heard = json.loads(link.recv(timeout=WAIT_S))
+                heard = json.loads(link.recv(timeout=WAIT_LIMIT_S))
                 follower.hear(heard.pop("type"), heard)
 
     return listen
 
 
-def say(house: HouseProcess, words: str, key: str) -> str:
-    """Until it was taken, whatever dies meanwhile; the session it went to."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
+def say(house: HouseProcess, words: str, key: str) -> dict[str, Any]:
+    """Until it was taken, whatever dies meanwhile."""
+
+    def taken() -> dict[str, Any] | None:
         try:
-            return str(house.call("envelope.send", to="agent:guide", text=words, key=key)["session"])
+            return house.call("envelope.send", to="agent:guide", text=words, key=key)
         except (CliError, OSError, AssertionError):
-            assert time.monotonic() < deadline
-            time.sleep(PIECE_S)
+            return None
+
+    return wait_until_sync(taken, f"{words!r} was taken") or {}
+
+
+def wait_for_status(house: HouseProcess, envelope: str, statuses: Collection[str]) -> None:
+    wait_until_sync(lambda: house.call("envelope.show", id=envelope)["status"] in statuses, f"it is {statuses}")
 
 
 def settled(house: HouseProcess, session: str) -> int:
     """Wait until nothing is asked any more; the newest news."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
+
+    def newest() -> int | None:
         state = house.call("session.state", session=session)
         open_ = [house.call("envelope.list", **{"from": "person:owner", "status": s}) for s in ("pending", "claimed")]
-        if state["run"] is None and not any(listed["envelopes"] for listed in open_):
-            return int(state["cursor"])
-        assert time.monotonic() < deadline
-        time.sleep(PIECE_S)
+        return int(state["cursor"]) if state["run"] is None and not any(each["envelopes"] for each in open_) else None
+
+    return wait_until_sync(newest, "nothing is asked any more") or 0
 
 
 @pytest.mark.spec("A21")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("restarts", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_those_who_follow_through_restarts_know_what_a_newcomer_is_told(house: HouseProcess, restarts: int) -> None:
-    session = say(house, "echo first", "first")
+    session = str(say(house, "echo first", "first")["session"])
     followers = [Follower(session, by_sse), Follower(session, by_websocket(lambda: Rim(house)))]
     for follower in followers:
         follower.start()
     for n in range(restarts):
-        say(house, f"echo number {n}", f"k{n}")
-        time.sleep(PIECE_S * (n % 4))  # before, while and after it is worked on
+        sent = say(house, f"echo number {n}", f"k{n}")
+        wait_for_status(house, sent["envelope"], KILLED_WHEN[n % len(KILLED_WHEN)])
         house.kill()
         house.open()
     last = settled(house, session)
@@ -119,11 +125,12 @@ def test_those_who_follow_through_restarts_know_what_a_newcomer_is_told(house: H
     expected = without_ids(fold(newcomer))
     assert len([line for line in expected["lines"] if line[0] == "message"]) == restarts + 1
     numbers = [data["seq"] for name, data in newcomer if name == "news"]
-    deadline = time.monotonic() + WAIT_S
     for follower in followers:
-        while not follower.seqs or follower.seqs[-1] < numbers[-1]:
-            assert time.monotonic() < deadline, follower.seqs[-5:]
-            time.sleep(PIECE_S)
+        wait_until_sync(
+            lambda follower=follower: follower.seqs[-1:] >= numbers[-1:],
+            "the follower has heard the newest",
+            describe=lambda follower=follower: follower.seqs[-5:],
+        )
         follower.over.set()
         assert follower.seqs == numbers  # none missed, none twice, in order
         assert without_ids(fold(follower.events)) == expected

@@ -16,6 +16,8 @@ import pytest
 from api.rim import Rim, open_rim
 from cli.house_process import environment
 
+from retinue.testing.waiting import WAIT_LIMIT_S
+
 STATUS = "/api/house/status"
 
 
@@ -62,13 +64,13 @@ def test_whoever_opens_the_house_in_a_terminal_is_shown_an_address_that_signs_th
         found = re.search(rb"(http://\S+)/#code=(\S+)", shown)
         assert found is not None
         host, _, port = found[1].decode().removeprefix("http://").rpartition(":")
-        line = http.client.HTTPConnection(host, int(port), timeout=30)
+        line = http.client.HTTPConnection(host, int(port), timeout=WAIT_LIMIT_S)
         line.request("POST", "/api/sign-in", json.dumps({"code": found[2].decode()}))
         assert json.loads(line.getresponse().read())["you"] == "person:owner"
         line.close()
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=WAIT_LIMIT_S)
         os.close(ours)
 
 
@@ -196,7 +198,7 @@ def test_answers_are_kept_by_nobody_and_framed_by_nobody(rim: Rim) -> None:
         assert not any(name.startswith("access-control") for name in answer.headers)
 
 
-@pytest.mark.spec("C90")
+@pytest.mark.spec("C90.proxy")
 def test_behind_a_proxy_the_cookie_is_for_tls_alone_and_guessers_are_told_apart_by_their_own_address(
     tmp_path: Path,
 ) -> None:

@@ -9,7 +9,6 @@ import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,10 +17,10 @@ from typing import Any
 import pytest
 
 from retinue.cli import client
+from retinue.testing.failure_context import Subject, close, register
 from retinue.testing.ports import HOST, free_port
-
-OPENS_WITHIN_S = 60.0
-ANSWERS_WITHIN_S = 90.0
+from retinue.testing.server_description import ServerSource
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -34,7 +33,9 @@ class HouseProcess:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.log = home.parent / f"{home.name}.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._subject: Subject | None = None
 
     def open(self, *, crash_at: str = "", again_at: str = "") -> None:
         """Until it answers. `crash_at` names a point, such as `accept.after-commit:1`, at which it will die; `again_at`
@@ -43,7 +44,8 @@ class HouseProcess:
         if again_at:
             crash["RETINUE_LISTEN"] = again_at.removeprefix("http://")
         self.home.mkdir(parents=True, exist_ok=True)
-        with (self.home.parent / f"{self.home.name}.log").open("ab") as log:
+        self._subject = self._subject or register(ServerSource(database=self.home / "house.db", log=self.log))
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "retinue.daemon"],
                 env=environment(self.home, **crash),
@@ -51,11 +53,11 @@ class HouseProcess:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + OPENS_WITHIN_S
-        while not self._answers():
-            assert self._process.poll() is None, f"the house did not open: see {log.name}"
-            assert time.monotonic() < deadline, "the house does not open"
-            time.sleep(0.02)
+        wait_until_sync(lambda: self._answers() or self._process_has_ended(), f"the house opens: see {log.name}")
+        assert not self._process_has_ended(), f"the house did not open: see {log.name}"
+
+    def _process_has_ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
 
     def _answers(self) -> bool:
         try:
@@ -84,17 +86,20 @@ class HouseProcess:
 
     def wait_for_crash(self) -> None:
         assert self._process is not None
-        assert self._process.wait(timeout=OPENS_WITHIN_S) == -signal.SIGKILL
+        assert self._process.wait(timeout=WAIT_LIMIT_S) == -signal.SIGKILL
         self._process = None
 
     def close(self) -> None:
         if self._process is not None:
             self._process.terminate()
             try:
-                self._process.wait(timeout=20)
+                self._process.wait(timeout=WAIT_LIMIT_S)
             except subprocess.TimeoutExpired:
                 self.kill()
             self._process = None
+        if self._subject is not None:
+            close(self._subject)
+            self._subject = None
 
     def retinue(
         self, *words: str, stdin: str | bytes = b"", env: dict[str, str] | None = None
@@ -105,7 +110,7 @@ class HouseProcess:
             input=stdin.encode() if isinstance(stdin, str) else stdin,
             capture_output=True,
             env=environment(self.home, **(env or {})),
-            timeout=ANSWERS_WITHIN_S,
+            timeout=WAIT_LIMIT_S,
             check=False,
         )
         return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
@@ -117,17 +122,15 @@ class HouseProcess:
 
     def wait_for_words(self, session: str, words: str) -> None:
         """Until these have been said in an answer that is not yet finished."""
-        deadline = time.monotonic() + ANSWERS_WITHIN_S
-        while not any(words in partial["text"] for partial in self.call("session.state", session=session)["partials"]):
-            assert time.monotonic() < deadline, f"waited in vain for {words!r}"
-            time.sleep(0.02)
+
+        def are_said() -> bool:
+            return any(words in each["text"] for each in self.call("session.state", session=session)["partials"])
+
+        wait_until_sync(are_said, f"{words!r} is said")
 
     def wait_for_session(self) -> str:
         """The first session, as soon as there is one."""
-        deadline = time.monotonic() + ANSWERS_WITHIN_S
-        while not (found := self.call("session.list", limit=1)["sessions"]):
-            assert time.monotonic() < deadline, "no session begins"
-            time.sleep(0.02)
+        found = wait_until_sync(lambda: self.call("session.list", limit=1)["sessions"], "a session begins")
         return found[0]["sessionId"]
 
     def call(self, operation: str, **parameters: Any) -> dict[str, Any]:

@@ -11,14 +11,14 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from cli.emulator import Screen
 from cli.house_process import command, environment
 
-SEEN_WITHIN_S = 90.0
+from retinue.testing.waiting import wait_until_sync
+
 # A shell would make the terminal the controlling one; here the child does so itself before it becomes the command.
 _BECOME = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -45,20 +45,27 @@ class PtyChat:
 
     def wait_until(self, seen: Callable[[str], bool], *, what: str) -> str:
         """Read on until the screen shows it."""
-        deadline = time.monotonic() + SEEN_WITHIN_S
-        while not seen(self.screen.text):
-            assert time.monotonic() < deadline, f"waited in vain for {what}; the screen shows:\n{self.screen.text}"
+
+        def is_seen() -> bool:
+            if seen(self.screen.text):
+                return True
             if not self._read(0.05) and self.process.poll() is not None and not self._read(0.2):
                 assert seen(self.screen.text), f"it left before {what}; the screen shows:\n{self.screen.text}"
+            return False
+
+        wait_until_sync(is_seen, f"the screen shows {what}", poll_s=0, describe=lambda: self.screen.text)
         return self.screen.text
 
     def wait_for(self, words: str, *, times: int = 1) -> str:
         return self.wait_until(lambda text: text.count(words) >= times, what=f"{times} x {words!r}")
 
     def wait_for_end(self) -> int:
-        deadline = time.monotonic() + SEEN_WITHIN_S
-        while self._read(0.05) or self.process.poll() is None:
-            assert time.monotonic() < deadline, f"it does not leave; the screen shows:\n{self.screen.text}"
+        wait_until_sync(
+            lambda: not self._read(0.05) and self.process.poll() is not None,
+            "it leaves",
+            poll_s=0,
+            describe=lambda: self.screen.text,
+        )
         return self.process.wait()
 
     @property

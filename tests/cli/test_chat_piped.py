@@ -11,7 +11,9 @@ from typing import IO
 import pytest
 from cli.house_process import HouseProcess, command, environment
 
-pytestmark = pytest.mark.timeout(240)
+from retinue.testing.waiting import wait_until_sync
+
+pytestmark = pytest.mark.timeout(900)
 
 
 def words(start: int, count: int = 60) -> str:
@@ -80,6 +82,15 @@ def test_once_prints_the_answer_and_nothing_else(house: HouseProcess) -> None:
     told = house.retinue("chat", "--session", "once", "--once", "read SOUL.md")
 
     assert (told.returncode, told.stdout, told.stderr) == (0, "`read` came back with nothing in it.\n", "")
+
+
+@pytest.mark.parametrize("words", ["hello, who are you?", "Hi! What can you do?", "How do I get started?"])
+def test_a_first_question_to_a_new_server_gets_a_useful_answer(house: HouseProcess, words: str) -> None:
+    told = house.retinue("chat", "--session", "first", "--once", words)
+
+    assert (told.returncode, told.stderr) == (0, "")
+    for each in ("not a language model", "`count to 20`", "`status`", "`retinue credential add", "`ANTHROPIC_API_KEY`"):
+        assert each in told.stdout
 
 
 def test_once_takes_its_words_from_stdin(house: HouseProcess) -> None:
@@ -223,11 +234,12 @@ def test_whoever_switches_goes_on_with_the_other_agent_and_comes_back(house: Hou
 
 def test_what_is_stopped_elsewhere_ends_the_wait(house: HouseProcess) -> None:
     chat = PipedChat(house.home, "--session", "stopped", "--once", "slow 500")
-    session = ""
-    while not session:
+
+    def begun() -> str:
         found = house.call("session.list", limit=50)["sessions"]
-        session = next((s["sessionId"] for s in found if s["origin"].endswith("/stopped")), "")
-    house.retinue("stop", session, "--why", "enough")
+        return next((s["sessionId"] for s in found if s["origin"].endswith("/stopped")), "")
+
+    house.retinue("stop", wait_until_sync(begun, "its session begins"), "--why", "enough")
 
     assert chat.end() == 1
     assert "because: cancelled by person:owner: enough\n" in chat.err.decode()
@@ -329,8 +341,10 @@ def test_a_run_that_is_cut_off_too_often_ends_with_the_reason(own_house: HousePr
     chat = PipedChat(own_house.home, "--once", "slow 500")
     session = own_house.wait_for_session()
     for attempt in range(1, 4):
-        while (own_house.call("session.state", session=session)["run"] or {}).get("attempt") != attempt:
-            pass
+        wait_until_sync(
+            lambda n=attempt: (own_house.call("session.state", session=session)["run"] or {}).get("attempt") == n,
+            f"attempt {attempt} begins",
+        )
         own_house.kill()
         own_house.open()
 

@@ -13,7 +13,9 @@ from cli.fake_house import STREAM_HEAD, Request, chunk, event, fake_house, reply
 from cli.house_process import HouseProcess
 from cli.pty_chat import PtyChat
 
-pytestmark = pytest.mark.timeout(240)
+from retinue.testing.waiting import wait_until_sync
+
+pytestmark = pytest.mark.timeout(900)
 
 PROMPT = "to guide:"
 Terminal = Callable[..., PtyChat]
@@ -128,15 +130,19 @@ def test_a_later_attempt_that_says_something_else_takes_the_place_of_the_first(
                 for piece in pieces:
                     link.sendall(chunk(event("delta", delta(attempt, offset, piece))))
                     offset += len(piece)
-                    seen.wait(0.2)
+                if attempt in shown_of:
+                    wait_until_sync(lambda: shown_of[attempt] in chats[0].raw, f"attempt {attempt} is shown")
                 if attempt == 3:
                     for number, news in enumerate(ending(final), start=1):
                         link.sendall(chunk(event("news", {"seq": number, "session": "s", **news})))
                     leaving.wait(60)
 
-    seen, leaving = threading.Event(), threading.Event()
+    shown_of = {1: "morning", 2: "early"}
+    chats: list[PtyChat] = []
+    leaving = threading.Event()
     with fake_house(tmp_path, script):
         chat = terminal(tmp_path, "chat", "--agent", "guide", columns=30, rows=24)
+        chats.append(chat)
         chat.wait_for(PROMPT)
         chat.type("hello\r")
         chat.wait_for(PROMPT, times=2)

@@ -120,6 +120,7 @@ def test_a_send_that_was_cut_off_is_repeated_with_the_same_key(home: Path) -> No
 def test_a_send_to_a_closed_house_waits_only_if_it_is_told_to(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     naps: list[float] = []
     monkeypatch.setattr(client.time, "sleep", naps.append)
+    monkeypatch.setattr(client.time, "monotonic", lambda: sum(naps))
     with pytest.raises(HouseClosed):
         post({"key": "k"}, wait_s=0, waiting=lambda: pytest.fail("it waits"))
     assert not naps

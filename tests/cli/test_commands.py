@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ import pytest
 from cli.house_process import HouseProcess, command, environment
 
 from retinue.cli.client import Refused, call
-
-SETTLES_WITHIN_S = 60.0
+from retinue.testing.waiting import wait_until_sync
 
 
 @pytest.fixture
@@ -29,11 +27,8 @@ def at_home(house: HouseProcess, monkeypatch: pytest.MonkeyPatch) -> HouseProces
 
 def settled(house: HouseProcess, envelope: str) -> dict[str, Any]:
     """The envelope once it is done."""
-    deadline = time.monotonic() + SETTLES_WITHIN_S
-    while (shown := house.json("show", envelope))["status"] != "done":
-        assert time.monotonic() < deadline, shown
-        time.sleep(0.05)
-    return shown
+    wait_until_sync(lambda: house.json("show", envelope)["status"] == "done", "the envelope is done")
+    return house.json("show", envelope)
 
 
 def fields(text: str) -> dict[str, str]:
@@ -43,13 +38,8 @@ def fields(text: str) -> dict[str, str]:
 def parked(house: HouseProcess, name: str) -> tuple[str, str]:
     """An envelope of the clerk's whose run waits for a person, and the approval it waits for."""
     sent = house.json("send", "agent:clerk", "read SOUL.md", "--conversation", name)
-    deadline = time.monotonic() + SETTLES_WITHIN_S
-    while True:
-        asked = [a for a in house.json("status")["approvals"] if a["calls"]]
-        if asked:
-            return sent["envelope"], asked[-1]["id"]
-        assert time.monotonic() < deadline, "nobody asks"
-        time.sleep(0.05)
+    asked = wait_until_sync(lambda: [a for a in house.json("status")["approvals"] if a["calls"]], "somebody asks")
+    return sent["envelope"], asked[-1]["id"]
 
 
 def test_an_envelope_is_sent_and_shown_to_people_in_short_ids(house: HouseProcess) -> None:
@@ -190,9 +180,7 @@ def test_a_question_is_denied(house: HouseProcess) -> None:
 
 def test_what_runs_in_a_session_is_stopped(house: HouseProcess) -> None:
     sent = house.json("send", "agent:guide", "slow 500", "--conversation", "stop")
-    deadline = time.monotonic() + SETTLES_WITHIN_S
-    while house.json("show", sent["envelope"])["status"] != "claimed":
-        assert time.monotonic() < deadline
+    wait_until_sync(lambda: house.json("show", sent["envelope"])["status"] == "claimed", "a run works on it")
 
     stopped = house.retinue("stop", sent["session"][:8], "--why", "enough")
 

@@ -15,6 +15,7 @@ from cli.house_process import HouseProcess, command, environment
 from cli.pty_chat import PtyChat
 
 from retinue.testing.telegram_server import TOKEN, TelegramServer
+from retinue.testing.waiting import WAIT_LIMIT_S
 
 SETTINGS = """\
 # Ours.
@@ -46,10 +47,10 @@ def telegram() -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    url, loop, over = started.result(timeout=30)
+    url, loop, over = started.result(timeout=WAIT_LIMIT_S)
     yield url
     loop.call_soon_threadsafe(over.set)
-    thread.join(timeout=30)
+    thread.join(timeout=WAIT_LIMIT_S)
 
 
 def retinue(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -104,7 +105,7 @@ def test_a_token_that_the_place_does_not_know_is_refused_and_nothing_is_kept(
     assert tested.returncode == 1 and "does not get in" in tested.stderr
 
 
-@pytest.mark.spec("C122")
+@pytest.mark.spec("C122.whatsapp")
 def test_a_place_that_is_not_spoken_here_is_refused_by_its_name(house: HouseProcess) -> None:
     refused = retinue(house.home, "connector", "add", "whatsapp")
     assert refused.returncode == 1 and "whatsapp" in refused.stderr and "because: " in refused.stderr

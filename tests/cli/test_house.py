@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from cli.house_process import HouseProcess, command, environment
 from cli.test_commands import settled
 
-WITHIN_S = 60.0
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ def test_of_two_starts_at_once_one_opens_the_house_and_the_other_says_who_did(ho
         )
         for _ in range(2)
     ]
-    told = [(*start.communicate(timeout=WITHIN_S), start.returncode) for start in starts]
+    told = [(*start.communicate(timeout=WAIT_LIMIT_S), start.returncode) for start in starts]
 
     assert sorted(code for _, _, code in told) == [0, 1]
     [opened] = [json.loads(out) for out, _, code in told if code == 0]
@@ -251,12 +250,9 @@ def test_a_log_is_followed_through_its_rotation(home: HouseProcess) -> None:
         assert following.stdout.readline() == "three\n"
     finally:
         following.send_signal(signal.SIGINT)
-        assert following.wait(WITHIN_S) == 130
+        assert following.wait(WAIT_LIMIT_S) == 130
         following.communicate()
 
 
 def wait_until_gone(process: int) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not is_gone(process):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until_sync(lambda: is_gone(process), f"process {process} is gone")

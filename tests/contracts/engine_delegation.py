@@ -118,7 +118,8 @@ async def test_silent_mail_does_not_end_the_wait(staff: Household) -> None:
 
 
 async def test_a_wait_is_over_in_its_time_and_the_others_go_on(staff: Household) -> None:
-    both = Line(calls=(ask("bo", "slow", timeout=10), ask("cy", "slower", timeout=100)))
+    first = ask("bo", "slow", timeout=10)  # time limit: of the call, on a clock that is turned
+    both = Line(calls=(first, ask("cy", "slower", timeout=100)))
     staff.model.rule = lambda prompt: (
         both
         if last_words(prompt) == "go" and not isinstance(prompt.records[-1].body, ToolResult)

@@ -303,7 +303,7 @@ async def test_tokens_and_money_of_a_run_are_bounded(household: Household, bound
         assert len(household.model.prompts) == 2
 
 
-@pytest.mark.spec("D20", "C49")
+@pytest.mark.spec("C49", "D20.text", "D20.context")
 async def test_a_run_may_choose_to_say_nothing(household: Household) -> None:
     household.model.will_reply("NO_REPLY", "[[SILENT_REPLY]]", "I will say NO_REPLY")
     async with opened(household) as house:

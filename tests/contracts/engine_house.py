@@ -28,10 +28,10 @@ from retinue.models.base import Prompt
 from retinue.store import agents, envelopes, ledger, news, sessions
 from retinue.store.connection import Body, Store, Then, follow_up
 from retinue.testing.household import House, Household
+from retinue.testing.waiting import wait_until
 
 T = TypeVar("T")
 
-WAIT_S = 10.0
 MOMENT_S = 0.002
 
 
@@ -232,25 +232,27 @@ async def _until_cut(household: Household, hands: Hands, story: Story, nth: int,
         while not (cut.done() and told.done()):  # more than once: before Python 3.12 `wait_for` may swallow it
             cut.cancel()
             told.cancel()
-            await asyncio.sleep(MOMENT_S)
+            await asyncio.sleep(MOMENT_S)  # sleep: before both are cancelled again
 
 
 async def until(condition: Callable[[], Any], *, what: str) -> None:
     """Wait for something in memory."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + WAIT_S
-    while not condition():
-        if loop.time() > deadline:
-            raise AssertionError(f"waited {WAIT_S:g} s in vain for {what}")
-        await asyncio.sleep(MOMENT_S)
+    await wait_until(condition, what, poll_s=MOMENT_S)
+
+
+async def until_somebody_sleeps(house: House, *, seconds_max: float) -> None:
+    """Wait until the clock, turned so far, wakes somebody: whatever went wrong, it is tried again then."""
+    clock = house.household.clock
+    await until(lambda: any(left <= seconds_max for left in clock.wakes_in()), what="somebody waits for the clock")
 
 
 async def as_time_goes_by(house: House, awaited: Coroutine[Any, Any, T], *, step_s: float = 1.0) -> T:
-    """Wait for something while the clock is turned, a step at a time."""
+    """Wait for something while the clock is turned, a step at a time. The clock waits for the store: on a slow machine
+    no more of its time passes than on a fast one."""
     task = asyncio.ensure_future(awaited)
     while not task.done():
         await house.household.clock.advance(step_s)
-        await asyncio.sleep(MOMENT_S)
+        await a_moment(house)
     return task.result()
 
 
@@ -259,7 +261,7 @@ async def a_moment(house: House) -> None:
     for _ in range(3):
         await house.store.write(lambda conn: None, point="moment")
         await house.store.scan(lambda conn: None)
-        await asyncio.sleep(MOMENT_S)
+        await asyncio.sleep(MOMENT_S)  # sleep: what must not happen has no event; the store has done all before this
 
 
 async def change_agent(house: House, agent: Agent) -> None:

@@ -25,6 +25,7 @@ from contracts.engine_house import (
     results,
     rows,
     until,
+    until_somebody_sleeps,
     user_turns,
     witness,
 )
@@ -390,7 +391,7 @@ async def test_a_lane_goes_on_by_itself_when_the_store_works_again(
         receipt = await house.post("message")
         for left in range(times - 1, -1, -1):
             await until(lambda left=left: hands.failing[point] <= left, what="the store to fail")
-            await a_moment(house)
+            await until_somebody_sleeps(house, seconds_max=1)
             await household.clock.advance(1)
         assert await house.answer_to(receipt.envelope) == "answer 1"
         assert witness(household) in (["line 1"], [])
@@ -406,7 +407,7 @@ async def test_a_full_disk_when_a_run_parks_or_fails_is_survived(household: Hous
         hands.failing["fail"] = 1
         receipt = await house.post("hello")
         await until(lambda: hands.failing["fail"] == 0, what="the store to fail")
-        await a_moment(house)
+        await until_somebody_sleeps(house, seconds_max=1)
         await household.clock.advance(1)
         settled = await house.outcome(receipt.envelope)
         assert settled.outcome is Outcome.DEAD and "still tired" in settled.because
@@ -431,7 +432,7 @@ async def test_at_most_once_holds_also_when_the_store_fails(household: Household
         hands.failing["finish"] = 1
         receipt = await house.post("hello")
         await until(lambda: hands.failing["finish"] == 0, what="the store to fail")
-        await a_moment(house)
+        await until_somebody_sleeps(house, seconds_max=1)
         await household.clock.advance(1)
         settled = await house.outcome(receipt.envelope)
         assert (settled.outcome, settled.because) == (Outcome.INTERRUPTED, "store-failed")
@@ -448,7 +449,7 @@ async def test_at_most_once_holds_when_the_store_fails_right_after_a_crash(house
     hands.failing["claim"] = 1
     async with opened(household) as house:
         await until(lambda: hands.failing["claim"] == 0, what="the store to fail")
-        await a_moment(house)
+        await until_somebody_sleeps(house, seconds_max=1)
         await household.clock.advance(1)
         settled = await house.outcome(envelope)
         assert (settled.outcome, settled.because) == (Outcome.INTERRUPTED, "daemon-stopped")

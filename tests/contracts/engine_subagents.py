@@ -199,7 +199,7 @@ async def put(house: House, id_: str) -> Any:
     return found
 
 
-@pytest.mark.spec("C52")
+@pytest.mark.spec("C52", "C114.subagents_archive")
 async def test_a_session_is_put_away_an_hour_after_its_end_and_comes_back_with_its_next_mail(
     any_household: Household,
 ) -> None:

@@ -18,8 +18,8 @@ from retinue.domain.ids import EnvelopeId
 from retinue.domain.trust import Trust
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.waiting import wait_until
 
-WAIT_S = 10.0
 MOMENT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 
 
@@ -148,9 +148,7 @@ class House:
         return Receipt(envelope=EnvelopeId(f"{self.offered:032x}"), session=None, news_seq=self.offered)
 
     async def until_heard(self, count: int) -> list[Incoming]:
-        async with asyncio.timeout(WAIT_S):
-            while len(self.heard) < count:
-                await asyncio.sleep(0.001)
+        await wait_until(lambda: len(self.heard) >= count, f"{count} messages are heard", poll_s=0.001)
         return self.heard
 
 
@@ -266,7 +264,8 @@ async def test_a_line_that_breaks_in_the_middle_is_never_called_a_refusal(place:
 async def test_a_delivery_that_gets_no_answer_can_be_cancelled_and_the_next_goes_through(place: Place) -> None:
     place.will_hang()
     hanging = asyncio.create_task(place.connector.deliver(whole(envelope_to(place, "one", number=1))))
-    await asyncio.sleep(0.01)
+    for _ in range(10):
+        await asyncio.sleep(0)  # it waits for its answer
     hanging.cancel()
 
     with pytest.raises(asyncio.CancelledError):

@@ -337,7 +337,7 @@ async def test_cancelled_callers_leave_every_change_whole(place: Place) -> None:
     async with place.open() as store:
         tasks = [asyncio.create_task(store.write(pair(n), point="test")) for n in range(60)]
         for _ in range(20):
-            await asyncio.sleep(chance.choice([0, 0, 0.001]))
+            await asyncio.sleep(chance.choice([0, 0, 0.001]))  # sleep: some are cancelled at once, some later
             chance.choice(tasks).cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}

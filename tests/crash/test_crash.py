@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,9 +31,7 @@ from retinue.testing.crash_client import Habit
 from retinue.testing.crash_evidence import read_evidence
 from retinue.testing.crash_script import EVERY_S, Do
 from retinue.testing.crash_verdict import Verdict, Wrong, judge
-
-WAIT_S = 40.0
-REST_WITH_A_BUG_S = 5.0  # a broken house need not come to rest: what it did is enough
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 
 
 @pytest.mark.spec("H1", "D11", "D27")
@@ -83,30 +80,46 @@ def test_the_short_tour_leaves_out_no_commit_and_no_effect() -> None:
     }
 
 
-async def killed_once(folder: Path, *, do: Do, crash: str, bugs: str) -> Verdict:
-    """One correspondent, one kill at a chosen point, and the verdict after the house has come to rest."""
+async def killed_once(folder: Path, *, do: Do, crash: str, bugs: str, shows: Wrong | None = None) -> Verdict:
+    """One correspondent, one kill at a chosen point, and the verdict after the house has come to rest, or, where it is
+    broken, after it `shows` that it is."""
     habit = Habit(to="agent:ada", does={do: 1}, pause_s=0.0)
-    async with trial(folder, seed=1, habits=[habit], letters_max=2, bugs=bugs) as (tried, writing):
+    # Without a clock: what it begins in the moment before the last kill would wait for another start.
+    async with trial(folder, seed=1, habits=[habit], letters_max=2, bugs=bugs, ticks=False) as (tried, writing):
         life = await tried.start(crash)
-        assert await life.end(within_s=WAIT_S) == -signal.SIGKILL, life.said
+        assert await life.end(within_s=WAIT_LIMIT_S) == -signal.SIGKILL, life.said
         await tried.start()
-        await come_to_rest(tried, writing, sound=not bugs)
-    return judge(read_evidence(tried.home, tried.outside))
+        await come_to_rest(tried, writing, shows)
+    return verdict_on(tried)
 
 
-@pytest.mark.timeout(120)
+def verdict_on(tried: Trial) -> Verdict:
+    return judge(read_evidence(tried.home, tried.outside), ticks=False)
+
+
+@pytest.mark.timeout(600)
 async def test_the_verdict_catches_a_house_that_acknowledges_before_it_commits(tmp_path: Path) -> None:
     bug = await killed_once(
-        tmp_path / "bug", do=Do.PLAIN, crash="accept.before-commit:2", bugs="acknowledge-before-commit"
+        tmp_path / "bug",
+        do=Do.PLAIN,
+        crash="accept.before-commit:2",
+        bugs="acknowledge-before-commit",
+        shows=Wrong.LOST,
     )
     assert bug.count(Wrong.LOST) >= 1, bug.lines()
     sound = await killed_once(tmp_path / "sound", do=Do.PLAIN, crash="accept.before-commit:2", bugs="")
     assert sound.ok, sound.lines()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_the_verdict_catches_a_house_that_acts_before_it_has_written_its_intent(tmp_path: Path) -> None:
-    bug = await killed_once(tmp_path / "bug", do=Do.TOOL, crash="step.before-commit:1", bugs="effect-before-intent")
+    bug = await killed_once(
+        tmp_path / "bug",
+        do=Do.TOOL,
+        crash="step.before-commit:1",
+        bugs="effect-before-intent",
+        shows=Wrong.RUN_TWICE,
+    )
     assert bug.count(Wrong.RUN_TWICE) >= 1, bug.lines()
     sound = await killed_once(tmp_path / "sound", do=Do.TOOL, crash="step.before-commit:1", bugs="")
     assert sound.ok, sound.lines()
@@ -116,7 +129,7 @@ OPEN_CALLS = "SELECT count(*) FROM steps WHERE kind = 'model' AND state = 'open'
 OF_ADA = "SELECT id FROM runs WHERE agent = 'ada'"  # the clock writes too, to another
 
 
-async def taken_over(folder: Path, *, bugs: str) -> Verdict:
+async def taken_over(folder: Path, *, bugs: str, shows: Wrong | None = None) -> Verdict:
     """A worker is paused in the middle of a run, another takes it over and ends it, and the first one comes back."""
     habit = Habit(to="agent:ada", does={Do.WHIM: 1}, thinks_s=2.0)
     both = f"lock-not-held{bugs}"
@@ -124,30 +137,31 @@ async def taken_over(folder: Path, *, bugs: str) -> Verdict:
     about = trial(folder, seed=1, habits=[habit], letters_max=1, bugs=both, ticks=False)
     async with about as (tried, writing):
         first = await tried.start()
-        await until(lambda: stored(tried, f"{OPEN_CALLS} AND run IN ({OF_ADA})") == 1)
+        await wait_until(lambda: stored(tried, f"{OPEN_CALLS} AND run IN ({OF_ADA})") == 1, "the model is asked")
         await pause_between_commits(tried, first)
         second = await tried.start()
-        await until(
-            lambda: stored(tried, "SELECT count(*) FROM runs WHERE status = 'completed' AND agent = 'ada'") == 1
-        )
+        ended = "SELECT count(*) FROM runs WHERE status = 'completed' AND agent = 'ada'"
+        await wait_until(lambda: stored(tried, ended) == 1, "the second one has ended the run")
         first.signal(signal.SIGCONT)
-        await until(lambda: "run taken over" in second.said or witnessed(tried) == 2)  # they share one log
+        # They share one log.
+        await wait_until(lambda: "run taken over" in second.said or witnessed(tried) == 2, "the first one goes on")
         await first.kill()
-        await come_to_rest(tried, writing, sound=not bugs)
-    return judge(read_evidence(tried.home, tried.outside), ticks=False)
+        await come_to_rest(tried, writing, shows)
+    return verdict_on(tried)
 
 
 async def pause_between_commits(tried: Trial, life: Life) -> None:
     """A house that is paused in the middle of a commit keeps the store to itself, and nobody could take over."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            life.signal(signal.SIGSTOP)
-            while not stands_still(life.process.pid):
-                await asyncio.sleep(0.001)
-            if writable(tried):
-                return
+
+    async def is_paused() -> bool:
+        life.signal(signal.SIGSTOP)
+        await wait_until(lambda: stands_still(life.process.pid), "it stands still")
+        if not writable(tried):
             life.signal(signal.SIGCONT)
-            await asyncio.sleep(0.01)
+            return False
+        return True
+
+    await wait_until(is_paused, "it is paused between two commits")
 
 
 def stands_still(pid: int) -> bool:
@@ -157,7 +171,7 @@ def stands_still(pid: int) -> bool:
 
 
 def writable(tried: Trial) -> bool:
-    conn = sqlite3.connect(tried.home / "house.db", timeout=0.2, isolation_level=None)
+    conn = sqlite3.connect(tried.home / "house.db", timeout=0, isolation_level=None)
     try:
         conn.execute("BEGIN IMMEDIATE")
         conn.execute("ROLLBACK")
@@ -168,17 +182,12 @@ def writable(tried: Trial) -> bool:
     return True
 
 
-async def come_to_rest(tried: Trial, writing: asyncio.Task[None], *, sound: bool) -> None:
-    if sound:
+async def come_to_rest(tried: Trial, writing: asyncio.Task[None], shows: Wrong | None) -> None:
+    """A broken house need not come to rest: what it did is enough."""
+    if shows is None:
         assert await tried.rest(writing) == ""
     else:
-        await tried.rest(writing, within_s=REST_WITH_A_BUG_S)
-
-
-async def until(so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not so():
-            await asyncio.sleep(0.02)
+        await wait_until(lambda: verdict_on(tried).count(shows) >= 1, f"{shows} shows", poll_s=0.2)
 
 
 def stored(tried: Trial, query: str) -> int:
@@ -199,9 +208,9 @@ def witnessed(tried: Trial) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_the_verdict_catches_a_house_whose_workers_write_under_an_outdated_epoch(tmp_path: Path) -> None:
-    bug = await taken_over(tmp_path / "bug", bugs=",epoch-not-checked")
+    bug = await taken_over(tmp_path / "bug", bugs=",epoch-not-checked", shows=Wrong.RUN_TWICE)
     assert bug.count(Wrong.RUN_TWICE) >= 1, bug.lines()
     sound = await taken_over(tmp_path / "sound", bugs="")
     assert sound.ok, sound.lines()
@@ -229,5 +238,5 @@ def run(module: str, folder: Path, **environment: str) -> subprocess.CompletedPr
         env=inherited | {"RETINUE_HOME": str(folder / "home")} | environment,
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=WAIT_LIMIT_S,
     )

@@ -12,7 +12,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 
 from retinue.config import BadConfig, load
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.errors import Conflict, Invalid, NotAllowed
+from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
 from retinue.domain.nouns import replace
 from retinue.domain.times import to_ms
 from retinue.domain.token import hash_of
@@ -123,6 +123,23 @@ async def test_a_file_with_a_fault_changes_nothing(house: DeskHouse) -> None:
         await house.ask(OWNER, "config.reload")
 
 
+async def test_a_wrong_rule_of_origin_is_found_by_check_and_refused_by_reload_patch_and_apply(house: DeskHouse) -> None:
+    right = '[[origin.source]]\ntools = "calendar_*"\ntrust = "untrusted"\n'
+    write(house, right)
+    await house.ask(OWNER, "config.reload")
+    write(house, f'{right}[[origin.source]]\ntools = "mcp_time_*"\ntrust = "trusted"\n[[origin.sauce]]\n')
+    checked = await house.ask(OWNER, "config.check")
+    assert not checked["ok"] and len(checked["faults"]) == 2
+    assert checked["faults"][0].startswith("origin.source[1].trust is 'trusted'")
+    assert checked["faults"][1].startswith("origin.sauce is not a setting")
+    patched = {"changes": {"house": {"drain_s": 3}}, "expected_hash": checked["hash"]}
+    for operation, parameters in (("config.reload", {}), ("config.apply", {}), ("config.patch", patched)):
+        with pytest.raises(BadConfig, match=r"origin\.source\[1\]\.trust"):
+            await house.ask(OWNER, operation, **parameters)
+    shown = await house.ask(OWNER, "config.show")
+    assert [rule["tools"] for rule in shown["settings"]["origin"]["source"]] == ["calendar_*"], "the old ones hold"
+
+
 @pytest.mark.spec("H67")
 async def test_an_export_holds_no_token_and_can_be_applied_again(house: DeskHouse) -> None:
     write(house, DECLARED)
@@ -149,6 +166,7 @@ async def test_settings_are_shown_without_secrets_and_only_to_the_entitled(house
         await house.ask(agent("ada", PermissionLevel.PRIVILEGED), "config.apply")
 
 
+@pytest.mark.spec("C3.hash")
 async def test_a_change_keeps_comments_wants_the_right_hash_and_takes_effect(house: DeskHouse) -> None:
     file = write(house, "# mine\n[house]\ndrain_s = 5.0 # quick\n")
     await house.ask(OWNER, "config.reload")
@@ -185,7 +203,7 @@ async def test_people_of_the_file_never_become_owner(house: DeskHouse) -> None:
     assert found is not None and found.role == "member"
 
 
-@pytest.mark.spec("H91")
+@pytest.mark.spec("H91.runs", "H91.tokens", "H91.plain")
 async def test_a_reset_clears_runs_and_renews_the_tokens_of_agents_and_plain_apply_does_not(house: DeskHouse) -> None:
     write(house, DECLARED)
     token = (await house.ask(OWNER, "token.create", principal="agent:ada"))["token"]
@@ -214,6 +232,19 @@ async def test_a_reset_clears_runs_and_renews_the_tokens_of_agents_and_plain_app
     now_ms = to_ms(house.desk.clock.now())
     checked = await house.house.store.scan(lambda conn: ledger.check(conn, now_ms=now_ms))
     assert checked.holds, checked.lines()
+
+
+@pytest.mark.spec("H91.one_transaction")
+async def test_a_reset_that_fails_at_its_last_step_has_cleared_nothing(house: DeskHouse) -> None:
+    write(house, '[bindings.kitchen]\nagent = "nobody"\nconnector = "telegram"\n')
+    token = (await house.ask(OWNER, "token.create", principal="agent:ada"))["token"]
+    await house.converse(MARIA, "hello")
+    await house.ask(OWNER, "schedule.add", name="tea", to="agent:ada", text="Tea.", every="1d")
+    with pytest.raises(NotFound):
+        await house.ask(OWNER, "config.apply", reset=True)
+    assert await knows(house, token)
+    assert len(await house.house.sql("SELECT id FROM runs")) == 1
+    assert [each["name"] for each in (await house.ask(OWNER, "schedule.list"))["schedules"]] == ["tea"]
 
 
 async def knows(house: DeskHouse, secret: str) -> bool:

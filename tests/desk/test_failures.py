@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from retinue.domain.tool import Call, ToolResult
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.waiting import wait_until_sync
 from retinue.tools.base import Scene
 from retinue.tools.files import Read
 from retinue.tools.toolbox import Toolbox
@@ -135,7 +135,7 @@ def test_settings_change_while_the_house_works_and_what_cannot_waits_for_a_resta
         assert state["run"] is not None or "30 Done" in str(state["records"])
 
 
-@pytest.mark.spec("C3")
+@pytest.mark.spec("C3.hash", "C3.restart_notice")
 def test_a_change_that_waits_for_a_restart_is_told_in_the_last_session_when_it_has_come(tmp_path: Path) -> None:
     with open_rim(tmp_path, "# mine\n[house]\ndrain_s = 1.0\n") as rim:
         home = rim.process.home
@@ -155,8 +155,6 @@ def test_a_change_that_waits_for_a_restart_is_told_in_the_last_session_when_it_h
             records = rim.do("session.history", session=session, limit=50)["records"]
             return sum("In effect now: house.zone" in str(record) for record in records)
 
-        deadline = time.monotonic() + 30
-        while not told() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until_sync(told, "it is told")
         assert told() == 1
         assert rim.do("house.status")["now"].endswith(("+01:00", "+02:00"))

@@ -12,6 +12,7 @@ from retinue.api.live import EVERYTHING, Feed
 from retinue.domain.ids import SessionId
 from retinue.store import news
 from retinue.testing.household import Household
+from retinue.testing.waiting import WAIT_LIMIT_S
 
 OWNER = person("owner")
 
@@ -36,7 +37,7 @@ async def test_whoever_follows_one_session_is_told_all_of_it_through_a_crowd_of_
             await joined.join(session, EVERYTHING, begins)
             for feed in (followed, joined):
                 heard: list[int] = []
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(WAIT_LIMIT_S):
                     while not heard or heard[-1] < expected[-1]:
                         heard += [event.data["seq"] for event in await feed.next() or [] if event.name == "news"]
                 assert heard == [seq for seq in expected if seq > begins]

@@ -13,7 +13,7 @@ from retinue.domain.session_keys import DmScope, KeyKind, SessionKey
 LINKS = {"Maria": ("Telegram:42", "signal:7")}
 
 
-@pytest.mark.spec("C8")
+@pytest.mark.spec("C8.main", "C8.per_peer", "C8.per_channel_peer", "C8.per_account_channel_peer")
 @pytest.mark.parametrize(
     ("scope", "peer", "key"),
     [
@@ -41,7 +41,7 @@ def test_one_person_in_two_services_is_one_only_where_the_scope_is_the_person() 
     assert key(DmScope.PER_CHANNEL_PEER, "telegram", "42") != key(DmScope.PER_CHANNEL_PEER, "signal", "7")
 
 
-@pytest.mark.spec("C10")
+@pytest.mark.spec("C10.group", "C10.topic", "C10.thread", "C10.cron", "C10.hook", "C10.subagent")
 @pytest.mark.parametrize(
     ("made", "key"),
     [

@@ -14,11 +14,10 @@ from retinue.connectors.irc.connector import IrcConnector
 from retinue.connectors.irc.settings import IrcSettings
 from retinue.testing.fault_kit.bench import PlainBench
 from retinue.testing.fault_kit.house import House
-from retinue.testing.fault_kit.looking import looking
 from retinue.testing.fault_kit.stage import surroundings_in
+from retinue.testing.waiting import wait_until
 
 HOST = "127.0.0.1"
-WAIT_S = 10.0
 SECRETS = {"password": "open sesame", "account_password": "sésame"}
 
 
@@ -34,8 +33,7 @@ def connector_in(folder: Path, port: int, **settings: Any) -> IrcConnector:
 
 
 async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        await looking(holds)
+    await wait_until(holds, "it holds")
 
 
 @asynccontextmanager

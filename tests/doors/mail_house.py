@@ -22,7 +22,8 @@ from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock
 from retinue.domain.trust import Trust
 from retinue.real import RealClock
-from retinue.testing.mail_office import ARRIVE_S_MAX, AUTHSERV, HOUSE, MARIA, POLL_S, Office
+from retinue.testing.mail_office import AUTHSERV, HOUSE, MARIA, Office
+from retinue.testing.waiting import WAIT_LIMIT_S
 
 # --- mails, parcels, and whoever stands in for the house ---
 
@@ -121,7 +122,7 @@ class Ear:
 
     async def hears(self, count: int) -> list[Incoming]:
         """What was heard, once it is so many."""
-        async with asyncio.timeout(ARRIVE_S_MAX):
+        async with asyncio.timeout(WAIT_LIMIT_S):
             while len(self.heard) < count:
                 self._news.clear()
                 await self._news.wait()
@@ -182,10 +183,16 @@ class Wire:
         self.port = 0
         self.to_server: Callable[[bytes], bytes | None] = lambda piece: piece
         self.to_client: Callable[[bytes], bytes | None] = lambda piece: piece
-        self.frozen = False
+        self.pieces = 0  # that came to the wire
+        self._thawed = asyncio.Event()
+        self._thawed.set()
         self._target = port
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: list[asyncio.StreamWriter] = []
+
+    def freeze(self) -> None:
+        """Nothing passes any more, and the wire stands as if it were whole."""
+        self._thawed.clear()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -211,8 +218,8 @@ class Wire:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, see: Callable[[bytes], bytes | None]
     ) -> None:
         while piece := await reader.read(65536):
-            while self.frozen:
-                await asyncio.sleep(POLL_S)
+            self.pieces += 1
+            await self._thawed.wait()
             seen = see(piece)
             if seen is None:
                 return
@@ -229,7 +236,7 @@ class Wire:
             yield wire
         finally:
             server.close()
-            wire.frozen = False
+            wire._thawed.set()
             for end in wire._ends:
                 end.transport.abort()
             await asyncio.gather(*wire._tasks)

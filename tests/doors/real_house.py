@@ -9,7 +9,7 @@ import asyncio
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +18,7 @@ from typing import Any
 from cli.house_process import HouseProcess
 from flows.provider import Answer, Asked, Provider, Said, provider, says
 
-from retinue.testing.fault_kit.looking import looking
-
-WAIT_S = 45.0
+from retinue.testing.waiting import wait_until
 
 AFTER_ACCEPT = "accept.after-commit:1"  # the question is in the house, and nobody has answered
 BETWEEN_PARTS = "deliver-part.after-commit:1"  # the first part is there, and written down
@@ -72,8 +70,7 @@ class RealHouse:
         await self.open(dies_at=dies_at)
 
     async def dies(self) -> None:
-        async with asyncio.timeout(WAIT_S):
-            await asyncio.to_thread(self.process.wait_for_crash)
+        await asyncio.to_thread(self.process.wait_for_crash)
         self.is_open = False
 
     async def call(self, operation: str, **parameters: Any) -> dict[str, Any]:
@@ -89,7 +86,7 @@ class RealHouse:
         """Until nobody works, and nothing is on its way out."""
 
         open_ones = "select count(*) from envelopes where status in ('pending', 'claimed')"
-        await until(lambda: self.rows(open_ones) == [(0,)], "the house does not come to rest", every_s=0.02)
+        await wait_until(lambda: self.rows(open_ones) == [(0,)], "nobody works, and nothing is on its way out")
 
     async def holds(self) -> None:
         """Nothing is lost, as the command says that every owner has."""
@@ -133,14 +130,6 @@ def as_text(content: Any) -> str:
 def was_called(asked: Asked) -> bool:
     """Whether the tools that were asked for have answered: the model's turn to say the last word."""
     return asked.body["messages"][-1]["role"] == "tool"
-
-
-async def until(holds: Callable[[], bool | Awaitable[bool]], otherwise: str, *, every_s: float = 0.01) -> None:
-    try:
-        async with asyncio.timeout(WAIT_S):
-            await looking(holds, every_s=every_s)
-    except TimeoutError:
-        raise AssertionError(otherwise) from None
 
 
 def once(texts: list[str], word: str) -> bool:

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from retinue.testing.telegram_server import TOKEN
+from retinue.testing.waiting import WAIT_LIMIT_S
 
 HERE = Path(__file__).parent / "peers" / "telegram"
 INSTALL_S = 300
@@ -58,7 +59,7 @@ def running_peer() -> Iterator[str]:
         yield url
     finally:
         process.stdin.close()  # it ends with that
-        process.wait(timeout=10)
+        process.wait(timeout=WAIT_LIMIT_S)
         process.stdout.close()
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from flows.asking import asking_household, does, line, open_question, rows, state_of, witness
+from flows.asking import asking_household, do, does, line, open_question, rows, state_of, witness
 from street import Street, link, said
 from street import rows as count
 
@@ -41,10 +41,10 @@ async def known(house: House) -> None:
 
 
 async def ask(
-    house: House, street: Street, text: str = "one", *, by: str = OWNER, id_: str = "1"
+    house: House, street: Street, wish: str = line("one"), *, by: str = OWNER, id_: str = "1"
 ) -> tuple[str, Parcel]:
     """Have an agent ask, and wait until the question stands in the room."""
-    await house.doorway.accept("quiet", said(line(text), by=by, id_=id_))
+    await house.doorway.accept("quiet", said(wish, by=by, id_=id_))
     approval = await open_question(house)
 
     def stands(_: object) -> Parcel | None:
@@ -92,6 +92,7 @@ async def test_a_press_of_the_owner_decides_and_the_question_is_closed_where_it_
         assert text.startswith(question.text)
 
 
+@pytest.mark.spec("C61.deny", "C61.always")
 async def test_a_no_and_a_yes_for_good_are_pressed_as_well(street: Street) -> None:
     async with street.household.open() as house:
         await known(house)
@@ -99,7 +100,7 @@ async def test_a_no_and_a_yes_for_good_are_pressed_as_well(street: Street) -> No
         await pressed(house, street, press(data_of(question, "Deny")))
         assert await state_of(house, approval) == "denied"
         await house.quiet()
-        approval, question = await ask(house, street, "two", id_="2")
+        approval, question = await ask(house, street, line("two"), id_="2")
         await pressed(house, street, press(data_of(question, "Allow: always"), id_="p2"))
         await house.eventually(lambda _: witness(street.household) == ["two"], what="the call")
         [(permission,)] = await rows(house, "SELECT permission FROM grants")
@@ -160,7 +161,7 @@ async def test_a_press_that_comes_twice_or_too_late_says_what_became_of_the_ques
         await house.quiet()
         assert witness(street.household) == ["one"]
 
-        approval, question = await ask(house, street, "two", id_="2")
+        approval, question = await ask(house, street, line("two"), id_="2")
         street.household.clock.jump(timedelta(days=2))
         assert "is no longer open (it is expired" in await pressed(
             house, street, press(data_of(question, "Allow"), id_="p3")
@@ -204,7 +205,7 @@ async def test_a_place_that_breaks_over_an_answer_takes_nothing_from_the_decisio
     async with street.household.open() as house:
         await known(house)
         for number in ("one", "two"):
-            approval, question = await ask(house, street, number, id_=number)
+            approval, question = await ask(house, street, line(number), id_=number)
             await house.doorway.accept("quiet", press(data_of(question, "Allow"), id_=f"press {number}"))
             await house.eventually(lambda _: witness(street.household)[-1:] == [number], what="the call")  # noqa: B023
             assert await state_of(house, approval) == "allowed"
@@ -221,6 +222,23 @@ async def test_a_flood_of_presses_of_strangers_leaves_nothing_behind(street: Str
         await house.quiet()
         assert await count(house) == before, "nothing of it is kept"
         assert street.place.presses, "they are told, as far as there is time for it"
+
+
+@pytest.mark.spec("D32.buttons", "D32.resumes")
+async def test_a_request_for_permission_has_buttons_and_a_press_resumes_whoever_asked(street: Street) -> None:
+    async with street.household.open() as house:
+        await known(house)
+        wish = do("request_permission", permission="web", reason="to look up the trains")
+        approval, question = await ask(house, street, wish)
+        assert question.text.startswith("ada asks: may I have web?")
+        assert {"Allow", "Deny"} <= {button.label for row in question.buttons for button in row}
+        await house.quiet()
+        before = len(street.household.model.prompts)
+        await pressed(house, street, press(data_of(question, "Allow")))
+        assert await state_of(house, approval) == "allowed"
+        await house.quiet()
+        [decided] = street.household.model.prompts[before:]
+        assert "owner allowed web" in str(decided.records[-1].body)
 
 
 # --- who is asked in a chat ---

@@ -3,10 +3,9 @@ whole house."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,11 @@ from retinue.store.files import Files
 from retinue.testing.household import House
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import ScriptedModel, says
+from retinue.testing.waiting import wait_until
 
 SPEAKS = SpeechCommand(command=("/bin/cp", "{input}", "{output}"))
 HEARS = SpeechCommand(command=("/bin/cat", "{input}"))
 BREAKS = SpeechCommand(command=("/bin/false", "{input}", "{output}"))
-WAIT_S = 20.0
 OWNER = person("owner")
 
 
@@ -133,6 +132,20 @@ async def test_an_answer_is_spoken_as_the_mode_has_it_and_its_words_go_with_it(
     assert [files.path(each.hash).read_text() for each in parcel.files] == ["Lunch with Noor, at noon."] * spoken
 
 
+@pytest.mark.spec("D20.files")
+async def test_of_an_answer_that_is_silence_neither_words_nor_a_voice_message_arrive(street: Street) -> None:
+    speech(street, SpeechMode.ALWAYS)
+    street.household.model.will_reply("NO_REPLY", "Lunch with Noor, at noon.")
+    async with street.household.open() as house:
+        silent = await kept(house, await house.doorway.accept("quiet", said("Just so you know.")))
+        assert (await house.outcome(silent.id)).answer is None
+        await house.quiet()
+        assert street.place.parcels == []
+        await answered(house, street, said("What is on?", id_="2"))
+    [parcel] = street.place.parcels
+    assert len(parcel.files) == 1, "what is no silence is spoken"
+
+
 @pytest.mark.spec("C97")
 async def test_where_no_program_can_speak_the_words_arrive(street: Street) -> None:
     speech(street, SpeechMode.ALWAYS, speaker=BREAKS)
@@ -176,10 +189,8 @@ async def ask(house: WholeHouse, operation: str, **parameters: Any) -> Any:
     return json.loads(await perform(house.desk, OWNER, OPERATIONS[operation], json.dumps(parameters).encode()))
 
 
-async def until(holds: Any) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not holds():
-            await asyncio.sleep(0.01)
+async def until(holds: Callable[[], bool]) -> None:
+    await wait_until(holds, "it holds")
 
 
 @pytest.mark.spec("C97", "C88")

@@ -35,7 +35,7 @@ async def telegram() -> AsyncGenerator[TelegramServer]:
 @pytest.fixture
 def household(tmp_path: Path, telegram: TelegramServer) -> Household:
     """Maria's account is the owner's here; Noor is nobody."""
-    own = TelegramSettings(token_env="BOT", api_base=telegram.url, poll_s=5, timeout_s=5.0)
+    own = TelegramSettings(token_env="BOT", api_base=telegram.url, poll_s=5, timeout_s=60.0)
     asking = asking_household(tmp_path)
     household = Household(
         tmp_path,

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from street import Street, link, said
 
-from retinue.config.hands import Lists, ToolSettings
+from retinue.config.hands import Lists
 from retinue.domain.door import GroupPolicy
+from retinue.domain.nouns import replace
 
 
 @pytest.mark.spec("C55")
@@ -28,7 +29,7 @@ async def test_the_rules_for_a_sender_hold_in_a_group_by_who_they_are(
 ) -> None:
     street = Street.at(tmp_path, group_policy=GroupPolicy.OPEN)
     household = street.household
-    household.rules = ToolSettings(by_sender={rule: Lists(deny=("append_line",))})
+    household.rules = replace(household.rules, by_sender={rule: Lists(deny=("append_line",))})
     async with household.open() as house:
         await link(house, "maria", id_="7")
         receipt = await house.doorway.accept("quiet", said("hello", by=speaker, room="-1", mentioned=True))

@@ -16,12 +16,13 @@ from retinue.connectors.irc.presence import LineBroke, Presence
 from retinue.domain.envelope import Receipt
 from retinue.domain.errors import StoreError
 from retinue.domain.nouns import replace
-from retinue.testing.fault_kit import Broken, stage
+from retinue.testing.fault_kit import Broken
 from retinue.testing.fault_kit.bench import At
 from retinue.testing.fault_kit.cases import CASES
 from retinue.testing.fault_kit.irc import IrcBench
 from retinue.testing.fault_kit.matrix import hold
 from retinue.testing.fault_kit.quiet import ForgetfulBench, QuietBench
+from retinue.testing.virtual_time import simulate
 
 
 class Around:
@@ -142,18 +143,11 @@ def spoiled(bench: type[QuietBench], spoil: Callable[[Connector], Connector]) ->
         (QuietBench, NeverForGood, "throttled", "not told for how long"),
     ],
 )
-async def test_a_wrong_in_a_connector_is_found(
-    bench: type[QuietBench],
-    spoil: Callable[[Connector], Connector],
-    case: str,
-    found: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_wrong_in_a_connector_is_found(
+    bench: type[QuietBench], spoil: Callable[[Connector], Connector], case: str, found: str, tmp_path: Path
 ) -> None:
-    _hurry(monkeypatch)
-
-    with pytest.raises(Broken, match=found):
-        await hold(spoiled(bench, spoil), CASES[case], tmp_path)
+    with pytest.raises(Broken, match=found):  # in virtual time, because something is waited for in vain
+        simulate(1, lambda: hold(spoiled(bench, spoil), CASES[case], tmp_path))
 
 
 class Unproven(IrcConnector):
@@ -193,15 +187,7 @@ def irc_with(wrong: type[IrcConnector]) -> IrcBench:
     ],
 )
 async def test_a_wrong_on_a_real_line_is_found(
-    wrong: type[IrcConnector], case: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: type[IrcConnector], case: str, found: str, tmp_path: Path
 ) -> None:
-    _hurry(monkeypatch)
-
     with pytest.raises(Broken, match=found):
         await hold(irc_with(wrong), CASES[case], tmp_path)
-
-
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something will be waited for in vain: not for long."""
-    monkeypatch.setattr(stage, "WAIT_S", 1.0)
-    monkeypatch.setattr("retinue.testing.fault_kit.house.GIVE_UP_S", 1.0)

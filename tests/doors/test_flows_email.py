@@ -12,10 +12,11 @@ from email.message import EmailMessage
 
 import pytest
 from doors.mail_house import mail
-from doors.real_house import AFTER_ACCEPT, RealHouse, real_house, until, was_called
+from doors.real_house import AFTER_ACCEPT, RealHouse, real_house, was_called
 from flows.provider import Asked, Said, calls, says
 
 from retinue.testing.mail_office import AUTHSERV, Office, running_office
+from retinue.testing.waiting import wait_until
 
 SETTINGS = f"""
 [connectors.post]
@@ -53,7 +54,7 @@ async def standing(office: Office, tmp_path_factory: pytest.TempPathFactory) -> 
     async with real_house(tmp_path_factory.mktemp("email"), settings, secrets=secrets) as house:
         await house.retinue("identity", "link", "owner", "email", "--id", "maria@example.org")
         looked = "select 1 from connector_words where instance = 'post'"
-        await until(lambda: bool(house.rows(looked)), "the mailbox was not looked into")  # what lay there is not for us
+        await wait_until(lambda: house.rows(looked), "the mailbox was looked into")  # what lay there is not for us
         yield house
 
 
@@ -87,7 +88,7 @@ async def answered(office: Office, word: str, *, person: str = "maria") -> Email
     def found() -> list[EmailMessage]:
         return [each for each in office.mailbox(person) if word in words_of(each)]
 
-    await until(lambda: bool(found()), f"no answer with {word!r}", every_s=0.05)
+    await wait_until(found, f"an answer with {word!r} is there", poll_s=0.05)
     await office.settle()
     [answer] = found()
     return answer

@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator
 
 import pytest
 from doors.irc_house import ToldServer
-from doors.real_house import AFTER_ACCEPT, BETWEEN_PARTS, IN_DOUBT, RealHouse, real_house, until
+from doors.real_house import AFTER_ACCEPT, BETWEEN_PARTS, IN_DOUBT, RealHouse, real_house
 from flows.provider import says
 
 from retinue.testing.fault_kit.irc import Ngircd, Person
+from retinue.testing.waiting import wait_until
 
 HOME, GARDEN = "#home", "#garden"
 SETTINGS = """
@@ -115,7 +116,7 @@ async def inside(person: Person) -> None:
     async def came() -> bool:
         return "house" in await person.present(HOME) and "house" in await person.present(GARDEN)
 
-    await until(came, "the house did not come into its rooms", every_s=0.05)
+    await wait_until(came, "the house is in its rooms", poll_s=0.05)
 
 
 def read(person: Person, room: str) -> list[str]:
@@ -123,7 +124,11 @@ def read(person: Person, room: str) -> list[str]:
 
 
 async def answered(person: Person, word: str, *, room: str = HOME) -> None:
-    await until(lambda: any(word in text for text in read(person, room)), f"no answer with {word!r}: {person.read}")
+    await wait_until(
+        lambda: any(word in text for text in read(person, room)),
+        f"an answer with {word!r} is there",
+        describe=lambda: person.read,
+    )
 
 
 async def test_whoever_names_the_house_is_answered_in_that_room_and_alone_where_they_asked_alone(
@@ -148,8 +153,8 @@ async def test_a_nick_that_nobody_vouches_for_is_told_nothing_and_shown_no_code(
     await maria.say("porter", "let me in, ask-porter")
     await maria.say("house", "and now ask-open")
     await answered(maria, "An answer to ask-open.", room="maria")
-    await until(
-        lambda: bool(house.rows("select 1 from envelopes where text like '%wrote to strict%'")), "the owner is not told"
+    await wait_until(
+        lambda: house.rows("select 1 from envelopes where text like '%wrote to strict%'"), "the owner is told"
     )
     await house.until_quiet()
 
@@ -161,11 +166,11 @@ async def test_the_owner_is_known_by_an_account_and_by_nothing_else(house: RealH
     def told() -> list[str]:
         return [line for line in accounts.read if line.startswith("PRIVMSG")]
 
-    await until(lambda: "CAP END" in accounts.read, "the house did not come")
+    await wait_until(lambda: "CAP END" in accounts.read, "the house has come")
     accounts.say(":maria!m@example.org PRIVMSG house :ask-without")
     accounts.say("@account=mallory :maria!m@example.org PRIVMSG house :ask-other")
     accounts.say("@account=maria :maria!m@example.org PRIVMSG house :ask-account")
-    await until(lambda: bool(told()), f"no answer: {accounts.read}")
+    await wait_until(told, "an answer is there", describe=lambda: accounts.read)
     await house.until_quiet()
 
     assert told() == ["PRIVMSG maria :An answer to ask-account."]

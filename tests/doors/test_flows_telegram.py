@@ -12,7 +12,6 @@ from doors.real_house import (
     IN_DOUBT,
     RealHouse,
     real_house,
-    until,
     was_called,
 )
 from doors.telegram_peer import INSTALL_S, running_peer, say, shown_to_maria
@@ -20,6 +19,7 @@ from flows.provider import Asked, Said, calls, says
 
 from retinue.testing.telegram_place import Room, person
 from retinue.testing.telegram_server import TOKEN, Fault, TelegramServer, throttled
+from retinue.testing.waiting import wait_until
 
 OWNER, NOOR, MALLORY = 42, 43, 44
 SETTINGS = """
@@ -28,7 +28,7 @@ kind = "telegram"
 token_file = "{home}/bot-token"
 api_base = "API"
 poll_s = 5
-timeout_s = 5.0
+timeout_s = 60.0
 dm = "pairing"
 catch_up_hours = 0.0  # the stand-in's calendar has stopped
 
@@ -83,7 +83,9 @@ async def answered(telegram: TelegramServer, word: str, *, room: int = OWNER, ti
     def found() -> list[str]:
         return [text for text in telegram.texts(room) if word in text]
 
-    await until(lambda: len(found()) >= times, f"no answer with {word!r}: {telegram.texts(room)}")
+    await wait_until(
+        lambda: len(found()) >= times, f"an answer with {word!r} is there", describe=lambda: telegram.texts(room)
+    )
     return found()
 
 
@@ -146,6 +148,7 @@ async def test_a_file_comes_in_and_goes_back(house: RealHouse, telegram: Telegra
 async def test_a_quote_and_an_edit_are_read_as_what_they_are(house: RealHouse, telegram: TelegramServer) -> None:
     telegram.says("It is ask-first.")
     await answered(telegram, "An answer to ask-first.")
+    await house.until_quiet()  # the house knows by which name Telegram has it
     [ours] = [each for each in telegram.ours() if each.get("text") == "An answer to ask-first."]
     quoting = telegram.says("Why, ask-second?", quote=ours["message_id"])
     await answered(telegram, "An answer to ask-second.")

@@ -8,12 +8,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from doors.real_house import AFTER_ACCEPT, IN_DOUBT, RealHouse, real_house, until
+from doors.real_house import AFTER_ACCEPT, IN_DOUBT, RealHouse, real_house
 from doors.webhook_house import SECRET, FarSide, far_side, signed
 from flows.provider import says
 
 from retinue.connectors.webhook.settings import Proof
 from retinue.connectors.webhook.signing import proved
+from retinue.testing.waiting import wait_until
 
 SETTINGS = """
 [connectors.ci]
@@ -70,7 +71,7 @@ def taken(far: FarSide, word: str) -> list[dict[str, Any]]:
 
 
 async def answered(far: FarSide, word: str) -> dict[str, Any]:
-    await until(lambda: bool(taken(far, word)), f"no answer with {word!r}")
+    await wait_until(lambda: taken(far, word), f"an answer with {word!r} is there")
     return taken(far, word)[0]
 
 
@@ -92,7 +93,7 @@ async def test_a_request_is_answered_by_a_signed_request_and_one_that_is_not_pro
 async def test_where_nobody_is_to_be_told_elsewhere_the_owner_is(house: RealHouse, far: FarSide) -> None:
     assert await post(house, "The bell rings, ask-bell.", to="quiet", id_="bell") == 202
     mail = "select text from envelopes where recipient = 'person:owner' and text like '%ask-bell%'"
-    await until(lambda: bool(house.rows(mail)), "the owner was not told")
+    await wait_until(lambda: house.rows(mail), "the owner is told")
 
     assert taken(far, "ask-bell") == []
 
@@ -129,7 +130,7 @@ async def test_a_killed_house_answers_every_request_and_each_answer_is_known_by_
 async def test_an_answer_waits_for_the_other_side_to_be_there(house: RealHouse, far: FarSide) -> None:
     far.statuses.extend([503, 503])
     await post(house, "Somebody there, ask-outage?", id_="outage")
-    await until(lambda: house.outcomes("An answer to ask-outage.") == ["delivered"], "it was given up")
+    await wait_until(lambda: house.outcomes("An answer to ask-outage.") == ["delivered"], "it is delivered")
 
     assert len([each for each in far.letters if "ask-outage" in each.json["text"]]) == 3
     assert len(taken(far, "ask-outage")) == 1

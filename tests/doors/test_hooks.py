@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Mapping
@@ -28,6 +27,8 @@ from retinue.sandbox.host import Host
 from retinue.sandbox.once import run
 from retinue.sandbox.owners import OwnersSandbox
 from retinue.testing.household import boss
+from retinue.testing.loop_time import skipping_loop_time
+from retinue.testing.waiting import wait_until
 
 OWNER = boss("owner")
 ON = HookSettings(enabled=True)
@@ -151,9 +152,7 @@ class HookedHouse(HandsHouse):
         return json.loads((self.root / DATA / name / event).read_text())
 
     async def until(self, path: Path) -> None:
-        async with asyncio.timeout(30):
-            while not path.exists():
-                await asyncio.sleep(0.01)
+        await wait_until(path.exists, f"{path} is there")
         await self.running.idle()
 
 
@@ -229,14 +228,15 @@ async def test_a_hook_may_be_told_that_the_house_has_opened_and_greet_its_owner(
 
 async def test_a_hook_that_breaks_takes_too_long_or_says_too_much_touches_nothing_else(tmp_path: Path) -> None:
     hook(tmp_path, "a-breaks", handler="#!/bin/sh\nexit 3\n")
-    hook(tmp_path, "b-sleeps", handler="#!/bin/sh\nsleep 60\n")
+    hook(tmp_path, "b-sleeps", handler=f"#!/bin/sh\ntouch {tmp_path}/asleep\nexec sleep 600\n")
     hook(tmp_path, "c-shouts", handler="#!/bin/sh\nyes\n")
     hook(tmp_path, "d-no-program", handler="#!/no/such/program\n")
     hook(tmp_path, "e-works")
-    async with hooked_house(tmp_path, settings=HookSettings(enabled=True, timeout_s=0.5)) as house:
+    async with hooked_house(tmp_path, settings=HookSettings(enabled=True, timeout_s=60)) as house:
         for each in find(tmp_path).hooks:
             await operations.enable(house.house.desk, OWNER, Enable(name=each.name))
-        done = await house.running.run(Happened(event="command:new", key="1", at="now"))
+        async with skipping_loop_time(60, each_time=lambda: int((tmp_path / "asleep").exists())):
+            done = await house.running.run(Happened(event="command:new", key="1", at="now"))
         assert done == ["command-logger", "e-works"]
         assert await house.turn("Hello.", "Hello.")
 
@@ -302,7 +302,7 @@ async def test_behind_walls_a_hook_sees_its_own_folder_and_nothing_else_of_the_h
     confinement = Confinement(
         folder=data, writable=(data,), readable=(mine,), environment={"HOOK_DATA": str(data), "HOOK_EVENT": "x"}
     )
-    said = await run(walls, [str(mine / "handler.sh")], confinement, given=b"hello", timeout_s=20, bytes_max=10_000)
+    said = await run(walls, [str(mine / "handler.sh")], confinement, given=b"hello", timeout_s=60, bytes_max=10_000)
     assert (data / "told").read_bytes() == b"hello"
     assert b"a token" not in said
     assert b"A hook." not in said

@@ -15,6 +15,7 @@ from retinue.connectors.base import Delivery, DeliveryFailed, FailureKind, LineL
 from retinue.connectors.irc.arrival import Arrival, Credentials
 from retinue.connectors.irc.lines import Line, parsed
 from retinue.testing.fault_kit.house import Mishap, parcel_to
+from retinue.testing.loop_time import skipping_loop_time
 
 WELCOME = (
     ":s 001 house :Welcome house!h@host",
@@ -120,8 +121,13 @@ async def test_what_is_echoed_is_proven_by_the_name_the_server_gave_it(tmp_path:
 
 async def test_what_is_read_and_not_echoed_is_not_called_delivered(tmp_path: Path) -> None:
     async with ToldServer(told(ALL)) as server:
-        connector = connector_in(tmp_path, server.port, answer_s=1.0)
-        async with listening(connector):
+        connector = connector_in(tmp_path, server.port, answer_s=60.0)
+
+        def asked_after_it() -> int:
+            said = next((at for at, line in enumerate(server.read) if "PRIVMSG" in line), len(server.read))
+            return sum(line.startswith("PING") for line in server.read[said:])
+
+        async with listening(connector), skipping_loop_time(60, each_time=asked_after_it):
             with pytest.raises(TimeoutError):
                 await connector.deliver(parcel_to("kit", "#home", "hello", number=1))
 

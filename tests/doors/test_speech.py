@@ -14,6 +14,7 @@ from retinue.policy.speech import cut, decide, order, read_tags, spoken_words
 from retinue.sandbox.base import Sandbox, SandboxFailed
 from retinue.sandbox.host import Host
 from retinue.store.files import Files
+from retinue.testing.loop_time import skipping_loop_time
 
 SPEAKS = SpeechCommand(command=("/bin/cp", "{input}", "{output}"), voice="alloy")
 HEARS = SpeechCommand(command=("/bin/cat", "{input}"))
@@ -139,17 +140,21 @@ async def test_an_answer_becomes_a_voice_message_beside_its_words(tmp_path: Path
 
 @pytest.mark.spec("C97")
 async def test_where_one_program_fails_the_next_is_tried_and_where_all_fail_words_stay_words(tmp_path: Path) -> None:
-    sleeps = SpeechCommand(command=("/bin/sleep", "60"))
+    begun = tmp_path / "begun"
+    sleeps = SpeechCommand(command=("/bin/sh", "-c", f"printf x >> {begun}; exec sleep 600"))
     silent = SpeechCommand(command=("/bin/true",))
     links = SpeechCommand(command=("/bin/ln", "-s", "/etc/passwd", "{output}"))
     gone = SpeechCommand(command=("/no/such/program", "{output}"))
     bad = {"breaks": BREAKS, "sleeps": sleeps, "silent": silent, "links": links, "gone": gone, "unset": SpeechCommand()}
-    speech, files = voice(tmp_path, settings(speakers={**bad, "works": SPEAKS}, timeout_s=0.5))
-    uttered = await speech.uttered("A good morning.", answers_voice=False)
+    speech, files = voice(tmp_path, settings(speakers={**bad, "works": SPEAKS}, timeout_s=60))
+    async with skipping_loop_time(60, each_time=lambda: begun.exists() and len(begun.read_text())):
+        uttered = await speech.uttered("A good morning.", answers_voice=False)
     assert uttered.voice is not None
     assert content(files, uttered.voice) == "A good morning."
-    speech, _ = voice(tmp_path, settings(speakers=bad, timeout_s=0.5))
-    uttered = await speech.uttered("A good morning.", answers_voice=False)
+    speech, _ = voice(tmp_path, settings(speakers=bad, timeout_s=60))
+    begun.unlink()
+    async with skipping_loop_time(60, each_time=lambda: begun.exists() and len(begun.read_text())):
+        uttered = await speech.uttered("A good morning.", answers_voice=False)
     assert (uttered.shown, uttered.voice) == ("A good morning.", None)
     assert uttered.because
 

@@ -20,10 +20,14 @@ from retinue.config.doors import DoorSettings
 from retinue.connectors.base import Heard, Incoming, Quoted
 from retinue.connectors.telegram import TelegramSettings
 from retinue.connectors.webhook.settings import WebhookSettings
+from retinue.domain import address
 from retinue.domain.door import Activation, DmPolicy, GroupPolicy
+from retinue.domain.envelope import Draft, Outcome, Settled
+from retinue.domain.ids import EnvelopeId
 from retinue.domain.nouns import replace
 from retinue.mailroom.doorkeeper import Doorkeeper, Keeper
 from retinue.mailroom.inbox import Inbox
+from retinue.mailroom.reach import Reach
 from retinue.mailroom.sparing import LINES_PER_MINUTE
 from retinue.mailroom.strangers import REFUSALS_MAX
 from retinue.real import RealClock
@@ -57,7 +61,7 @@ class Bot:
     def __init__(self, root: Path, telegram: TelegramServer) -> None:
         self.telegram = telegram
         self.door = DoorSettings(dm=DmPolicy.ALLOWLIST, catch_up_hours=0)
-        own = TelegramSettings(token_env="BOT", api_base=telegram.url, poll_s=5, timeout_s=5.0)
+        own = TelegramSettings(token_env="BOT", api_base=telegram.url, poll_s=5, timeout_s=60.0)
         self.household = Household(
             root,
             clock=RealClock(),
@@ -99,7 +103,7 @@ async def from_outside(house: House) -> int:
     return (await house.sql("SELECT count(*) AS n FROM envelopes WHERE source LIKE 'connector:%'"))[0].n
 
 
-@pytest.mark.spec("C16", "D56")
+@pytest.mark.spec("C16", "D56.inbound")
 async def test_a_stranger_who_takes_the_owners_names_and_quotes_the_owner_is_nobody(bot: Bot) -> None:
     telegram = bot.telegram
     async with bot.household.open() as house:
@@ -123,7 +127,7 @@ async def test_a_stranger_who_takes_the_owners_names_and_quotes_the_owner_is_nob
         assert len(told) == 1 and "id 666" in told[0]
 
 
-@pytest.mark.spec("D56")
+@pytest.mark.spec("D56.callbacks")
 async def test_a_button_that_somebody_elses_message_bears_decides_nothing_for_a_stranger(bot: Bot) -> None:
     telegram = bot.telegram
     bot.door = replace(bot.door, group_policy=GroupPolicy.OPEN, activation=Activation.ALWAYS)
@@ -143,6 +147,30 @@ async def test_a_button_that_somebody_elses_message_bears_decides_nothing_for_a_
         assert len({telegram.press_answers[each] for each in pressed}) == 1, "whoever may not learns nothing from it"
         assert await rows(house) == before
         assert (await house.sql("SELECT count(*) AS n FROM approvals"))[0].n == 0
+
+
+@pytest.mark.spec("D56.outbound")
+async def test_an_agent_writes_to_those_in_private_whom_the_bot_would_hear_and_to_nobody_else(bot: Bot) -> None:
+    bot.door = replace(bot.door, allow_from=("42",))
+    bot.household.why_not = Reach(lambda _: bot.door, lambda _: "telegram", lambda: "ada").of_envelope
+    async with bot.household.open() as house:
+
+        async def write(room: int) -> Settled:
+            id_ = EnvelopeId(bot.household.ids.new())
+            draft = Draft(
+                id=id_,
+                sender=address.agent("ada"),
+                recipient=address.parse(f"channel:family:{room}"),
+                text="hello",
+                source="run",
+                key=id_,
+            )
+            return await house.outcome((await house.inbox.post(draft)).envelope)
+
+        assert (await write(42)).outcome is Outcome.DELIVERED
+        refused = await write(666)
+        assert refused.outcome is Outcome.DEAD and refused.because
+        assert (len(bot.telegram.ours(42)), bot.telegram.ours(666)) == (1, [])
 
 
 # --- floods: ten thousand messages within a minute of the house's clock ---
@@ -196,7 +224,7 @@ FLOODS: dict[str, tuple[dict[str, Any], Callable[[int], Incoming], int]] = {
 }
 
 
-@pytest.mark.spec("D56")
+@pytest.mark.spec("D56.inbound")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("flood", FLOODS)
 async def test_ten_thousand_messages_a_minute_are_bounded_in_rows_memory_and_log(

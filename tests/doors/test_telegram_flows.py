@@ -29,7 +29,7 @@ async def telegram() -> AsyncGenerator[TelegramServer]:
 
 @pytest.fixture
 def household(tmp_path: Path, telegram: TelegramServer) -> Household:
-    own = TelegramSettings(token_env="BOT", api_base=telegram.url, poll_s=5, timeout_s=5.0)
+    own = TelegramSettings(token_env="BOT", api_base=telegram.url, poll_s=5, timeout_s=60.0)
     return Household(
         tmp_path,
         clock=RealClock(),

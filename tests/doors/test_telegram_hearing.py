@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from doors.telegram_house import House, bot, listening
+from doors.telegram_house import LIMIT_S, House, bot, listening
 
 from retinue.connectors.base import Heard, Incoming, OfferedFile
 from retinue.connectors.telegram.connector import FileNotFetched, TelegramConnector
 from retinue.domain.session_keys import ChatType
 from retinue.real import RealClock
+from retinue.testing.loop_time import skipping_loop_time
 from retinue.testing.telegram_place import DOWNLOAD_BYTES_MAX, MARIA, person
 from retinue.testing.telegram_server import Fault, TelegramServer
 
@@ -162,13 +163,14 @@ async def test_a_download_that_breaks_off_is_an_error_and_never_half_a_file(
     telegram: TelegramServer, fault: Fault
 ) -> None:
     telegram.sends_file("document", b"0" * 1_000_000, name="film.mkv")
-    connector = bot(telegram, timeout_s=0.5)
+    connector = bot(telegram)
     [incoming] = await hears(telegram, 1, by=connector)
 
     telegram.will("download", fault)
 
-    with pytest.raises(FileNotFetched) as failed:
-        await content(incoming.files[0])
+    async with skipping_loop_time(LIMIT_S, each_time=lambda: telegram.hangs):
+        with pytest.raises(FileNotFetched) as failed:
+            await content(incoming.files[0])
     assert telegram.token not in str(failed.value)
     assert await content(incoming.files[0]) == b"0" * 1_000_000
 

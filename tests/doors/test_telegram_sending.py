@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doors.telegram_house import House, Words, bot, listening, parcel, stored
+from doors.telegram_house import LIMIT_S, House, Words, bot, listening, parcel, stored
 
 from retinue.connectors.base import (
     Answers,
@@ -24,6 +24,7 @@ from retinue.connectors.base import (
 from retinue.connectors.telegram.api import UPLOAD_BYTES_MAX, NoAnswer
 from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.domain.attachment import Attachment
+from retinue.testing.loop_time import skipping_loop_time
 from retinue.testing.telegram_html import utf16_length
 from retinue.testing.telegram_server import Fault, TelegramServer, throttled
 
@@ -284,8 +285,9 @@ async def test_a_send_whose_answer_is_lost_is_never_called_a_failure(
 ) -> None:
     telegram.will("sendMessage", Fault(**fault, arrives=arrives))
 
-    with pytest.raises(NoAnswer) as unknown:
-        await bot(telegram, timeout_s=0.3).deliver(parcel("hello"))
+    async with skipping_loop_time(LIMIT_S, each_time=lambda: telegram.hangs):
+        with pytest.raises(NoAnswer) as unknown:
+            await bot(telegram).deliver(parcel("hello"))
 
     assert telegram.texts() == (["hello"] if arrives else [])
     assert telegram.token not in str(unknown.value)

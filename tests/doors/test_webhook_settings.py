@@ -31,7 +31,8 @@ def test_each_example_of_a_guide_is_read(tmp_path: Path, guide: str) -> None:
 
 
 def test_the_settings_of_a_webhook_are_read_with_the_file(tmp_path: Path) -> None:
-    (tmp_path / "retinue.toml").write_text(blocks("webhooks.md")[1])
+    example = next(block for block in blocks("webhooks.md") if "[connectors.code]" in block)
+    (tmp_path / "retinue.toml").write_text(example)
     own = load({"RETINUE_HOME": str(tmp_path)}).settings.connectors["code"].own
     assert isinstance(own, WebhookSettings)
     assert own.proof is Proof.GITHUB

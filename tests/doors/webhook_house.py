@@ -36,7 +36,9 @@ from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
 from retinue.mailroom.requests import Requests
 from retinue.real import RealClock
+from retinue.testing.failure_context import explained
 from retinue.testing.scripted_model import ScriptedModel
+from retinue.testing.server_description import ServerSource
 
 SECRET = "a secret that the two of them share"
 WAIT_S = 30.0
@@ -140,8 +142,9 @@ async def hook_house(
             made = HookHouse(house, root, model, configuration, root / "witness.txt", {model.name: model})
             made.port = listener.getsockname()[1]
             async with _served(made, listener):
-                yield made
-                await made.rest()
+                with explained(ServerSource(database=root / "house.db")):
+                    yield made
+                    await made.rest()
     finally:
         listener.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from contracts.engine_house import as_time_goes_by, until
 from engine.commits import Ledgerful
 
 from retinue.domain.envelope import Outcome
@@ -219,19 +219,21 @@ async def test_an_intent_that_cannot_be_written_is_heard_of_when_the_look_is_ove
     async with open_(room.household) as house:
         receipt = await house.post("go")
         await begun(house, room)
-        failing = True
+        failing, refused = True, 0
 
         def fail(point: str) -> None:
+            nonlocal refused
             if point == "step" and failing:
+                refused += 1
                 raise StoreError("the disk is full", code="store.disk-full")
 
         room.stores[-1].before = fail
         await room.household.clock.advance(LONG_S)
-        await asyncio.sleep(0.05)
+        await until(lambda: refused, what="the intent to be refused")
         failing = False
-        await room.household.clock.advance(1)  # the lane waits a second, and comes back
-        await house.eventually(lambda _: len(room.household.model.prompts) >= 2, what="the run to be taken up")
-        assert await house.answer_to(receipt.envelope) == "done"
+        # The lane waits a second, and comes back.
+        assert await as_time_goes_by(house, house.answer_to(receipt.envelope)) == "done"
+        assert len(room.household.model.prompts) == 2
 
 
 async def test_what_was_said_before_a_look_is_kept_where_the_run_fails_after_it(room: Room) -> None:

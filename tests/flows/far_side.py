@@ -24,10 +24,10 @@ from retinue.api.gate import Gate, server_config
 from retinue.api.uvicorn_server import Server
 from retinue.domain.agent import Agent, External
 from retinue.policy.signatures import Purpose, signed
+from retinue.testing.waiting import WAIT_LIMIT_S
 
 KEY_NAME = "RETINUE_TEST_FAR_KEY"
 KEY = "a key that the two share"
-WAIT_S = 30.0
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class FarSide:
 
     url: str
     letters: list[Letter] = field(default_factory=list[Letter])
-    statuses: deque[int | float] = field(default_factory=deque[int | float])  # a fraction: be silent for so long
+    statuses: deque[int | None] = field(default_factory=deque[int | None])  # None: never say anything
     headers: dict[str, str] = field(default_factory=dict[str, str])
     on_letter: Callable[[Letter], Awaitable[None]] | None = None  # before the request is answered
     came: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,14 +86,14 @@ class FarSide:
         if self.on_letter is not None:
             await self.on_letter(letter)
         status = self.statuses.popleft() if self.statuses else 202
-        if isinstance(status, float):
-            await asyncio.sleep(status)
-            status = 202
+        if status is None:
+            await asyncio.Event().wait()
+            raise AssertionError
         return web.Response(status=status, text="as I was told", headers=self.headers)
 
     async def letter(self, number: int = 1) -> Letter:
         """Wait for the letter of this number."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(WAIT_LIMIT_S):
             while len(self.letters) < number:
                 self.came.clear()
                 await self.came.wait()

@@ -1,15 +1,18 @@
 """The house of the figures: the real daemon in a process of its own, with a model that goes by a script on disk.
 
 `python -m flows.figure_daemon`, with RETINUE_TEST_SCRIPT naming a JSON file: for words that stand in what was read
-last, the lines to say, one after the other. Read anew for every reply, so that a test may write it as it goes.
+last, the lines to say, one after the other. A line with `once_told` is said when the owner was told those words. Read
+anew for every reply, so that a test may write it as it goes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 from retinue import daemon
@@ -22,6 +25,7 @@ from retinue.real import RandomIds, RealClock
 from retinue.store.connection import NO_FAULTS
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, ScriptedModel
+from retinue.testing.waiting import wait_until
 
 STAFF = (
     Agent(name="general", model="scripted", description="Knows whom to ask."),
@@ -49,7 +53,15 @@ class Script:
 def _line(line: dict[str, object]) -> Line:
     calls = line.pop("calls", [])
     assert isinstance(calls, list)
+    if (words := line.pop("once_told", None)) is not None:
+        line["once"] = lambda: wait_until(lambda: _is_told(str(words)), f"the owner was told {words!r}")
     return Line(calls=tuple((tool, arguments) for tool, arguments in calls), **line)  # type: ignore[arg-type]
+
+
+def _is_told(words: str) -> bool:
+    with closing(sqlite3.connect(f"file:{os.environ['RETINUE_HOME']}/house.db?mode=ro", uri=True)) as store:
+        sql = "SELECT 1 FROM envelopes WHERE recipient = 'person:owner' AND text = ?"
+        return store.execute(sql, (words,)).fetchone() is not None
 
 
 def main() -> int:

@@ -12,7 +12,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from retinue.testing.crash_client import Closed, Line, Refused
+from retinue.testing.failure_context import explained
+from retinue.testing.server_description import ServerSource
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 
-WAIT_S = 60.0
 TESTS = Path(__file__).parents[1]
 
 
@@ -35,6 +36,10 @@ class Figures:
 
     # Lives
 
+    @property
+    def log(self) -> Path:
+        return self.script.parent / "daemon.log"
+
     def start(self) -> None:
         self.script.parent.mkdir(parents=True, exist_ok=True)
         self.script.write_text(json.dumps(self._words))
@@ -45,26 +50,25 @@ class Figures:
             "RETINUE_TEST_SCRIPT": str(self.script),
             "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         }
-        with (self.script.parent / "daemon.log").open("ab") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flows.figure_daemon"], env=environment, stdout=log, stderr=log
             )
 
     async def opened(self) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline:
-            try:
-                await self.call("house.status")
-            except (Closed, Refused):
-                await asyncio.sleep(0.05)
-            else:
-                return
-        raise AssertionError(f"the house did not open: {(self.script.parent / 'daemon.log').read_text()[-2000:]}")
+        await wait_until(self._answers, "the house opens", describe=lambda: self.log.read_text()[-2000:])
+
+    async def _answers(self) -> bool:
+        try:
+            await self.call("house.status")
+        except (Closed, Refused):
+            return False
+        return True
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
-            self.process.wait(WAIT_S)
+            self.process.wait(WAIT_LIMIT_S)
 
     # What goes in
 
@@ -105,12 +109,11 @@ class Figures:
             store.close()
 
     async def until(self, statement: str, *values: Any, count: int = 1) -> list[Any]:
-        deadline = time.monotonic() + WAIT_S
-        while len(found := self.rows(statement, *values)) < count:
-            if time.monotonic() > deadline:
-                raise AssertionError(f"waited in vain for {statement} {values}")
-            await asyncio.sleep(0.03)
-        return found
+        def found() -> list[Any] | None:
+            rows = self.rows(statement, *values)
+            return rows if len(rows) >= count else None
+
+        return await wait_until(found, f"{count} rows come of {statement} {values}") or []
 
     async def answer(self, envelope: str) -> Any:
         sql = "SELECT a.* FROM outcomes o JOIN envelopes a ON a.id = o.answer WHERE o.envelope = ?"
@@ -146,7 +149,8 @@ def figure_house(root: Path) -> Iterator[Figures]:
     figures = Figures(root / "home", root / "outside" / "script.json")
     figures.start()
     try:
-        asyncio.run(figures.opened())
-        yield figures
+        with explained(ServerSource(database=figures.home / "house.db", log=figures.log)):
+            asyncio.run(figures.opened())
+            yield figures
     finally:
         figures.stop()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +14,7 @@ import msgspec
 from desk.desk_house import person
 
 from retinue.config import Configuration, Settings, load
+from retinue.config.hands import OutsideLists
 from retinue.connectors.base import Connector
 from retinue.daemon import House, default_parts, open_house
 from retinue.domain import address
@@ -33,11 +33,13 @@ from retinue.operations.catalog import OPERATIONS
 from retinue.store import approvals, envelopes, records
 from retinue.store.tables import approvals as approvals_table
 from retinue.store.tables import envelopes as envelopes_table
+from retinue.testing.failure_context import explained
 from retinue.testing.scripted_model import Line, ScriptedModel
+from retinue.testing.server_description import ServerSource
 from retinue.testing.tools import AppendLine
+from retinue.testing.waiting import wait_until
 from retinue.tools.base import Output, Scene, Tool, ToolFailed, schema_of
 
-WAIT_S = 60.0
 OWNER = person("owner")
 ADA = Agent(name="ada", model="scripted")
 BO = Agent(name="bo", model="scripted")
@@ -92,6 +94,7 @@ class HandsHouse:
         to: str = "agent:ada",
         trust: Trust | None = None,
         origin: str = "",
+        at: Origin | None = None,
         **kw: Any,
     ) -> Receipt:
         self._numbers += 1
@@ -103,7 +106,7 @@ class HandsHouse:
             text=text,
             source=sender,
             key=id_,
-            origin=Origin(OriginKind.TERMINAL, origin) if origin else None,
+            origin=Origin(OriginKind.TERMINAL, origin) if origin else at,
             trust=trust or (Trust.OWNER if sender == "person:owner" else Trust.PERSON),
             **kw,
         )
@@ -119,17 +122,41 @@ class HandsHouse:
         return receipt.session
 
     async def rest(self) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + WAIT_S
+        """Until nobody works and nothing is being delivered. What the clock begins may begin later."""
         still = 0
-        while still < 3:  # whoever has just ended may have woken another
-            still = 0 if self.house.engine.active or self.house.outbox.active else still + 1
-            assert loop.time() < deadline, "the house does not come to rest"
-            await asyncio.sleep(0.005)
 
-    async def ask(self, operation: str, *, who: Principal = OWNER, **parameters: Any) -> Any:
+        def rests() -> bool:
+            nonlocal still
+            still = 0 if self.house.engine.active or self.house.outbox.active else still + 1
+            return still >= 3  # whoever has just ended may have woken another
+
+        await wait_until(rests, "the house comes to rest")
+
+    # When a line of the script is said: `says("Three.", once=house.once_told("I asked bo."))`
+
+    def once_told(self, *words: str, to: str = "person:owner") -> Callable[[], Awaitable[object]]:
+        """Once each of these words was sent to somebody."""
+        return partial(wait_until, partial(self._has_mail, words, to), f"{to} was told {words}")
+
+    def once_posted(self, *words: str) -> Callable[[], Awaitable[object]]:
+        """Once each of these words was sent, to whomever it was."""
+        return partial(wait_until, partial(self._has_mail, words, ""), f"{words} were sent")
+
+    def once_read(self, words: str) -> Callable[[], Awaitable[object]]:
+        """Once a model was asked about these words."""
+
+        def is_read() -> bool:
+            return any(words in str(prompt.records[-1].body) for prompt in self.model.prompts)
+
+        return partial(wait_until, is_read, f"a model was asked about {words!r}")
+
+    async def _has_mail(self, words: tuple[str, ...], to: str) -> bool:
+        texts = [mail.text for mail in await self.mail(to)]
+        return all(any(each in text for text in texts) for each in words)
+
+    async def ask(self, operation: str, *, who: Principal = OWNER, once: str = "", **parameters: Any) -> Any:
         body = json.dumps(parameters).encode()
-        return json.loads(await perform(self.house.desk, who, OPERATIONS[operation], body))
+        return json.loads(await perform(self.house.desk, who, OPERATIONS[operation], body, key=once))
 
     async def answer(self, approval: Approval, *, allow: bool = True, **kw: Any) -> None:
         await self.ask("approval.answer", id=approval.id, allow=allow, **kw)
@@ -205,12 +232,20 @@ async def hands_house(
     others: Sequence[str] = (),
     model: ScriptedModel | None = None,
     connectors: Sequence[Connector] = (),
+    outside_profile: str | None = "full",
 ) -> AsyncGenerator[HandsHouse]:
-    """`others` are further scripted models, by name. A house that is opened again may bring its `model` along."""
+    """`others` are further scripted models, by name. A house that is opened again may bring its `model` along.
+
+    Outside senders have all tools here, so that what else bounds them can be seen. `outside_profile` None: as shipped.
+    """
     root.mkdir(parents=True, exist_ok=True)
     if config:
         (root / "retinue.toml").write_text(config)
     configuration = load({"RETINUE_HOME": str(root)})
+    if outside_profile is not None:
+        settings = configuration.settings
+        rules = replace(settings.tools, outside_senders=OutsideLists(profile=outside_profile))
+        configuration = replace(configuration, settings=replace(settings, tools=rules))
     base = default_parts()
     model = model or ScriptedModel(base.clock)
     witness = root / "witness.txt"
@@ -225,6 +260,7 @@ async def hands_house(
     )
     async with open_house(configuration.settings, parts) as house:
         made = HandsHouse(house, root, model, configuration, witness, {each.name: each for each in models})
-        yield made
-        if not made.crashed:
-            await made.rest()
+        with explained(ServerSource(database=root / "house.db")):
+            yield made
+            if not made.crashed:
+                await made.rest()

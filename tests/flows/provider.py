@@ -74,8 +74,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """A reply. `stop` is what its format calls it; not set: what is usual. Without `tells` no usage is told."""
+    """A reply. `stop` is what its format calls it; not set: what is usual. Without `tells` no usage is told. What it
+    `begins` with is said before it is held (in the format of OpenAI's chat only)."""
 
+    begins: str = ""
     text: str = ""
     thinking: str = ""
     calls: tuple[tuple[str, Any], ...] = ()
@@ -162,17 +164,22 @@ class Provider:
 
     async def _give(self, given: Answer | Said, asked: Asked, writer: asyncio.StreamWriter) -> bool:
         """Whether the line can be used again."""
+        begins, held = b"", None
         if isinstance(given, Said):
-            if given.held is not None:
-                await self._until(given.held)
+            begins, held = _begin(given, asked), given.held
             given = Answer(body=_stream(given, asked), headers={"content-type": "text/event-stream"})
         if given.hangs_before:
             await self._over.wait()
+        if held is not None and not begins:
+            await self._until(held)
         body = given.body if isinstance(given.body, bytes) else given.body.encode()
         lines = [f"HTTP/1.1 {given.status} {_phrase(given.status)}", "transfer-encoding: chunked"]
         lines += [f"{name}: {value}" for name, value in given.headers.items()]
-        chunk = f"{len(body):x}\r\n".encode() + body + b"\r\n" if body else b""
-        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + chunk)
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + _chunk(begins))
+        if held is not None and begins:
+            await writer.drain()
+            await self._until(held)
+        writer.write(_chunk(body))
         await writer.drain()
         if given.hangs_after:
             await self._over.wait()
@@ -197,6 +204,10 @@ async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     return Asked(path=first.split(" ")[1], headers=headers, raw=raw)
 
 
+def _chunk(body: bytes) -> bytes:
+    return f"{len(body):x}\r\n".encode() + body + b"\r\n" if body else b""
+
+
 def _phrase(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
@@ -205,6 +216,13 @@ def _phrase(status: int) -> str:
 
 
 # What is said, in two formats
+
+
+def _begin(said: Said, asked: Asked) -> bytes:
+    if not said.begins:
+        return b""
+    event = {"id": "r", "model": asked.model, "choices": [{"index": 0, "delta": {"content": said.begins}}]}
+    return f"data: {json.dumps(event)}\n\n".encode()
 
 
 def _stream(said: Said, asked: Asked) -> bytes:

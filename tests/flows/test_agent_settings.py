@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,13 @@ from flows.hands_house import ADA, BO, HandsHouse, hands_house
 
 from retinue.config.sandbox import WorkspaceAccess
 from retinue.domain.agent import SandboxRules, ToolRules
-from retinue.domain.envelope import Outcome
+from retinue.domain.envelope import Outcome, Receipt
 from retinue.domain.errors import NotFound, Unfit
 from retinue.domain.nouns import replace
+from retinue.domain.sandbox import SandboxMode
 from retinue.store import envelopes
 from retinue.testing.scripted_model import calls, says
+from retinue.testing.waiting import wait_until
 
 
 async def outputs(house: HandsHouse, session: str) -> list[str]:
@@ -24,6 +28,7 @@ async def outputs(house: HandsHouse, session: str) -> list[str]:
 # --- who answers where nobody is named ---
 
 
+@pytest.mark.spec("C113.default")
 async def test_mail_to_nobody_goes_to_the_default_agent(tmp_path: Path) -> None:
     async with hands_house(tmp_path / "home", config='[house]\ndefault_agent = "BO"') as house:
         assert (await house.ask("house.status"))["default_agent"] == "bo"
@@ -53,6 +58,7 @@ async def test_without_a_word_on_it_the_default_is_main_else_the_first(tmp_path:
 # --- where it works ---
 
 
+@pytest.mark.spec("C113.workspace")
 async def test_an_agent_works_in_the_workspace_it_was_given(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     async with hands_house(tmp_path / "home") as house:
@@ -73,6 +79,15 @@ async def test_an_agent_works_in_the_workspace_it_was_given(tmp_path: Path) -> N
         assert (elsewhere / "b.txt").read_text() == "b"
 
 
+@pytest.mark.spec("C113.workspace")
+async def test_an_agent_of_which_nothing_is_said_works_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    async with hands_house(tmp_path / "home") as house:
+        for name in ("ada", "bo"):
+            await house.turn("Note it.", calls("write", path="a.txt", content=name), "Done.", to=f"agent:{name}")
+        assert [(house.home(name) / "a.txt").read_text() for name in ("ada", "bo")] == ["ada", "bo"]
+
+
+@pytest.mark.spec("C114.workspace")
 async def test_the_house_can_have_a_folder_in_which_each_agent_has_its_own(tmp_path: Path) -> None:
     config = f'[defaults]\nworkspace = "{tmp_path / "work"}"'
     async with hands_house(tmp_path / "home", config=config) as house:
@@ -97,6 +112,7 @@ async def test_a_workspace_that_cannot_be_made_fails_the_run_and_says_so(tmp_pat
 # --- how far its sandbox lets it ---
 
 
+@pytest.mark.spec("C113.sandbox_workspace", "C113.sandbox_browser")
 async def test_an_agents_own_sandbox_is_stricter_than_the_houses(tmp_path: Path) -> None:
     strict = SandboxRules(workspace=WorkspaceAccess.READ, browser=False)
     staff = [ADA, replace(BO, sandbox=strict, tools=ToolRules(also_allow=("browser",)))]
@@ -115,9 +131,24 @@ async def test_an_agents_own_sandbox_is_stricter_than_the_houses(tmp_path: Path)
         assert (house.home("ada") / "b.txt").exists()
 
 
+@pytest.mark.spec("C113.sandbox_mode")
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="needs bubblewrap")
+async def test_an_agent_may_be_confined_where_the_house_confines_nobody(tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("seen from the host")
+    config = '[sandbox]\nkind = "bubblewrap"\nmode = "off"\n[tools.exec]\nsecurity = "full"\nask = "off"\n'
+    staff = [ADA, replace(BO, sandbox=SandboxRules(mode=SandboxMode.ALL))]
+    async with hands_house(tmp_path / "home", staff=staff, config=config) as house:
+        for name, seen in (("ada", True), ("bo", False)):
+            look = calls("exec", command=f"cat {outside}")
+            session = await house.turn("Look.", look, "Done.", to=f"agent:{name}")
+            assert ("seen from the host" in (await outputs(house, session))[-1]) is seen, name
+
+
 # --- what the house has for all ---
 
 
+@pytest.mark.spec("C114.thinking")
 async def test_how_hard_models_think_is_the_agents_word_and_else_the_houses(tmp_path: Path) -> None:
     async with hands_house(tmp_path / "home", config='[defaults]\neffort = "low"') as house:
         await house.ask("agent.set", name="bo", effort="high")
@@ -126,33 +157,53 @@ async def test_how_hard_models_think_is_the_agents_word_and_else_the_houses(tmp_
         assert [prompt.effort for prompt in house.model.prompts] == ["low", "high"]
 
 
+@pytest.mark.spec("C114.timeout")
 async def test_how_long_a_run_may_take_is_the_agents_word_and_else_the_houses(tmp_path: Path) -> None:
     async with hands_house(tmp_path / "home", config="[defaults]\nrun_seconds_max = 1") as house:
-        await house.ask("agent.set", name="bo", run_seconds_max=60)
-        house.model.rule = lambda prompt: says("late", after_s=1.3)
+        await house.ask("agent.set", name="bo", run_seconds_max=3600)
+
+        async def outcome(receipt: Receipt) -> Outcome | None:
+            settled = await house.house.store.read(lambda conn: envelopes.settled(conn, receipt.envelope))
+            return settled.outcome if settled else None
+
+        async def ada_has_ended() -> object:
+            await sent.wait()
+            return await wait_until(lambda: outcome(ada), "the run of ada has ended")
+
+        # Both take longer than ada may.
+        sent = asyncio.Event()
+        house.model.rule = lambda prompt: says("late", once=ada_has_ended)
         ada, bo = await house.post("One."), await house.post("Two.", to="agent:bo")
+        sent.set()
         await house.rest()
-        settled = [
-            await house.house.store.read(lambda conn, e=e.envelope: envelopes.settled(conn, e)) for e in (ada, bo)
-        ]
-        assert [each.outcome if each else None for each in settled] == [Outcome.DEAD, Outcome.ANSWERED]
+        assert [await outcome(ada), await outcome(bo)] == [Outcome.DEAD, Outcome.ANSWERED]
 
 
+@pytest.mark.spec("C114.max_concurrent")
 async def test_how_many_runs_an_agent_has_at_once_is_its_own_word_and_else_the_houses(tmp_path: Path) -> None:
     async with hands_house(tmp_path / "home", config="[defaults]\nconcurrency = 1") as house:
         await house.ask("agent.set", name="bo", concurrency=2)
         most = {"ada": 0, "bo": 0}
-        house.model.rule = lambda prompt: says("done", after_s=0.2)
+        watched = asyncio.Event()
+        house.model.rule = lambda prompt: says("done", once=watched.wait)
         for name in most:
             for number in range(2):
                 await house.post("Go.", to=f"agent:{name}", origin=f"person:owner/{number}")
-        while house.house.engine.active:
+
+        async def watch() -> None:
             lanes = (await house.ask("house.lanes"))["lanes"]
             for name in most:
                 most[name] = max(most[name], sum(lane["agent"] == name and lane["run"] is not None for lane in lanes))
+
+        await wait_until(lambda: len(house.model.prompts) >= 3, "all who may work do")
+        await watch()
+        watched.set()
+        while house.house.engine.active:
+            await watch()
         assert most == {"ada": 1, "bo": 2}
 
 
+@pytest.mark.spec("C114.time_format")
 @pytest.mark.parametrize(("format", "half"), [("auto", False), ("24", False), ("12", True)])
 async def test_agents_are_told_the_time_by_the_clock_that_the_owner_reads(
     tmp_path: Path, format: str, half: bool
@@ -163,6 +214,7 @@ async def test_agents_are_told_the_time_by_the_clock_that_the_owner_reads(
         assert (" am " in now or " pm " in now) is half
 
 
+@pytest.mark.spec("C114.context_tokens")
 async def test_the_window_that_is_shown_is_only_shown(tmp_path: Path) -> None:
     async with hands_house(tmp_path / "home", config="[defaults]\ncontext_tokens = 20000") as house:
         session = await house.turn("Hello.", "Hi.")
@@ -225,6 +277,7 @@ async def test_it_is_told_what_holds_for_an_agent_and_who_says_so(tmp_path: Path
 # --- who it is, whom it sees, and of what type it is ---
 
 
+@pytest.mark.spec("C113.name", "C113.identity")
 async def test_an_agent_is_told_who_it_is_by_what_people_call_it(tmp_path: Path) -> None:
     async with hands_house(tmp_path / "home") as house:
         await house.ask("agent.set", name="ada", display_name="Ada of the night", icon="\N{CRESCENT MOON}")

@@ -42,13 +42,13 @@ async def turns_of(house: HandsHouse, session: str | None) -> int:
     return sum(piece.kind is NewsKind.RUN_STARTED for piece in found.found)
 
 
-@pytest.mark.spec("A26", "A78")
+@pytest.mark.spec("A26", "A78.result", "A78.kept")
 async def test_the_call_comes_back_at_once_and_the_answer_is_one_letter_and_one_turn(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         house.model.rule = plays(
             {
                 "Ask bo.": [ask(), "I asked bo."],
-                "Count the chairs.": [says("Three chairs.", after_s=0.2)],
+                "Count the chairs.": [says("Three chairs.", once=house.once_told("I asked bo."))],
                 "Three chairs.": ["Bo says: three."],
             }
         )
@@ -80,12 +80,10 @@ async def test_the_call_comes_back_at_once_and_the_answer_is_one_letter_and_one_
 async def test_the_answer_is_one_turn_also_when_the_house_was_closed_before_it_was_read(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         house.model.rule = plays(
-            {"Ask bo.": [ask(), "I asked bo."], "Count the chairs.": [says("Three.", after_s=60.0)]}
+            {"Ask bo.": [ask(), "I asked bo."], "Count the chairs.": [says("Three.", after_s=3600)]}
         )
         receipt = await house.post("Ask bo.")
-        async with asyncio.timeout(20):
-            while not any("Count the chairs." in str(prompt.records[-1].body) for prompt in house.model.prompts):
-                await asyncio.sleep(0.01)
+        await house.once_read("Count the chairs.")()
         await house.house.engine.stop(drain_s=0)
     async with hands_house(tmp_path) as house:
         house.model.rule = plays({"Count the chairs.": ["Three chairs."], "Three chairs.": ["Bo says: three."]})
@@ -95,7 +93,7 @@ async def test_the_answer_is_one_turn_also_when_the_house_was_closed_before_it_w
         await sums_hold(house)
 
 
-@pytest.mark.spec("A78")
+@pytest.mark.spec("A78.kept", "A78.notify_off")
 async def test_with_notify_off_the_answer_stays_where_it_was_given(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         house.model.rule = plays(
@@ -112,7 +110,6 @@ async def test_with_notify_off_the_answer_stays_where_it_was_given(tmp_path: Pat
         await sums_hold(house)
 
 
-@pytest.mark.spec("A78")
 async def test_with_notify_note_the_answer_is_read_with_the_next_turn(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         asked = [ask(notify="note"), "I asked bo."]
@@ -153,14 +150,14 @@ async def test_a_failure_is_told_once_and_as_it_was_asked_for(
 @pytest.mark.spec("A26")
 async def test_an_answer_for_a_conversation_that_was_deleted_starts_nothing_and_is_closed(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
+        deleted = asyncio.Event()
         house.model.rule = plays(
-            {"Ask bo.": [ask(), "I asked bo."], "Count the chairs.": [says("Three.", after_s=0.4)]}
+            {"Ask bo.": [ask(), "I asked bo."], "Count the chairs.": [says("Three.", once=deleted.wait)]}
         )
         receipt = await house.post("Ask bo.")
-        async with asyncio.timeout(20):
-            while await said_to(house) != ["I asked bo."]:
-                await asyncio.sleep(0.01)
+        await house.once_told("I asked bo.")()
         await house.ask("session.delete", session=receipt.session)
+        deleted.set()
         await house.rest()
         assert await turns_of(house, receipt.session) == 1
         (answer,) = await answers(house, receipt.session or "")
@@ -181,7 +178,7 @@ async def test_one_who_is_busy_has_it_queued_and_answers_each_in_its_turn(tmp_pa
         house.model.rule = plays(
             {
                 "Ask bo.": [both, "I asked twice."],
-                "Count the chairs.": [says("Three chairs.", after_s=0.3)],
+                "Count the chairs.": [says("Three chairs.", once=house.once_told("I asked twice."))],
                 "Count the tables.": ["Two tables."],
                 "Three chairs.": ["Three, says bo."],
                 "Two tables.": ["Two, says bo."],

@@ -74,7 +74,7 @@ async def desk(household: Household) -> AsyncGenerator[DeskHouse]:
 # --- how far a yes goes ---
 
 
-@pytest.mark.spec("C61")
+@pytest.mark.spec("C61.once", "C61.single_use")
 async def test_a_yes_for_once_is_good_for_once(desk: DeskHouse) -> None:
     first, approval = await asked(desk.house, line("one"), sender="person:owner")
     await desk.ask(OWNER, "approval.answer", id=approval, allow=True)
@@ -92,7 +92,6 @@ async def test_a_yes_for_once_is_good_for_once(desk: DeskHouse) -> None:
     assert witness(desk.house.household) == ["one"]
 
 
-@pytest.mark.spec("C61")
 async def test_a_yes_for_the_session_is_good_there_and_nowhere_else(desk: DeskHouse) -> None:
     house = desk.house
     first, approval = await asked(house, line("one"), sender="person:owner")
@@ -112,7 +111,7 @@ async def test_a_yes_for_the_session_is_good_there_and_nowhere_else(desk: DeskHo
     assert witness(house.household) == ["one", "two"]
 
 
-@pytest.mark.spec("C61")
+@pytest.mark.spec("C61.always")
 @pytest.mark.parametrize(
     "origin", [NIGHT, HELPER, Origin(OriginKind.AGENT, "agent:bo"), Origin(OriginKind.EXTERNAL, "x")]
 )
@@ -262,6 +261,7 @@ async def test_somebody_who_is_gone_is_not_asked(desk: DeskHouse) -> None:
 # --- escalation ---
 
 
+@pytest.mark.spec("C61.timeout")
 async def test_when_nobody_answers_the_next_in_line_is_asked_and_either_may_answer(
     household: Household, desk: DeskHouse
 ) -> None:
@@ -298,7 +298,7 @@ async def test_a_line_without_anybody_who_may_decide_ends(household: Household, 
 # --- doors ---
 
 
-@pytest.mark.spec("C61", "D37")
+@pytest.mark.spec("D37")
 @pytest.mark.parametrize("door", ["operation", "command", "another conversation", "late operation"])
 async def test_days_later_and_after_restarts_any_door_answers(tmp_path: Path, door: str) -> None:
     household = asking_household(tmp_path)
@@ -330,7 +330,7 @@ async def test_days_later_and_after_restarts_any_door_answers(tmp_path: Path, do
         assert await state_of(house, approval) == "allowed"
 
 
-@pytest.mark.spec("C61")
+@pytest.mark.spec("C61.chat")
 async def test_the_owner_is_asked_in_the_room_where_they_write_and_answers_there(household: Household) -> None:
     connector = household.connectors["quiet"] = QuietConnector(household.clock)
     async with desk_house(household) as desk:
@@ -362,6 +362,7 @@ async def test_a_stranger_in_a_room_gets_no_question_to_see(household: Household
         assert len(await questions(desk.house, "owner")) == 1
 
 
+@pytest.mark.spec("C61.single_use")
 async def test_two_answers_at_once_are_one_answer(household: Household, desk: DeskHouse) -> None:
     first, approval = await asked(desk.house, line("one"), sender="person:owner")
     answers = [desk.ask(OWNER, "approval.answer", id=approval, allow=n % 2 == 0, scope="once") for n in range(6)]

@@ -31,7 +31,7 @@ async def test_pattern_1_direct_interaction(figures: Figures) -> None:
     assert figures.session_of(first) == figures.session_of(second)
 
 
-@pytest.mark.spec("A31", "A77")
+@pytest.mark.spec("A31", "A77.arguments")
 async def test_pattern_2_delegation_ask_tell(figures: Figures) -> None:
     """The current agent asks another, who works with its own tools; the result comes back, the person stays."""
     figures.plays(
@@ -89,7 +89,7 @@ async def test_flow_built_in_agent_to_built_in_agent(figures: Figures) -> None:
     assert told["durationMs"] >= 0 and told["thinkingText"] == "where to put it"
 
 
-@pytest.mark.spec("A26", "A78")
+@pytest.mark.spec("A26", "A78.notify_off")
 async def test_flow_async_mode_fire_and_forget(figures: Figures) -> None:
     """The caller goes on at once; what comes of it is one more turn of the caller's, unless it wants none."""
     figures.plays(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -31,6 +30,7 @@ from retinue.store import news, sessions
 from retinue.store.ledger import check
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, calls, says
+from retinue.testing.waiting import wait_until
 from retinue.tools.base import Scene, schema_of
 
 TOLD = replace(ADA, instructions="You are ada, and proud of it.")
@@ -292,17 +292,19 @@ def household(tmp_path: Path) -> Household:
 
 async def begun(household: Household, count: int) -> None:
     """Wait until so many jobs have come as far as their model."""
-    async with asyncio.timeout(20):
-        while sum(bool(_read(prompt)) for prompt in household.model.prompts) < count:
-            await asyncio.sleep(0.005)
+    await wait_until(
+        lambda: sum(bool(_read(prompt)) for prompt in household.model.prompts) >= count, f"{count} jobs have begun"
+    )
 
 
 async def play_on(household: Household, house: House, *, results_expected: int) -> None:
     """Turn the clock until that much is told, and nothing more is."""
-    async with asyncio.timeout(20):
-        while len(await results(house)) < results_expected:
-            await household.clock.advance(1.0)
-            await asyncio.sleep(0.01)
+
+    async def is_told() -> bool:
+        await household.clock.advance(1.0)
+        return len(await results(house)) >= results_expected
+
+    await wait_until(is_told, f"{results_expected} results are told")
     await household.clock.advance(5.0)
     await house.quiet()
 

@@ -6,7 +6,6 @@ one of them does, once nothing is masked and nothing is confined.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
@@ -46,13 +45,15 @@ from retinue.policy.tools import Circumstances
 from retinue.store import approvals, envelopes
 from retinue.store import tables as t
 from retinue.store.processes import ProcessState
+from retinue.testing.failure_context import explained
 from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
+from retinue.testing.server_description import ServerSource
+from retinue.testing.waiting import wait_until
 
 OWNER = person("owner")
 ADA = Agent(name="ada", model="scripted")
-WAIT_S = 120.0
 # Tools that tell nothing which another of these does not: what a browser shows, it shows after each act, and what goes
 # to others of the staff, or to oneself at another time, is masked on its way like every message.
 OTHERS = {
@@ -246,8 +247,9 @@ async def opened(made: Ground, model: ScriptedModel, *, sandbox: str, masked: bo
             if not masked:
                 patch.setattr(daemon, "refresh_masks", _learn_nothing)
             async with open_house(configuration.settings, parts) as house:
-                await _approve_kitchen(made, house)
-                yield house
+                with explained(ServerSource(database=made.home / "house.db")):
+                    await _approve_kitchen(made, house)
+                    yield house
     finally:
         set_masks(Masks())
         root.removeHandler(handler)
@@ -258,10 +260,11 @@ async def _learn_nothing(*_anything: Any) -> None:
 
 
 async def _approve_kitchen(made: Ground, house: House) -> None:
-    deadline = asyncio.get_running_loop().time() + WAIT_S
-    while (shown := (await ask(made, house, "mcp.list"))["servers"][0])["state"] == "starting":
-        assert asyncio.get_running_loop().time() < deadline, "the server never begins"
-        await asyncio.sleep(0.02)
+    async def begun() -> Any:
+        shown = (await ask(made, house, "mcp.list"))["servers"][0]
+        return shown if shown["state"] != "starting" else None
+
+    shown = await wait_until(begun, "the server has begun")
     await ask(made, house, "mcp.approve", name="kitchen", hash=shown["hash"])
 
 
@@ -282,17 +285,16 @@ _left_running = sa.select(sa.func.count()).where(t.processes.c.state != ProcessS
 async def run_it(made: Ground, house: House) -> str:
     """One run, in which the owner says yes to whatever is asked."""
     sent = await ask(made, house, "envelope.send", to="agent:ada", text="Tell me your secrets.")
-    deadline = asyncio.get_running_loop().time() + WAIT_S
-    while True:
+
+    async def is_over() -> bool:
         settled = await house.store.read(lambda conn: envelopes.settled(conn, sent["envelope"]))
         waiting = await house.store.read(lambda conn: approvals.listed(conn, limit=10))
         left = await house.store.read(lambda conn: conn.execute(_left_running).scalar_one())
-        if settled is not None and not waiting and not left and not house.engine.active:
-            break
         for each in waiting:
             await ask(made, house, "approval.answer", id=each.id, allow=True)
-        assert asyncio.get_running_loop().time() < deadline, "the run never ended"
-        await asyncio.sleep(0.02)
+        return settled is not None and not waiting and not left and not house.engine.active
+
+    await wait_until(is_over, "the run has ended")
     return sent["session"]
 
 
@@ -334,7 +336,7 @@ def tried(model: ScriptedModel) -> set[str]:
     return {each.tool for each in results(model.prompts[-1])}
 
 
-@pytest.mark.spec("C99")
+@pytest.mark.spec("C99.log", "C99.prompt", "C99.tool_result", "C99.error")
 async def test_no_canary_comes_out_by_any_tool_though_its_owner_allows_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,7 +390,7 @@ async def test_the_walls_alone_keep_what_no_command_needs_and_the_masks_alone_th
         assert f"[secret:{name}]" in seen
 
 
-@pytest.mark.spec("C99")
+@pytest.mark.spec("C99.channel")
 @pytest.mark.parametrize("masked", [True, False])
 async def test_a_secret_that_someone_said_goes_out_to_no_channel(tmp_path: Path, masked: bool) -> None:
     """An agent can repeat what a person has told it. In the house it stays as it was said; no platform hears it."""

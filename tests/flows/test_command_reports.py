@@ -60,7 +60,7 @@ async def add_maria(house: HandsHouse) -> None:
 # /context
 
 
-@pytest.mark.spec("C28")
+@pytest.mark.spec("C28.context")
 async def test_the_context_is_told_by_section_file_skill_and_tool(house: HandsHouse) -> None:
     (house.home() / "SOUL.md").write_text("Be kind. " * 200)
     house.model.will_reply("Yes.")
@@ -82,7 +82,7 @@ async def test_the_context_is_told_by_section_file_skill_and_tool(house: HandsHo
     assert len(house.model.prompts) == 1, "nobody's model was asked"
 
 
-@pytest.mark.spec("C28")
+@pytest.mark.spec("C28.context")
 async def test_a_context_is_told_before_anything_was_said_in_it(house: HandsHouse) -> None:
     told = json.loads(await say(house, "/context json"))
     assert any(part["kind"] == "tool" for part in told["parts"]) and told["last-reply"] == "none yet"
@@ -145,6 +145,26 @@ async def test_commands_of_an_elevated_conversation_run_outside_as_far_as_its_le
     await house.answer(question, allow=False)
     elevating(house, Elevated.OFF)
     assert not await seen(), "the setting has the last word"
+
+
+@pytest.mark.spec("C114.elevated")
+@pytest.mark.skipif(not WALLED, reason="needs bubblewrap")
+@pytest.mark.parametrize(
+    ("level", "seen", "asked"), [("off", False, 0), ("ask", False, 1), ("on", False, 1), ("full", True, 0)]
+)
+async def test_conversations_of_a_house_are_elevated_from_the_start_where_its_defaults_say_so(
+    tmp_path: Path, level: str, seen: bool, asked: int
+) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("seen from the host")
+    config = f'{CONFIG}[defaults]\nelevated = "{level}"\n'
+    async with hands_house(tmp_path / "home", config=config, staff=(ADA,)) as house:
+        elevating(house, Elevated.FULL if level == "full" else Elevated.ASK)
+        look = calls("exec", command=f"cat {outside}")
+        session = await house.turn("look", look, *([] if asked else ["Done."]))
+        questions = await house.asked()
+        assert len(questions) == asked
+        assert any("seen from the host" in each.output for each in await house.results(session)) is seen
 
 
 async def only_session(house: HandsHouse) -> str:

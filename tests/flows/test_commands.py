@@ -150,7 +150,7 @@ async def test_a_directive_among_words_is_for_one_message_and_the_model_does_not
     assert "what does /think mean, and /model nobody/here?" in prompted(house)
 
 
-@pytest.mark.spec("C27")
+@pytest.mark.spec("C27", "C28.whoami")
 async def test_shortcuts_among_words_are_answered_and_the_rest_goes_on(house: House) -> None:
     house.household.model.rule = lambda _: says("Yes.")
     assert await say(house, "hey /whoami /status what now?", key="k") == "Yes."
@@ -221,7 +221,7 @@ async def test_a_bare_word_stops_subagents_of_a_conversation_that_rests(house: H
 # How a conversation stands
 
 
-@pytest.mark.spec("C28")
+@pytest.mark.spec("C28.status")
 async def test_status_says_how_this_conversation_stands_and_not_another(house: House) -> None:
     house.household.model.rule = lambda _: says("Yes.")
     await say(house, "hello")
@@ -237,13 +237,11 @@ async def test_status_says_how_this_conversation_stands_and_not_another(house: H
     assert other["used"].startswith("0 tokens in")
 
 
-@pytest.mark.spec("C28")
 @pytest.mark.parametrize(("command", "words"), [("/commands", "/switch AGENT"), ("/id", "You are person:maria")])
 async def test_other_names_of_commands_do_the_same(house: House, command: str, words: str) -> None:
     assert words in await say(house, command)
 
 
-@pytest.mark.spec("C28")
 async def test_the_staff_is_listed_without_those_who_are_hidden(house: House) -> None:
     assert (await say(house, "/agents")).splitlines() == [
         "* ada: Keeps the house.",

@@ -514,7 +514,7 @@ async def test_a_person_who_joins_in_is_not_told_a_second_time_of_the_same_run(t
         await books_hold(house)
 
 
-@pytest.mark.spec("C42", "C116")
+@pytest.mark.spec("C42", "C116", "C114.compaction")
 async def test_a_safeguarded_summary_lists_the_files_and_failures_of_what_it_tells(tmp_path: Path) -> None:
     household = Household(tmp_path, tools=[Tell("fine\n" * 5_000, name="write")])
     flush_off = MemoryFlush(enabled=False)

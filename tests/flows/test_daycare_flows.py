@@ -44,7 +44,7 @@ async def test_user_message_to_agent(figures: Figures) -> None:
     assert figures.session_of(first) == figures.session_of(second)
 
 
-@pytest.mark.spec("D6", "D76")
+@pytest.mark.spec("D6")
 async def test_system_message_delivery(figures: Figures) -> None:
     """`send_agent_message` without a target: the most recent conversation with a person, wrapped and read as a turn."""
     figures.plays(
@@ -148,7 +148,7 @@ async def test_background_agent_start(figures: Figures) -> None:
             },
             "Two are out.",
         ],
-        walk1=[{"text": "Walked.", "after_s": 0.5}, {"text": "Walked.", "after_s": 0.5}],
+        walk1=[{"text": "Walked.", "once_told": "Two are out."}] * 2,
     )
     figures.plays(**{"Walked.": ["NO_REPLY", "NO_REPLY"]})
     asked = await figures.say("start1", conversation="start")
@@ -161,12 +161,15 @@ async def test_background_agent_start(figures: Figures) -> None:
     await figures.until("SELECT 1 FROM delegations WHERE session = ? AND state = 'done'", here, count=2)
 
 
-@pytest.mark.spec("D79")
+@pytest.mark.spec("D79.report_first")
 async def test_background_agent_reporting(figures: Figures) -> None:
     """A report on the way reaches the one who sent it out, before its end does. Subagent back to user."""
     figures.plays(
         report1=[asks("start_background_agent", prompt="count1 and report back", name="counter"), "It counts."],
-        count1=[asks("send_agent_message", text="half1 of it"), {"text": "all1 of it", "after_s": 0.5}],
+        count1=[
+            asks("send_agent_message", text="half1 of it"),
+            {"text": "all1 of it", "once_told": "Half is counted."},
+        ],
     )
     figures.plays(half1=["Half is counted."], all1=["All is counted."])
     asked = await figures.say("report1", conversation="report")

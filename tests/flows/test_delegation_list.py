@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from desk.desk_house import person
 from flows.cast import plays
-from flows.hands_house import ADA, BO, WAIT_S, HandsHouse, hands_house
+from flows.hands_house import ADA, BO, HandsHouse, hands_house
 from flows.staff_house import let_in
 
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.errors import NotFound, RetinueError
 from retinue.domain.person import Role
 from retinue.testing.scripted_model import Line, calls, says
+from retinue.testing.waiting import wait_until
 
 FAR = DelegationRules(depth_max=3)
 BO_ASKS = Agent(name="bo", model="scripted", delegation=FAR)
@@ -32,11 +33,13 @@ async def listed(house: HandsHouse, **asked: Any) -> list[dict[str, Any]]:
 
 
 async def until(house: HandsHouse, so: Callable[[list[dict[str, Any]]], bool], **asked: Any) -> list[dict[str, Any]]:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + WAIT_S
-    while not so(found := await listed(house, **asked)):
-        assert loop.time() < deadline, f"waited in vain: {found}"
-        await asyncio.sleep(0.005)
+    async def is_so() -> bool:
+        nonlocal found
+        found = await listed(house, **asked)
+        return so(found)
+
+    found: list[dict[str, Any]] = []
+    await wait_until(is_so, "the list is as it should be", describe=lambda: found)
     return found
 
 
@@ -48,7 +51,7 @@ async def test_a_tree_is_told_by_who_asked_whom_and_stopped_from_its_root(tmp_pa
             {
                 "Have it counted": [ask("bo", "Count everything", mode="async"), "I asked bo."],
                 "Count everything": [ask("cy", "Count the chairs")],
-                "Count the chairs": says("Three.", after_s=WAIT_S),
+                "Count the chairs": says("Three.", after_s=3600),
                 "Stopped": "It was stopped.",
             },
         )
@@ -79,11 +82,12 @@ async def test_what_nobody_has_begun_is_taken_back_and_what_is_at_work_there_goe
                 ("agents_message", {"agentId": "bo", "content": "Lamps", "mode": "async"}),
             )
         )
+        stopped = asyncio.Event()
         plays(
             house.model,
             {
                 "Ask twice": [both, "Asked."],
-                "Chairs": says("Three chairs.", after_s=1.0),
+                "Chairs": says("Three chairs.", once=stopped.wait),
                 "Three chairs": "Bo has chairs.",
                 "Stopped before": "No lamps then.",
             },
@@ -93,6 +97,7 @@ async def test_what_nobody_has_begun_is_taken_back_and_what_is_at_work_there_goe
         waiting = next(each for each in found if each["stands"] == "waiting")
         done = await house.ask("delegation.stop", id=waiting["id"])
         assert (done["stopped"], done["cancelled-runs"]) == ([waiting["id"]], [])
+        stopped.set()
         await house.rest()
         assert sorted(each["stands"] for each in await listed(house)) == ["ok", "stopped"]
 
@@ -133,7 +138,7 @@ async def test_others_see_and_stop_only_what_came_of_their_own_conversations(tmp
             house.model,
             {
                 "Hers": [ask("bo", "lamps", mode="async"), "Asked."],
-                "lamps": says("Two.", after_s=WAIT_S),
+                "lamps": says("Two.", after_s=3600),
                 "Stopped": "Oh.",
             },
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from api.rim import Rim
 from cli.house_process import HouseProcess
 from flows.far_side import KEY, FarSide, Letter, far_side
 
-WAIT_S = 60.0
+from retinue.testing.waiting import wait_until_sync
+
 KILLED = ("deliver.after", "callback.before-commit", "callback.after-commit")
 
 
@@ -71,7 +71,4 @@ def _answers(house: HouseProcess) -> list[str]:
 
 
 def _until_answered(house: HouseProcess) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not _answers(house):
-        assert time.monotonic() < deadline, "no answer came"
-        time.sleep(0.05)
+    wait_until_sync(lambda: _answers(house), "an answer came")

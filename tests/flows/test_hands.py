@@ -34,7 +34,7 @@ class Odd:
 
     says: str = "fine"
     breaks: Exception | None = None
-    takes_s: float = 0
+    hangs: bool = False
     done: int = 0
     arguments: type[msgspec.Struct] = NoArguments
     spec: ToolSpec = field(
@@ -49,8 +49,8 @@ class Odd:
 
     async def perform(self, arguments: NoArguments, scene: Scene) -> Output:
         self.done += 1
-        if self.takes_s:
-            await asyncio.sleep(self.takes_s)
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.breaks:
             raise self.breaks
         return Output(text=self.says)
@@ -154,7 +154,7 @@ async def test_whatever_goes_wrong_with_a_call_is_a_result_that_the_model_reads(
 
 
 async def test_a_call_that_takes_too_long_is_ended_and_the_run_goes_on(house: HandsHouse, odd: Odd) -> None:
-    odd.takes_s = 30
+    odd.hangs = True
     session = await house.turn("Go.", calls("odd"), "Too slow.")
     (result,) = await house.results(session)
     assert result.failed and result.output == "'odd' took longer than 0.2 s and was ended."

@@ -187,7 +187,7 @@ async def test_a_context_file_that_is_missing_fails_the_run_and_says_which(tmp_p
 # --- who is sent out ---
 
 
-@pytest.mark.spec("C111", "C109", "H84", "D79")
+@pytest.mark.spec("C111", "C109", "H84", "D79.told")
 async def test_a_subagent_is_told_its_task_and_its_place_and_nobodys_persona(house: HandsHouse) -> None:
     (house.home() / "SOUL.md").write_text("You are the sea.")
     (house.home() / "AGENTS.md").write_text("Count twice.")

@@ -92,7 +92,7 @@ async def test_a_directive_among_words_holds_for_that_message_and_nobody_reads_i
     assert "Verbose: not set." in await say(house, "/verbose")
 
 
-@pytest.mark.spec("C30")
+@pytest.mark.spec("C30", "C114.verbose")
 async def test_a_message_goes_before_the_session_the_session_before_the_agent_and_the_agent_before_the_house(
     tmp_path: Path,
 ) -> None:
@@ -176,7 +176,7 @@ async def test_thoughts_are_sent_or_shown_or_neither(
 # /usage
 
 
-@pytest.mark.spec("C28")
+@pytest.mark.spec("C28.usage")
 @pytest.mark.parametrize(
     ("level", "line"),
     [
@@ -198,7 +198,7 @@ async def test_a_line_below_each_answer_says_what_it_took(house: House, level: s
     assert total["cost"] == "$0.0030" and total["usage-line"] == level
 
 
-@pytest.mark.spec("C28")
+@pytest.mark.spec("C28.usage")
 async def test_what_a_conversation_used_is_not_what_another_did(house: House) -> None:
     house.household.model.will_reply(says("Noted.", usage=USED))
     await say(house, "buy milk")

@@ -357,6 +357,7 @@ async def test_whoever_may_not_command_is_refused_without_a_word_and_changes_not
         assert await mind(house) == Mind() and mock.asked == [] and await house.mail_for("maria") == []
 
 
+@pytest.mark.spec("C28.help")
 async def test_help_lists_them_all(household: Household) -> None:
     async with household.open() as house:
         told = await say(house, "/help")

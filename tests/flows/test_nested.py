@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from desk.desk_house import person
 from flows.hands_house import HandsHouse, Visit, hands_house
-from flows.staff_house import let_in, plays
+from flows.staff_house import let_in, letters, plays
 
 from retinue.api.live import Event, Feed, Mask
+from retinue.domain.envelope import Kind
 from retinue.domain.event import Nested, NestedKind
 from retinue.domain.ids import SessionId
 from retinue.domain.person import Role
@@ -22,6 +23,7 @@ from retinue.domain.record import Reply
 from retinue.domain.trust import Trust
 from retinue.engine.live import NESTED_CHARS_MAX
 from retinue.testing.scripted_model import Line, calls, says
+from retinue.testing.waiting import wait_until
 
 
 def ask(**more: Any) -> Line:
@@ -47,7 +49,10 @@ async def watching(
     task = asyncio.create_task(listen())
     try:
         yield heard
-        await asyncio.sleep(0.1)
+        last = Event("last", {})
+        feed.reply(last)  # told in its turn: after all that has happened
+        await wait_until(lambda: last in heard, "all is told")
+        heard.remove(last)
     finally:
         feed.end()
         await task
@@ -99,19 +104,48 @@ async def test_whoever_watches_a_call_that_waits_sees_what_is_said_and_called_fo
 async def test_one_who_comes_later_is_told_what_was_done_so_far(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         session = await house.turn("Hello.", "Hello.")
-        slow = [calls("append_line", text="x"), says("Three.", after_s=0.6)]
+        looked = asyncio.Event()
+        slow = [calls("append_line", text="x"), says("Three.", once=looked.wait)]
         house.model.rule = plays({"Ask bo.": [ask(), "Three."], "Count the chairs.": slow})
         await house.post("Ask bo.")
-        async with asyncio.timeout(20):
-            while not any(within.calls for within in house.house.desk.live.nested()):
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: any(within.calls for within in house.house.desk.live.nested()), "bo calls a tool")
         feed = Feed(house.house.desk, person("owner"))
         feed.follow(session)
         (hello,) = await feed.open(None)
         (within,) = hello.data["nested"]
         assert (within.session, within.agent, within.calls) == (session, "bo", ["append_line"])
         feed.close()
+        looked.set()
         await house.rest()
+
+
+@pytest.mark.spec("A78.stream")
+async def test_whoever_follows_one_that_is_asked_without_waiting_sees_its_words_as_in_any_run(tmp_path: Path) -> None:
+    async with hands_house(tmp_path, tools=[Visit(says="a shelf", trust=Trust.PRIVATE)]) as house:
+        house.model.rule = plays(
+            {
+                "Ask bo.": [ask(mode="async", notify="off"), "Asked."] * 2,
+                "Count the chairs.": ["One chair.", calls("visit", page="shop"), "Three chairs."],
+                "Ask yourself.": [calls("visit", page="shop"), "Three chairs."],
+            }
+        )
+        await house.turn("Ask bo.")
+        [theirs] = {each.session for each in await letters(house, Kind.DELEGATION)}
+        assert theirs is not None
+        async with watching(house, person("owner"), theirs) as heard:
+            await house.turn("Ask bo.")
+        plain = await house.turn("Hello.", "Hello.", origin="person:owner/plain")
+        async with watching(house, person("owner"), plain) as usual:
+            await house.turn("Ask yourself.", origin="person:owner/plain")
+        for each in (heard, usual):
+            assert "".join(event.data.text for event in each if event.name == "delta") == "Three chairs."
+        assert _kinds(heard) == _kinds(usual)
+
+
+def _kinds(heard: list[Event]) -> list[str]:
+    """What was told of runs and their steps, in order; mail is told of as it is sent and read."""
+    found = [event.data["news"] for event in heard if event.name == "news"]
+    return [kind for kind in found if kind.startswith(("run.", "step."))]
 
 
 async def test_only_who_sees_the_conversation_is_told(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ async def test_a_reply_that_pauses_goes_on_with_its_own_words_and_is_one_answer(
     assert last["role"] == "assistant" and "It opens" in str(last["content"])
 
 
-@pytest.mark.spec("C49", "D20")
+@pytest.mark.spec("C49", "D20.text", "D20.context")
 @pytest.mark.parametrize("token", ["NO_REPLY", "[[SILENT_REPLY]]", " NO_REPLY\n"])
 async def test_a_silent_token_is_silence_only_where_it_is_the_whole_reply(
     tmp_path: Path, server: Provider, token: str
@@ -259,7 +259,7 @@ async def test_a_picture_is_shown_to_a_model_that_sees(tmp_path: Path, server: P
     assert pictures(server.asked[0]) == [AS_DATA_URL]
 
 
-@pytest.mark.spec("C105")
+@pytest.mark.spec("C105.image_model")
 async def test_a_picture_that_the_model_cannot_see_goes_to_the_one_for_pictures(
     tmp_path: Path, server: Provider
 ) -> None:

@@ -101,7 +101,7 @@ async def test_a_session_goes_on_by_its_id_across_turns_and_restarts(tmp_path: P
 # Daily
 
 
-@pytest.mark.spec("H40", "C12")
+@pytest.mark.spec("H40", "C12", "C114.user_timezone")
 async def test_the_first_run_after_the_hour_begins_afresh_in_the_owners_zone(tmp_path: Path) -> None:
     household = household_with(tmp_path, '[sessions.reset]\ndaily_at = "4:00"', zone=BERLIN)
     async with household.open() as house:
@@ -397,7 +397,7 @@ def _words_of(mail: list[Envelope]) -> list[str]:
     return [letter.text for letter in mail]
 
 
-@pytest.mark.spec("C13")
+@pytest.mark.spec("C13.remainder", "C13.model_hint")
 async def test_the_words_behind_new_are_worked_on_and_a_model_named_first_is_taken(tmp_path: Path) -> None:
     toml = """
     [models]
@@ -434,7 +434,7 @@ async def test_the_words_behind_new_are_worked_on_and_a_model_named_first_is_tak
         assert len(household.model.prompts) == 6, "alone, the name of a model of the house is one"
 
 
-@pytest.mark.spec("C13")
+@pytest.mark.spec("C13.overrides")
 @pytest.mark.parametrize("command", ["/new opus\nplan the day", "/new plan the day"])
 async def test_what_a_conversation_has_chosen_outlives_a_fresh_context(tmp_path: Path, command: str) -> None:
     household = household_with(tmp_path)
@@ -460,7 +460,7 @@ async def test_a_file_that_comes_with_new_is_worked_on_in_the_fresh_context(tmp_
         assert "plan.txt" in told and "hello" not in told
 
 
-@pytest.mark.spec("C13")
+@pytest.mark.spec("C13.greeting")
 @pytest.mark.parametrize("greeting", [True, False])
 async def test_a_bare_new_is_greeted_where_the_house_wants_it(tmp_path: Path, *, greeting: bool) -> None:
     household = household_with(tmp_path, f"[sessions]\ngreeting = {str(greeting).lower()}")
@@ -479,7 +479,7 @@ async def test_a_bare_new_is_greeted_where_the_house_wants_it(tmp_path: Path, *,
         await books_hold(house)
 
 
-@pytest.mark.spec("C14")
+@pytest.mark.spec("C14", "C13.triggers")
 @pytest.mark.parametrize("command", ["/new", "/reset", "/reset mind the cat"])
 async def test_a_reset_stops_the_run_and_keeps_all_that_was_said(tmp_path: Path, command: str) -> None:
     household = household_with(tmp_path)

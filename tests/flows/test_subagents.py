@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 from flows.cast import ENDED, plays, spawn
-from flows.hands_house import ADA, BO, WAIT_S, HandsHouse, Visit, hands_house
+from flows.hands_house import ADA, BO, HandsHouse, Visit, hands_house
 
 from retinue.domain.agent import Agent, DelegationRules, SubagentRules, ToolRules
 from retinue.domain.delegation import Delegation, DelegationState
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.record import UserTurn
 from retinue.domain.run import RunStatus
+from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
 from retinue.store import delegations, runs, sessions
 from retinue.testing.scripted_model import Line, calls, says
+from retinue.testing.waiting import wait_until
 
 CHAIRS = "Count the chairs."
 
@@ -47,15 +49,10 @@ async def turns_of(house: HandsHouse, session: str) -> list[UserTurn]:
 
 async def until(house: HandsHouse, what: Any) -> Any:
     """Wait for something to be so in the store."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + WAIT_S
-    while not (found := await house.house.store.scan(what)):
-        assert loop.time() < deadline, "waited in vain"
-        await asyncio.sleep(0.005)
-    return found
+    return await wait_until(lambda: house.house.store.scan(what), "it is so in the store")
 
 
-@pytest.mark.spec("C50", "C51", "C121")
+@pytest.mark.spec("C50", "C51", "C121.arguments", "C121.record")
 async def test_it_is_accepted_at_once_and_its_result_is_told_once_in_the_requesters_voice(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         plays(
@@ -86,16 +83,17 @@ async def test_it_is_accepted_at_once_and_its_result_is_told_once_in_the_request
         assert sorted(await said(house)) == ["I sent someone.", "There are three chairs."]
 
 
-@pytest.mark.spec("C121")
+@pytest.mark.spec("C114.subagents_max_concurrent", "C121.key_first")
 async def test_its_keys_are_known_before_it_runs(tmp_path: Path) -> None:
     async with hands_house(tmp_path, config="[house.slots]\nsubagent = 1\n") as house:
+        looked = asyncio.Event()
         two = Line(calls=(("sessions_spawn", {"task": "a slow one"}), ("sessions_spawn", {"task": "the next"})))
         plays(
             house.model,
             {
                 ENDED: "NO_REPLY",
                 "Send two.": [two, "Both are out."],
-                "a slow one": says("done", after_s=1.0),
+                "a slow one": says("done", once=looked.wait),
                 "the next": "done too",
             },
         )
@@ -104,6 +102,7 @@ async def test_its_keys_are_known_before_it_runs(tmp_path: Path) -> None:
         await until(house, lambda conn: len(delegations.of_session(conn, receipt.session or "", limit=5)) == 2)
         slow, following = await sent(house, receipt.session)
         assert following.started_at is None and following.worked_by is None
+        looked.set()
         await house.rest()
         told = {each["sessionId"]: each for each in await results(house, receipt.session)}
         for made in await sent(house, receipt.session):
@@ -111,11 +110,12 @@ async def test_its_keys_are_known_before_it_runs(tmp_path: Path) -> None:
         assert slow.to != following.to
 
 
-@pytest.mark.spec("C50")
+@pytest.mark.spec("C50", "C113.subagents_allow")
 async def test_who_may_not_be_sent_out_is_refused_with_the_setting_behind_it(tmp_path: Path) -> None:
     cy = Agent(name="cy", model="scripted", subagents=SubagentRules(allow=("bo",)))
+    anyone = Agent(name="eve", model="scripted", subagents=SubagentRules(allow=("*",)))
     hidden = Agent(name="dee", model="scripted", visible=False)
-    async with hands_house(tmp_path, staff=(ADA, BO, cy, hidden)) as house:
+    async with hands_house(tmp_path, staff=(ADA, BO, cy, anyone, hidden)) as house:
         plays(
             house.model,
             {
@@ -131,11 +131,13 @@ async def test_who_may_not_be_sent_out_is_refused_with_the_setting_behind_it(tmp
         accepted = await results(house, await house.turn("Send bo.", to="agent:cy"))
         assert accepted[-1]["status"] == "accepted"
         assert accepted[-1]["childSessionKey"].startswith("agent:bo:subagent:")
+        accepted = await results(house, await house.turn("Send bo.", to="agent:eve"))
+        assert accepted[-1]["status"] == "accepted", "a star is everyone"
         missing = await results(house, await house.turn("Send nobody.", to="agent:cy"))
         assert missing[-1]["status"] == "error" and "nobody" in missing[-1]["error"]
 
 
-@pytest.mark.spec("C50")
+@pytest.mark.spec("C50", "D79.keeps_tool")
 async def test_no_subagent_sends_out_another_and_neither_does_whoever_was_asked(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         plays(
@@ -160,7 +162,7 @@ async def test_no_subagent_sends_out_another_and_neither_does_whoever_was_asked(
         assert told["status"] == "forbidden" and "delegation.depth_max" in told["because"]
 
 
-@pytest.mark.spec("C50", "C121")
+@pytest.mark.spec("C50", "C121.arguments")
 async def test_a_model_that_is_not_there_is_a_warning_and_an_effort_that_is_not_an_error(tmp_path: Path) -> None:
     async with hands_house(tmp_path, others=("quick",)) as house:
         parts = {
@@ -184,6 +186,7 @@ async def test_a_model_that_is_not_there_is_a_warning_and_an_effort_that_is_not_
         assert len(await announced(house)) == 2
 
 
+@pytest.mark.spec("C113.model", "C113.subagents_model", "C114.subagents_model")
 async def test_its_model_is_the_calls_then_its_agents_then_the_houses_then_its_own(tmp_path: Path) -> None:
     staff = (
         Agent(name="ada", model="scripted", subagents=SubagentRules(model="second", effort="high", allow=("*",))),
@@ -219,7 +222,7 @@ async def test_its_model_is_the_calls_then_its_agents_then_the_houses_then_its_o
         assert len(house.models["fourth"].prompts) == 1
 
 
-@pytest.mark.spec("C51", "D8")
+@pytest.mark.spec("C51", "D8", "C121.timeout")
 async def test_one_that_takes_too_long_is_ended_and_that_is_told_once(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         plays(
@@ -227,7 +230,7 @@ async def test_one_that_takes_too_long_is_ended_and_that_is_told_once(tmp_path: 
             {
                 ENDED: "It took too long.",
                 "Hurry.": [spawn("for ages", label="slow", runTimeoutSeconds=0.1), "It is out."],
-                "for ages": says("too late", after_s=20.0),
+                "for ages": says("too late", after_s=3600),
             },
         )
         session = await house.turn("Hurry.")
@@ -274,7 +277,7 @@ async def test_a_result_waits_for_a_requester_that_is_busy_and_is_then_read_once
             house.model,
             {
                 ENDED: "Three, I hear.",
-                "Go.": [spawn(CHAIRS), says("I was busy.", after_s=1.0)],
+                "Go.": [spawn(CHAIRS), says("I was busy.", once=house.once_posted(ENDED))],
                 CHAIRS: "Three.",
             },
         )
@@ -289,9 +292,13 @@ async def test_a_result_reaches_a_requester_that_waits_for_a_person(tmp_path: Pa
     asks = Agent(name="ada", model="scripted", tools=ToolRules(ask=("append_line",)))
     async with hands_house(tmp_path, staff=(asks, BO)) as house:
         both = Line(calls=(("sessions_spawn", {"task": CHAIRS}), ("append_line", {"text": "a line"})))
+
+        async def asked() -> object:
+            return await wait_until(house.asked, "a person is asked")
+
         plays(
             house.model,
-            {ENDED: "Three, I hear.", "Go.": [both, "I wait for a yes."], CHAIRS: says("Three.", after_s=0.3)},
+            {ENDED: "Three, I hear.", "Go.": [both, "I wait for a yes."], CHAIRS: says("Three.", once=asked)},
         )
         await house.turn("Go.")
         assert len(await announced(house)) == 1
@@ -299,7 +306,7 @@ async def test_a_result_reaches_a_requester_that_waits_for_a_person(tmp_path: Pa
         assert len(told) == 1
 
 
-@pytest.mark.spec("D7", "D79")
+@pytest.mark.spec("D7", "D79.name")
 async def test_a_background_agent_has_an_id_a_name_and_a_parent_at_once_and_each_call_makes_a_new_one(
     tmp_path: Path,
 ) -> None:
@@ -318,7 +325,30 @@ async def test_a_background_agent_has_an_id_a_name_and_a_parent_at_once_and_each
             assert run is not None and run.session == id_ and run.status is RunStatus.COMPLETED
 
 
-@pytest.mark.spec("D79")
+@pytest.mark.spec("D79.parent", "D79.name")
+@pytest.mark.parametrize(
+    ("kind", "key", "sender"),
+    [
+        (OriginKind.TERMINAL, "person:owner/work", "person:owner"),
+        (OriginKind.SCHEDULE, "schedule:0123456789abcdef", "schedule:0123456789abcdef"),
+        (OriginKind.HEARTBEAT, "heartbeat", "schedule:0123456789abcdef"),
+    ],
+)
+async def test_a_subagent_of_a_person_a_schedule_or_a_heartbeat_has_a_parent_and_a_name(
+    tmp_path: Path, kind: OriginKind, key: str, sender: str
+) -> None:
+    async with hands_house(tmp_path) as house:
+        plays(house.model, {ENDED: "NO_REPLY", "Go.": [spawn(CHAIRS), "It is out."], CHAIRS: "Three."})
+        receipt = await house.post("Go.", sender=sender, at=Origin(kind, key))
+        await house.rest()
+        assert receipt.session is not None
+        [made] = await sent(house, receipt.session)
+        found = await house.house.store.read(lambda conn: sessions.get(conn, made.to or ""))
+        assert found is not None and found.origin.kind is OriginKind.SUBAGENT
+        assert (found.origin.parent, found.name) == (receipt.session, CHAIRS)
+
+
+@pytest.mark.spec("D79.keeps_tool", "D79.report_first")
 async def test_a_report_reaches_the_requester_before_the_one_announcement(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         plays(
@@ -327,7 +357,10 @@ async def test_a_report_reaches_the_requester_before_the_one_announcement(tmp_pa
                 ENDED: "All is counted.",
                 "half of it": "NO_REPLY",
                 "Go.": [spawn("Count and report."), "It is out."],
-                "Count and report.": [calls("send_agent_message", text="half of it"), says("All.", after_s=0.3)],
+                "Count and report.": [
+                    calls("send_agent_message", text="half of it"),
+                    says("All.", once=house.once_read("half of it")),
+                ],
             },
         )
         session = await house.turn("Go.")
@@ -360,11 +393,19 @@ async def test_findings_from_outside_keep_their_label_and_stand_between_markers(
         assert "\\from: person:owner" in turn.text, "nothing in it reads as a letter of its own"
 
 
+@pytest.mark.spec("A30.fan_out")
 async def test_one_over_the_limit_is_refused_and_the_others_are_not_touched(tmp_path: Path) -> None:
     ada = Agent(name="ada", model="scripted", delegation=DelegationRules(open_max=2))
     async with hands_house(tmp_path, staff=(ada, BO)) as house:
         three = Line(calls=tuple(("sessions_spawn", {"task": f"task {n}"}) for n in range(3)))
-        plays(house.model, {ENDED: "NO_REPLY", "Go.": [three, "Two are out."], "task": says("done", after_s=0.5)})
+        plays(
+            house.model,
+            {
+                ENDED: "NO_REPLY",
+                "Go.": [three, "Two are out."],
+                "task": says("done", once=house.once_told("Two are out.")),
+            },
+        )
         session = await house.turn("Go.")
         assert [told["status"] for told in await results(house, session)] == ["accepted", "accepted", "forbidden"]
         assert len(await announced(house)) == 2

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import sqlalchemy as sa
+from outages import time_passing
 
 from retinue.domain.model import Failure
 from retinue.domain.record import Stop, Usage
@@ -45,10 +45,8 @@ async def test_an_empty_answer_costs_what_its_provider_says_and_no_more(tmp_path
     household.model.will_reply(Line(usage=usage, stop=Stop.END), Line(text="here", usage=usage))
     async with household.open() as house:
         receipt = await house.post("hello")
-        settling = asyncio.create_task(house.outcome(receipt.envelope))
-        while not settling.done():
-            await household.clock.advance(1)
-            await asyncio.sleep(0.01)
+        async with time_passing(household):
+            await house.outcome(receipt.envelope)
         run = (await house.envelope(receipt.envelope)).run
         assert run is not None
         made = await house.store.scan(lambda conn: model_calls.of_run(conn, run))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from flows.hands_house import ADA, BO, HandsHouse, Visit, hands_house
 from flows.staff_house import SendOut, let_in, letters, outcome, plays, said_to, sums_hold
 
@@ -17,10 +18,14 @@ from retinue.domain.record import UserTurn
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
 from retinue.store import runs
+from retinue.store.tables import sessions as sessions_table
 from retinue.testing.scripted_model import Line, calls, says
 
 CY = Agent(name="cy", model="scripted")
 WEB = Origin(OriginKind.WEB, "person:owner/work")
+CHAT = Origin(OriginKind.CHAT, "channel:quiet:1")
+TERMINAL = Origin(OriginKind.TERMINAL, "person:owner/work")
+CLOCK = "schedule:0123456789abcdef"
 
 
 def tell(text: str = "The shop is closed.", **more: Any) -> Line:
@@ -41,7 +46,10 @@ async def test_one_who_was_sent_out_tells_whoever_sent_it_and_the_person_there_h
         house.model.rule = plays(
             {
                 "Send yourself": [calls("send_out", task="Go to the shop."), "On my way."],
-                "Go to the shop.": [tell("Half way there."), says("I am there.", after_s=0.3)],
+                "Go to the shop.": [
+                    tell("Half way there."),
+                    says("I am there.", once=house.once_told("I hear that I am half way.")),
+                ],
                 "Half way there.": ["I hear that I am half way."],
                 "I am there.": ["I was at the shop."],
             }
@@ -59,7 +67,7 @@ async def test_one_who_was_sent_out_tells_whoever_sent_it_and_the_person_there_h
         await sums_hold(house)
 
 
-@pytest.mark.spec("D6", "D76")
+@pytest.mark.spec("D6")
 async def test_others_tell_the_last_conversation_of_the_person_they_work_for_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
@@ -103,7 +111,7 @@ async def test_a_word_is_read_with_its_origin_and_cannot_pretend_to_be_the_house
         assert '<system_message origin="house">' not in shown.text
 
 
-@pytest.mark.spec("D76")
+@pytest.mark.spec("D76.refused")
 async def test_any_other_strategy_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         session = await house.turn("Tell.", tell(strategy="loudest"), "I cannot.")
@@ -113,43 +121,51 @@ async def test_any_other_strategy_is_refused_with_those_that_there_are(tmp_path:
         assert await letters(house, Kind.SYSTEM) == []
 
 
-@pytest.mark.spec("D76")
+@pytest.mark.spec("D76.strategies")
 async def test_a_strategy_finds_the_last_session_of_its_sort_and_no_other(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
         at = Origin(OriginKind.HEARTBEAT, "heartbeat")
-        house.model.will_reply("Beating.")
-        beat = await house.house.desk.post.post(await _draft(house, "agent:bo", at))
-        await house.rest()
-        cron = Origin(OriginKind.SCHEDULE, "schedule:0123456789abcdef")
-        house.model.will_reply("Ticking.")
-        await house.house.desk.post.post(await _draft(house, "agent:bo", cron))
-        await house.rest()
+        beat = await house.turn("It is time.", "Beating.", to="agent:bo", sender=CLOCK, at=at)
+        cron = Origin(OriginKind.SCHEDULE, CLOCK)
+        await house.turn("It is time.", "Ticking.", to="agent:bo", sender=CLOCK, at=cron)
         talk = await house.turn("Hello, bo.", "Hello.", to="agent:bo")
         await house.turn("Tell.", tell(strategy="heartbeat"), "Told.", "Noted.", origin="person:owner/a")
         await house.turn("Tell.", tell(strategy="most-recent-foreground"), "Told.", "Ah.", origin="person:owner/b")
         first, second = await letters(house, Kind.SYSTEM)
-        assert first.session == beat.session
-        assert second.session != beat.session
+        assert first.session == beat
+        assert second.session != beat
         assert (await _origin(house, second.session)).kind.foreground
         assert talk != second.session, "the one at origin a was last"
 
 
-async def _draft(house: HandsHouse, to: str, origin: Origin) -> Any:
-    from retinue.domain import address
-    from retinue.domain.envelope import Draft
-    from retinue.domain.ids import EnvelopeId
+@pytest.mark.spec("D76.foreground", "D76.background")
+@pytest.mark.parametrize("origin", [CHAT, WEB, TERMINAL])
+async def test_a_newer_session_of_the_clock_or_of_a_subagent_is_never_the_most_recent_foreground(
+    tmp_path: Path, origin: Origin
+) -> None:
+    async with hands_house(tmp_path) as house:
+        house.model.rule = plays(
+            {
+                "Hello, bo.": ["Hello."],
+                "It is time.": [calls("sessions_spawn", task="Count the chairs."), "Sent.", "Beating."],
+                "Count the chairs.": ["Three."],
+                "has ended:": ["NO_REPLY"],
+                "Tell.": [tell(strategy="most-recent-foreground"), "Told."],
+                "The shop is closed.": ["Ah."],
+            }
+        )
+        talk = await house.turn("Hello, bo.", to="agent:bo", at=origin)
+        for kind, key in ((OriginKind.SCHEDULE, CLOCK), (OriginKind.HEARTBEAT, "heartbeat")):
+            await house.turn("It is time.", to="agent:bo", sender=CLOCK, at=Origin(kind, key))
+        await house.turn("Tell.", origin="person:owner/aside")
+        (word,) = await letters(house, Kind.SYSTEM)
+        assert word.session == talk
+        kinds = [row.origin_kind for row in await house.house.store.scan(_newest_first)]
+        assert set(kinds[: kinds.index(origin.kind.value, 2)]) >= {"schedule", "heartbeat", "subagent"}, "all are newer"
 
-    id_ = EnvelopeId(house.house.desk.ids.new())
-    return Draft(
-        id=id_,
-        sender=address.parse("schedule:0123456789abcdef"),
-        recipient=address.parse(to),
-        text="It is time.",
-        source="schedule:0123456789abcdef",
-        key=id_,
-        origin=origin,
-        trust=Trust.PRIVATE,
-    )
+
+def _newest_first(conn: Any) -> list[Any]:
+    return list(conn.execute(sa.select(sessions_table.c.origin_kind).order_by(sessions_table.c.created_ms.desc())))
 
 
 async def _origin(house: HandsHouse, session: str | None) -> Origin:

@@ -31,6 +31,7 @@ from retinue.store import ledger
 from retinue.store.backup import MANIFEST, STORE, UNDER_WAY, opened, verify
 from retinue.store.files import Files
 from retinue.testing.household import Household
+from retinue.testing.waiting import wait_until
 
 NOW_MS = 2**41
 OWNER = person("owner")
@@ -83,25 +84,24 @@ async def test_a_backup_holds_everything_and_can_be_verified(household: Househol
 async def test_a_backup_is_one_picture_of_a_house_that_goes_on(household: Household) -> None:
     async with desk_house(household) as desk:
         stop = asyncio.Event()
+        sent: list[str] = []
 
-        async def chatter() -> int:
-            sent = 0
+        async def chatter() -> None:
             while not stop.is_set():
-                await desk.house.post(f"note {sent}", recipient="person:noor")
-                sent += 1
-            return sent
+                await desk.house.post(f"note {len(sent)}", recipient="person:noor")
+                sent.append("note")
 
         chatting = [asyncio.create_task(chatter()) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        await wait_until(lambda: len(sent) >= 3, "they talk")
         await made(desk, verify=True)
         household.clock.jump(timedelta(seconds=1))
         folder = await made(desk, verify=True)
         stop.set()
-        total = sum(await asyncio.gather(*chatting))
+        await asyncio.gather(*chatting)
         with opened(folder / STORE) as conn:
             checked = ledger.check(conn, now_ms=NOW_MS)
             assert checked.holds
-            assert 0 < checked.sums.accepted <= total
+            assert 0 < checked.sums.accepted <= len(sent)
 
 
 def flip_a_byte(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from retinue.operations.health import CHECKS, Check, Found, Health, Scene, exami
 from retinue.store.opening import SCHEMA
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import Household
+from retinue.testing.waiting import wait_until_sync
 
 OWNER = person("owner")
 HOME = Path("/home/maria/.retinue")
@@ -81,6 +81,7 @@ WELL: tuple[tuple[Judge, Any], ...] = (
     (checks.backups, DISK),
     (checks.unable, STAFF),
     (checks.orphaned_homes, STAFF),
+    (checks.retired_models, STAFF),
     (checks.settings, SETTINGS),
     (checks.exposure, SETTINGS),
     (checks.machine, MachineFacts(python=(3, 11), sqlite=(3, 45, 0))),
@@ -124,6 +125,12 @@ AILING: tuple[tuple[Judge, Any, Health, str], ...] = (
     (checks.backups, replace(DISK, restore_under_way="/x"), Health.PROBLEM, "not finished"),
     (checks.unable, replace(STAFF, wrong={"ada": "there is no such model"}), Health.PROBLEM, "no such model"),
     (checks.unable, replace(STAFF, staff=(Agent(name="ada", runner="codex"),)), Health.PROBLEM, "'codex'"),
+    (
+        checks.retired_models,
+        replace(STAFF, retired={"ada": "google/gemini-2.5-pro retired 2026-10-16, use google/gemini-3.8-flash"}),
+        Health.WARNING,
+        "use google/gemini-3.8-flash",
+    ),
     (checks.orphaned_homes, replace(STAFF, homes=frozenset({"ada", "bo"})), Health.WARNING, "bo"),
     (
         checks.exposure,
@@ -323,8 +330,7 @@ def test_a_real_house_says_which_skill_plugin_and_server_it_does_without_and_wha
     settings.write_text('[plugins.gone]\n[mcp.dead]\ncommand = ["/nowhere/at/all"]\n')
     house.open()
     try:
-        while house.call("mcp.list")["servers"][0]["state"] == "starting":
-            time.sleep(0.05)
+        wait_until_sync(lambda: house.call("mcp.list")["servers"][0]["state"] != "starting", "the server was tried")
         told = house.retinue("doctor", "--quick")
         assert "the skill 'odd' is not used" in told.stdout
         assert f"try: mend {house.home}/skills/odd, or take it away" in told.stdout

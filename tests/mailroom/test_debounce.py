@@ -47,7 +47,7 @@ async def confirmed(street: Street, tasks: list[Accepting]) -> list[Receipt | No
     """Pause until each has its answer: the store takes real time over what it stores."""
     while not all(task.done() for task in tasks):
         await pause(street)
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.002)  # sleep: the store takes real time over what it stores
     return [task.result() for task in tasks]
 
 

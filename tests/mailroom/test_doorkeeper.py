@@ -30,7 +30,7 @@ def street(tmp_path: Path) -> Street:
 # In person
 
 
-@pytest.mark.spec("C16", "D56")
+@pytest.mark.spec("C16", "D56.inbound")
 async def test_a_stranger_at_a_closed_door_is_refused_in_silence_and_the_owner_is_told_once(street: Street) -> None:
     async with street.household.open() as house:
         for number in range(5):
@@ -47,7 +47,7 @@ async def test_a_stranger_at_a_closed_door_is_refused_in_silence_and_the_owner_i
         assert counts == {"7": 5, "8": 1}
 
 
-@pytest.mark.spec("D56")
+@pytest.mark.spec("D56.inbound")
 async def test_ten_thousand_messages_of_strangers_leave_no_row_and_bounded_memory(street: Street) -> None:
     street.set(dm=DmPolicy.ALLOWLIST, allow_from=("1",))
     async with street.household.open() as house:
@@ -483,7 +483,7 @@ async def test_a_reaction_to_a_letter_is_noted_and_wakes_nobody(street: Street) 
         assert len(street.household.model.prompts) == asked
 
 
-@pytest.mark.spec("D56")
+@pytest.mark.spec("D56.callbacks")
 async def test_a_button_counts_only_when_somebody_of_the_house_presses_it(street: Street) -> None:
     street.set(dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
     async with street.household.open() as house:

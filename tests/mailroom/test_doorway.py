@@ -47,7 +47,7 @@ async def count(house: House) -> int:
     return (await house.sql("SELECT count(*) AS n FROM envelopes WHERE source LIKE 'connector:%'"))[0].n
 
 
-@pytest.mark.spec("C8")
+@pytest.mark.spec("C8.main", "C8.per_peer", "C8.per_channel_peer", "C8.per_account_channel_peer")
 @pytest.mark.parametrize(
     ("scope", "links", "keys"),
     [
@@ -242,7 +242,7 @@ async def test_a_message_for_an_agent_who_left_is_let_go(household: Household) -
 
 async def test_what_could_not_be_stored_is_offered_again_and_taken(household: Household) -> None:
     household.faults = StoreFails("accept.before-commit", times=3)
-    async with household.open() as house, time_passing(household):
+    async with household.open() as house, time_passing(house):
         receipt = await quiet(household).say("hello")
 
         assert receipt is not None
@@ -263,7 +263,7 @@ async def test_a_connector_whose_line_breaks_listens_again(household: Household)
             await super().listen(accept)
 
     household.connectors["quiet"] = connector = Shaky(household.clock)
-    async with household.open(), time_passing(household):
+    async with household.open() as house, time_passing(house):
         assert await connector.say("hello") is not None
     assert connector.breaks == 3
 

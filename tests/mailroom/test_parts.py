@@ -45,7 +45,7 @@ async def send(house: House, text: str = LONG, *, room: str = "42", **kw: Any) -
 async def a_while() -> None:
     """Enough for whatever is about to happen without the clock."""
     for _ in range(50):
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # sleep: what must not happen without the clock has no event
 
 
 async def kept(house: House, envelope: str) -> dict[int, str]:
@@ -95,7 +95,7 @@ async def test_whatever_changes_meanwhile_the_rest_of_a_letter_is_cut_as_its_fir
         sent = await send(house)
         await until(lambda: house.outbox.resting == 1, "the second is refused")
         household.words, connector.abilities = words, able
-        async with time_passing(household):
+        async with time_passing(house):
             assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
 
     assert connector.texts("42") == PARTS
@@ -109,7 +109,7 @@ async def test_a_long_letter_that_is_taken_little_by_little_is_not_given_up(hous
     text = "\n\n".join(f"This is the part number {number}." for number in range(2 * ATTEMPTS_MAX + 1))
     async with household.open() as house:
         sent = await send(house, text)
-        async with time_passing(household):
+        async with time_passing(house):
             assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
     assert "\n\n".join(connector.texts("42")) == text
 
@@ -120,7 +120,7 @@ async def test_a_long_letter_of_which_nothing_more_arrives_is_given_up_in_the_en
     connector.will_fail(times=3 * ATTEMPTS_MAX)
     async with household.open() as house:
         sent = await send(house)
-        async with time_passing(household):
+        async with time_passing(house):
             assert (await house.outcome(sent.envelope)).outcome is Outcome.DEAD
     assert connector.texts("42") == PARTS[:1]
 
@@ -132,7 +132,7 @@ async def test_a_part_that_is_refused_is_tried_again_and_those_before_it_are_not
     connector.will_fail(times=2)
     async with household.open() as house:
         sent = await send(house)
-        async with time_passing(household):
+        async with time_passing(house):
             assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
 
     assert connector.texts("42") == PARTS
@@ -212,7 +212,7 @@ async def test_a_place_that_asks_for_patience_is_left_alone_by_every_room(househ
         other = await send(house, "two", room="43")
         await a_while()
         assert len(connector.attempts) == tried, "the place had asked for patience"
-        async with time_passing(household):
+        async with time_passing(house):
             for receipt in (throttled, other):
                 assert (await house.outcome(receipt.envelope)).outcome is Outcome.DELIVERED
 
@@ -228,7 +228,7 @@ async def test_between_two_parts_it_takes_as_long_as_a_person_would(household: H
         await until(lambda: connector.texts("42") == PARTS[:1], "the first part is there")
         await a_while()
         assert connector.texts("42") == PARTS[:1]
-        async with time_passing(household):
+        async with time_passing(house):
             assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
 
     assert connector.texts("42") == PARTS
@@ -241,7 +241,7 @@ async def test_a_house_that_closes_between_two_parts_goes_on_when_it_opens(house
     async with household.open() as house:
         sent = await send(house)
         await until(lambda: connector.texts("42") == PARTS[:1], "the first part is there")
-    async with household.open() as house, time_passing(household):
+    async with household.open() as house, time_passing(house):
         assert (await house.outcome(sent.envelope)).outcome is Outcome.DELIVERED
         tried = await house.store.read(partial(deliveries.of, envelope=sent.envelope))
 

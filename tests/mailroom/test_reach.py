@@ -88,7 +88,7 @@ async def test_an_answer_goes_where_its_question_came_from_though_the_binding_is
         assert (await house.outcome(later.envelope)).outcome is Outcome.DEAD
 
 
-@pytest.mark.spec("D56")
+@pytest.mark.spec("D56.outbound")
 async def test_somebody_who_may_not_talk_is_not_written_to_either(street: Street) -> None:
     street.set(dm=DmPolicy.ALLOWLIST, allow_from=("7",), group_policy=GroupPolicy.ALLOWLIST)
     async with street.household.open() as house:

@@ -51,7 +51,7 @@ class Answers(BaseHTTPRequestHandler):
         if wanted == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         while wanted == "hang":
-            time.sleep(0.01)
+            time.sleep(0.01)  # sleep: it never ends, and needs no processor for that
             self.wfile.write(b": still here\n\n")
         self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         self.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}})

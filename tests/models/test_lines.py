@@ -13,6 +13,8 @@ import pytest
 
 from retinue.models import lines as lines_module
 from retinue.models.lines import Line, LineFailed, Lines, place_of, slabs
+from retinue.testing.loop_time import skip_loop_time
+from retinue.testing.waiting import WAIT_LIMIT_S, stays_true, wait_until
 
 OK = b"HTTP/1.1 200 OK\r\n"
 HELLO = OK + b"content-length: 5\r\n\r\nhello"
@@ -134,7 +136,7 @@ async def test_what_came_before_a_line_broke_can_still_be_taken(lines: Lines) ->
         place, begin = place_of(server.url)
         line = await lines.take(place)
         await line.ask(begin, {}, ())
-        await asyncio.sleep(0.05)
+        await wait_until(lambda: line._transport is None, "the line is broken")
         assert await line.piece() == b"hello"
         with pytest.raises(LineFailed):
             await line.piece()
@@ -181,7 +183,7 @@ async def test_a_head_or_a_trailer_without_end_is_refused(lines: Lines, begin: b
 
     async with serving(endless) as server:
         with pytest.raises(LineFailed, match="without end"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_LIMIT_S):
                 await asked(lines, server.url)
     assert lines.free == 0
 
@@ -205,12 +207,15 @@ async def test_a_line_that_ends_or_says_too_much_is_not_used_again(
     assert lines.free == 0
 
 
+async def until_none_is_free(lines: Lines) -> None:
+    await wait_until(lambda: not lines.free, "no line is free")
+
+
 async def test_a_line_that_speaks_unasked_is_closed(lines: Lines) -> None:
     async with serving(HELLO) as server:
         await asked(lines, server.url)
         server.lines[0].write(HELLO)
-        await asyncio.sleep(0.05)
-        assert lines.free == 0
+        await until_none_is_free(lines)
         assert (await asked(lines, server.url))[1] == b"hello"
     assert len(server.lines) == 2
 
@@ -220,27 +225,23 @@ async def test_a_line_that_the_other_side_ends_is_forgotten(lines: Lines) -> Non
         await asked(lines, server.url)
         assert lines.free == 1
         server.lines[0].close()
-        await asyncio.sleep(0.05)
-        assert lines.free == 0
+        await until_none_is_free(lines)
 
 
-async def test_a_line_that_nobody_uses_is_closed_in_time(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "KEEP_ALIVE_S", 0.02)
+async def test_a_line_that_nobody_uses_is_closed_in_time(lines: Lines) -> None:
     async with serving(HELLO) as server:
         await asked(lines, server.url)
-        await asyncio.sleep(0.1)
-        assert lines.free == 0
+        assert lines.free == 1
+        skip_loop_time(lines_module.KEEP_ALIVE_S)
+        await until_none_is_free(lines)
 
 
-async def test_a_line_in_use_is_not_closed_as_one_that_nobody_uses(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lines_module, "KEEP_ALIVE_S", 0.1)
-
+async def test_a_line_in_use_is_not_closed_as_one_that_nobody_uses(lines: Lines) -> None:
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for wait_s in (0, 0.3):
+        for skipped_s in (0, 2 * lines_module.KEEP_ALIVE_S):
             await reader.readuntil(b"\r\n\r\n")
-            await asyncio.sleep(wait_s)
+            skip_loop_time(skipped_s)
+            await asyncio.sleep(0.001)  # sleep: timers that are due go off before this one
             writer.write(HELLO)
         await reader.read()
 
@@ -251,14 +252,17 @@ async def test_a_line_in_use_is_not_closed_as_one_that_nobody_uses(
 
 
 async def test_an_answer_before_all_was_sent_is_heard(lines: Lines) -> None:
+    over = asyncio.Event()
+
     async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 5\r\n\r\nlarge")
-        await asyncio.sleep(3600)  # and never reads the rest
+        await over.wait()  # and does not read the rest
 
     async with serving(refuses) as server:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_LIMIT_S):
             line, said = await asked(lines, server.url, *[bytes(60_000)] * 1_000)
+        over.set()
     assert (line.status, said) == (413, b"large")
     assert lines.free == 0
 
@@ -266,12 +270,11 @@ async def test_an_answer_before_all_was_sent_is_heard(lines: Lines) -> None:
 async def test_a_line_that_goes_while_a_long_body_is_sent_is_told(lines: Lines) -> None:
     async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        await asyncio.sleep(0.05)
-        writer.transport.abort()
+        writer.transport.abort()  # of many times more than a line holds, most is still to be sent
 
     async with serving(leaves) as server:
         with pytest.raises(LineFailed):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_LIMIT_S):
                 await asked(lines, server.url, *[bytes(60_000)] * 1_000)
 
 
@@ -292,8 +295,7 @@ async def test_a_server_waits_while_nobody_takes_what_it_says(lines: Lines) -> N
         place, begin = place_of(server.url)
         line = await lines.take(place)
         await line.ask(begin, {}, ())
-        await asyncio.sleep(0.3)
-        assert sent < 20_000_000
+        await stays_true(lambda: sent < 20_000_000, "that a server goes on has no end to wait for", for_s=0.3)
         size_bytes = 0
         while piece := await line.piece():
             size_bytes += len(piece)
@@ -309,24 +311,22 @@ async def test_only_so_many_lines_are_open_at_once(monkeypatch: pytest.MonkeyPat
         place, _ = place_of(server.url)
         first, _ = await lines.take(place), await lines.take(place)
         third = asyncio.create_task(lines.take(place))
-        await asyncio.sleep(0.05)
-        assert not third.done()
+        await stays_true(lambda: not third.done(), "a third line would be open by then", for_s=0.05)
         lines.leave(first)
         await third
         await lines.close()
 
 
 async def test_a_place_that_does_not_answer_is_given_up(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "CONNECT_S", 0.05)
-
     async def resolves(*_: object, **__: object) -> list[object]:
-        await asyncio.sleep(3600)
+        skip_loop_time(lines_module.CONNECT_S)
+        await asyncio.Event().wait()
         return []
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolves)
     with pytest.raises(LineFailed) as failed:
         await lines.take(place_of("http://provider.example")[0])
-    assert "0.05 seconds" in str(failed.value.__cause__)
+    assert "20 seconds" in str(failed.value.__cause__)
 
 
 async def test_a_host_with_an_address_where_nobody_is_is_reached_at_another(
@@ -394,7 +394,7 @@ def certificate(tmp_path: Path) -> Path:
     kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = ["openssl", "req", *kind, *names, "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    subprocess.run(command, check=True, capture_output=True, timeout=WAIT_LIMIT_S)
     certificate.write_bytes(certificate.read_bytes() + key.read_bytes())
     return certificate
 

@@ -28,6 +28,7 @@ from retinue.models.local_server import Order, read_ahead
 from retinue.models.local_weights import Weights, bundled, facts_of
 from retinue.real import RandomIds, RealClock
 from retinue.testing.fake_clock import FakeClock
+from retinue.testing.waiting import wait_until
 
 T = TypeVar("T")
 
@@ -149,8 +150,16 @@ async def test_a_cancelled_reply_frees_the_model_for_the_next(gguf: Path) -> Non
         async with aclosing(model.reply(saying("hang"))) as chunks:
             await until_text(chunks)
         pid = model.pid
-        task = asyncio.create_task(hear(model, saying("hang")))
-        await asyncio.sleep(0.05)
+        await eventually_answers(model)
+        begun = asyncio.Event()
+
+        async def listen() -> None:
+            async for chunk in model.reply(saying("hang")):
+                if isinstance(chunk, Text):
+                    begun.set()
+
+        task = asyncio.create_task(listen())
+        await begun.wait()
         task.cancel()
         await asyncio.wait([task])
         told = await eventually_answers(model)
@@ -299,7 +308,7 @@ async def test_a_process_killed_while_it_loads_is_explained(gguf: Path) -> None:
 async def test_a_load_of_which_nothing_is_heard_is_given_up(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("retinue.models.local.BEAT_S", 0.01)
     monkeypatch.setattr("retinue.models.local.LOAD_SILENCE_S", 0.05)
-    async with local(gguf, "stuck") as model:
+    async with local(gguf, "stuck", clock=FakeClock()) as model:
         async with aclosing(model.reply(saying("hello"))) as chunks:
             assert await anext(chunks) == Thinking("loading parrot (0 MB)…")
             assert await anext(chunks) == Thinking(" 0 s…")
@@ -527,7 +536,7 @@ async def main():
     async for chunk in model.reply(prompt_of(UserTurn(text="hang"))):
         if model._target:
             print(model.pid, flush=True)
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
 
 asyncio.run(main())
 """
@@ -630,11 +639,14 @@ async def answer(model: Local, text: str = "hello", **more: Any) -> Mapping[str,
 
 async def eventually_answers(model: Local) -> Mapping[str, Any]:
     """The stand-in notices a listener who is gone when it next writes."""
-    while True:
+
+    async def answered() -> Mapping[str, Any] | None:
         try:
             return await answer(model)
         except ModelFailed:
-            await asyncio.sleep(0.01)
+            return None
+
+    return known(await wait_until(answered, "it answers"))
 
 
 async def until_text(chunks: AsyncIterator[Chunk]) -> None:
@@ -649,9 +661,7 @@ def known(value: T | None) -> T:
 
 
 async def known_soon(look: Callable[[], T | None]) -> T:
-    while (found := look()) is None:
-        await asyncio.sleep(0.01)
-    return found
+    return known(await wait_until(look, "it is known"))
 
 
 def worked(pid: int) -> int:
@@ -669,5 +679,4 @@ def alive(pid: int) -> bool:
 
 
 async def gone(pid: int) -> None:
-    while alive(pid):
-        await asyncio.sleep(0.01)
+    await wait_until(lambda: not alive(pid), f"the process {pid} is gone")

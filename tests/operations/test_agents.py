@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from retinue.domain.token import hash_of
 from retinue.store import principals
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import says
+from retinue.testing.waiting import wait_until
 
 OWNER, MARIA, GUS = person("owner"), person("maria"), person("gus")
 HOME_PARTS = ("SOUL.md", "internal_space/MEMORY.md", "internal_space/memories")
@@ -88,7 +88,7 @@ async def test_a_dry_run_checks_everything_and_stores_nothing(house: DeskHouse) 
             await house.ask(OWNER, "agent.register", dry_run=True, **wrong)
 
 
-@pytest.mark.spec("C11")
+@pytest.mark.spec("C11", "C113.id")
 async def test_a_name_in_other_capitals_is_the_same_agent_and_the_same_session(house: DeskHouse) -> None:
     with pytest.raises(Conflict) as taken:
         await house.ask(OWNER, "agent.register", name="ADA")
@@ -339,8 +339,7 @@ async def test_letting_an_agent_go_stops_it_and_refuses_what_waits(house: DeskHo
     model = house.house.household.model
     model.rule = lambda prompt: says("never", after_s=3600)
     first = await house.ask(MARIA, "envelope.send", to="agent:clara", text="one")
-    while not model.prompts:
-        await asyncio.sleep(0.005)
+    await wait_until(lambda: bool(model.prompts), "the model is asked")
     second = await house.ask(MARIA, "envelope.send", to="agent:clara", text="two")
 
     gone = await house.ask(OWNER, "agent.delete", name="clara")

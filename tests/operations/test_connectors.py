@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import stat
 from collections.abc import AsyncGenerator
@@ -26,6 +25,7 @@ from retinue.operations.keeper import Keeper
 from retinue.store import connector_words, set_aside
 from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.waiting import wait_until
 
 OWNER, MARIA = person("owner"), person("maria")
 TOKEN = "123456:a-very-secret-token"
@@ -193,7 +193,7 @@ async def test_what_a_person_typed_is_read_as_what_it_is_for(house: DeskHouse) -
     )
 
 
-@pytest.mark.spec("C122")
+@pytest.mark.spec("C122.whatsapp")
 async def test_a_kind_that_is_not_here_is_refused_by_its_name_with_the_reason(house: DeskHouse) -> None:
     error = await refused(house, NotFound, "connector.add", kind="whatsapp")
     assert error.code == "connector.kind-absent" and "whatsapp_login" in error.because
@@ -257,9 +257,12 @@ async def test_a_list_says_how_a_line_fares(house: DeskHouse) -> None:
     Pigeon.befalls = line.befalls
     try:
         await house.ask(OWNER, "connector.enable", name="loft")
-        async with asyncio.timeout(20):
-            while (shown := (await house.ask(OWNER, "connector.list"))["connectors"][0])["state"] != "waiting":
-                await asyncio.sleep(0.002)
+
+        async def is_waiting() -> bool:
+            return (await house.ask(OWNER, "connector.list"))["connectors"][0]["state"] == "waiting"
+
+        await wait_until(is_waiting, "the line is waited for")
+        shown = (await house.ask(OWNER, "connector.list"))["connectors"][0]
     finally:
         Pigeon.befalls = None
     assert (shown["breaks"], shown["because"], shown["try"]) == (1, "the loft is shut: it rains", "wait for the sun")
@@ -307,6 +310,8 @@ async def test_a_change_of_the_file_is_taken_up_without_a_restart(house: DeskHou
     keeper.on_change(lambda now: board.take_up(now.connectors))
     file.write_text(file.read_text().replace("[connectors.loft]", "[connectors.loft]\nenabled = false"))
     keeper.reload()
-    async with asyncio.timeout(20):
-        while await names(house) != {"loft": "off"}:
-            await asyncio.sleep(0.002)
+
+    async def is_off() -> bool:
+        return await names(house) == {"loft": "off"}
+
+    await wait_until(is_off, "the loft is off")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from retinue.operations.sessions import RESTORABLE_DAYS
 from retinue.store import news, sessions
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls, says
+from retinue.testing.waiting import wait_until
 from retinue.tools.base import Output, Scene
 
 OWNER, MARIA, NOOR, GUS = (person(name) for name in ("owner", "maria", "noor", "gus"))
@@ -292,8 +292,7 @@ async def test_nothing_is_cut_while_somebody_works_there_nor_by_one_whose_it_is_
     model.rule = lambda _: says("never", after_s=3600)
     asked = len(model.prompts)
     await house.ask(MARIA, "envelope.send", to="agent:ada", session=session, text="work")
-    while len(model.prompts) == asked:
-        await asyncio.sleep(0.005)
+    await wait_until(lambda: len(model.prompts) > asked, "the model is asked")
     with pytest.raises(Conflict) as busy:
         await house.ask(MARIA, "session.trim", session=session, seq=4, cut="before")
     assert busy.value.code == "session.busy"

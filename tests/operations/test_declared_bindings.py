@@ -90,6 +90,7 @@ async def test_what_somebody_has_bound_since_is_overwritten_only_when_the_file_i
     assert (await bound(desk))[""] == ("ada",)
 
 
+@pytest.mark.spec("H91.bindings")
 async def test_a_reset_clears_every_binding_and_sets_those_of_the_file(desk: DeskHouse, file: Path) -> None:
     mine = Binding(id="m" * 32, agent="bo", match=Match(connector="irc", peer="#x"), made_by="person:owner")
     await desk.desk.store.write(partial(bindings.put, binding=mine, at_ms=1), point="test")

@@ -17,6 +17,7 @@ from retinue.domain.nouns import replace
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.store import envelopes
+from retinue.testing.waiting import wait_until
 
 OWNER = person("owner")
 
@@ -50,7 +51,8 @@ async def test_a_house_mirrors_its_sessions_where_its_settings_say_so(tmp_path: 
     settings = replace(from_environment({"RETINUE_HOME": str(tmp_path)}), mirror=Mirror(enabled=True))
     async with open_house(settings, default_parts()) as house:
         sent = await ask(house, "envelope.send", to="agent:guide", text="echo hello")
-        while await house.store.read(lambda conn: envelopes.settled(conn, sent["envelope"])) is None:
-            await house.desk.clock.sleep(0.01)
+        await wait_until(
+            lambda: house.store.read(lambda conn: envelopes.settled(conn, sent["envelope"])), "the envelope is settled"
+        )
     lines = (tmp_path / "mirror" / sent["session"] / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["type"] for line in lines] == ["start", "user_message", "assistant_message"]

@@ -25,6 +25,7 @@ from retinue.store import news
 from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, calls, says
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 from retinue.tools.base import Scene
 
 OWNER, MARIA, NOOR, GUS = (person(name) for name in ("owner", "maria", "noor", "gus"))
@@ -329,8 +330,7 @@ async def test_delete_stops_what_runs_tells_all_and_is_never_routed_to(house: De
     await house.ask(MARIA, "session.share", session=session, person="noor")
     model.rule = lambda prompt: says("never", after_s=3600)
     running = await house.ask(MARIA, "envelope.send", to="agent:ada", text="work")
-    while len(model.prompts) < 2:
-        await asyncio.sleep(0.005)
+    await wait_until(lambda: len(model.prompts) >= 2, "the model is asked")
     waiting = await house.ask(MARIA, "envelope.send", to="agent:ada", text="more")
     later = await house.ask(MARIA, "envelope.send", to="agent:ada", text="later", deliver_at="+1h")
 
@@ -518,7 +518,7 @@ async def test_a_stop_closes_the_calls_that_were_open(tmp_path: Path) -> None:
 
         async def perform(self, arguments: Any, scene: Scene) -> str:
             self.begun.set()
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
             return "never"
 
     tool = Slow()
@@ -526,7 +526,7 @@ async def test_a_stop_closes_the_calls_that_were_open(tmp_path: Path) -> None:
     async with desk_house(household) as house:
         household.model.will_reply(Line(text="Let me see.", calls=(("slow", {}),)))
         sent = await house.ask(MARIA, "envelope.send", to="agent:ada", text="look")
-        await asyncio.wait_for(tool.begun.wait(), 20)
+        await asyncio.wait_for(tool.begun.wait(), WAIT_LIMIT_S)
         await house.ask(MARIA, "session.stop", session=sent["session"])
 
         found = await house.ask(MARIA, "session.history", session=sent["session"])

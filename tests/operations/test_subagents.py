@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flows.cast import ENDED, plays, spawn
-from flows.hands_house import WAIT_S, HandsHouse, hands_house
+from flows.hands_house import HandsHouse, hands_house
 
 from retinue.domain.agent import Agent, SubagentRules
 from retinue.domain.errors import Invalid, NotFound
 from retinue.testing.scripted_model import Line, says
+from retinue.testing.waiting import wait_until
 
-ADA = Agent(name="ada", model="scripted", subagents=SubagentRules(archive_after_s=1.0))
+ADA = Agent(name="ada", model="scripted", subagents=SubagentRules(archive_after_s=0.1))
 
 
 def three(**more: Any) -> Line:
@@ -24,12 +24,11 @@ def three(**more: Any) -> Line:
 
 
 async def until(house: HandsHouse, operation: str, fits: Any, **asked: Any) -> Any:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + WAIT_S
-    while not fits(found := await house.ask(operation, **asked)):
-        assert loop.time() < deadline, found
-        await asyncio.sleep(0.02)
-    return found
+    async def found() -> Any:
+        now = await house.ask(operation, **asked)
+        return now if fits(now) else None
+
+    return await wait_until(found, f"{operation} tells it")
 
 
 @pytest.mark.spec("C52")
@@ -61,7 +60,7 @@ async def test_they_are_listed_newest_first_a_page_at_a_time(tmp_path: Path) -> 
 @pytest.mark.spec("C52")
 async def test_one_or_all_of_a_session_are_stopped_and_counted(tmp_path: Path) -> None:
     async with hands_house(tmp_path, config="[house.slots]\nsubagent = 2\n") as house:
-        plays(house.model, {ENDED: "NO_REPLY", "Go.": [three(), "out"], "task": says("done", after_s=30.0)})
+        plays(house.model, {ENDED: "NO_REPLY", "Go.": [three(), "out"], "task": says("done", after_s=3600)})
         receipt = await house.post("Go.")
         found = await until(house, "subagent.list", lambda got: len(got["subagents"]) == 3)
         at_work = ["ok", "open", "open"]
@@ -84,7 +83,7 @@ async def test_one_or_all_of_a_session_are_stopped_and_counted(tmp_path: Path) -
 @pytest.mark.spec("C29")
 async def test_stop_counts_the_subagents_it_has_stopped(tmp_path: Path) -> None:
     async with hands_house(tmp_path) as house:
-        plays(house.model, {ENDED: "NO_REPLY", "Go.": [three(), "out"], "task": says("done", after_s=30.0)})
+        plays(house.model, {ENDED: "NO_REPLY", "Go.": [three(), "out"], "task": says("done", after_s=3600)})
         await house.post("Go.")
         at_work = ["ok", "open", "open", "open"]
         await until(house, "run.list", lambda got: sorted(each["status"] for each in got["runs"]) == at_work)
@@ -114,7 +113,7 @@ async def test_what_was_put_away_is_listed_and_exported_where_someone_asks_for_i
     async with hands_house(tmp_path, staff=(ADA,)) as house:
         plays(house.model, {ENDED: "NO_REPLY", "Go.": [spawn("look", label="eyes"), "out"], "look": "I see."})
         session = await house.turn("Go.")
-        [found] = (await house.ask("subagent.list"))["subagents"]
+        [found] = (await house.ask("subagent.list", all=True))["subagents"]
         await until(house, "subagent.list", lambda got: got["subagents"] == [])
         [found] = (await house.ask("subagent.list", all=True))["subagents"]
         assert found["archived-at"] is not None
@@ -127,12 +126,12 @@ async def test_what_was_put_away_is_listed_and_exported_where_someone_asks_for_i
         assert (await house.ask("subagent.log", id=found["id"]))["records"]
 
 
-@pytest.mark.spec("C52")
+@pytest.mark.spec("C52", "C121.cleanup")
 async def test_one_that_was_not_to_be_kept_leaves_its_record_and_no_session(tmp_path: Path) -> None:
     async with hands_house(tmp_path, staff=(ADA,)) as house:
         plays(house.model, {ENDED: "NO_REPLY", "Go.": [spawn("look", cleanup="delete"), "out"], "look": "I see."})
         session = await house.turn("Go.")
-        [found] = (await house.ask("subagent.list"))["subagents"]
+        [found] = (await house.ask("subagent.list", all=True))["subagents"]
         await until(house, "subagent.list", lambda got: got["subagents"] == [])
         listed = (await house.ask("session.list", archived=True))["sessions"]
         assert [each["sessionId"] for each in listed] == [session]

@@ -275,7 +275,7 @@ async def test_what_comes_once_at_a_fraction_of_a_millisecond_comes_once(househo
         assert await pending(house, schedule) == []
 
 
-@pytest.mark.spec("C73", "C74")
+@pytest.mark.spec("C73", "C74.run_log")
 async def test_slots_that_were_missed_are_told_of_also_where_nobody_is_left_to_work_on_them(
     household: Household,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from retinue.domain.errors import Invalid
 from retinue.domain.schedule import Missed, Place
 from retinue.schedules.forms import Form, GateForm
 from retinue.schedules.front import NoId, parse, render
+from retinue.testing.waiting import wait_until
 
 ID = "4f" * 16
 FILE = f"""---
@@ -31,11 +31,13 @@ What is on today?
 
 
 async def until(ask: Callable[[], Any], what: str) -> Any:
-    for _ in range(1000):
-        if (found := await ask()) is not None:
-            return found
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"waited in vain for {what}")
+    async def asked() -> tuple[Any] | None:
+        found = await ask()
+        return None if found is None else (found,)
+
+    answer = await wait_until(asked, what)
+    assert answer is not None
+    return answer[0]
 
 
 def folder(house: HandsHouse) -> Path:

@@ -308,7 +308,7 @@ async def test_slots_that_come_while_one_is_at_work_are_skipped_and_the_last_run
         await holds(house)
 
 
-@pytest.mark.spec("A63", "C74")
+@pytest.mark.spec("A63", "C74.manual_run")
 async def test_one_by_hand_waits_for_nothing_but_gives_way_to_one_at_work_unless_it_is_forced(
     household: Household,
 ) -> None:
@@ -386,7 +386,7 @@ async def test_what_is_disabled_or_deleted_takes_its_occurrence_back_and_enablin
         await holds(house)
 
 
-@pytest.mark.spec("C74")
+@pytest.mark.spec("C74.auto_disable")
 async def test_one_whose_agent_was_let_go_is_disabled_and_says_so(household: Household) -> None:
     household.agents = (*household.agents, Agent(name="bo", model="scripted"))
     async with household.open() as house:

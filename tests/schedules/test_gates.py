@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from retinue.domain.trust import Trust
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.store import labels, sessions
 from retinue.testing.scripted_model import says
+from retinue.testing.waiting import wait_until
 
 ADA = Agent(name="ada", model="scripted")
 
@@ -39,12 +39,14 @@ async def run(house: HandsHouse, gate: dict[str, Any], **kw: Any) -> dict[str, A
 
 async def come(house: HandsHouse, id_: str) -> dict[str, Any]:
     await house.ask("schedule.run", schedule=id_)
-    for _ in range(2000):
+
+    async def ended() -> dict[str, Any] | None:
         [slot, *_] = [s for s in (await house.ask("schedule.history", schedule=id_))["slots"] if s["by"] == "hand"]
-        if slot["state"] not in ("waiting", "working"):
-            return slot
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not end")
+        return None if slot["state"] in ("waiting", "working") else slot
+
+    slot = await wait_until(ended, "the occurrence has ended")
+    assert slot is not None
+    return slot
 
 
 async def session_of(house: HandsHouse, id_: str) -> str:
@@ -123,7 +125,7 @@ async def test_a_gate_reaches_nothing_that_it_does_not_name_also_where_it_was_gr
     assert "a token" not in str(await house.ask("schedule.list"))
 
 
-@pytest.mark.spec("D50")
+@pytest.mark.spec("D50.gate")
 async def test_a_gate_reaches_the_network_only_with_the_web_and_hosts_that_the_house_allows(house: HandsHouse) -> None:
     gate = {"command": "true", "permissions": ["web"], "domains": ["api.example"]}
     made = await house.ask("schedule.add", to="agent:ada", text="Read it.", cron="0 0 1 1 *", gate=gate)

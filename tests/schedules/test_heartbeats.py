@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import sqlalchemy as sa
+from contracts.engine_house import a_moment
 from flows.provider import settings_of
 from schedules.clock_house import a_schedule, add, ended, history, holds, pending, turn_to, utc, write
 
@@ -256,10 +257,8 @@ async def test_while_its_conversation_is_busy_it_waits_and_beats_when_that_is_do
         for _ in range(6):
             await a_second(house, 5)
         assert len(household.model.prompts) == 1 and await waits(house, schedule)
-        for _ in range(8):
-            await a_second(house, 10)
+        slot = await ended_in_time(house, schedule, step_s=10)
         assert await house.answer_to(posted.envelope) == "A long story."
-        slot = await ended(house, schedule, at=HALF_PAST)
         assert slot.state is SlotState.RAN and "the door" in asked(household)
         assert await mail(house) == ["A long story."]
 
@@ -278,7 +277,15 @@ async def waits(house: House, schedule: Schedule) -> bool:
 async def a_second(house: House, seconds: float = 1) -> None:
     """Of the house's time, with a moment of ours for the threads behind it."""
     await house.household.clock.advance(seconds)
-    await asyncio.sleep(0.01)
+    await a_moment(house)
+
+
+async def ended_in_time(house: House, schedule: Schedule, *, step_s: float) -> Slot:
+    """The slot of half past once it has ended, with the clock turned meanwhile."""
+    ending = asyncio.ensure_future(ended(house, schedule, at=HALF_PAST))
+    while not ending.done():
+        await a_second(house, step_s)
+    return ending.result()
 
 
 @pytest.mark.spec("C76")
@@ -292,9 +299,7 @@ async def test_a_conversation_that_stays_busy_is_not_waited_for_into_the_next_be
         await house.eventually(lambda conn: len(household.model.prompts) == 1, what="the story to begin")
         await turn_to(house, HALF_PAST)
         await house.eventually(is_taken, what="its checklist to be looked at")
-        for _ in range(12):
-            await a_second(house, 60)
-        slot = await ended(house, schedule, at=HALF_PAST)
+        slot = await ended_in_time(house, schedule, step_s=60)
         assert slot.state is SlotState.SKIPPED and slot.because.startswith("busy: ")
         assert len(household.model.prompts) == 1
 

@@ -12,8 +12,7 @@ import sqlite3
 import subprocess
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -48,6 +47,7 @@ from retinue.testing.fake_clock import START, FakeClock
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import says
 from retinue.testing.virtual_time import simulate
+from retinue.testing.waiting import wait_until_sync
 
 PRICED = Models(entries={"anthropic/scripted": ModelSettings(input_usd=3.0, output_usd=15.0)})
 ASSUMED_MICROUSD = 3 * ASSUMED_INPUT_TOKENS + 15 * ASSUMED_OUTPUT_TOKENS
@@ -554,13 +554,6 @@ def model_server() -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 @pytest.fixture(scope="module")
 def staffed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HouseProcess, list[str]]]:
     """A real house, open, whose agent thinks with a provider on loopback. Its schedules come tomorrow."""
@@ -576,7 +569,9 @@ def staffed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HousePro
         soon = datetime.now(UTC) + timedelta(hours=20)
         for name, cron in (("daily", f"0 {soon.hour} * * *"), ("weekly", f"0 {soon.hour} * * {soon.isoweekday() % 7}")):
             house.call("schedule.add", name=name, to="agent:ada", cron=cron, text="Water the plants.")
-        wait_until(lambda: not [row for row in rows(house.home / STORE)["schedules"] if not row[9]])
+        wait_until_sync(
+            lambda: not [row for row in rows(house.home / STORE)["schedules"] if not row[9]], "each schedule has a time"
+        )
         yield house, asked
         house.close()
 
@@ -632,10 +627,12 @@ def test_a_rehearsal_that_is_broken_off_leaves_nothing_behind(
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("retinue-rehearsal-*/house.db-wal")):
-            assert child.poll() is None and time.monotonic() < deadline, child.communicate()
-            time.sleep(0.02)
+
+        def begun(child: subprocess.Popen[bytes] = child) -> bool:
+            assert child.poll() is None, child.communicate()
+            return bool(list(tmp_path.glob("retinue-rehearsal-*/house.db-wal")))
+
+        wait_until_sync(begun, "the rehearsal has begun")
         os.killpg(child.pid, number)
         _, complaints = child.communicate(timeout=60)
         assert child.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], complaints
@@ -649,7 +646,7 @@ def test_a_signal_ends_no_step_in_its_middle() -> None:
     async def main() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         done.append("this step")
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # sleep: virtual time
         done.append("the next")
 
     leaving = Leaving()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -20,6 +19,7 @@ from retinue.domain.trust import Trust
 from retinue.policy.tools import Circumstances
 from retinue.store import schedules, sessions
 from retinue.testing.scripted_model import calls, says
+from retinue.testing.waiting import wait_until
 
 ADA = Agent(name="ada", model="scripted")
 
@@ -36,14 +36,14 @@ async def said(house: HandsHouse, session: SessionId) -> Any:
 
 
 async def ended(house: HandsHouse, id_: str) -> None:
-    for _ in range(2000):
+    async def over() -> bool:
         slots = await house.house.store.scan(lambda conn: schedules.history(conn, id_, limit=5))
-        if slots and all(not slot.state.open or slot.by == "clock" for slot in slots):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not end")
+        return bool(slots) and all(not slot.state.open or slot.by == "clock" for slot in slots)
+
+    await wait_until(over, "the occurrence has ended")
 
 
+@pytest.mark.spec("C122.cron")
 async def test_an_agent_sets_looks_at_changes_runs_and_removes_what_is_its_own(house: HandsHouse) -> None:
     by_owner = await house.ask("schedule.add", name="owners", to="agent:ada", text="x", cron="0 0 1 1 *")
     session = await house.turn(
@@ -99,13 +99,13 @@ async def test_a_reminder_carries_what_was_last_said_and_reaches_its_person_what
     assert lines[0] == "- owner: The train to Ulm leaves at six." and lines[2] == "- owner: Remind me."
     assert lines[1].startswith("- Agent: Noted: xxx") and lines[1].endswith("…")
     assert all(len(line) <= 220 for line in lines) and sum(map(len, lines)) <= 700
-    found: list[Envelope] = []
-    for _ in range(1000):
+
+    async def reminders() -> list[Envelope]:
         found = [mail for mail in await house.mail("person:owner") if mail.text.startswith("Your train.")]
-        if found and found[0].settled_at is not None:
-            break
-        await asyncio.sleep(0.01)
-    assert found and found[0].sender.kind == "schedule"
+        return found if found and found[0].settled_at is not None else []
+
+    found = await wait_until(reminders, "the reminder is delivered")
+    assert found[0].sender.kind == "schedule"
     [told] = (await house.ask("notification.list"))["notifications"]
     assert told["title"] == "Your train."
 
@@ -118,10 +118,7 @@ async def test_a_wake_up_comes_back_into_the_conversation_in_which_it_was_set(ho
         origin="person:owner",
     )
     house.model.will_reply("It is done.")
-    for _ in range(1000):
-        if not house.model.script:
-            break
-        await asyncio.sleep(0.01)
+    await wait_until(lambda: not house.model.script, "the model was asked")
     await house.rest()
     words = [record.body.text for record in await house.records(session) if isinstance(record.body, UserTurn)]
     assert "The oven!" in words[-1]
@@ -200,11 +197,7 @@ async def test_what_was_granted_to_a_schedule_is_still_granted_the_next_time_and
         made = await house.ask("schedule.add", name="post", to="agent:ada", text="Read.", cron="0 0 1 1 *")
         house.model.will_reply(read, "Read.")
         await house.ask("schedule.run", schedule="post")
-        for _ in range(1000):
-            if await house.asked():
-                break
-            await asyncio.sleep(0.01)
-        [question] = await house.asked()
+        [question] = await wait_until(house.asked, "a question is put")
         await house.answer(question, scope="session")
         await ended(house, made["id"])
         house.model.will_reply(read, "Again.")

@@ -105,8 +105,8 @@ def test_what_a_judge_finds_in_the_very_last_step_is_told_and_not_hidden_by_the_
             raise AssertionError("found")
 
     async def main() -> None:
-        left_over = asyncio.create_task(asyncio.sleep(100))
-        await asyncio.sleep(1)
+        left_over = asyncio.create_task(asyncio.sleep(100))  # sleep: on virtual time
+        await asyncio.sleep(1)  # sleep: on virtual time
         last.append(not left_over.done())
 
     with pytest.raises(AssertionError, match="found"):

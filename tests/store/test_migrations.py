@@ -113,7 +113,7 @@ def upgraded(kind: str, request: pytest.FixtureRequest, path: Path) -> Iterator[
         with closing(sqlite.connect(path, writable=False)) as conn:
             yield conn
         return
-    url = sa.make_url(request.getfixturevalue("postgres_url"))
+    url = sa.make_url(request.getfixturevalue("empty_postgres_url"))
     prepare_postgres(url, BY_SCRIPTS)
     engine = sa.create_engine(url)
     with engine.connect() as conn:
@@ -316,9 +316,9 @@ async def test_a_damaged_store_is_not_migrated(path: Path, tmp_path: Path) -> No
 # Forward on PostgreSQL
 
 
-async def test_postgresql_moves_forward_with_everything_in_it(postgres_url: str, tmp_path: Path) -> None:
-    await lived_in(postgres_url, tmp_path)
-    url = sa.make_url(postgres_url)
+async def test_postgresql_moves_forward_with_everything_in_it(empty_postgres_url: str, tmp_path: Path) -> None:
+    await lived_in(empty_postgres_url, tmp_path)
+    url = sa.make_url(empty_postgres_url)
     engine = sa.create_engine(url)
     with engine.connect() as conn:
         before = conn.execute(sa.text("SELECT id, text FROM envelopes ORDER BY seq")).all()
@@ -332,27 +332,27 @@ async def test_postgresql_moves_forward_with_everything_in_it(postgres_url: str,
         assert conn.execute(sa.text("SELECT count(*) FROM agent_runs")).scalar() == 2
     engine.dispose()
     with pytest.raises(StoreError) as refused:
-        await open_store(postgres_url)
+        await open_store(empty_postgres_url)
     assert refused.value.code == "store.newer-schema"
 
 
 @pytest.mark.parametrize("source", [BREAKS_LATE, BREAKS_A_REFERENCE, BREAKS_A_CONSTRAINT])
 async def test_on_postgresql_a_migration_that_fails_leaves_nothing_behind(
-    postgres_url: str, tmp_path: Path, source: str
+    empty_postgres_url: str, tmp_path: Path, source: str
 ) -> None:
-    await lived_in(postgres_url, tmp_path)
+    await lived_in(empty_postgres_url, tmp_path)
     with pytest.raises(StoreError) as failed:
-        prepare_postgres(sa.make_url(postgres_url), with_next(tmp_path, source))
+        prepare_postgres(sa.make_url(empty_postgres_url), with_next(tmp_path, source))
     assert failed.value.code == "store.upgrade-failed"
     assert failed.value.because and "previous version" in failed.value.try_this
 
-    engine = sa.create_engine(postgres_url)
+    engine = sa.create_engine(empty_postgres_url)
     with engine.connect() as conn:
         assert stored_revision(conn) == HEAD
         assert not sa.inspect(conn).has_table("pets")
         assert "mood" not in {column["name"] for column in sa.inspect(conn).get_columns("runs")}
     engine.dispose()
-    store = await open_store(postgres_url)
+    store = await open_store(empty_postgres_url)
     await store.close()
 
 
@@ -409,7 +409,7 @@ def as_it_was(
         prepare_sqlite(path, schema=as_of(head, tmp_path))
         engine, move = sa.create_engine(f"sqlite:///{path}"), partial(prepare_sqlite, path)
     else:
-        url = sa.make_url(request.getfixturevalue("postgres_url"))
+        url = sa.make_url(request.getfixturevalue("empty_postgres_url"))
         prepare_postgres(url, as_of(head, tmp_path))
         engine, move = sa.create_engine(url), partial(prepare_postgres, url)
     yield engine, move

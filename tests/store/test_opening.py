@@ -121,7 +121,7 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chi
 
 async def test_processes_that_make_the_store_at_once_open_one_and_the_same(path: Path) -> None:
     command = [sys.executable, "-c", STARTERS, path, Path(__file__).parent.parent]
-    await asyncio.to_thread(subprocess.run, command, check=True, timeout=50)
+    await asyncio.to_thread(subprocess.run, command, check=True, timeout=120)
     store = await open_store(path)
     assert await store.read(counted) == [(n, "x") for n in range(4)]
     await store.close()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -51,6 +51,7 @@ from retinue.store.sight import PerScope, Scope
 from retinue.store.sqlite import SqliteStore
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls, says
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 
 FIVE_MB = 5 * 1024 * 1024
 
@@ -97,15 +98,15 @@ async def as_one_group(store: SqliteStore, bodies: list[Body[Any]]) -> list[Any]
 
     def hold(_conn: sa.Connection) -> None:
         busy.set()
-        go_on.wait(10)
+        go_on.wait(WAIT_LIMIT_S)
 
-    first = asyncio.create_task(store.write(hold, point="test"))
-    while not busy.is_set():
-        await asyncio.sleep(0.001)
+    # More than the loop commits itself: they go to the thread, which is then held up, and not the loop.
+    first = [asyncio.create_task(store.write(hold, point="test")) for _ in range(sqlite.HERE_MAX + 1)]
+    await wait_until(busy.is_set, "the writer is busy", poll_s=0.001)
     tasks = [asyncio.create_task(store.write(body, point="test")) for body in bodies]
     await asyncio.sleep(0)
     go_on.set()
-    await first
+    await asyncio.gather(*first)
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -140,8 +141,8 @@ async def test_writes_that_wait_together_are_committed_together(path: Path) -> N
         results = await as_one_group(store, [count(n, "x") for n in range(50)])
 
         assert results == [None] * 50
-        assert said.count("COMMIT") == 2  # the one that held the others up, and theirs
-        assert sum(line.startswith("SAVEPOINT") for line in said) == 50  # one alone needs none
+        assert said.count("COMMIT") == 2  # of those that held the others up, and theirs
+        assert sum(line.startswith("SAVEPOINT") for line in said) == sqlite.HERE_MAX + 1 + 50
         assert len(await store.read(counted)) == 50
 
 
@@ -367,7 +368,7 @@ async def test_another_program_that_holds_the_file_is_waited_for_then_named_and_
             assert await store.read(counted) == []  # looking is always possible
 
             other.stdin.close()
-            other.wait(timeout=10)
+            other.wait(timeout=WAIT_LIMIT_S)
         await store.write(count(2, "x"), point="test")
         assert await store.read(counted) == [(2, "x")]
 
@@ -413,7 +414,7 @@ def test_whatever_was_acknowledged_before_kill_9_is_there_after_it(path: Path) -
         [sys.executable, "-c", WRITER, path, Path(__file__).parent.parent, str(rounds)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=WAIT_LIMIT_S,
         check=True,
     )
     acknowledged = {
@@ -475,7 +476,10 @@ async def where(store: SqliteStore) -> str:
     return await store.write(lambda _: threading.current_thread().name, point="test")
 
 
-async def test_a_commit_of_one_or_two_is_made_on_the_loop_and_a_crowds_beside_it(path: Path) -> None:
+async def test_a_commit_of_one_or_two_is_made_on_the_loop_and_a_crowds_beside_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "COMMIT_HERE_S_MAX", math.inf)  # however slow this disk is
     here = threading.current_thread().name
     async with opened(path) as store:
         assert await where(store) == here
@@ -496,25 +500,38 @@ async def test_where_commits_are_slow_the_loop_does_not_wait_for_them(
         assert {await where(store) for _ in range(3)} == {"retinue-writer"}
 
 
-def slow(_: sa.Connection) -> None:
-    time.sleep(0.2)
+class Watch:
+    """Stands in for the clock by which commits are measured: each takes as long as the test says."""
+
+    def __init__(self) -> None:
+        self.commit_s = 0.0
+        self._looked = 0
+
+    def __call__(self) -> float:
+        self._looked += 1
+        return self.commit_s if self._looked % 2 == 0 else 0.0  # looked at before and after each commit
 
 
 async def test_slow_commits_with_quick_ones_among_them_are_not_yet_a_slow_disk(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where others use the processor, most commits are late: twice as much of it was used for sending them away."""
-    monkeypatch.setattr(sqlite, "COMMIT_HERE_S_MAX", 0.1)
+    watch = Watch()
+    monkeypatch.setattr(sqlite, "perf_counter", watch)
     here = threading.current_thread().name
     async with opened(path) as store:
         for _ in range(sqlite.QUICK_AMONG_THEM):
             assert await where(store) == here
+        watch.commit_s = 2 * sqlite.COMMIT_HERE_S_MAX
         for _ in range(sqlite.QUICK_AMONG_THEM):
-            await store.write(slow, point="test")
+            assert await where(store) == here
+        watch.commit_s = 0.0
         assert await where(store) == here
+        watch.commit_s = 2 * sqlite.COMMIT_HERE_S_MAX
         for _ in range(sqlite.COMMITS_BELIEVED):
-            await store.write(slow, point="test")
+            await where(store)
         assert await where(store) == "retinue-writer"
+        watch.commit_s = 0.0
         while await where(store) != here:  # it was slow, and is no more
             pass
 
@@ -539,12 +556,15 @@ async def test_a_job_for_the_loop_waits_for_what_the_thread_still_has(path: Path
     """Two threads never share the connection, and commits stay in the order in which they were asked for."""
     async with opened(path) as store:
         free = threading.Event()
-        slow = [
-            asyncio.create_task(store.write(lambda _: free.wait(10), point="test")) for _ in range(sqlite.HERE_MAX + 1)
-        ]
-        await asyncio.sleep(0.01)
+
+        def waits(_: sa.Connection) -> None:
+            free.wait(WAIT_LIMIT_S)
+
+        slow = [asyncio.create_task(store.write(waits, point="test")) for _ in range(sqlite.HERE_MAX + 1)]
+        await wait_until(lambda: store._with_thread, "the thread has them")
         lone = asyncio.create_task(where(store))
-        await asyncio.sleep(0.01)
+        for _ in range(10):
+            await asyncio.sleep(0)
         assert not lone.done()
         free.set()
         assert await lone == "retinue-writer"

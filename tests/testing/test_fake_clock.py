@@ -21,7 +21,7 @@ def test_the_clock_stands_still_until_it_is_turned() -> None:
     async def main() -> None:
         clock = FakeClock()
         before = clock.now()
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # sleep: real time passes, and the clock is to stand still
         assert clock.now() == before == START
         await clock.advance(90)
         assert clock.now() == START + timedelta(seconds=90)

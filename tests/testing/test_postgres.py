@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import sqlalchemy
 
 from retinue.testing import postgres
 from retinue.testing.postgres import PostgresFailed, PostgresMissing, PostgresServer, running_server
+from retinue.testing.waiting import wait_until_sync
 
 
 def tables(url: str) -> list[str]:
@@ -25,11 +25,7 @@ def tables(url: str) -> list[str]:
 
 
 def wait_for_the_end_of(folder: Path) -> None:
-    for _ in range(500):
-        if not folder.exists():
-            return
-        time.sleep(0.02)
-    pytest.fail(f"{folder} is still there")
+    wait_until_sync(lambda: not folder.exists(), f"{folder} is removed")
 
 
 def test_each_test_gets_a_database_that_nobody_used_before(postgres_server: PostgresServer) -> None:
@@ -56,9 +52,9 @@ def test_a_database_is_dropped_even_while_a_test_left_a_connection_open(postgres
     engine.dispose()
 
 
-def test_a_second_server_runs_beside_the_first_and_leaves_nothing_behind(postgres_url: str) -> None:
+def test_a_second_server_runs_beside_the_first_and_leaves_nothing_behind(empty_postgres_url: str) -> None:
     with running_server() as server, server.fresh_database() as url:
-        assert tables(url) == tables(postgres_url) == []
+        assert tables(url) == tables(empty_postgres_url) == []
     assert not server.folder.exists()
 
 

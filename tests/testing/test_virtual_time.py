@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -35,7 +34,7 @@ async def _a_busy_afternoon() -> tuple[list[str], str]:
         for course in range(3):
             async with lock:
                 done.append(f"{name} cooks {course}")
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.5)  # sleep: virtual time
             await queue.put(f"{name}:{course}")
 
     async def serve() -> None:
@@ -44,20 +43,20 @@ async def _a_busy_afternoon() -> tuple[list[str], str]:
 
     async def give_up(name: str) -> None:
         try:
-            async with asyncio.timeout(1):
-                await asyncio.sleep(1)
+            async with asyncio.timeout(1):  # time limit: virtual time
+                await asyncio.sleep(1)  # sleep: virtual time
             done.append(f"{name} made it")
         except TimeoutError:
             done.append(f"{name} gave up")
 
     async def wait_to_be_sent_home(name: str) -> None:
         try:
-            await asyncio.sleep(3600)
+            await asyncio.sleep(3600)  # sleep: virtual time
         finally:
             done.append(f"{name} goes home")
 
     async def quit_angrily() -> None:
-        await asyncio.sleep(2)
+        await asyncio.sleep(2)  # sleep: virtual time
         raise ArithmeticError("the bill is wrong")
 
     async with asyncio.TaskGroup() as kitchen:
@@ -73,7 +72,7 @@ async def _a_busy_afternoon() -> tuple[list[str], str]:
             dining_room.create_task(quit_angrily())
     except* ArithmeticError:
         done.append("closed")
-    waiters = {asyncio.create_task(asyncio.sleep(1, f"waiter {number}")) for number in range(20)}
+    waiters = {asyncio.create_task(asyncio.sleep(1, f"waiter {number}")) for number in range(20)}  # sleep: virtual time
     done.extend(waiter.result() for waiter in (await asyncio.wait(waiters))[0])
     return done, _loop().fingerprint
 
@@ -90,17 +89,15 @@ async def _who_goes_first() -> str:
 
 def test_a_year_of_sleep_passes_at_once() -> None:
     async def main() -> float:
-        await asyncio.sleep(365 * 24 * 3600)
+        await asyncio.sleep(365 * 24 * 3600)  # sleep: virtual time
         return asyncio.get_running_loop().time()
 
-    began = time.perf_counter()
-    assert simulate(1, main) == 365 * 24 * 3600
-    assert time.perf_counter() - began < 1
+    assert simulate(1, main) == 365 * 24 * 3600  # a year that was waited for would end no test
 
 
 def test_time_stands_still_while_anything_is_ready() -> None:
     async def main() -> None:
-        sleeper = asyncio.create_task(asyncio.sleep(0.000001))
+        sleeper = asyncio.create_task(asyncio.sleep(0.000001))  # sleep: virtual time
         for _ in range(1000):
             await asyncio.sleep(0)
         assert not sleeper.done()
@@ -146,7 +143,7 @@ def test_timers_of_one_moment_go_in_any_order_and_earlier_ones_always_first() ->
         order: list[str] = []
         for when, name in [(5, "d"), (5, "e"), (3, "c"), (-2, "b"), (-4, "a")]:
             loop.call_at(when, order.append, name)
-        await asyncio.sleep(6)
+        await asyncio.sleep(6)  # sleep: virtual time
         return "".join(order)
 
     assert {simulate(seed, main) for seed in range(40)} == {"abcde", "abced"}
@@ -158,11 +155,11 @@ def test_many_short_sleeps_end_at_the_moment_of_one_long_sleep_and_may_win_or_lo
 
         async def many() -> None:
             for _ in range(10):
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # sleep: virtual time
             order.append("many")
 
         async def one() -> None:
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # sleep: virtual time
             order.append("one")
 
         await asyncio.gather(many(), one())
@@ -199,7 +196,7 @@ def test_callbacks_of_one_future_and_the_tasks_awaiting_it_keep_their_order() ->
 
         future.add_done_callback(note("first"))
         waiting = asyncio.create_task(wait("second"))
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # sleep: virtual time
         future.add_done_callback(note("third"))
         future.set_result(None)
         await waiting
@@ -212,8 +209,9 @@ def test_callbacks_of_one_future_and_the_tasks_awaiting_it_keep_their_order() ->
 
 def test_cancelling_soon_goes_in_the_order_of_the_other_callbacks() -> None:
     async def main() -> bool:
-        loop, task, seen = asyncio.get_running_loop(), asyncio.create_task(asyncio.sleep(9)), list[int]()
-        await asyncio.sleep(0.1)
+        loop, seen = asyncio.get_running_loop(), list[int]()
+        task = asyncio.create_task(asyncio.sleep(9))  # sleep: virtual time
+        await asyncio.sleep(0.1)  # sleep: virtual time
         loop.call_soon(lambda: seen.append(task.cancelling()))
         loop.call_soon(task.cancel)
         loop.call_soon(lambda: seen.append(task.cancelling()))
@@ -229,7 +227,7 @@ def test_a_lost_update_is_found_by_some_seed_and_found_again_by_that_seed() -> N
 
         async def add_one(*, slowly: bool) -> None:
             nonlocal stored
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # sleep: virtual time
             seen = stored
             if slowly:
                 await asyncio.sleep(0)
@@ -256,7 +254,7 @@ def test_a_lost_update_is_found_by_some_seed_and_found_again_by_that_seed() -> N
 def test_a_deadlock_is_told_with_the_tasks_and_where_they_wait() -> None:
     async def take_both(first: asyncio.Lock, second: asyncio.Lock) -> None:
         async with first:
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # sleep: virtual time
             async with second:
                 pass
 
@@ -279,7 +277,7 @@ def test_a_deadlock_is_told_with_the_tasks_and_where_they_wait() -> None:
 
 def test_sleeping_until_forever_is_a_deadlock_too() -> None:
     async def main() -> None:
-        await asyncio.sleep(math.inf)
+        await asyncio.sleep(math.inf)  # sleep: virtual time
 
     with pytest.raises(Deadlock):
         simulate(1, main)
@@ -299,7 +297,7 @@ def test_after_every_pass_the_hook_is_called_and_what_it_raises_ends_the_run() -
 
     async def main() -> None:
         for amount in (5, 5, -20, 20):
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # sleep: virtual time
             balance[0] += amount
 
     calls: list[int] = []
@@ -319,14 +317,14 @@ def test_tasks_left_over_are_cancelled_oldest_first_and_may_clean_up() -> None:
 
     async def linger(name: str) -> None:
         try:
-            await asyncio.sleep(3600)
+            await asyncio.sleep(3600)  # sleep: virtual time
         finally:
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # sleep: virtual time
             ended.append(name)
 
     async def main() -> str:
         tasks = [asyncio.create_task(linger("a")), asyncio.create_task(linger("b"))]
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # sleep: virtual time
         return f"left {len(tasks)}"
 
     assert simulate(1, main) == "left 2"
@@ -341,7 +339,7 @@ def test_a_task_that_will_not_be_cancelled_is_told_unless_main_failed_first() ->
 
     async def main(*, fails: bool) -> None:
         staying.append(asyncio.create_task(stay()))
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # sleep: virtual time
         if fails:
             raise LookupError("first")
 
@@ -362,7 +360,7 @@ def test_async_generators_left_open_are_closed() -> None:
             yield 1
             yield 2
         finally:
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # sleep: virtual time
             closed.append(True)
 
     open_ones: list[AsyncIterator[int]] = []
@@ -443,7 +441,7 @@ def test_timers_cancelled_long_before_their_moment_do_not_pile_up() -> None:
     async def main() -> int:
         for _ in range(5000):
             async with asyncio.timeout(3600):
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # sleep: virtual time
         return len(_loop()._timers)  # pyright: ignore[reportPrivateUsage]
 
     assert simulate(1, main) < 200
@@ -452,7 +450,7 @@ def test_timers_cancelled_long_before_their_moment_do_not_pile_up() -> None:
 def test_a_simulation_leaves_no_trace_for_the_next() -> None:
     async def main() -> tuple[float, str | None, str]:
         task = asyncio.current_task()
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # sleep: virtual time
         return asyncio.get_running_loop().time(), task.get_name() if task else None, _loop().fingerprint
 
     assert simulate(1, main) == simulate(1, main)

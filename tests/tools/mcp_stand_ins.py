@@ -29,11 +29,10 @@ from retinue.sandbox.host import Host
 from retinue.store.connection import Store
 from retinue.store.files import Files
 from retinue.store.opening import open_store
+from retinue.testing.waiting import wait_until
 from retinue.tools.base import Output, Scene, Tool
 from retinue.tools.mcp.servers import FOLDER, Servers
 from retinue.tools.mcp.standing import SandboxOf, Standing, State
-
-WAIT_S = 40.0
 
 # A server of real make.
 REAL = '''
@@ -155,11 +154,7 @@ class Kitchen:
 
 
 async def until(holds: Callable[[], Any], seen: Callable[[], object] = lambda: "") -> Any:
-    deadline = asyncio.get_running_loop().time() + WAIT_S
-    while not (found := holds()):
-        assert asyncio.get_running_loop().time() < deadline, f"it never came to be: {seen()}"
-        await asyncio.sleep(0.01)
-    return found
+    return await wait_until(holds, "it holds", describe=seen)
 
 
 def scene(agent: str = "ada") -> Scene:

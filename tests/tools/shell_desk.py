@@ -33,6 +33,7 @@ from retinue.store.house import Page
 from retinue.store.opening import open_store
 from retinue.store.processes import Process as Written
 from retinue.testing.fake_clock import FakeClock
+from retinue.testing.waiting import wait_until
 from retinue.tools.base import Output, Scene
 from retinue.tools.shell.book import Book, Caps
 from retinue.tools.shell.confining import Placed
@@ -40,7 +41,6 @@ from retinue.tools.shell.exec import Exec, ExecArguments, Rules
 from retinue.tools.shell.jobs import Jobs
 from retinue.tools.shell.process import Process, ProcessArguments
 
-WAIT_S = 40.0
 SESSION = SessionId("5e" * 16)
 OTHER = SessionId("0f" * 16)
 ON_HOST = ExecPolicy(host=Where.HOST)
@@ -57,11 +57,7 @@ def walls() -> Bubblewrap:
 
 async def until(holds: Callable[[], Any]) -> Any:
     """What `holds` gives, once it is something."""
-    deadline = asyncio.get_running_loop().time() + WAIT_S
-    while not (found := holds()):
-        assert asyncio.get_running_loop().time() < deadline, "it never came to be"
-        await asyncio.sleep(0.01)
-    return found
+    return await wait_until(holds, "it holds")
 
 
 def is_alive(pid: int) -> bool:
@@ -159,11 +155,14 @@ class Desk:
 
     async def over(self, id_: str) -> Written:
         """Once it has ended, and whoever is to be told has been."""
-        while True:
+
+        async def told() -> Written | None:
             found = [each for each in await self.written() if each.id.startswith(id_)]
-            if found and found[0].state is processes.ProcessState.TOLD:
-                return found[0]
-            await asyncio.sleep(0.01)
+            return found[0] if found and found[0].state is processes.ProcessState.TOLD else None
+
+        over = await wait_until(told, f"the command {id_} has ended")
+        assert over is not None
+        return over
 
     async def written(self) -> list[Written]:
         statement = sa.select(t.processes).order_by(t.processes.c.started_ms, t.processes.c.id)
@@ -180,9 +179,12 @@ class Desk:
 
     async def says(self, id_: str, words: str) -> str:
         """What it has said so far, once these words are in it."""
-        while words not in (said := (await self.do("log", id_)).text):
-            await asyncio.sleep(0.02)
-        return said
+
+        async def said() -> str:
+            text = (await self.do("log", id_)).text
+            return text if words in text else ""
+
+        return await wait_until(said, f"the command has said {words!r}")
 
 
 def _begin(conn: sa.Connection) -> None:

@@ -27,6 +27,7 @@ from retinue.domain.trust import Trust
 from retinue.policy.wrapping import WARNING, unwrap
 from retinue.store.files import Files
 from retinue.testing.fake_clock import FakeClock
+from retinue.testing.waiting import wait_until
 from retinue.tools.base import Output, ToolFailed
 from retinue.tools.web import cdp as cdp_module
 from retinue.tools.web import chromium
@@ -70,9 +71,12 @@ class Desk:
 
     async def until(self, words: str) -> str:
         """What is on the page, once these words are: its scripts take their time."""
-        while words not in (text := unwrap((await self.look("snapshot")).text)):
-            await asyncio.sleep(0.05)
-        return text
+
+        async def shown() -> str:
+            text = unwrap((await self.look("snapshot")).text)
+            return text if words in text else ""
+
+        return await wait_until(shown, f"the page shows {words!r}", poll_s=0.05)
 
 
 @asynccontextmanager
@@ -198,6 +202,7 @@ def trap(inside: Site) -> str:
     </script><body></body>"""
 
 
+@pytest.mark.spec("C122.browser")
 @needs_chromium
 @pytest.mark.parametrize("open_to", [OUTSIDE, (*OUTSIDE, *LOOPBACK)], ids=["guarded", "control"])
 async def test_no_page_reaches_what_is_inside(open_to: Sequence[IPv4Network], tmp_path: Path) -> None:
@@ -280,8 +285,12 @@ async def test_a_browser_that_nobody_uses_is_closed_and_nothing_of_it_stays(tmp_
         await clock.advance(200)
         assert len(at.browsers) == 1
         await clock.advance(150)
-        while len(at.browsers) or any(Path(f"/proc/{each}/exe").is_symlink() and alive(each) for each in family):
-            await asyncio.sleep(0.05)
+        await wait_until(
+            lambda: (
+                not at.browsers and not any(Path(f"/proc/{each}/exe").is_symlink() and alive(each) for each in family)
+            ),
+            "no browser is left",
+        )
         assert "Here" in await at.open(server.url())
 
 
@@ -313,8 +322,7 @@ async def test_a_browser_that_takes_too_much_from_the_network_is_closed(tmp_path
         assert "Small" in await at.open(server.url())
         with contextlib.suppress(ToolFailed):
             await at.open(server.url("/big"))
-        while len(at.browsers):
-            await asyncio.sleep(0.05)
+        await wait_until(lambda: not at.browsers, "no browser is left")
         with pytest.raises(BrowserFailed):
             await at.look("snapshot")
 
@@ -330,6 +338,7 @@ async def test_a_browser_that_takes_too_much_memory_is_closed(tmp_path: Path) ->
         assert error.value.code in ("browser.gone", "browser.no-page")
 
 
+@pytest.mark.spec("C122.browser")
 @needs_chromium
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="without bubblewrap there is only Chromium's own sandbox")
 async def test_in_bubblewrap_a_browser_has_no_files_and_no_network_of_ours(tmp_path: Path) -> None:
@@ -573,8 +582,7 @@ class TestProxy:
             post = f"POST http://{where}/ HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
             got = await self.say(port, post, "GET http://bank.test/ HTTP/1.1\r\nCookie: secret\r\n\r\n")
             assert got.startswith(b"HTTP/1.1 200 OK")
-            while len(bodies) < 2:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: len(bodies) >= 2, "all that came is read")
         assert bodies == [b"body", b""]
 
     async def test_more_than_its_share_ends_it(self) -> None:
@@ -625,7 +633,7 @@ class TestProtocol:
             with pytest.raises(BrowserFailed, match="No node"):
                 await refused
             with pytest.raises(BrowserFailed) as silent:
-                await cdp.call("B", timeout_s=0.05)
+                await cdp.call("B", timeout_s=0.05)  # time limit: however soon it ends, nobody answers
             assert silent.value.code == "browser.timeout"
             waiting = asyncio.ensure_future(cdp.call("C"))
             await asyncio.sleep(0)
@@ -653,7 +661,7 @@ class TestProtocol:
     async def test_who_stops_waiting_leaves_nothing_behind(self) -> None:
         async with self.led() as (cdp, _, writer):
             given_up = asyncio.ensure_future(cdp.call("A"))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)  # it waits
             given_up.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await given_up

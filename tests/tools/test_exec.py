@@ -26,6 +26,7 @@ from retinue.policy.placing import Asking, Elevated, ExecPolicy, Gates, Security
 from retinue.sandbox.host import Host
 from retinue.store import labels
 from retinue.store.processes import ProcessState
+from retinue.testing.waiting import wait_until
 from retinue.tools.base import Reaching, Scene, Tool, ToolFailed
 from retinue.tools.shell.book import Book, Caps
 from retinue.tools.shell.exec import ExecArguments
@@ -578,8 +579,11 @@ async def test_a_run_that_is_stopped_while_its_command_begins_leaves_none(bare: 
     [child] = await until(lambda: slow.children)
 
     await until(lambda: not is_alive(child.pid))
-    while any(each.runs for each in await bare.written()):
-        await asyncio.sleep(0.01)
+
+    async def at_rest() -> bool:
+        return not any(each.runs for each in await bare.written())
+
+    await wait_until(at_rest, "no command runs")
     assert await bare.told() == []
 
 
@@ -590,8 +594,11 @@ async def test_closing_ends_every_command_and_the_next_house_tells(tmp_path: Pat
         await desk.background(family(desk))
         pids = await pids_in_log(desk)
         foreground = asyncio.create_task(desk.run("sleep 600"))
-        while len(await desk.written()) < 2:
-            await asyncio.sleep(0.01)
+
+        async def both() -> bool:
+            return len(await desk.written()) == 2
+
+        await wait_until(both, "both commands are written down")
         assert all(map(is_alive, pids))
         await desk.jobs.close()
 
@@ -632,8 +639,11 @@ async def test_what_has_ended_is_kept_for_half_an_hour(desk: Desk) -> None:
     await desk.clock.advance(1_700)
     assert "hi" in (await desk.do("log", id_)).text
     await desk.clock.advance(200)
-    while await desk.written():
-        await asyncio.sleep(0.01)
+
+    async def forgotten() -> bool:
+        return not await desk.written()
+
+    await wait_until(forgotten, "nothing is kept any more")
 
     assert list((desk.folder / "logs").iterdir()) == []
     with pytest.raises(ToolFailed, match=r"process\.not-found"):

@@ -22,6 +22,7 @@ from retinue.domain.nouns import replace
 from retinue.domain.trust import Trust
 from retinue.store import processes
 from retinue.store.processes import Process, ProcessState
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 from retinue.tools.shell.marks import end_left_over, mark_of
 
 
@@ -66,7 +67,7 @@ async def test_a_command_that_outlived_its_house_is_ended_and_told_of_once(tmp_p
             [envelope] = await desk.told()
         async with desk_in(tmp_path) as desk:
             assert await desk.told() == [envelope]
-        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert process.wait(timeout=WAIT_LIMIT_S) == -signal.SIGKILL
 
     assert "ended when the house was opened again" in envelope.text
     assert (envelope.kind, envelope.silent, envelope.trust) == (Kind.SYSTEM, False, Trust.UNTRUSTED)
@@ -91,7 +92,7 @@ async def test_one_that_a_run_was_waiting_for_is_the_run_s_to_tell(tmp_path: Pat
         async with desk_in(tmp_path) as desk:
             assert await desk.told() == []
             [found] = await desk.written()
-        assert process.wait(timeout=30) == -signal.SIGKILL
+        assert process.wait(timeout=WAIT_LIMIT_S) == -signal.SIGKILL
     assert found.state is ProcessState.TOLD
 
 
@@ -148,8 +149,7 @@ async def test_a_house_that_is_killed_leaves_nothing_running_after_the_next_star
     assert is_alive(pid)
     async with desk_in(tmp_path) as desk:
         [envelope] = await desk.told()
-        while is_alive(pid):
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: not is_alive(pid), "the command is gone")
 
     assert "the house was closed while it ran" in envelope.text
 

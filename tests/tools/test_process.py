@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tools.shell_desk import ON_HOST, OTHER, Desk, desk_in, is_alive
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
 from retinue.policy.masking import Masks
+from retinue.testing.waiting import wait_until
 from retinue.tools.base import ToolFailed
 from retinue.tools.paging import page
 from retinue.tools.shell import logs
@@ -30,11 +30,13 @@ async def desk(tmp_path: Path) -> AsyncGenerator[Desk]:
 
 async def poll_until(desk: Desk, id_: str, words: str) -> str:
     """All that polls have told, once these words were among it."""
-    said = ""
-    while words not in said:
-        said += (await desk.do("poll", id_)).text
-        await asyncio.sleep(0.02)
-    return said
+    said: list[str] = []
+
+    async def told() -> str:
+        said.append((await desk.do("poll", id_)).text)
+        return "".join(said) if words in "".join(said) else ""
+
+    return await wait_until(told, f"the command has said {words!r}")
 
 
 # Looking

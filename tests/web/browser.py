@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,12 +11,26 @@ from typing import Any, Literal
 
 import pytest
 from api.rim import Rim
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Error,
+    Page,
+    Request,
+    Response,
+    expect,
+    sync_playwright,
+)
+
+from retinue.testing.failure_context import PAGE, Description, Subject, close, last_lines, register
 
 ROOT = Path(__file__).parent.parent.parent
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-SHOWN_WITHIN_MS = 20_000
+SHOWN_WITHIN_MS = 120_000  # ends a hang
+SCREENSHOT_WITHIN_MS = 5_000  # a page that hangs must not hide the failure
+LINES_MAX = 10  # of console errors, and of failed requests
 SIZES = {"laptop": (1280, 800), "phone": (360, 740)}
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -44,12 +59,58 @@ def open_browser() -> Iterator[Browser]:
             browser.close()
 
 
+class WatchedPage:
+    """Describes a browser page in the report of a failed test: where it is, what went wrong in it, how it looks."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._console: deque[str] = deque(maxlen=LINES_MAX)
+        self._requests: deque[str] = deque(maxlen=LINES_MAX)
+        page.on("console", self._log)
+        page.on("pageerror", lambda error: self._console.append(f"exception: {error}"))
+        page.on("requestfailed", lambda request: self._fail(request, request.failure or "failed"))
+        page.on("response", lambda response: self._answer(response))
+
+    def __call__(self, error: BaseException | None) -> Description:
+        lines = [
+            f"address: {_without_code(self._page.url)}",
+            "console errors:",
+            *(f"  {line}" for line in self._console or ["none"]),
+            "failed requests:",
+            *(f"  {line}" for line in self._requests or ["none"]),
+        ]
+        try:
+            picture = self._page.screenshot(timeout=SCREENSHOT_WITHIN_MS)  # time limit: of a page that may hang
+        except Error as trouble:
+            lines.append(f"no screenshot: {trouble.message.splitlines()[0]}")
+            picture = b""
+        return Description(texts={PAGE: last_lines("\n".join(lines), 2 * LINES_MAX)}, screenshot=picture)
+
+    def _log(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self._console.append(f"{message.type}: {message.text}")
+
+    def _answer(self, response: Response) -> None:
+        if response.status >= 400:
+            self._fail(response.request, f"{response.status} {response.status_text}")
+
+    def _fail(self, request: Request, because: str) -> None:
+        self._requests.append(f"{request.method} {_without_code(request.url)}: {because}")
+
+
+def _without_code(url: str) -> str:
+    """A sign-in code in an address is redacted, as everything that signs in."""
+    before, code, _ = url.partition("#code=")
+    return f"{before}{code}***" if code else before
+
+
 class Front:
     """The page of one house. Each window is a person's own browser, unless one asks for another tab of it."""
 
     def __init__(self, browser: Browser, rim: Rim) -> None:
         self._browser = browser
         self.rim = rim
+        self._subjects: list[Subject] = []
         self.complaints: list[str] = []
         self.outside: list[str] = []
         self._contexts: list[BrowserContext] = []
@@ -79,6 +140,7 @@ class Front:
 
     def tab(self, context: BrowserContext, path: str = "/") -> Page:
         page = context.new_page()
+        self._subjects.append(register(WatchedPage(page)))
         page.on("console", self._listen)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda asked: self._look(asked.url))
@@ -87,8 +149,13 @@ class Front:
         return page
 
     def close(self) -> None:
+        if self.complaints or self.outside:  # the test will fail for it
+            for subject in self._subjects:
+                subject.keep()
         for context in self._contexts:
             context.close()
+        for subject in self._subjects:
+            close(subject)
 
     def _listen(self, message: Any) -> None:
         # A house that was killed on purpose is complained about by the browser, not by the page.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +21,8 @@ from retinue.real import RandomIds, RealClock
 from retinue.store import set_aside
 from retinue.testing.telegram_place import Json, Room, person
 from retinue.testing.telegram_server import TelegramServer
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
 
-CALLS_WITHIN_S = 30.0
 NOOR = person(4711, "Noor", username="noor")
 DOORS = """
 [connectors.family]
@@ -61,7 +60,7 @@ class Street:
             made = work()
             return await made if asyncio.iscoroutine(made) else made
 
-        return asyncio.run_coroutine_threadsafe(body(), self._loop).result(CALLS_WITHIN_S)
+        return asyncio.run_coroutine_threadsafe(body(), self._loop).result(WAIT_LIMIT_S)
 
     def meet(self, id_: int, name: str) -> Json:
         """Somebody who can write to the bot in person."""
@@ -76,10 +75,7 @@ class Street:
         return self.call(lambda: self.telegram.texts(by["id"]))
 
     def until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + CALLS_WITHIN_S
-        while not holds():
-            assert time.monotonic() < deadline, "waited in vain for the other end"
-            time.sleep(0.05)
+        wait_until_sync(holds, "the other end has it")
 
 
 @contextmanager
@@ -93,14 +89,14 @@ def open_street() -> Iterator[Street]:
         await server.start()
         return server
 
-    telegram = asyncio.run_coroutine_threadsafe(begin(), loop).result(CALLS_WITHIN_S)
+    telegram = asyncio.run_coroutine_threadsafe(begin(), loop).result(WAIT_LIMIT_S)
     street = Street(telegram, loop)
     try:
         yield street
     finally:
         street.call(telegram.stop)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(CALLS_WITHIN_S)
+        thread.join(WAIT_LIMIT_S)
         loop.close()
 
 

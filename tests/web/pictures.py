@@ -118,7 +118,7 @@ def fill_doors(rim: Rim, street: Street) -> None:
 
 def take(page: Page, name: str) -> None:
     page.wait_for_load_state("networkidle")
-    page.wait_for_timeout(600)  # what glides in has come to rest
+    page.wait_for_timeout(600)  # sleep: pictures for people, which no test looks at; what glides in comes to rest
     page.screenshot(path=INTO / f"{name}.jpg", type="jpeg", quality=QUALITY)
 
 

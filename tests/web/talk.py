@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from uuid import uuid4
 
-from playwright.sync_api import Locator, Page, expect
+from api.rim import Rim
+from playwright.sync_api import APIResponse, Locator, Page, Route, expect
 from web.browser import Front
 
-ANSWERED_WITHIN_S = 60.0
+from retinue.testing.waiting import wait_until_sync
 
 
 def new_session(front: Front, agent: str = "guide", name: str | None = None) -> str:
@@ -57,13 +59,77 @@ def said(front: Front, session: str) -> list[str]:
 
 def until_quiet(front: Front, session: str) -> None:
     """Until nobody is at work there, and nothing waits."""
-    deadline = time.monotonic() + ANSWERED_WITHIN_S
-    while True:
+
+    def is_quiet() -> bool:
         state = front.rim.do("session.waiting", session=session)
-        if state["run"] is None and not state["envelopes"]:
-            return
-        assert time.monotonic() < deadline, "someone is still at work"
-        time.sleep(0.02)
+        return state["run"] is None and not state["envelopes"]
+
+    wait_until_sync(is_quiet, "nobody is at work and nothing waits")
+
+
+def leave_composer(page: Page) -> None:
+    """Move the focus out of the field that the screen gives it to, so that keys are commands."""
+    expect(page.locator("main textarea")).to_be_focused()
+    page.locator("main").focus()
+
+
+class HeldWork(NamedTuple):
+    """A message that keeps the guide at work until the test calls `release`."""
+
+    text: str
+    release: Callable[[], None]
+
+
+def held_work(rim: Rim) -> HeldWork:
+    """Its command waits for a file that `release` writes to the agent's workspace."""
+    file = rim.process.home / "agents" / "guide" / uuid4().hex
+    command = {"command": f"until [ -e {file.name} ]; do sleep 0.02; done", "yield_ms": 120_000}
+    return HeldWork(f"call exec {json.dumps(command)}", file.touch)
+
+
+def wait_in_page(page: Page, holds: Callable[[], bool]) -> None:
+    """As `wait_until_sync`, for something that Playwright does for us: it does so only while the page is asked."""
+
+    def looks() -> bool:
+        page.evaluate("() => new Promise(requestAnimationFrame)")
+        return holds()
+
+    wait_until_sync(looks, "the browser has handed it over", poll_s=0)
+
+
+def wait_for_copy(page: Page, is_it: Callable[[str], bool]) -> None:
+    """Until what was copied is in the clipboard."""
+    wait_until_sync(lambda: is_it(page.evaluate("navigator.clipboard.readText()")), "it is copied")
+
+
+class HeldAnswer:
+    """The first answer of the house to a kind of request, kept from the page until the test calls `release`."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self.held: list[tuple[Route, APIResponse]] = []
+
+    def take(self, route: Route) -> None:
+        if self.held:
+            route.continue_()
+        else:
+            self.held.append((route, route.fetch()))
+
+    def json(self) -> Any:
+        return self.held[0][1].json()
+
+    def release(self) -> None:
+        """Until the page has taken it in."""
+        route, answer = self.held[0]
+        with self._page.expect_event("requestfinished", lambda request: request == route.request):
+            route.fulfill(response=answer)
+        self._page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def hold_first(page: Page, path: str) -> HeldAnswer:
+    answer = HeldAnswer(page)
+    page.route(path, answer.take)
+    return answer
 
 
 def choose(page: Page, item: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from api.rim import Rim
 from playwright.sync_api import Locator, Page, expect
 from web.browser import Front, scrolls_sideways, violations
+from web.talk import held_work, leave_composer
 
 HOSTILE = "<img src=x onerror=alert(1)> **bold** \u202etxt.exe <script>alert(2)</script>"
 
@@ -43,7 +44,7 @@ def open_group(page: Page, title: str) -> None:
 # --- who is here ---
 
 
-@pytest.mark.spec("A90")
+@pytest.mark.spec("A90.look", "A90.current", "A90.new_session")
 def test_each_agent_has_its_look_and_the_one_you_talk_to_is_always_named(front: Front, rim: Rim) -> None:
     page = front.window("/agents")
     look = card(page, "ada").locator(".avatar")
@@ -69,7 +70,7 @@ def test_each_agent_has_its_look_and_the_one_you_talk_to_is_always_named(front: 
     expect(page).to_have_url(f"{rim.address}/chat/{session['sessionId']}")
 
 
-@pytest.mark.spec("A90")
+@pytest.mark.spec("A90.hidden")
 def test_agents_that_are_not_shown_are_left_out_until_asked_for(front: Front) -> None:
     page = front.window("/agents")
     expect(card(page, "ada")).to_be_visible()
@@ -97,7 +98,7 @@ def test_the_keyboard_changes_whom_one_talks_to(front: Front, rim: Rim) -> None:
     page.keyboard.press("Enter")
     expect(page).to_have_url(f"{rim.address}/chat/{newest}")
     expect(page.get_by_label("Message guide")).to_be_visible()
-    page.locator("main").focus()  # not into what one writes
+    leave_composer(page)
     page.keyboard.press("g")
     page.keyboard.press("t")
     expect(dialog).to_be_visible()
@@ -114,8 +115,10 @@ def test_what_an_agent_does_is_seen_as_it_happens(front: Front, rim: Rim) -> Non
     expect(card(page, "clerk")).to_contain_text("idle")
     rim.do("envelope.send", to="agent:clerk", text="ask read SOUL.md")
     expect(card(page, "clerk")).to_contain_text("waits for you")
-    rim.do("envelope.send", to="agent:guide", text="slow 3")
+    busy = held_work(rim)
+    rim.do("envelope.send", to="agent:guide", text=busy.text)
     expect(card(page, "guide")).to_contain_text("at work")
+    busy.release()
     expect(card(page, "guide")).to_contain_text("idle")
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from api.rim import Rim
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import APIResponse, Locator, Page, Route, expect
 from web.browser import Front, scrolls_sideways, violations
+from web.talk import wait_for_copy, wait_in_page
 
 FIELDS = [
     {"name": "guest", "label": "Who comes?", "required": True, "most": 20},
@@ -84,7 +85,7 @@ def test_a_question_stands_in_its_conversation_with_its_exact_call_and_collapses
     question.get_by_text("Which rule asks").click()
     expect(question).to_contain_text("agents.clerk.tools.ask")
     question.get_by_role("button", name="Copy the arguments").click()
-    assert json.loads(page.evaluate("navigator.clipboard.readText()")) == {"path": "SOUL.md"}
+    wait_for_copy(page, lambda copied: copied != "" and json.loads(copied) == {"path": "SOUL.md"})
     question.get_by_role("button", name="Allow once").click()
     expect(question).to_contain_text("Allowed once")
     expect(question).to_contain_text("by owner")
@@ -321,6 +322,29 @@ def test_notices_are_counted_read_and_cleared_in_every_window(front: Front) -> N
     assert rim.do("notification.list")["notifications"] == []
     page.keyboard.press("Escape")
     expect(panel).to_be_hidden()
+
+
+def test_a_notice_that_was_cleared_does_not_come_back_with_an_older_list(front: Front) -> None:
+    rim = front.rim
+    for number in range(1, 4):
+        rim.do("notification.create", title=f"Notice {number}")
+    page = front.window("/approvals")
+    page.get_by_role("button", name="Notifications, 3 unread").click()
+    rows = page.get_by_role("dialog", name="Notifications").get_by_role("listitem")
+    expect(rows).to_have_count(3)
+    held: list[tuple[Route, APIResponse]] = []
+    page.route("**/api/notification/list", lambda route: held.append((route, route.fetch())))
+    with page.expect_request("**/api/notification/list"):
+        rim.do("notification.read", id=rim.do("notification.list")["notifications"][2]["id"])
+    wait_in_page(page, lambda: bool(held))
+    page.get_by_role("button", name="Clear “Notice 2”").click()
+    expect(rows).to_have_count(2)
+    route, older = held[0]  # as it was before
+    assert len(older.json()["notifications"]) == 3
+    with page.expect_event("requestfinished"):
+        route.fulfill(response=older)
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert rows.count() == 2
 
 
 @pytest.mark.spec("A67")

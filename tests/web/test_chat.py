@@ -11,6 +11,8 @@ from web.browser import Front, violations
 from web.talk import (
     choose,
     composer,
+    held_work,
+    hold_first,
     import_session,
     lines,
     new_session,
@@ -33,10 +35,13 @@ def test_what_one_writes_is_there_at_once_and_exactly_once(front: Front) -> None
     session = new_session(front)
     page = open_talk(front, session)
     other = open_talk(front, session)
-    # The house answers late: what one wrote does not wait for it.
-    page.route("**/api/envelope/send", lambda route: (page.wait_for_timeout(300), route.continue_()))
+
+    def send_once_shown(route: Route) -> None:
+        expect(own(page, "echo good day")).to_have_count(1)
+        route.continue_()
+
+    page.route("**/api/envelope/send", send_once_shown)
     say(page, "echo good day")
-    expect(own(page, "echo good day")).to_have_count(1, timeout=250)
     expect(replies(page)).to_have_text(["good day"])
     for window in (page, other):
         expect(own(window, "echo good day")).to_have_count(1)
@@ -44,6 +49,7 @@ def test_what_one_writes_is_there_at_once_and_exactly_once(front: Front) -> None
         window.reload()
         expect(own(window, "echo good day")).to_have_count(1)
         expect(replies(window)).to_have_text(["good day"])
+    until_quiet(front, session)
     assert said(front, session) == ["good day"]
     assert len(front.rim.process.envelopes_with("echo good day")) == 1
 
@@ -174,6 +180,7 @@ def test_files_are_chosen_dropped_and_pasted_and_come_back_as_they_were(front: F
     with page.expect_download() as download:
         lines(page).get_by_role("link", name="pasted").click()
     assert download.value.path().read_bytes() == b"from the clipboard"
+    expect(replies(page)).to_have_text(["look"])
     [mail] = [x["mail"][0] for x in front.rim.do("session.transcript", session=session)["lines"] if x["kind"] == "user"]
     assert [each["media-type"] for each in mail["attachments"]] == ["image/png", "text/plain"]
 
@@ -181,13 +188,13 @@ def test_files_are_chosen_dropped_and_pasted_and_come_back_as_they_were(front: F
 def test_what_runs_is_stopped(front: Front) -> None:
     session = new_session(front)
     page = open_talk(front, session)
-    say(page, "slow 30")
+    say(page, "slow 300")
     expect(page.get_by_text("guide is at work").first).to_be_visible()
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Stop")).to_have_count(0)
     expect(lines(page).get_by_role("note")).to_contain_text(["asked to stop"])
     until_quiet(front, session)
-    say(page, "slow 30")
+    say(page, "slow 300")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Stop")).to_have_count(0)
@@ -197,7 +204,8 @@ def test_what_runs_is_stopped(front: Front) -> None:
 def test_what_is_written_meanwhile_waits_and_can_be_taken_back(front: Front) -> None:
     session = new_session(front)
     page, other = open_talk(front, session), open_talk(front, session)
-    say(page, "slow 6")
+    busy = held_work(front.rim)
+    say(page, busy.text)
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     say(page, "echo first")
     say(page, "echo second")
@@ -208,6 +216,7 @@ def test_what_is_written_meanwhile_waits_and_can_be_taken_back(front: Front) -> 
     for window in (page, other):
         expect(own(window, "echo first")).to_have_count(0)
         expect(own(window, "echo second")).to_contain_text("Waits for its turn")
+    busy.release()
     for window in (page, other):
         expect(replies(window)).to_contain_text(["second"])
         expect(own(window, "echo second")).to_have_count(1)
@@ -215,15 +224,36 @@ def test_what_is_written_meanwhile_waits_and_can_be_taken_back(front: Front) -> 
     assert not any("first" in each for each in said(front, session))
 
 
+def test_what_waits_is_not_forgotten_for_an_older_answer(front: Front) -> None:
+    session = new_session(front)
+    page = open_talk(front, session)
+    older = hold_first(page, "**/api/session/waiting")
+    page.reload()
+    expect(composer(page)).to_be_visible()
+    busy = held_work(front.rim)
+    say(page, busy.text)
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    say(page, "echo later")
+    expect(own(page, "echo later")).to_contain_text("Waits for its turn")
+    assert older.json()["envelopes"] == []
+    older.release()
+    expect(own(page, "echo later")).to_contain_text("Waits for its turn")
+    busy.release()
+    expect(replies(page)).to_contain_text(["later"])
+    until_quiet(front, session)
+
+
 def test_a_run_is_steered_by_what_is_handed_over_at_once(front: Front) -> None:
     session = new_session(front)
     page = open_talk(front, session)
-    say(page, "slow 3")
+    busy = held_work(front.rim)
+    say(page, busy.text)
     page.get_by_role("radio", name="Hand over now").check()
     with page.expect_request("**/api/envelope/send") as asked:
         say(page, "echo by the way")
     assert json.loads(asked.value.post_data or "")["when_busy"] == "steer"
     expect(own(page, "echo by the way")).to_have_count(1)
+    busy.release()
     until_quiet(front, session)
     expect(own(page, "echo by the way")).to_have_count(1)
 
@@ -245,8 +275,10 @@ def test_something_said_is_edited_in_a_conversation_of_its_own(front: Front) -> 
     say(page, "echo three")
     expect(replies(page)).to_have_text(["one", "three"])
     assert not page.url.endswith(session)
+    edited = page.url.rpartition("/")[2]
+    until_quiet(front, edited)  # words are shown before they are stored
     assert said(front, session) == ["one", "two"]
-    assert said(front, page.url.rpartition("/")[2]) == ["one", "three"]
+    assert said(front, edited) == ["one", "three"]
 
 
 def test_an_exchange_is_taken_out_in_every_window(front: Front) -> None:

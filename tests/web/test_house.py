@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 from web.browser import Front, scrolls_sideways, violations
+from web.talk import wait_for_copy
 
 SETTINGS = """# mine
 [house]
@@ -99,7 +100,7 @@ def test_someone_is_invited_comes_in_by_the_address_and_is_forgotten(front: Fron
     address = shown.locator("code").first.inner_text()
     secret = address.partition("#invitation=")[2]
     shown.get_by_role("button", name="Copy it: Address to open").click()
-    assert page.evaluate("navigator.clipboard.readText()") == address
+    wait_for_copy(page, lambda copied: copied == address)
     page.mouse.click(5, 5)  # a slip beside it does not lose it
     expect(shown).to_be_visible()
     shown.get_by_role("button", name="I have kept it").click()
@@ -379,7 +380,7 @@ def test_the_log_follows_is_filtered_and_is_held_where_one_reads(front: Front) -
     page.get_by_label("Find in the log").fill("ODD")
     expect(shown.locator(".line")).to_have_count(1)
     page.get_by_role("button", name="Copy what is shown").click()
-    assert "something odd" in page.evaluate("navigator.clipboard.readText()")
+    wait_for_copy(page, lambda copied: "something odd" in copied)
 
 
 def test_a_skill_is_read_before_it_is_found_good(front: Front) -> None:

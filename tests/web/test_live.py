@@ -7,6 +7,7 @@ from typing import Any
 from api.rim import Rim
 from playwright.sync_api import Locator, Page, expect
 from web.browser import Front, scrolls_sideways, violations
+from web.talk import hold_first, wait_in_page
 
 HOSTILE = '<img src=x onerror="alert(1)"> [click](javascript:alert(1)) \u202eallow'
 
@@ -187,6 +188,21 @@ def test_a_dead_letter_says_why_it_died_and_is_sent_again(front: Front) -> None:
     [retried, letter] = front.rim.do("envelope.dead")["letters"]
     assert (letter["id"], letter["retry"]) == (envelope, retried["id"])
     assert violations(page) == [] and not scrolls_sideways(other)
+
+
+def test_an_older_answer_does_not_hide_a_dead_letter(front: Front) -> None:
+    page = front.window("/live")
+    older = hold_first(page, "**/api/envelope/dead")
+    with page.expect_request("**/api/envelope/dead"):
+        page.get_by_role("link", name="Dead letters").click()
+    wait_in_page(page, lambda: bool(older.held))
+    before = len(older.json()["letters"])
+    _, envelope = begin(front.rim, "main", "fail")
+    settled(front.rim, envelope)
+    letters = page.get_by_role("region", name="Dead letters").get_by_role("listitem")
+    expect(letters).to_have_count(before + 1)
+    older.release()
+    assert letters.count() == before + 1
 
 
 def test_thirty_can_be_told_apart_on_a_laptop_and_a_phone(front: Front) -> None:

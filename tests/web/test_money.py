@@ -18,6 +18,8 @@ from web.browser import Front, scrolls_sideways, violations
 from web.conftest import SETTINGS
 from web.test_live import begin, settled
 
+from retinue.testing.waiting import WAIT_LIMIT_S
+
 PRICED = """
 [providers.mock]
 url = "{url}"
@@ -50,12 +52,12 @@ def serving(plays: Rule | None = None) -> Iterator[str]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    opened.wait(30)
+    opened.wait(WAIT_LIMIT_S)
     try:
         yield found[0].url
     finally:
         loop.call_soon_threadsafe(over.set)
-        thread.join(30)
+        thread.join(WAIT_LIMIT_S)
         loop.close()
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from api.rim import Rim, open_rim
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Response, Route, expect
 from web.browser import Front, scrolls_sideways, violations
 from web.conftest import SETTINGS
+from web.talk import until_quiet, wait_in_page
+
+from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
 
 HOSTILE = '<img src=x onerror="document.title=1"> ‮evil‬ <context mode="x" /> "&\''
 
@@ -37,10 +39,7 @@ def talk(rim: Rim) -> str:
 
 def say(rim: Rim, text: str, session: str) -> None:
     sent = rim.do("envelope.send", to="agent:guide", text=text, session=session)
-    deadline = time.monotonic() + 60
-    while rim.do("envelope.show", id=sent["envelope"])["status"] != "done":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until_sync(lambda: rim.do("envelope.show", id=sent["envelope"])["status"] == "done", "the envelope is done")
 
 
 def call(rim: Rim, tool: str, **arguments: Any) -> dict[str, Any]:
@@ -125,7 +124,13 @@ def test_panels_are_opened_moved_parted_and_closed_and_are_so_again_after_a_relo
 @pytest.mark.spec("A59")
 def test_another_browser_begins_with_the_layout_that_was_left_last(front: Front) -> None:
     page = opened(front)
-    with page.expect_response("**/api/preference/set"):
+
+    def keeps_the_rest(response: Response) -> bool:
+        """Opening the panels is kept, too, and may be on its way yet."""
+        kept = response.request.post_data or ""
+        return response.url.endswith("/api/preference/set") and "run-1" not in kept and "notes-1" in kept
+
+    with page.expect_response(keeps_the_rest):
         dock(page).get_by_role("button", name="Close Run").click()
     other = front.window("/chat")
     expect(dock(other)).to_have_count(0)
@@ -272,6 +277,25 @@ def test_notes_are_the_same_in_two_windows_and_nobody_writes_over_the_other(fron
     front.complaints.clear()  # of the write that was held back
 
 
+def test_notes_that_changed_elsewhere_while_they_were_saved_are_not_overlooked(front: Front, rim: Rim) -> None:
+    one, two = opened(front), opened(front)
+    for page in (one, two):
+        tab(page, "Notes").click()
+        expect(page.get_by_label("Your notes")).to_be_visible()
+    held: list[Route] = []
+    two.route("**/api/preference/set", lambda route: held.append(route))
+    with two.expect_request("**/api/preference/set"):
+        two.get_by_label("Your notes").fill("bread")
+    wait_in_page(two, lambda: bool(held))
+    with two.expect_event("requestfinished", lambda request: request.url.endswith("/api/preference/get")):
+        one.get_by_label("Your notes").fill("tea")
+    held[0].abort()
+    expect(two.get_by_text("They were changed in another window meanwhile.")).to_be_visible()
+    two.get_by_role("button", name="Take what is there").click()
+    expect(two.get_by_label("Your notes")).to_have_value("tea")
+    front.complaints.clear()  # of the write that was held back
+
+
 # --- by an agent ---
 
 
@@ -288,7 +312,7 @@ def test_an_agent_sees_what_the_window_shows_that_was_used_last(front: Front, ri
     def shows() -> bool:
         return "selection" in seen(rim)["notes-1"]["context"]
 
-    wait_until(shows)
+    wait_until_sync(shows, "the agent sees what is selected")
     panels = seen(rim)
     assert (panels["main"]["type"], panels["main"]["binding"]) == ("chat", session)
     assert panels["notes-1"]["context"]["selection-titles"] == '["Water the roses."]'
@@ -298,19 +322,12 @@ def test_an_agent_sees_what_the_window_shows_that_was_used_last(front: Front, ri
     assert tree["tree"] == {"kind": "pane", "active": "notes-1", "tabs": ["run-1", "files-1", "notes-1"]}
     assert [each["type"] for each in tree["types"]] == ["run", "files", "notes"]
     other = front.window("/chat")
-    wait_until(lambda: told(rim, "panels_selected")["selected"]["id"] == "main")
+    wait_until_sync(lambda: told(rim, "panels_selected")["selected"]["id"] == "main", "the other window is in front")
     assert len(told(rim, "panels_list")) == 2
     page.evaluate("() => dispatchEvent(new Event('focus'))")  # someone turns to it again
-    wait_until(lambda: told(rim, "panels_selected")["selected"]["id"] == "notes-1")
+    wait_until_sync(lambda: told(rim, "panels_selected")["selected"]["id"] == "notes-1", "the notes are in front")
     other.close()
-    wait_until(lambda: len(told(rim, "panels_list")) == 1)
-
-
-def wait_until(so: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until_sync(lambda: len(told(rim, "panels_list")) == 1, "one window is left")
 
 
 @pytest.mark.spec("A58")
@@ -321,7 +338,7 @@ def test_an_agent_opens_moves_replaces_shows_and_closes_panels_and_reads_what_ca
     bystander = front.window("/chat")
     page = front.window(f"/chat/{session}")
     expect(page.get_by_label("Message guide")).to_be_focused()
-    wait_until(lambda: seen(rim)["main"]["binding"] == session)
+    wait_until_sync(lambda: seen(rim)["main"]["binding"] == session, "the window tells what it shows")
     made = call(rim, "panels_open", type="files", title=HOSTILE, session=session)
     assert made["output"].startswith("Opened files-2 in window w-"), made
     expect(dock(page).get_by_role("button", name=f"Close {HOSTILE}")).to_be_visible()
@@ -355,7 +372,7 @@ def test_an_agent_that_is_talked_to_changes_the_screen_it_is_talked_to_from(fron
 @pytest.mark.spec("A58")
 def test_what_a_window_cannot_do_is_said_to_the_agent_in_words(front: Front, rim: Rim) -> None:
     page = opened(front)
-    wait_until(lambda: told(rim, "panels_selected")["selected"]["id"] == "run-1")
+    wait_until_sync(lambda: told(rim, "panels_selected")["selected"]["id"] == "run-1", "the run is in front")
     refusals: list[tuple[str, dict[str, Any], str]] = [
         ("panels_open", {"type": "weather"}, "there are run, files, notes"),
         ("panels_close", {"panel": "main"}, "main is the screen itself"),
@@ -377,9 +394,9 @@ def test_what_a_window_cannot_do_is_said_to_the_agent_in_words(front: Front, rim
 @pytest.mark.spec("A58", "A76")
 def test_without_a_window_nothing_is_done_and_the_agent_is_told(front: Front, rim: Rim) -> None:
     page = front.window("/chat")
-    wait_until(lambda: not call(rim, "panels_list")["failed"])
+    wait_until_sync(lambda: not call(rim, "panels_list")["failed"], "there is a window")
     page.context.close()
-    wait_until(lambda: call(rim, "panels_list")["failed"])
+    wait_until_sync(lambda: call(rim, "panels_list")["failed"], "no window is left")
     for tool, arguments in (("panels_open", {"type": "run"}), ("open_url", {"url": "https://example.org/"})):
         result = call(rim, tool, **arguments)
         assert result["failed"] and "no window is open" in result["output"]
@@ -388,33 +405,32 @@ def test_without_a_window_nothing_is_done_and_the_agent_is_told(front: Front, ri
 @pytest.mark.spec("A76")
 def test_a_link_is_opened_by_the_person_who_sees_where_it_goes_and_who_says_so(front: Front, rim: Rim) -> None:
     page = front.window("/chat")
-    wait_until(lambda: not call(rim, "panels_list")["failed"])
+    wait_until_sync(lambda: not call(rim, "panels_list")["failed"], "there is a window")
     url = f"{rim.address}/chat?from=guide"
     card = page.get_by_role("group", name="A link to open")
     with ThreadPoolExecutor(1) as beside:
         waiting = beside.submit(call, rim, "open_url", url=url)
-        expect(card).to_contain_text("guide would like you to open")
-        expect(card.get_by_text(url, exact=True)).to_be_visible()
-        assert violations(page) == []
-        assert len(page.context.pages) == 1  # nothing opens by itself
         with page.expect_popup() as popup:
             card.get_by_role("link", name="Open").click()
         assert popup.value.url == url or popup.value.wait_for_url(url) is None
         assert popup.value.evaluate("() => window.opener") is None
-        assert not waiting.result(30)["failed"]
+        assert not waiting.result(WAIT_LIMIT_S)["failed"]
         popup.value.close()
         expect(card).to_have_count(0)
         waiting = beside.submit(call, rim, "open_url", url=url)
         card.get_by_role("button", name="Not now").click()
-        result = waiting.result(30)
+        result = waiting.result(WAIT_LIMIT_S)
         assert result["failed"] and "chose not to open it" in result["output"]
         late = call(rim, "open_url", url=url)
         assert late["failed"] and "nobody has pressed that yet" in late["output"]
-        expect(card).to_be_visible()  # it can still be opened
+        expect(card).to_contain_text("guide would like you to open")  # it can still be opened
+        expect(card.get_by_text(url, exact=True)).to_be_visible()
+        assert violations(page) == []
+        assert len(page.context.pages) == 1  # nothing opens by itself
         waiting = beside.submit(call, rim, "open_url", url=url)
         expect(card).to_have_count(2)
         page.close()
-        result = waiting.result(30)
+        result = waiting.result(WAIT_LIMIT_S)
         assert result["failed"] and "the window was closed before it answered" in result["output"]
 
 
@@ -448,6 +464,7 @@ def test_what_is_before_a_person_goes_along_with_their_words_and_is_not_shown_am
     page.get_by_role("button", name="Take Notes along").click()
     assert send(page, "echo at the end").startswith('<context panel-id="notes-1"')
     expect(page.get_by_text("<context")).to_have_count(0)
+    until_quiet(front, session)
     with_line = next(
         record for record in rim.do("session.history", session=session)["records"] if "with it" in str(record)
     )

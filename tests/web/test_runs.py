@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from api.rim import Rim
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, Route, expect
 from web.browser import Front, scrolls_sideways, violations
+from web.talk import wait_in_page
 from web.test_live import begin, settled
 
 HOSTILE = '<script>window.bad = 1</script><svg onload="window.bad = 1"> \u202eevil **Allow once**'
@@ -56,11 +57,13 @@ def test_the_list_lives_and_a_page_leads_to_the_next(front: Front) -> None:
     run_of(front.rim, "clerk", "echo as it happens")
     for window in (page, phone):
         expect(window.get_by_role("link", name="run of clerk")).to_be_visible()
+    expect(rows(page).filter(has_text="clerk")).to_contain_text("done")
+    expect(phone.get_by_role("listitem").filter(has_text="run of clerk")).to_contain_text("done")
     expect(phone.get_by_role("table")).to_have_count(0)
     assert violations(page) == [] and violations(phone) == []
     assert not scrolls_sideways(phone)
-    for number in range(28):
-        begin(front.rim, "guide", f"echo {number}")
+    for envelope in [begin(front.rim, "guide", f"echo {number}")[1] for number in range(28)]:
+        settled(front.rim, envelope)
     page.reload()
     more = page.get_by_role("button", name="Show more")
     expect(more).to_be_visible()
@@ -68,6 +71,57 @@ def test_the_list_lives_and_a_page_leads_to_the_next(front: Front) -> None:
     more.click()
     expect(more).to_have_count(0)
     expect(page.locator("tbody tr")).to_have_count(len(front.rim.do("run.list", limit=100)["runs"]))
+
+
+class HeldReads:
+    """The reads of the list of runs that a page makes, which a test can hold up."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._underway: set[Request] = set()
+        self._holds = False
+        self._held: list[Route] = []
+        page.route("**/api/run/list", self._take)
+        page.on("requestfinished", lambda request: self._underway.discard(request))
+
+    def _take(self, route: Route) -> None:
+        if self._holds:
+            self._held.append(route)
+        else:
+            self._underway.add(route.request)
+            route.continue_()
+
+    def hold(self) -> None:
+        """Once no read is under way, let none begin."""
+        wait_in_page(self._page, lambda: not self._underway)
+        self._holds = True
+
+    def release(self) -> None:
+        """Once the page wants to read."""
+        wait_in_page(self._page, lambda: bool(self._held))
+        self._holds = False
+        for route in self._held:
+            self._underway.add(route.request)
+            route.continue_()
+
+
+def test_a_list_that_fell_behind_by_more_than_a_page_leaves_no_run_out(front: Front) -> None:
+    page = front.window("/runs?agent=main")
+    reads = HeldReads(page)
+    for envelope in [begin(front.rim, "main", f"echo early {number}")[1] for number in range(3)]:
+        settled(front.rim, envelope)
+    early = len(front.rim.do("run.list", agent="main", limit=100)["runs"])
+    expect(page.locator("tbody tr")).to_have_count(early)
+    reads.hold()
+    for envelope in [begin(front.rim, "main", f"echo late {number}")[1] for number in range(28)]:
+        settled(front.rim, envelope)
+    reads.release()
+    more = page.get_by_role("button", name="Show more")
+    expect(more).to_be_visible()
+    expect(page.locator("tbody tr")).to_have_count(25)
+    more.click()
+    expect(more).to_have_count(0)
+    expect(page.locator("tbody tr")).to_have_count(early + 28)
 
 
 def test_a_trace_tells_each_step_with_what_was_said_and_why(front: Front) -> None:

@@ -11,6 +11,9 @@ from api.rim import Rim
 from playwright.sync_api import Locator, Page, expect
 from web.browser import Front, scrolls_sideways, violations
 from web.conftest import SETTINGS as PLAIN
+from web.talk import held_work
+
+from retinue.testing.waiting import wait_until_sync
 
 SETTINGS = PLAIN + '[sessions.reset]\ndaily_at = "04:00"\n'
 HOSTILE = "<img src=x onerror=alert(1)> **bold** \u202etxt.exe <script>alert(2)</script>"
@@ -115,10 +118,7 @@ def test_files_that_cannot_be_read_are_named(front: Front, rim: Rim) -> None:
     page = front.window("/schedules")
     (folder / "broken.md").write_text("---\ncron: every full moon\nto: agent:guide\n---\nHowl.\n")
     expect(page.get_by_role("heading", name="Nothing is scheduled")).to_be_visible()
-    deadline = 40
-    while not rim.do("schedule.list")["unread"] and deadline:
-        page.wait_for_timeout(250)
-        deadline -= 1
+    wait_until_sync(lambda: rim.do("schedule.list")["unread"], "the file was read")
     page.reload()
     expect(page.get_by_role("note")).to_contain_text("1 file of schedules could not be read")
     expect(page.get_by_role("note")).to_contain_text("broken.md")
@@ -296,7 +296,8 @@ def test_what_one_typed_is_kept_when_it_is_changed_elsewhere(front: Front, rim: 
 
 
 def test_one_is_run_by_hand_and_by_force_and_a_skip_is_explained(front: Front, rim: Rim) -> None:
-    made = add(rim, name="long", text="slow 4")
+    busy = held_work(rim)
+    made = add(rim, name="long", text=busy.text)
     page = front.window(f"/schedules/{made['id']}")
     expect(page.get_by_role("region", name="What became of it")).to_contain_text("It has not come yet.")
     page.get_by_role("button", name="Run now").click()
@@ -309,6 +310,7 @@ def test_one_is_run_by_hand_and_by_force_and_a_skip_is_explained(front: Front, r
     expect(skipped).to_contain_text("is still being worked on")
     page.get_by_role("button", name="Run in any case").click()
     expect(history(page).filter(has_text="by hand, in any case")).to_have_count(1)
+    busy.release()
     expect(history(page).filter(has_text="ran")).to_have_count(2)
     expect(history(page).filter(has_text="took")).to_have_count(2)
     assert [each["state"] for each in rim.do("schedule.history", schedule="long")["slots"]].count("ran") == 2

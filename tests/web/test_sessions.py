@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 from web.browser import Front
-from web.talk import choose, composer, lines, new_session, open_talk, own, replies, send, until_quiet
+from web.talk import choose, composer, held_work, lines, new_session, open_talk, own, replies, send, until_quiet
 
 
 def listed(page: Page, name: str) -> Locator:
@@ -38,13 +38,15 @@ def test_the_one_used_last_opens_and_new_ones_are_begun_for_each_agent(front: Fr
 def test_other_conversations_are_marked_while_they_run_and_until_they_are_read(front: Front) -> None:
     here, there = new_session(front, name="Here"), new_session(front, name="There")
     page, other = open_talk(front, here), open_talk(front, here)
-    send(front, there, "slow 3")
+    busy = held_work(front.rim)
+    send(front, there, busy.text)
     for window in (page, other):
         expect(listed(window, "There")).to_contain_text("at work")
+    busy.release()
     for window in (page, other):
         expect(listed(window, "There")).to_contain_text("1 unread")
     page.get_by_role("link", name="There").click()
-    expect(replies(page)).to_have_count(1)
+    expect(replies(page).last).to_contain_text("exit code 0")
     for window in (page, other):
         expect(listed(window, "There")).not_to_contain_text("unread")
     assert (known(front, there) or {})["unread"] == 0

@@ -1,0 +1,46 @@
+"""Time that a test skips on an ordinary event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from retinue.testing.loop_time import skip_loop_time
+
+HOUR_S = 3600.0
+
+
+async def test_a_limit_passes_once_its_time_is_skipped() -> None:
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        async with asyncio.timeout(HOUR_S):
+            begun.set()
+            await asyncio.Event().wait()
+
+    working = asyncio.create_task(work())
+    await begun.wait()
+    skip_loop_time(HOUR_S)
+
+    with pytest.raises(TimeoutError):
+        await working
+
+
+async def test_what_has_more_time_left_goes_on() -> None:
+    sleeper = asyncio.create_task(asyncio.sleep(3 * HOUR_S))  # sleep: its time is skipped
+    await asyncio.sleep(0)
+    skip_loop_time(HOUR_S)
+    skip_loop_time(HOUR_S)
+    await asyncio.sleep(0.001)  # sleep: timers that are due go off before this one
+
+    assert not sleeper.done()
+
+    skip_loop_time(HOUR_S)
+    await sleeper
+
+
+async def test_a_limit_that_is_set_afterwards_has_all_its_time() -> None:
+    skip_loop_time(HOUR_S)
+    async with asyncio.timeout(HOUR_S):
+        await asyncio.sleep(0.001)  # sleep: timers that are due go off before this one
