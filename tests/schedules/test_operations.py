@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+import sqlalchemy as sa
 from desk.desk_house import DeskHouse, agent, desk_house, person
 from schedules.clock_house import ended, turn_to, utc
 
@@ -17,8 +19,10 @@ from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
 from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
+from retinue.domain.schedule import HISTORY_MAX
 from retinue.operations.keeper import Keeper
 from retinue.store import agents, ledger, schedules
+from retinue.store.tables import schedule_slots
 from retinue.testing.household import Household, terminal
 from retinue.testing.scripted_model import Line
 
@@ -190,10 +194,23 @@ async def test_a_name_is_for_one_schedule_and_there_is_an_end_to_how_many_one_ma
     assert await add(desk, OWNER)
 
 
-@pytest.mark.spec("A62", "A63", "C74")
+async def test_a_run_by_hand_is_told_when_it_is_asked_for_and_when_it_is_skipped(desk: DeskHouse) -> None:
+    household = desk.house.household
+    await add(desk, name="tea")
+    household.model.script.append(Line(text="slow", after_s=3000))
+    await desk.ask(OWNER, "schedule.run", schedule="tea")
+    await desk.house.eventually(lambda conn: len(household.model.prompts) == 1, what="the model to be asked")
+    skipped = await desk.ask(OWNER, "schedule.run", schedule="tea")
+    rows = await desk.house.sql("SELECT body FROM news WHERE kind = 'schedule.changed' ORDER BY seq")
+    told = [json.loads(row.body) for row in rows]
+    assert [each["change"] for each in told] == ["added", "waiting", "skipped"]
+    assert (told[-1]["because"], told[-1]["name"]) == (skipped["because"], "tea")
+
+
+@pytest.mark.spec("A62", "A63", "C74.run_log")
 async def test_the_history_tells_what_became_of_every_slot(desk: DeskHouse) -> None:
     household = desk.house.household
-    made = await add(desk, name="tea")
+    await add(desk, name="tea")
     begun = await desk.ask(OWNER, "schedule.run", schedule="tea")
     assert begun["begun"] and begun["envelope"]
     await desk.house.outcome(begun["envelope"])
@@ -202,9 +219,11 @@ async def test_the_history_tells_what_became_of_every_slot(desk: DeskHouse) -> N
     await desk.house.eventually(lambda conn: len(household.model.prompts) == 2, what="the model to be asked")
     skipped = await desk.ask(OWNER, "schedule.run", schedule="tea")
     assert not skipped["begun"] and skipped["because"].startswith("overlap: ")
-    assert (await desk.ask(OWNER, "schedule.run", schedule="tea", force=True))["begun"]
+    forced = await desk.ask(OWNER, "schedule.run", schedule="tea", force=True)
+    assert forced["begun"]
     await turn_to(desk.house, utc("2026-01-05 09:50"))
-    await desk.house.eventually(lambda conn: schedules.at_work(conn, made["id"]) is None, what="those by hand to end")
+    # Between the end of one and the claim of the next, none is at work: wait for the last one itself.
+    await desk.house.outcome(forced["envelope"])
     await turn_to(desk.house, utc("2026-01-05 10:00"))
     found = await desk.house.store.read(lambda conn: schedules.by_name(conn, "tea"))
     assert found is not None
@@ -217,6 +236,32 @@ async def test_the_history_tells_what_became_of_every_slot(desk: DeskHouse) -> N
     first = await desk.ask(OWNER, "schedule.history", schedule="tea", limit=2)
     rest = await desk.ask(OWNER, "schedule.history", schedule="tea", limit=20, cursor=first["next"])
     assert first["slots"] + rest["slots"] == told and rest["next"] is None
+
+
+@pytest.mark.spec("C74.retention")
+async def test_of_the_slots_of_a_schedule_the_last_500_are_kept(desk: DeskHouse) -> None:
+    await add(desk, name="tea")
+    begun = await desk.ask(OWNER, "schedule.run", schedule="tea")
+    await desk.house.outcome(begun["envelope"])
+    await desk.house.quiet()
+
+    def copy_until_full(conn: sa.Connection) -> int:
+        """As many slots as are kept, each like the one that ran."""
+        names = schedule_slots.c.keys()
+        rows = [{name: getattr(row, name) for name in names} for row in conn.execute(schedule_slots.select())]
+        ran, last = next(row for row in rows if row["state"] == "ran"), max(row["seq"] for row in rows)
+        conn.execute(
+            schedule_slots.insert(),
+            [{**ran, "seq": seq, "because": str(seq)} for seq in range(last + 1, HISTORY_MAX + 1)],
+        )
+        return ran["seq"]
+
+    first = await desk.house.store.write(copy_until_full, point="test")
+    for _ in range(2):
+        begun = await desk.ask(OWNER, "schedule.run", schedule="tea")
+        await desk.house.outcome(begun["envelope"])
+    kept = [row.seq for row in await desk.house.sql("SELECT seq FROM schedule_slots WHERE state = 'ran' ORDER BY seq")]
+    assert kept == list(range(first + 1, HISTORY_MAX + 3))
 
 
 async def test_a_members_schedule_answers_its_member(desk: DeskHouse) -> None:
@@ -366,7 +411,7 @@ enabled = false
 """
 
 
-@pytest.mark.spec("H91")
+@pytest.mark.spec("H91.schedules")
 async def test_what_the_settings_declare_is_applied_and_what_was_changed_since_is_not_overwritten(
     desk: DeskHouse, tmp_path: Path
 ) -> None:
