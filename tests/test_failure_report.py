@@ -124,8 +124,8 @@ from web.conftest import browser, front, rim
 
 def test_page(front):
     page = front.window("/")
-    page.evaluate("fetch('/api/nothing', {method: 'POST'}).then(() => console.error('it broke'))")
-    page.wait_for_event("console")
+    with page.expect_console_message(lambda message: message.text == "it broke"):
+        page.evaluate("fetch('/api/nothing', {method: 'POST'}).then(() => console.error('it broke'))")
     assert page.title() == "nothing"
 """
 
