@@ -18,6 +18,7 @@ import pytest
 
 from retinue.cli import client
 from retinue.testing.failure_context import Subject, close, register
+from retinue.testing.fork_server import ForkedProcess, fork_server
 from retinue.testing.ports import HOST, free_port
 from retinue.testing.server_description import ServerSource
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
@@ -34,7 +35,7 @@ class HouseProcess:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.log = home.parent / f"{home.name}.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkedProcess | None = None
         self._subject: Subject | None = None
 
     def open(self, *, crash_at: str = "", again_at: str = "") -> None:
@@ -46,12 +47,8 @@ class HouseProcess:
         self.home.mkdir(parents=True, exist_ok=True)
         self._subject = self._subject or register(ServerSource(database=self.home / "house.db", log=self.log))
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "retinue.daemon"],
-                env=environment(self.home, **crash),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+            self._process = fork_server().start(
+                "retinue.daemon", environment=environment(self.home, **crash), output=log
             )
         wait_until_sync(lambda: self._answers() or self._process_has_ended(), f"the house opens: see {log.name}")
         assert not self._process_has_ended(), f"the house did not open: see {log.name}"

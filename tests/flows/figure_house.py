@@ -10,8 +10,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from typing import Any
 
 from retinue.testing.crash_client import Closed, Line, Refused
 from retinue.testing.failure_context import explained
+from retinue.testing.fork_server import ForkedProcess, fork_server
 from retinue.testing.server_description import ServerSource
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 
@@ -30,7 +29,7 @@ TESTS = Path(__file__).parents[1]
 class Figures:
     home: Path
     script: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: ForkedProcess | None = None
     _words: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     _numbers: int = 0
 
@@ -51,9 +50,7 @@ class Figures:
             "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         }
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.figure_daemon"], env=environment, stdout=log, stderr=log
-            )
+            self.process = fork_server().start("flows.figure_daemon", environment=environment, output=log)
 
     async def opened(self) -> None:
         await wait_until(self._answers, "the house opens", describe=lambda: self.log.read_text()[-2000:])

@@ -1,0 +1,185 @@
+"""Starts a server for a test by forking a process that has imported it already: most of a start is imports.
+
+What starts is the real program in a process of its own, which is signalled and killed like any other. A test of the
+start itself, or of what is imported, uses `subprocess`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from functools import cache
+from typing import BinaryIO
+
+# What a server imports, at once or with its first requests.
+IMPORTED = ("retinue.daemon", "retinue.api.live", "uvloop")
+REQUEST_BYTES_MAX = 1024 * 1024
+FILES_MAX = 4  # standard input, output and error, and the socket that tells the end
+POLL_S = 60.0
+
+
+class ForkedProcess:
+    """A started program, with the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, pid: int, status: socket.socket) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+        self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        return self.returncode if self.returncode is not None else self._read_status(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        ended = self.returncode if self.returncode is not None else self._read_status(timeout)
+        if ended is None:
+            raise subprocess.TimeoutExpired(f"forked process {self.pid}", timeout or 0.0)
+        return ended
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _read_status(self, timeout_s: float | None) -> int | None:
+        readable, _, _ = select.select([self._status], [], [], timeout_s)
+        if not readable:
+            return None
+        answer = self._status.recv(64)
+        if not answer:
+            raise RuntimeError(f"the fork server ended before process {self.pid}")
+        self.returncode = int(answer)
+        self._status.close()
+        os.close(self._pidfd)
+        return self.returncode
+
+
+class ForkServer:
+    """The process that forks. It ends with the process that started it."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "retinue.testing.fork_server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+
+    def start(self, module: str, *, environment: Mapping[str, str], output: BinaryIO) -> ForkedProcess:
+        """Start `python -m MODULE` with these variables. `output` gets its standard output and error."""
+        request = json.dumps({"module": module, "environment": dict(environment), "directory": os.getcwd()})
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, open(os.devnull, "rb") as nothing:
+            files = [nothing.fileno(), output.fileno(), output.fileno(), theirs.fileno()]
+            socket.send_fds(self._control, [request.encode()], files)
+        answer = ours.recv(64)
+        if not answer:
+            ours.close()
+            raise RuntimeError(f"the fork server did not start {module}")
+        return ForkedProcess(int(answer), ours)
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+@cache
+def fork_server() -> ForkServer:
+    """The one of this process, started when it is first needed."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
+
+
+# --- the process that forks ---
+
+
+def serve(control: socket.socket) -> Callable[[], int] | None:
+    """Fork for each request until there are no more. Returns the program to run in a fork, else None."""
+    woken, wake = socket.socketpair()
+    woken.setblocking(False)
+    wake.setblocking(False)
+    signal.signal(signal.SIGCHLD, _wake)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    running: dict[int, socket.socket] = {}
+    while True:
+        readable, _, _ = select.select([control, woken], [], [], POLL_S)
+        if woken in readable:
+            woken.recv(4096)
+        _report_ended(running)
+        if control not in readable:
+            continue
+        request, files, _, _ = socket.recv_fds(control, REQUEST_BYTES_MAX, FILES_MAX)
+        if not request:
+            return None
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return _program(request, files)
+        for file in files[:-1]:
+            os.close(file)
+        running[pid] = socket.socket(fileno=files[-1])
+        running[pid].send(str(pid).encode())
+
+
+def _wake(number: int, frame: object) -> None:
+    """Without a handler the signal is ignored, and the loop sleeps on."""
+
+
+def _report_ended(running: dict[int, socket.socket]) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with closing(running.pop(pid)) as asker, suppress(OSError):  # the asker may be gone
+            asker.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _program(request: bytes, files: list[int]) -> Callable[[], int]:
+    """In the fork: what a new process would have, and nothing of the one that forked it."""
+    asked = json.loads(request)
+    for number, file in enumerate(files[:-1]):
+        os.dup2(file, number)
+    os.closerange(3, 1 + max(int(name) for name in os.listdir("/proc/self/fd")))
+    os.chdir(asked["directory"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    time.tzset()
+    path = asked["environment"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [folder for folder in path if folder and folder not in sys.path]
+    sys.argv = [asked["module"]]
+    main: Callable[[], int] = importlib.import_module(asked["module"]).main
+    return main
+
+
+def main(number: str) -> int:
+    for module in IMPORTED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a fork then shares these pages for longer
+    program = serve(socket.socket(fileno=int(number)))
+    return program() if program is not None else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))
