@@ -72,8 +72,8 @@ requirements: ## compile requirements/*.txt again (ARGS=--upgrade takes the newe
 	$(COMPILE) pyproject.toml requirements/injection.in -o requirements/injection.txt
 
 # What no pip package brings: the sandbox, a browser, and real servers to speak to. Fetched where we may, else named.
-PROGRAMS := bwrap:bubblewrap chromium:chromium ngircd:ngircd openssl:openssl dovecot:dovecot-imapd \
-	exim4:exim4-daemon-light
+PROGRAMS := bwrap:bubblewrap chromium:chromium chromium-headless-shell:chromium-headless-shell ngircd:ngircd \
+	openssl:openssl dovecot:dovecot-imapd exim4:exim4-daemon-light
 NO_SERVICES := /usr/sbin/policy-rc.d
 
 # Nothing that is installed here is started as a service, and nothing is removed for it: not another mail server either.

@@ -32,7 +32,7 @@ SHOWN_WITHIN_MS = 120_000  # ends a hang
 SCREENSHOT_WITHIN_MS = 5_000  # a page that hangs must not hide the failure
 LINES_MAX = 10  # of console errors, and of failed requests
 SIZES = {"laptop": (1280, 800), "phone": (360, 740)}
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -50,7 +50,7 @@ expect.set_options(timeout=SHOWN_WITHIN_MS)
 def open_browser() -> Iterator[Browser]:
     program = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if program is None:
-        pytest.fail("there is no Chromium on PATH: apt-get install -y chromium")
+        pytest.fail("there is no Chromium on PATH: apt-get install -y chromium-headless-shell")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, headless=True, args=FLAGS)
         try:
