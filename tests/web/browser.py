@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from playwright.sync_api import (
 )
 
 from retinue.testing.failure_context import PAGE, Description, Subject, close, last_lines, register
+from retinue.testing.waiting import wait_until_sync
 
 ROOT = Path(__file__).parent.parent.parent
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
@@ -167,6 +169,43 @@ class Front:
             self.outside.append(url)
 
 
+# Where what is about to be done can be counted: timers that run out soon. One that is far away brings the next look.
+TIMERS = """(() => {
+    const soon = new Set(), {setTimeout, clearTimeout} = window;
+    window.setTimeout = (work, afterMs = 0, ...rest) => {
+        const timer = setTimeout(() => { soon.delete(timer); work(...rest); }, afterMs);
+        if (afterMs <= 500) soon.add(timer);
+        return timer;
+    };
+    window.clearTimeout = (timer) => { soon.delete(timer); clearTimeout(timer); };
+    window.__soon = soon;
+})()"""
+TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+def settling(page: Page) -> Callable[[], None]:
+    """What is returned waits until the page is at rest: it has asked the house for nothing that is not there yet, and
+    is not about to. It counts what is asked from now on, so this is called before the page goes somewhere."""
+    asked: set[Request] = set()
+    page.on("request", lambda request: asked.add(request))
+    page.on("requestfinished", lambda request: asked.discard(request))
+    page.on("requestfailed", lambda request: asked.discard(request))
+    page.add_init_script(TIMERS)
+
+    def is_at_rest() -> bool:
+        # Twice, because an answer that has come is perhaps not read yet.
+        for _ in range(2):
+            page.evaluate(TWO_FRAMES)
+            if asked or page.evaluate("() => window.__soon.size"):
+                return False
+        return True
+
+    def settle() -> None:
+        wait_until_sync(is_at_rest, "the page is at rest")
+
+    return settle
+
+
 def violations(page: Page) -> list[str]:
     """What axe finds, as one line for each: rule, what it is about, and where."""
     # What is still coming in or going out is half seen through: nothing that ends is looked at before it has.
@@ -176,12 +215,22 @@ def violations(page: Page) -> list[str]:
             .map((each) => each.finished))"""
     )
     # Handed over as a function, and not as a script in the page: the page's own policy takes no such script.
-    page.evaluate(f"() => {{ {AXE.read_text()} }}")
-    found = page.evaluate("(tags) => axe.run(document, {runOnly: tags})", RULES)
-    return [
-        f"{each['id']}: {each['help']}: {', '.join(' '.join(node['target']) for node in each['nodes'][:3])}"
-        for each in found["violations"]
-    ]
+    if not page.evaluate("() => 'axe' in window"):
+        page.evaluate(f"() => {{ {_axe()} }}")
+    # The page keeps what axe says of everything that is right: it is many times what is asked for here.
+    return page.evaluate(
+        """async (tags) => {
+            const found = await axe.run(document, {runOnly: tags, resultTypes: ["violations"]});
+            const where = (each) => each.nodes.slice(0, 3).map((node) => node.target.join(" ")).join(", ");
+            return found.violations.map((each) => `${each.id}: ${each.help}: ${where(each)}`);
+        }""",
+        RULES,
+    )
+
+
+@cache
+def _axe() -> str:
+    return AXE.read_text()
 
 
 def scrolls_sideways(page: Page) -> bool:

@@ -7,7 +7,7 @@ import re
 import pytest
 from api.rim import Rim
 from playwright.sync_api import Locator, Page, expect
-from web.browser import Front, scrolls_sideways, violations
+from web.browser import Front, scrolls_sideways, settling, violations
 from web.talk import held_work, leave_composer
 
 HOSTILE = "<img src=x onerror=alert(1)> **bold** \u202etxt.exe <script>alert(2)</script>"
@@ -436,10 +436,11 @@ def test_words_of_others_stay_words(front: Front, rim: Rim) -> None:
     rim.do("agent.write-file", name="kim", path="SOUL.md", content=HOSTILE, hash=_hash(rim, "kim"))
     page = front.window("/agents")
     expect(card(page, "kim")).to_contain_text("<script>alert(2)</script>")
+    settle = settling(page)
     for part in ("", "/tools", "/files?file=SOUL.md", "/versions"):
         page.goto(f"{rim.address}/agents/kim{part}")
         expect(page.get_by_role("heading", level=1, name="kim")).to_be_visible()
-        page.wait_for_load_state("networkidle")
+        settle()
         assert page.locator("main :is(img[src=x], script, main b:text-is('x'))").count() == 0
     expect(page.get_by_text("<b>x</b>").first).to_be_visible()
     assert page.locator("main .foreign", has_text="<b>x</b>").count() > 0
@@ -448,12 +449,12 @@ def test_words_of_others_stay_words(front: Front, rim: Rim) -> None:
 @pytest.mark.parametrize(("size", "theme"), [("laptop", "light"), ("phone", "dark")])
 def test_every_part_of_an_agent_can_be_used_by_anyone(front: Front, size: str, theme: str) -> None:
     page = front.window("/agents", size=size, theme=theme)  # pyright: ignore[reportArgumentType]
-    found: dict[str, list[str]] = {}
+    settle, found = settling(page), dict[str, list[str]]()
     paths = ("?new=1", "?hidden=1", "/clerk", "/clerk/tools", "/clerk/files?file=SOUL.md", "/clerk/versions")
     for path in paths:
         page.goto(f"{front.rim.address}/agents{path}")
         expect(page.get_by_role("heading", level=1)).to_be_visible()
-        page.wait_for_load_state("networkidle")
+        settle()
         if path == "/clerk":
             folded_ones = ("What it may spend", "Bounds of a run", "When much comes at once", "Where it works")
             for folded in (*folded_ones, "How it is confined", "Other agents", "Whom it sends out", "Rights"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from api.rim import Rim
 from playwright.sync_api import Locator, Page, expect
-from web.browser import Front, scrolls_sideways, violations
+from web.browser import Front, scrolls_sideways, settling, violations
 from web.doors_house import NOOR, Street, open_house, open_street, stumble
 from web.test_house import dialog, kept_nowhere
 
@@ -272,16 +272,16 @@ def test_every_part_of_the_doors_can_be_used_by_anyone(front: Front, street: Str
     stumble(front.rim, "x", message_id="9100", because="a-word-without-any-room-to-break-" * 6)
     page = open_part(front, "/requests", size=size, theme=theme)
     expect(row(page, "Who wants to be let in", "5100")).to_be_visible()
-    found: dict[str, list[str]] = {}
+    settle, found = settling(page), dict[str, list[str]]()
     for part in PARTS:
         page.goto(f"{front.rim.address}/doors{part}")
         expect(page.get_by_role("heading", level=1, name="Doors")).to_be_visible()
-        page.wait_for_load_state("networkidle")
+        settle()
         found[part] = violations(page) + (["scrolls sideways"] if scrolls_sideways(page) else [])
     for part, opener in (("", "Connect"), ("/bindings", "Bind an agent"), ("/people", "Link an id")):
         page.goto(f"{front.rim.address}/doors{part}")
         page.get_by_role("button", name=opener, exact=True).click()
         expect(page.get_by_role("dialog")).to_be_visible()
-        page.wait_for_load_state("networkidle")
+        settle()
         found[f"{part} {opener}"] = violations(page) + (["scrolls sideways"] if scrolls_sideways(page) else [])
     assert {part: what for part, what in found.items() if what} == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from playwright.sync_api import expect
-from web.browser import Front, scrolls_sideways, violations
+from web.browser import Front, scrolls_sideways, settling, violations
 
 
 def test_a_code_lets_a_browser_in_once_and_is_gone_from_its_address(front: Front) -> None:
@@ -35,13 +35,28 @@ def test_every_screen_can_be_used_by_anyone(front: Front, size: str, theme: str)
     page = front.window(size=size, theme=theme)  # pyright: ignore[reportArgumentType]
     paths = page.eval_on_selector_all("nav[aria-label=Screens] a.screen", "all => all.map(each => each.pathname)")
     assert "/chat" in paths
-    found: dict[str, list[str]] = {}
+    settle, found = settling(page), dict[str, list[str]]()
     for path in paths:
         page.goto(front.rim.address + path)
         expect(page.locator("main")).not_to_be_empty()
-        page.wait_for_load_state("networkidle")
+        settle()
         found[path] = violations(page) + (["scrolls sideways"] if scrolls_sideways(page) else [])
     assert {path: what for path, what in found.items() if what} == {}
+
+
+def test_what_cannot_be_used_by_everyone_is_found(front: Front) -> None:
+    page = front.window()
+    assert violations(page) == []
+    page.locator("main").evaluate(
+        """(main) => {
+            const pale = Object.assign(document.createElement("p"), {textContent: "Hardly to be seen"});
+            Object.assign(pale.style, {color: "#bbb", background: "#fff"});
+            main.prepend(Object.assign(new Image(), {src: "/icon.svg"}), pale);
+        }"""
+    )
+    found = violations(page)
+    assert [each.partition(":")[0] for each in found] == ["color-contrast", "image-alt"]
+    assert found[1].endswith(": #content > img")
 
 
 def test_the_keyboard_goes_everywhere_and_says_how(front: Front) -> None:

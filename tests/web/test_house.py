@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
-from web.browser import Front, scrolls_sideways, violations
+from web.browser import Front, scrolls_sideways, settling, violations
 from web.talk import wait_for_copy
 
 SETTINGS = """# mine
@@ -59,11 +59,11 @@ def settings_file(front: Front) -> Iterator[Path]:
 @pytest.mark.parametrize(("size", "theme"), [("laptop", "dark"), ("phone", "light")])
 def test_every_part_of_the_house_can_be_used_by_anyone(front: Front, size: str, theme: str) -> None:
     page = front.window("/house", size=size, theme=theme)  # pyright: ignore[reportArgumentType]
-    found: dict[str, list[str]] = {}
+    settle, found = settling(page), dict[str, list[str]]()
     for part in PARTS + MORE_PARTS:
         page.goto(f"{front.rim.address}/house{part}")
         expect(page.get_by_role("heading", level=1, name="House")).to_be_visible()
-        page.wait_for_load_state("networkidle")
+        settle()
         found[part] = violations(page) + (["scrolls sideways"] if scrolls_sideways(page) else [])
     assert {part: what for part, what in found.items() if what} == {}
 
