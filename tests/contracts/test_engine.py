@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from psycopg import sql
 
 SUITE = (
     "engine_cancel",
@@ -42,9 +40,8 @@ from contracts.engine_sleep import *  # noqa: E402, F403
 from contracts.engine_subagents import *  # noqa: E402, F403
 
 from retinue.engine.engine import EmbeddedEngine  # noqa: E402
-from retinue.store.opening import prepare_postgres, prepare_sqlite  # noqa: E402
+from retinue.store.opening import prepare_sqlite  # noqa: E402
 from retinue.testing.household import Household  # noqa: E402
-from retinue.testing.postgres import PostgresServer  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -88,31 +85,10 @@ def household(new_household: Callable[[], Household]) -> Household:
     return new_household()
 
 
-@pytest.fixture(scope="module")
-def empty_database(postgres_server: PostgresServer) -> Iterator[str]:
-    """The same on PostgreSQL: its name, to make copies of."""
-    with postgres_server.fresh_database() as url:
-        prepare_postgres(sa.make_url(url))
-        yield sa.make_url(url).database or ""
-
-
-@pytest.fixture
-def copied_database(postgres_server: PostgresServer, empty_database: str) -> Iterator[str]:
-    copy = sql.Identifier(f"{empty_database}_copy")
-    with postgres_server.connect() as connection:
-        connection.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(copy, sql.Identifier(empty_database)),
-        )
-        try:
-            yield postgres_server.url(f"{empty_database}_copy")
-        finally:
-            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(copy))
-
-
 @pytest.fixture(params=["sqlite", "postgres"])
 def any_household(request: pytest.FixtureRequest, tmp_path: Path, hands: Hands) -> Household:
     """For the core of the contract, which is put to every kind of store."""
     if request.param == "postgres":
-        url = request.getfixturevalue("copied_database")
+        url = request.getfixturevalue("postgres_url")
         return Household(tmp_path, url=url, engine=partial(handled, hands), through=hands.over)
     return request.getfixturevalue("household")
