@@ -124,9 +124,14 @@ class Front:
         size: Literal["laptop", "phone"] = "laptop",
         theme: Literal["light", "dark"] = "light",
         calm: bool = False,
+        polls: bool = True,
+        turns_clock: bool = False,
         **options: Any,
     ) -> Page:
-        """Signed in as the owner, by a code as the terminal shows it."""
+        """Signed in as the owner, by a code as the terminal shows it.
+
+        One that does not poll shows only what it is told of. One whose clock is turned has `page.clock`, which goes on
+        by itself as any other."""
         width, height = SIZES[size]
         context = self._browser.new_context(
             viewport={"width": width, "height": height},
@@ -137,6 +142,10 @@ class Front:
         )
         context.set_default_timeout(SHOWN_WITHIN_MS)
         context.grant_permissions(["clipboard-read", "clipboard-write"], origin=self.rim.address)
+        if not polls:
+            context.add_init_script("window.setInterval = () => 0")
+        if turns_clock:
+            context.clock.install()
         self._contexts.append(context)
         return self.tab(context, f"{path}#code={self.rim.do('token.code')['code']}")
 

@@ -420,7 +420,7 @@ def beat(page: Page, agent: str) -> Locator:
 
 
 def test_a_task_is_put_on_the_checklist_run_changed_and_taken_off(front: Front, rim: Rim) -> None:
-    page = front.window("/schedules/heartbeat")
+    page = front.window("/schedules/heartbeat", polls=False)
     expect(page.get_by_role("heading", name="Nobody looks by itself")).to_be_visible()
     assert violations(page) == []
     rim.do("agent.set", name="guide", heartbeat_every_s=86_400)
@@ -474,7 +474,8 @@ def test_a_task_is_put_on_the_checklist_run_changed_and_taken_off(front: Front, 
 
 
 def test_how_often_an_agent_looks_by_itself_is_set_where_it_is_edited(front: Front, rim: Rim) -> None:
-    page, list_ = front.window("/agents/clerk"), front.window("/schedules/heartbeat", size="phone", theme="dark")
+    page = front.window("/agents/clerk")
+    list_ = front.window("/schedules/heartbeat", size="phone", theme="dark", polls=False)  # it is told
     page.get_by_role("heading", name="When it looks by itself").click()
     page.get_by_label("Every so many seconds").fill("3600")
     page.get_by_label("Not before").fill("eight")
