@@ -347,9 +347,8 @@ def test_a_word_is_found_wherever_it_was_said(front: Front) -> None:
 
 
 def test_a_phone_shows_all_of_it(front: Front) -> None:
-    session = new_session(front, name="On the phone")
-    send(front, session, "echo " + "long " * 400)
-    until_quiet(front, session)
+    said_before = [{"type": "user_message", "text": "echo"}, {"type": "assistant_message", "text": "long " * 400}]
+    session = import_session(front, said_before)
     page = open_talk(front, session, size="phone")
     bar = page.get_by_role("navigation", name="Screens").bounding_box()
     box = composer(page).bounding_box()

@@ -227,7 +227,7 @@ def test_the_run_panel_shows_each_step_as_it_happens_and_follows_the_conversatio
     expect(dock(page).get_by_text("Done", exact=True)).to_be_visible()
     page.goto(f"{rim.address}/chat/{second}")
     expect(dock(page).get_by_text("Nothing has run here yet")).to_be_visible()
-    say(rim, "slow 1", second)
+    say(rim, "echo hello", second)
     expect(steps.filter(has_text="asks the model")).to_have_count(1)
     page.goto(f"{rim.address}/chat/{first}")
     choose(page, "Run", "Keep it to this conversation")
@@ -404,7 +404,7 @@ def test_without_a_window_nothing_is_done_and_the_agent_is_told(front: Front, ri
 
 @pytest.mark.spec("A76")
 def test_a_link_is_opened_by_the_person_who_sees_where_it_goes_and_who_says_so(front: Front, rim: Rim) -> None:
-    page = front.window("/chat")
+    page = front.window("/chat", turns_clock=True)
     wait_until_sync(lambda: not call(rim, "panels_list")["failed"], "there is a window")
     url = f"{rim.address}/chat?from=guide"
     card = page.get_by_role("group", name="A link to open")
@@ -421,7 +421,10 @@ def test_a_link_is_opened_by_the_person_who_sees_where_it_goes_and_who_says_so(f
         card.get_by_role("button", name="Not now").click()
         result = waiting.result(WAIT_LIMIT_S)
         assert result["failed"] and "chose not to open it" in result["output"]
-        late = call(rim, "open_url", url=url)
+        waiting = beside.submit(call, rim, "open_url", url=url)
+        expect(card).to_have_count(1)
+        page.clock.fast_forward("00:10")
+        late = waiting.result(WAIT_LIMIT_S)
         assert late["failed"] and "nobody has pressed that yet" in late["output"]
         expect(card).to_contain_text("guide would like you to open")  # it can still be opened
         expect(card.get_by_text(url, exact=True)).to_be_visible()
