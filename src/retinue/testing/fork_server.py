@@ -6,6 +6,7 @@ start itself, or of what is imported, uses `subprocess`.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
 import importlib
@@ -46,6 +47,17 @@ class ForkedProcess:
         if ended is None:
             raise subprocess.TimeoutExpired(f"forked process {self.pid}", timeout or 0.0)
         return ended
+
+    async def ended(self) -> int:
+        """As `wait`, for an event loop that goes on meanwhile. May be cancelled, and called again."""
+        if self.returncode is None:
+            loop, readable = asyncio.get_running_loop(), asyncio.Event()
+            loop.add_reader(self._status, readable.set)
+            try:
+                await readable.wait()
+            finally:
+                loop.remove_reader(self._status)
+        return self.wait()
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
