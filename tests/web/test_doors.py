@@ -13,6 +13,8 @@ from web.browser import Front, scrolls_sideways, settling, violations
 from web.doors_house import NOOR, Street, open_house, open_street, stumble
 from web.test_house import dialog, kept_nowhere
 
+from retinue.testing.waiting import wait_until_sync
+
 PARTS = ("", "/bindings", "/requests", "/people", "/aside")
 HOSTILE = "<img src=x onerror=alert(1)> \u202eronn"
 
@@ -251,16 +253,27 @@ def test_a_place_that_does_not_let_us_in_is_told_of_before_anything_is_written(f
     assert "nobody" not in [each["name"] for each in front.rim.do("connector.list")["connectors"]]
 
 
+def until_it(rim: Rim, connector: str, is_: str) -> None:
+    def states() -> dict[str, str]:
+        return {each["name"]: each["state"] for each in rim.do("connector.list")["connectors"]}
+
+    wait_until_sync(lambda: states()[connector] == is_, f"{connector} is {is_}", describe=states)
+
+
 def test_a_line_that_breaks_says_when_it_is_tried_again_and_is_well_again_by_itself(
     front: Front, street: Street
 ) -> None:
-    page = open_part(front)
+    page = open_part(front, turns_clock=True)
     family = row(page, "Connectors", "family")
     street.call(street.telegram.stop)
+    until_it(front.rim, "family", "waiting")
+    page.clock.fast_forward("00:15")  # the page has no news of it, and looks by itself
     expect(family).to_contain_text("Tried again")
     expect(family).to_contain_text("in a row")
     street.call(street.telegram.start)
     street.says("Are you there again?", street.meet(NOOR["id"], "Noor"))
+    until_it(front.rim, "family", "listening")
+    page.clock.fast_forward("00:15")
     expect(family).to_contain_text("listening")
     expect(family).not_to_contain_text("Tried again")
 

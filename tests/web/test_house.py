@@ -359,19 +359,22 @@ def test_the_log_follows_is_filtered_and_is_held_where_one_reads(front: Front) -
         with file.open("a") as opened:
             opened.writelines(f"2026-11-15T09:00:00+0000 {line}\n" for line in lines)
 
-    page = front.window("/house/logs")
+    page = front.window("/house/logs", turns_clock=True)
     shown = page.get_by_role("region", name="Lines of the log")
     expect(shown).to_contain_text('"house open"')
     log(f'warning "something odd" text="{HOSTILE}"')
+    page.clock.fast_forward("00:02")
     expect(shown).to_contain_text("<img src=x")  # by itself
     expect(page.locator("main img")).to_have_count(0)
     log(*(f'info "line" number={number}' for number in range(150)), 'error "the very last"')
+    page.clock.fast_forward("00:02")
     expect(shown).to_contain_text("the very last")
     expect(page.get_by_text("New lines come by themselves.")).to_be_visible()
     shown.evaluate("node => { node.scrollTop = 0 }")
     expect(page.get_by_text("Held, because you scrolled up.")).to_be_visible()
     log('info "after that"')
     page.get_by_role("button", name="To the newest").click()
+    page.clock.fast_forward("00:02")
     expect(shown).to_contain_text("after that")
     assert shown.inner_text().count("the very last") == 1
     page.get_by_label("From level").select_option("Warning")
