@@ -66,7 +66,7 @@ def test_a_fork_is_killed_like_any_process(server: ForkServer, tmp_path: Path) -
     printed(tmp_path)
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.01)
+        process.wait(0.01)  # time limit: the program runs on, and the wait must end
     process.kill()
     assert process.wait(WAIT_LIMIT_S) == process.poll() == process.returncode == -signal.SIGKILL
     process.send_signal(signal.SIGTERM)  # nothing is left to be signalled
