@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
 from retinue.store.opening import prepare_postgres
+from retinue.testing.memory_disk import memory_disk
 from retinue.testing.postgres import PostgresMissing, PostgresServer, running_server
 
 pytest_plugins = [
@@ -75,3 +78,27 @@ def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     """The url of a fresh, empty PostgreSQL database, for what opening makes of it."""
     with postgres_server.fresh_database() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def memory_root() -> Iterator[Path | None]:
+    """A directory in memory, gone at the end of the session; None where there is not enough memory."""
+    if (memory := memory_disk()) is None:
+        yield None
+        return
+    with TemporaryDirectory(prefix="retinue-test-", dir=memory) as root:
+        yield Path(root)
+
+
+@pytest.fixture
+def memory_path(memory_root: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A test's own directory in memory. SQLite waits for the disk with every commit, and some tests make thousands.
+
+    `conftest.py` of a package with many such tests gives it to all of them as `tmp_path`. Not for what is mounted into
+    a sandbox, which has a /dev of its own. With RETINUE_TEST_SYNC=1 it is on the disk, and kept as `tmp_path` is.
+    """
+    if memory_root is None:
+        yield tmp_path_factory.mktemp("test")
+        return
+    with TemporaryDirectory(dir=memory_root) as path:
+        yield Path(path)

@@ -10,6 +10,6 @@ from retinue.testing.household import Household
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def any_household(request: pytest.FixtureRequest, tmp_path: Path) -> Household:
+def any_household(request: pytest.FixtureRequest, memory_path: Path) -> Household:
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
-    return Household(tmp_path, url=url)
+    return Household(memory_path, url=url)

@@ -38,8 +38,8 @@ Act = Callable[[Page, schedules.Kept], object]
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> Household:
-    return Household(tmp_path, agents=[Agent(name="ada", model="scripted", run_seconds_max=86_400)])
+def household(memory_path: Path) -> Household:
+    return Household(memory_path, agents=[Agent(name="ada", model="scripted", run_seconds_max=86_400)])
 
 
 async def to(house: House, schedule: Schedule, act: Act) -> None:
@@ -195,7 +195,7 @@ async def test_one_made_by_hand_ends_with_its_schedule_when_that_is_deleted_befo
 
 async def test_a_gate_that_says_yes_while_another_is_at_work_is_told_so(gated: Household) -> None:
     gated.model.rule = lambda prompt: Line(text="long", after_s=5000)
-    async with gated.open() as house:
+    async with gated.open(drain_s=0) as house:
         schedule = await add(house, a_schedule(gated, "0 10 * * *", gate=Gate(command="wait")))
         await to(house, schedule, lambda page, found: schedules.by_hand(page, found, forced=False))
         await house.eventually(lambda conn: schedules.next_clock_ms(conn) == 1767607200000, what="its gate to be asked")

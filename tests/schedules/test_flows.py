@@ -39,8 +39,8 @@ TEN = utc("2026-01-05 10:00")
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> Household:
-    return Household(tmp_path)
+def household(memory_path: Path) -> Household:
+    return Household(memory_path)
 
 
 def found(page: Page, schedule: Schedule) -> schedules.Kept:
@@ -344,7 +344,7 @@ async def test_one_by_hand_waits_for_nothing_but_gives_way_to_one_at_work_unless
 
 @pytest.mark.spec("C73")
 async def test_a_slot_that_comes_while_one_by_hand_is_at_work_is_skipped(household: Household) -> None:
-    async with household.open() as house:
+    async with household.open(drain_s=0) as house:
         schedule = await add(house, a_schedule(household, "0 10 * * *"))
         household.model.will_reply(Line(text="slow", after_s=3000))
         await turn_to(house, utc("2026-01-05 09:30"))

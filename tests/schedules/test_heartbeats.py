@@ -36,8 +36,8 @@ ALERT = "The plants are dry, and nobody is at home before Thursday."
 
 
 @pytest.fixture
-def household(tmp_path: Path) -> Household:
-    return Household(tmp_path)
+def household(memory_path: Path) -> Household:
+    return Household(memory_path)
 
 
 def home(household: Household, agent: str = "ada") -> Path:

@@ -1,0 +1,12 @@
+"""The stores of these tests are in memory: they make thousands of commits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def tmp_path(memory_path: Path) -> Path:
+    return memory_path
