@@ -462,6 +462,8 @@ class Life:
     async def rest(self, house: House) -> None:
         for _ in range(20):
             await asyncio.sleep(0.002)  # sleep: some room for what goes on; what is checked holds at any moment
+            if not (house.engine.active or house.outbox.active):
+                return
 
     async def purge(self, house: House) -> None:
         envelopes_ms, news_ms, runs_ms = (
@@ -518,7 +520,7 @@ async def test_the_ledger_holds_and_keys_are_known_whatever_happens_between_purg
 async def test_the_same_on_postgres(tmp_path: Path, postgres_url: str) -> None:
     household = furnished(tmp_path, postgres_url)
     household.through = Watched
-    async with household.open() as house:
+    async with household.open(drain_s=0) as house:
         await Life(7).live(house, 40)
         await holds(house)
 
