@@ -37,7 +37,7 @@ class Bug(StrEnum):
     CALLBACK_TO_ANOTHER_SESSION = "callback-to-another-session"
 
 
-_TOUCHED: tuple[tuple[Any, str], ...] = (
+TOUCHED: tuple[tuple[Any, str], ...] = (
     (Inbox, "post"),
     (RunJournal, "perform"),
     (Append, "seq"),
@@ -70,7 +70,7 @@ def plant(bug: str, *, environment: Mapping[str, str] = os.environ) -> None:
 @contextmanager
 def planted(bug: str, *, environment: Mapping[str, str] = os.environ) -> Generator[None]:
     """Break the house for a while."""
-    sound: list[tuple[Any, str, Any]] = [(place, name, vars(place)[name]) for place, name in _TOUCHED]
+    sound: list[tuple[Any, str, Any]] = [(place, name, vars(place)[name]) for place, name in TOUCHED]
     try:
         plant(bug, environment=environment)
         yield
