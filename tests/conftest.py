@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,7 +87,10 @@ def memory_root() -> Iterator[Path | None]:
     if (memory := memory_disk()) is None:
         yield None
         return
-    with TemporaryDirectory(prefix="retinue-test-", dir=memory) as root:
+    for left in memory.glob("retinue-test-pid*-*"):  # by a session that was killed: it would keep the memory
+        if not Path("/proc", left.name.split("-")[2].removeprefix("pid")).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(prefix=f"retinue-test-pid{os.getpid()}-", dir=memory) as root:
         yield Path(root)
 
 
