@@ -237,7 +237,6 @@ def test_a_log_is_followed_through_its_rotation(home: HouseProcess) -> None:
         env=environment(home.home),
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background has it ignored
     )
     try:
         assert following.stdout is not None
