@@ -9,7 +9,7 @@ import { spoken } from "./times";
 export type Shown = Answered<"schedule.show">;
 
 /** News after which schedules are looked at again. That one is at work is told by its run. */
-export const CHANGES = ["schedule.changed", "run.started"];
+export const CHANGES = ["schedule.changed", "heartbeat.changed", "run.started"];
 
 const NAME_LENGTH = 60;
 
