@@ -29,7 +29,7 @@ class Site:
     heard: list[bytes] = field(default_factory=list[bytes])
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             self.heard.append(head)
             for line in head.split(b"\r\n"):
@@ -40,7 +40,6 @@ class Site:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.3):  # time limit: for what must not come there is no event
                     self.heard[-1] += await reader.read(1000)
-        writer.close()
 
 
 @contextlib.asynccontextmanager
@@ -277,9 +276,9 @@ async def test_a_tunnel_to_the_web_port_is_tls_for_the_host_that_was_asked_for(m
     heard: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.read(5000))
-        writer.write(b"there")
-        writer.close()
+        with contextlib.closing(writer):
+            heard.append(await reader.read(5000))
+            writer.write(b"there")
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     there = server.sockets[0].getsockname()[1]
