@@ -62,6 +62,16 @@ async def test_a_command_is_told_what_was_said_for_it_and_nothing_of_ours(
     assert set(told) == {"GREETING", "LANG", "PATH", "HOME", "TMPDIR", "TERM", "USER", "LOGNAME", "PWD"}
 
 
+async def test_folders_of_etc_are_the_machines_own_to_read_only(sandbox: Bubblewrap, grounds: Grounds) -> None:
+    folders = [folder for folder in ("/etc/alternatives", "/etc/ssl/certs") if Path(folder).is_dir()]
+    assert folders, "this machine has neither"
+    for folder in folders:
+        said = await shell(sandbox, f"ls -A {folder}; touch {folder}/mine && echo written", grounds.confinement())
+        assert sorted(set(said.text.splitlines()) & set(os.listdir(folder))) == sorted(os.listdir(folder))
+        assert "written" not in said.text
+        assert not os.listdir(grounds.state / "sandbox" / folder[1:]), "it is mounted, not copied"
+
+
 _CONSTRUCTOR = """
 #include <stdio.h>
 __attribute__((constructor)) static void leave_marks(void) {

@@ -77,13 +77,15 @@ class Bind(Struct, frozen=True):
 
 
 def build_etc(folder: Path, inside: Path) -> None:
-    """The /etc of all sandboxes, made when the house opens: one folder to show, and nothing private in it.
+    """Make the /etc of all sandboxes, when the server starts: copies of public files, and nothing private.
 
-    Where nothing has changed since, that of the last time stays. There are hundreds of certificates: to copy them takes
-    as long as to answer whoever writes first after a restart.
+    If nothing has changed, the one of the last start stays. Of a folder only the place is made, where
+    `system_arguments` mounts it: certificates alone are hundreds of links, and copying them took a tenth of a second.
     """
     made_of = folder.with_suffix(".made-of")
-    sources = [_look(Path("/etc") / name) for name in _ETC]
+    mounted = _etc_folders()
+    copied = [path for name in _ETC if (path := Path("/etc", name)) not in mounted]
+    sources = [*map(str, mounted), *map(_look, copied)]
     written = {**_WRITTEN, "retinue/inside.py": inside.read_text()}
     if folder.is_dir() and made_of.is_file() and made_of.read_text() == _told(sources, written, _look(folder)):
         return
@@ -91,11 +93,10 @@ def build_etc(folder: Path, inside: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, mode=0o755)
-    for name in _ETC:
-        source, target = Path("/etc") / name, folder / name
-        if source.exists() or source.is_symlink():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _copy(str(source), str(target))
+    for path in mounted:
+        (folder / path.relative_to("/etc")).mkdir(parents=True)
+    for path in copied:
+        _copy(path, folder / path.relative_to("/etc"))
     for name, text in written.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -107,8 +108,8 @@ def _told(*facts: object) -> str:
 
 
 def _look(path: Path | os.DirEntry[str]) -> object:
-    """Changes when a file does, or when anything is put into one of the folders, or taken out. The links in them, which
-    are most of it, need no look of their own: to change one, it has to be put there anew."""
+    """Changes when a file does, or when an entry of a folder is added or removed. A link in a folder needs no look: to
+    change it, one has to replace it."""
     if isinstance(path, Path) and path.is_symlink():
         return os.readlink(path)
     if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
@@ -123,26 +124,30 @@ def _stamp(path: Path | os.DirEntry[str]) -> list[object]:
     return [os.fspath(path), seen.st_mode, seen.st_size, seen.st_mtime_ns, seen.st_ino]
 
 
-def _copy(source: str, target: str) -> None:
-    """What can be read of it, for everyone to read. `shutil.copytree` takes a quarter of a second for all those links:
-    it gives each the times and attributes of the other, which nobody asks for."""
-    if os.path.islink(source):
-        os.symlink(os.readlink(source), target)
-    elif os.path.isdir(source):
-        if os.access(source, os.R_OK | os.X_OK):
-            os.mkdir(target)
-            os.chmod(target, 0o755)
-            with os.scandir(source) as entries:
-                for entry in entries:
-                    _copy(entry.path, f"{target}/{entry.name}")
-    elif os.path.isfile(source) and os.path.getsize(source) <= _ETC_BYTES_MAX and os.access(source, os.R_OK):
+def _etc_folders() -> list[Path]:
+    """The folders of /etc that commands see as they are."""
+    paths = [Path("/etc", name) for name in _ETC]
+    return [path for path in paths if path.is_dir() and not path.is_symlink() and os.access(path, os.R_OK | os.X_OK)]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a link, or a file that can be read, for everyone to read."""
+    if not source.is_symlink() and not (source.is_file() and os.access(source, os.R_OK)):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        target.symlink_to(os.readlink(source))
+    elif source.stat().st_size <= _ETC_BYTES_MAX:
         shutil.copyfile(source, target)
-        os.chmod(target, 0o644)
+        target.chmod(0o644)
 
 
 def system_arguments(etc: Path, *, python_prefix: Path | None = None) -> list[str]:
     """What every command sees: programs, libraries and a little of /etc, none of it to be changed."""
     arguments = ["--ro-bind", "/usr", "/usr", "--ro-bind", str(etc), "/etc"]
+    for folder in _etc_folders():
+        if (etc / folder.relative_to("/etc")).is_dir():
+            arguments += ["--ro-bind-try", str(folder), str(folder)]  # an update may remove one meanwhile
     for name in _SYSTEM:
         path = Path(name)
         if path.is_symlink():
