@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -44,6 +45,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Whoever runs the tests may have keys, and no test is to spend them.
 for _name in [name for name in os.environ if name.endswith("_API_KEY")]:
     del os.environ[_name]
+
+
+def pytest_collection_finish() -> None:
+    """Tests, modules and their plugins stay until the end: the garbage collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5_000, 20, 20)
 
 
 @pytest.fixture(scope="session")
