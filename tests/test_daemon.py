@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import signal
 import stat
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum, EnumType
 from pathlib import Path
-from typing import Any, cast
 
 import psycopg
 import pytest
@@ -24,8 +21,27 @@ from retinue.cli.errors import HouseClosed
 from retinue.logs import log_file
 from retinue.store.server_lock import LOCK_CLASS, SERVER
 from retinue.testing.failure_context import register
+from retinue.testing.fork_server import ForkedProcess, fork_server
 from retinue.testing.server_description import ServerSource
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process of a server, and the file with what it prints."""
+
+    process: ForkedProcess
+    output: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def end(self, number: signal.Signals | None = None) -> tuple[int, str]:
+        """Send a signal if one is given, wait until the process has ended, and return its status and its output."""
+        if number is not None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=WAIT_LIMIT_S), self.output.read_text()
 
 
 class Daemon:
@@ -33,37 +49,35 @@ class Daemon:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._process: subprocess.Popen[str] | None = None
+        self._started: list[Started] = []
 
-    def open(self, **environment: str) -> subprocess.Popen[str]:
+    def open(self, **environment: str) -> Started:
         register(ServerSource(database=self.home / "house.db", log=log_file(self.home)))
-        self._process = self.spawn(**environment)
-        wait_until_sync(self._answers, "the daemon answers")
-        return self._process
+        started = self.spawn(**environment)
 
-    def _answers(self) -> bool:
-        assert self._process is not None
-        try:
-            client.call("house.status")
-        except HouseClosed:
-            assert self._process.poll() is None, self._process.communicate()
-            return False
-        return True
+        def answers() -> bool:
+            try:
+                client.call("house.status")
+            except HouseClosed:
+                assert started.process.poll() is None, started.end()
+                return False
+            return True
 
-    def spawn(self, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "retinue.daemon"],
-            env=house_environment(self.home, **environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        wait_until_sync(answers, "the daemon answers")
+        return started
+
+    def spawn(self, **environment: str) -> Started:
+        path = self.home.with_name(f"{self.home.name}-{len(self._started)}.txt")
+        with path.open("wb") as output:
+            process = fork_server().start(
+                "retinue.daemon", environment=house_environment(self.home, **environment), output=output
+            )
+        self._started.append(Started(process, path))
+        return self._started[-1]
 
     def close(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-        if self._process is not None:
-            self._process.communicate()
+        for started in self._started:
+            started.end(signal.SIGKILL)
 
 
 @pytest.fixture
@@ -79,14 +93,12 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
 @pytest.mark.spec("C101")
 def test_a_second_daemon_is_refused_and_a_killed_one_leaves_no_stale_lock(daemon: Daemon) -> None:
     first = daemon.open()
-    second = daemon.spawn()
-    _, complaint = second.communicate(timeout=WAIT_LIMIT_S)
-    assert second.returncode == 1
+    status, complaint = daemon.spawn().end()
+    assert status == 1
     assert "[house.already-open]" in complaint
     assert str(first.pid) in complaint
     assert "try: " in complaint
-    first.kill()
-    first.communicate()
+    first.end(signal.SIGKILL)
     assert (daemon.home / "lock").exists()
     assert Path((daemon.home / "socket").read_text()).exists()  # left behind, as a crash leaves it
     daemon.open()
@@ -101,9 +113,8 @@ def test_a_stop_drains_what_runs_and_what_takes_too_long_is_taken_up_at_the_next
         wait_until_sync(
             lambda id_=sent["envelope"]: client.call("envelope.show", {"id": id_})["status"] != "pending", "it is begun"
         )
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=WAIT_LIMIT_S)
-    assert process.returncode == 0
+    status, _ = process.end(signal.SIGTERM)
+    assert status == 0
     daemon.open()
     assert client.call("envelope.show", {"id": quick["envelope"]})["outcome"] == "answered"
     assert client.call("envelope.show", {"id": slow["envelope"]})["status"] == "claimed"
@@ -116,17 +127,15 @@ def test_a_second_server_on_one_database_is_refused_and_the_first_keeps_its_owne
     first = daemon.open(RETINUE_STORE=empty_postgres_url)
     token = (daemon.home / "owner-token").read_text()
     other = Daemon(tmp_path / "other")
-    second = other.spawn(RETINUE_STORE=empty_postgres_url)
-    _, complaint = second.communicate(timeout=WAIT_LIMIT_S)
-    assert second.returncode == 1
+    status, complaint = other.spawn(RETINUE_STORE=empty_postgres_url).end()
+    assert status == 1
     assert "another server uses this database [store.locked]" in complaint
     assert f"pid {first.pid} on " in complaint
     assert str(daemon.home)[-15:] in complaint
     assert "try: " in complaint
     assert client.call("house.status")["you"] == "person:owner"
 
-    first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=WAIT_LIMIT_S)
+    first.end(signal.SIGTERM)
     daemon.open(RETINUE_STORE=empty_postgres_url)
     assert (daemon.home / "owner-token").read_text() == token
     assert client.call("house.status")["you"] == "person:owner"
@@ -136,8 +145,7 @@ def test_a_killed_server_leaves_its_database_to_the_next(
     daemon: Daemon, tmp_path: Path, empty_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = daemon.open(RETINUE_STORE=empty_postgres_url)
-    first.kill()
-    first.communicate()
+    first.end(signal.SIGKILL)
     other = Daemon(tmp_path / "other")
     monkeypatch.setenv("RETINUE_HOME", str(other.home))
     try:
@@ -162,9 +170,9 @@ def test_a_server_whose_database_another_took_over_ends_with_the_reason(
         waits = f"SELECT 1 {locks} AND NOT granted".encode()
         wait_until_sync(lambda: onlooker.execute(waits).fetchone(), "the rival waits")
         onlooker.execute(f"SELECT pg_terminate_backend(pid) {locks} AND granted".encode())
-        _, complaint = process.communicate(timeout=WAIT_LIMIT_S)
+        status, complaint = process.end()
         taking.join()
-    assert process.returncode == 1
+    assert status == 1
     assert "another server has taken over this database" in complaint
     assert "[store.taken]" in complaint
 
@@ -190,8 +198,7 @@ def test_a_token_file_that_was_removed_is_made_anew_and_the_old_token_is_worthle
 ) -> None:
     process = daemon.open()
     old = (daemon.home / "owner-token").read_text().strip()
-    process.kill()
-    process.communicate()
+    process.end(signal.SIGKILL)
     (daemon.home / "owner-token").unlink()
     daemon.open()
     assert client.call("house.status")["you"] == "person:owner"
@@ -201,9 +208,8 @@ def test_a_token_file_that_was_removed_is_made_anew_and_the_old_token_is_worthle
 
 
 def test_crash_points_are_refused_outside_tests(daemon: Daemon) -> None:
-    process = daemon.spawn(RETINUE_TEST_CRASH="finish.after-commit:1", RETINUE_TEST="")
-    _, complaint = process.communicate(timeout=WAIT_LIMIT_S)
-    assert process.returncode == 1
+    status, complaint = daemon.spawn(RETINUE_TEST_CRASH="finish.after-commit:1", RETINUE_TEST="").end()
+    assert status == 1
     assert "[config.test-only]" in complaint
 
 
@@ -255,8 +261,7 @@ def test_attachments_with_hostile_names_are_stored_safely(daemon: Daemon) -> Non
 
 def test_the_first_words_say_where_it_listens_and_how_to_talk_to_it(daemon: Daemon) -> None:
     process = daemon.open()
-    process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=WAIT_LIMIT_S)
+    _, said = process.end(signal.SIGTERM)
     for words in ("is open", str(daemon.home), "retinue.sock", "owner-token", "retinue chat"):
         assert words in said
     assert json.dumps(said).count((daemon.home / "owner-token").read_text().strip()) == 0
@@ -279,8 +284,14 @@ def test_a_key_that_is_added_is_what_the_house_thinks_with_from_then_on(daemon: 
     assert "with anthropic:mine" in shown["agents"][0]["now"][0]
 
 
+def subclasses(kind: type[Enum]) -> Iterator[type[Enum]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
 def test_members_are_attributes_so_they_are_named_without_a_detour() -> None:
     """The daemon takes away the detour that Python 3.11 has for them: see `name_members_directly`."""
-    kinds = cast("list[type[Enum]]", [each for each in cast("list[Any]", gc.get_objects()) if type(each) is EnumType])
+    kinds = [kind for kind in subclasses(Enum) if type(kind) is EnumType]
     assert any(kind.__module__.startswith("retinue.domain") for kind in kinds)
     assert not [f"{kind.__name__}.{name}" for kind in kinds for name in kind.__members__ if name not in vars(kind)]
