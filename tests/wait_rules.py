@@ -29,6 +29,7 @@ CLOCKS = frozenset({"time.monotonic", "time.time", "time.perf_counter"})
 IN_SECONDS = frozenset(
     {"run", "wait", "communicate", "recv", "join", "result", "get", "HTTPConnection", "create_connection", "urlopen"}
 )
+READ = (ast.Call, ast.BinOp, ast.Import, ast.ImportFrom)
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,13 @@ class _Reader:
         self._file = file
         self._lines = file.source.splitlines()
         self._known = _constants(file)
+        self._nodes = [node for node in ast.walk(file.tree) if isinstance(node, READ)]
         self._full_names = dict(self._names())
         self._in_browser = "playwright" in file.source
 
     def complaints(self) -> Iterator[tuple[int, str]]:
         """Each with its line."""
-        for node in ast.walk(self._file.tree):
+        for node in self._nodes:
             match node:
                 case ast.Call():
                     yield from self._call(node)
@@ -148,7 +150,7 @@ class _Reader:
 
     def _names(self) -> Iterator[tuple[str, str]]:
         """How names that were imported one by one are called in full."""
-        for node in ast.walk(self._file.tree):
+        for node in self._nodes:
             if isinstance(node, ast.ImportFrom) and node.module in ("time", "asyncio", "anyio"):
                 yield from ((each.asname or each.name, f"{node.module}.{each.name}") for each in node.names)
             elif isinstance(node, ast.Import):
