@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -40,16 +39,7 @@ from contracts.engine_sleep import *  # noqa: E402, F403
 from contracts.engine_subagents import *  # noqa: E402, F403
 
 from retinue.engine.engine import EmbeddedEngine  # noqa: E402
-from retinue.store.opening import prepare_sqlite  # noqa: E402
 from retinue.testing.household import Household  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made once and copied: most of the time of a short test would go into making its tables."""
-    path = tmp_path_factory.mktemp("empty") / "house.db"
-    prepare_sqlite(path)
-    return path
 
 
 @pytest.fixture
@@ -68,13 +58,12 @@ def handled(hands: Hands, *args: Any, **kw: Any) -> EmbeddedEngine:
 
 
 @pytest.fixture
-def new_household(tmp_path: Path, empty_store: Path, hands: Hands) -> Callable[[], Household]:
+def new_household(tmp_path: Path, hands: Hands) -> Callable[[], Household]:
     numbers = itertools.count()
 
     def make() -> Household:
         root = tmp_path / f"house-{next(numbers)}"
         root.mkdir()
-        shutil.copy(empty_store, root)
         return Household(root, engine=partial(handled, hands), through=hands.over)
 
     return make

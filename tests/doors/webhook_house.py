@@ -36,6 +36,7 @@ from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
 from retinue.mailroom.requests import Requests
 from retinue.real import RealClock
+from retinue.testing.empty_store import place_empty_store
 from retinue.testing.failure_context import explained
 from retinue.testing.scripted_model import ScriptedModel
 from retinue.testing.server_description import ServerSource
@@ -127,6 +128,7 @@ async def hook_house(
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     opened: dict[str, Connector] = {each.instance: each for each in connectors}
+    place_empty_store(root / "house.db")
     try:
         async with open_house(configuration.settings, parts) as house:
             desk = house.desk

@@ -33,6 +33,7 @@ from retinue.operations.catalog import OPERATIONS
 from retinue.store import approvals, envelopes, records
 from retinue.store.tables import approvals as approvals_table
 from retinue.store.tables import envelopes as envelopes_table
+from retinue.testing.empty_store import place_empty_store
 from retinue.testing.failure_context import explained
 from retinue.testing.scripted_model import Line, ScriptedModel
 from retinue.testing.server_description import ServerSource
@@ -258,6 +259,7 @@ async def hands_house(
         connectors=connectors,
         configuration=configuration,
     )
+    place_empty_store(root / "house.db")
     async with open_house(configuration.settings, parts) as house:
         made = HandsHouse(house, root, model, configuration, witness, {each.name: each for each in models})
         with explained(ServerSource(database=root / "house.db")):

@@ -66,6 +66,7 @@ from retinue.store.connection import NO_FAULTS, Store
 from retinue.store.files import Files
 from retinue.store.opening import open_store
 from retinue.store.tables import envelopes as envelope_table
+from retinue.testing.empty_store import place_empty_store
 from retinue.testing.failure_context import explained
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.open_door import OpenDoor
@@ -294,6 +295,8 @@ class Household:
     @asynccontextmanager
     async def open(self, *, drain_s: float = 5.0) -> AsyncGenerator[House]:
         database = self.url or self.root / "house.db"
+        if isinstance(database, Path):
+            place_empty_store(database)
         store = await open_store(database, faults=self.faults)
         house = await self.furnish(self.through(store))
         try:

@@ -1,0 +1,29 @@
+"""An empty SQLite store, made once for each process and copied: making its tables is half of a short test."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from retinue.store.opening import prepare_sqlite
+
+
+def place_empty_store(path: Path) -> None:
+    """Put an empty store at a path, as opening it for the first time would, unless there is one."""
+    if not path.exists():
+        with open(path, "xb", opener=_private) as file:
+            file.write(_empty_store())
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, mode=0o600)
+
+
+@cache
+def _empty_store() -> bytes:
+    with TemporaryDirectory(prefix="retinue-empty-") as folder:
+        path = Path(folder, "empty.db")
+        prepare_sqlite(path)
+        return path.read_bytes()
