@@ -71,8 +71,9 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def _read_status(self, timeout_s: float | None) -> int | None:
-        readable, _, _ = select.select([self._status], [], [], timeout_s)
-        if not readable:
+        poll = select.poll()  # `select` refuses numbers above 1,023, and a test may have that many files open
+        poll.register(self._status, select.POLLIN)
+        if not poll.poll(None if timeout_s is None else timeout_s * 1000):
             return None
         answer = self._status.recv(64)
         if not answer:
