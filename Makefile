@@ -100,7 +100,7 @@ run: setup ## open the house in the foreground
 # --- tests ---
 
 # So many at once, each with whole files, the longest first: often a test waits for a process, a disk or a browser.
-WORKERS := 4
+WORKERS := 3
 
 test: setup system web ## every test but the slow ones (WORKERS=1 one after the other)
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --retry-real \
