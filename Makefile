@@ -118,8 +118,8 @@ affected: setup system web ## the tests that a change can best fail, in about a 
 mutants: setup system web ## plant small defects one at a time, and count those that a test notices (an hour)
 	@$(BIN)/python -m scripts.mutants $(ARGS)
 
-test-slow: $(VENV)/.slow system web ## the slow tests, with all 500 seeds and three months
-	@RETINUE_SEEDS=500 $(BIN)/python -m pytest -m slow --timeout 3600 $(ARGS)
+test-slow: $(VENV)/.slow system web ## the slow tests, all 500 seeds, three months, more examples of each property
+	@RETINUE_SEEDS=500 $(BIN)/python -m pytest -m "slow or hypothesis" --timeout 3600 $(ARGS)
 
 crash: setup ## kill a real house again and again, and count what it lost
 	@$(BIN)/python -m retinue.testing.crash $(ARGS)

@@ -29,11 +29,13 @@ pytest_plugins = [
 ]
 
 # A machine that has much to do is no fault of what is tested.
-# The same examples each time, so that a run says the same twice; `make test-slow` draws others.
+# The same 50 examples each time, so that a run says the same twice; `make test-slow` draws 200 others.
+_draws = "RETINUE_SEEDS" in os.environ
 settings.register_profile(
     "patient",
     deadline=None,
-    derandomize="RETINUE_SEEDS" not in os.environ,
+    derandomize=not _draws,
+    max_examples=200 if _draws else 50,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("patient")
