@@ -34,6 +34,13 @@ SHOWN_WITHIN_MS = 120_000  # ends a hang
 SCREENSHOT_WITHIN_MS = 5_000  # a page that hangs must not hide the failure
 LINES_MAX = 10  # of console errors, and of failed requests
 SIZES = {"laptop": (1280, 800), "phone": (360, 740)}
+# Sizes and themes of a test that looks at whole screens. `make test-slow` has the other two combinations.
+LOOKS = [
+    ("laptop", "light"),
+    ("phone", "dark"),
+    pytest.param("laptop", "dark", marks=pytest.mark.slow),
+    pytest.param("phone", "light", marks=pytest.mark.slow),
+]
 CHROMIUM = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--no-sandbox",

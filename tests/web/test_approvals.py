@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from api.rim import Rim
 from playwright.sync_api import APIResponse, Locator, Page, Route, expect
-from web.browser import Front, scrolls_sideways, violations
+from web.browser import LOOKS, Front, scrolls_sideways, violations
 from web.talk import wait_for_copy, wait_in_page
 
 FIELDS = [
@@ -358,8 +358,7 @@ def test_on_a_phone_the_notices_lie_under_more(front: Front) -> None:
     assert not scrolls_sideways(page)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["laptop", "phone"])
+@pytest.mark.parametrize(("size", "theme"), LOOKS)
 def test_a_full_list_can_be_used_by_anyone(front: Front, size: Any, theme: Any) -> None:
     session = asking(front.rim)
     ask_form(front.rim, f"Everyone on a {size} that is {theme}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from playwright.sync_api import expect
-from web.browser import Front, scrolls_sideways, settling, violations
+from web.browser import LOOKS, Front, scrolls_sideways, settling, violations
 
 
 def test_a_code_lets_a_browser_in_once_and_is_gone_from_its_address(front: Front) -> None:
@@ -29,8 +29,7 @@ def test_who_is_not_signed_in_is_told_how(front: Front) -> None:
     front.complaints.clear()  # of the refusals, which were meant
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["laptop", "phone"])
+@pytest.mark.parametrize(("size", "theme"), LOOKS)
 def test_every_screen_can_be_used_by_anyone(front: Front, size: str, theme: str) -> None:
     page = front.window(size=size, theme=theme)  # pyright: ignore[reportArgumentType]
     paths = page.eval_on_selector_all("nav[aria-label=Screens] a.screen", "all => all.map(each => each.pathname)")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from api.rim import Rim, open_rim
 from playwright.sync_api import Locator, Page, Response, Route, expect
-from web.browser import Front, scrolls_sideways, violations
+from web.browser import LOOKS, Front, scrolls_sideways, violations
 from web.conftest import SETTINGS
 from web.talk import until_quiet, wait_in_page
 
@@ -194,8 +194,7 @@ def test_a_panel_of_a_type_that_is_gone_says_so_and_can_be_closed(front: Front) 
         expect(page.get_by_role("button", name="Panels", exact=True)).to_be_visible()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["laptop", "phone"])
+@pytest.mark.parametrize(("size", "theme"), LOOKS)
 def test_panels_can_be_used_by_anyone(front: Front, rim: Rim, size: str, theme: str) -> None:
     session = talk(rim)
     say(rim, "status", session)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from api.rim import Rim
 from playwright.sync_api import Locator, Page, expect
-from web.browser import Front, scrolls_sideways, violations
+from web.browser import LOOKS, Front, scrolls_sideways, violations
 from web.conftest import SETTINGS as PLAIN
 from web.talk import held_work
 
@@ -378,8 +378,7 @@ def test_a_member_sees_their_own_and_is_offered_no_gate(front: Front, rim: Rim) 
 # --- the week ---
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", ["laptop", "phone"])
+@pytest.mark.parametrize(("size", "theme"), LOOKS)
 def test_the_week_shows_each_day_what_comes(front: Front, rim: Rim, size: str, theme: str) -> None:
     add(rim, name="daily", cron="30 23 * * *")
     add(rim, name="often", every="10m")
