@@ -34,6 +34,7 @@ class HouseProcess:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.kills = 0
         self.log = home.parent / f"{home.name}.log"
         self._process: ForkedProcess | None = None
         self._subject: Subject | None = None
@@ -68,6 +69,7 @@ class HouseProcess:
     def kill(self) -> None:
         """`kill -9`."""
         assert self._process is not None
+        self.kills += 1
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
         self._process = None

@@ -41,6 +41,8 @@ LOOKS = [
     pytest.param("laptop", "dark", marks=pytest.mark.slow),
     pytest.param("phone", "light", marks=pytest.mark.slow),
 ]
+# What the browser says of an answer that a killed server did not finish.
+CUT_OFF = ("ERR_CONTENT_LENGTH_MISMATCH", "ERR_EMPTY_RESPONSE", "ERR_INCOMPLETE_CHUNKED_ENCODING")
 CHROMIUM = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--no-sandbox",
@@ -119,6 +121,7 @@ class Front:
     def __init__(self, browser: Browser, rim: Rim) -> None:
         self._browser = browser
         self.rim = rim
+        self._kills_before = rim.process.kills
         self._subjects: list[Subject] = []
         self.complaints: list[str] = []
         self.outside: list[str] = []
@@ -176,8 +179,11 @@ class Front:
             close(subject)
 
     def _listen(self, message: Any) -> None:
+        if message.type not in ("error", "warning"):
+            return
         # A house that was killed on purpose is complained about by the browser, not by the page.
-        if message.type in ("error", "warning") and "ERR_CONNECTION" not in message.text:
+        was_killed = self.rim.process.kills > self._kills_before
+        if "ERR_CONNECTION" not in message.text and not (was_killed and any(each in message.text for each in CUT_OFF)):
             self.complaints.append(f"{message.type}: {message.text}")
 
     def _look(self, url: str) -> None:
