@@ -1,4 +1,4 @@
-"""An empty SQLite store, made once for each process and copied: making its tables is half of a short test."""
+"""An empty SQLite store, made once for each process and copied: making its tables was a quarter of a short test."""
 
 from __future__ import annotations
 
