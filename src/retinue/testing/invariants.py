@@ -696,8 +696,9 @@ class Judge:
     def _check_handed(self) -> None:
         """What came of work that was handed on was read once: by the call that waited for it, or as mail."""
         told: Counter[str] = Counter()
-        for delegation, session, result, text, status in self._all(
-            "SELECT d.id, d.session, d.result, e.text, r.status FROM delegations d JOIN runs r ON r.id = d.run"
+        for delegation, session, call, because, result, text, status in self._all(
+            "SELECT d.id, d.session, d.call, d.because, d.result, e.text, r.status"
+            " FROM delegations d JOIN runs r ON r.id = d.run"
             " LEFT JOIN envelopes e ON e.id = d.result WHERE d.kind <> 'external'"  # of which the far end knows more
         ):
             if result is None:
@@ -706,6 +707,7 @@ class Judge:
                 self.blame("handed", f"what came of {short(delegation)} is gone")
                 continue
             told[result] += sum(self._collected(session, delegation, text))
+            told[result] += self._told_as_error(session, call, because)
             told[result] += self._read_as_mail(session, result)
             (outcome, because) = self._one("SELECT outcome, because FROM outcomes WHERE envelope = ?", result) or (
                 "",
@@ -731,6 +733,12 @@ class Judge:
             if said != text and not told.get("truncated"):
                 self.blame("handed", f"the call that asked {short(delegation)} was told something else: {said[:80]!r}")
             yield 1
+
+    def _told_as_error(self, session: str, call: str, because: str) -> int:
+        """Results that say why a subagent could not start, as a call does that is repeated after a crash."""
+        found, _ = records.read(self.disk.conn, session, first=0, last=2**60)
+        results = (r.body for r in found if isinstance(r.body, ToolResult) and r.body.call == call)
+        return sum(_json_in(result.output).get("error") == because for result in results)
 
     def _read_as_mail(self, session: str, envelope: str) -> int:
         found, _ = records.read(self.disk.conn, session, first=0, last=2**60)
