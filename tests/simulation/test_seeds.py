@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, time
 
 import pytest
@@ -20,8 +21,10 @@ from retinue.testing.simulated_elsewhere import Mood, Taking
 from retinue.testing.simulation import BEGIN, RUNS, Verdict, main, run, run_for
 from retinue.testing.storm import EVENTS
 
-ALWAYS = 20
-MORE_MAX = 20  # where those do not show everything
+# Between them they strike in every way there is, as far as ten seeds can. `make test-slow` has 500 others.
+# 67: a subagent that expired in a crash, of which its caller read in the error of its call.
+ALWAYS = (2, 13, 26, 35, 36, 37, 41, 43, 44, 61, 67)
+MORE = range(1, 41)  # once the engine has changed, the same seeds may strike in fewer ways, and then these help
 RUNS_ALWAYS = 100  # of the 500 that the slow seeds live through: they are to be quick
 WEEK = 7.5  # days: from the change of the clocks in Berlin to that in New York
 MONTHS = (date(2026, 3, 1), date(2026, 10, 10), date(2027, 1, 1))  # two in which clocks are changed, and a plain one
@@ -34,13 +37,13 @@ def lived_through(seed: int) -> Verdict:
     return run(seed, runs=RUNS if CHOSEN else RUNS_ALWAYS)
 
 
-def seeds(count: int, *, first: int = 1) -> list[int]:
-    return [int(CHOSEN)] if CHOSEN else list(range(first, first + count))
+def chosen(seeds: Iterable[int]) -> list[int]:
+    return [int(CHOSEN)] if CHOSEN else list(seeds)
 
 
 @pytest.mark.spec("C73")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", seeds(ALWAYS))
+@pytest.mark.parametrize("seed", chosen(ALWAYS))
 def test_a_house_keeps_its_promises_through_crashes_zombies_and_clock_jumps(seed: int) -> None:
     verdict = lived_through(seed)
     assert verdict.runs >= RUNS_ALWAYS
@@ -64,12 +67,12 @@ STRUCK = {
 def test_between_them_the_seeds_strike_in_every_way_there_is() -> None:
     """Otherwise a seed that holds would show little. Where one way is rare, some more are asked."""
     struck: Counter[str] = Counter()
-    for seed in seeds(ALWAYS + MORE_MAX):
-        if seed > ALWAYS and not _not_yet(struck):
+    for number, seed in enumerate(dict.fromkeys((*ALWAYS, *MORE))):
+        if number >= len(ALWAYS) and not _not_yet(struck):
             break
         struck.update(lived_through(seed).strikes)
     assert not _not_yet(struck)
-    assert struck["compactions"] > ALWAYS
+    assert struck["compactions"] > len(ALWAYS)
 
 
 def _not_yet(struck: Counter[str]) -> set[str]:
@@ -85,11 +88,11 @@ def _not_yet(struck: Counter[str]) -> set[str]:
 @pytest.mark.skipif(CHOSEN is not None, reason="one seed alone does not show everything")
 def test_between_them_slots_end_in_every_way_there_is() -> None:
     slots: Counter[str] = Counter()
-    for seed in seeds(ALWAYS):
+    for seed in ALWAYS:
         slots.update(lived_through(seed).slots)
     assert slots.keys() >= {"ran", "failed", "ran by hand", "skipped", "skipped by hand", "skipped missed"}
     assert slots.keys() >= {"skipped gate", "skipped its gate broke", "skipped its schedule was disabled"}
-    assert slots["ran"] > 10 * ALWAYS
+    assert slots["ran"] > 10 * len(ALWAYS)
 
 
 @pytest.mark.spec("C73")
@@ -116,13 +119,13 @@ def midnight(day: date) -> datetime:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", seeds(int(os.environ.get("RETINUE_SEEDS", "500")), first=FIRST_SLOW))
+@pytest.mark.parametrize("seed", chosen(range(FIRST_SLOW, FIRST_SLOW + int(os.environ.get("RETINUE_SEEDS", "500")))))
 def test_a_house_keeps_its_promises_for_as_many_seeds_as_one_has_time_for(seed: int) -> None:
     assert run(seed).runs >= RUNS
 
 
 @pytest.mark.skipif(CHOSEN is not None, reason="other seeds are compared")
-@pytest.mark.parametrize("seed", [3, 7, 13])
+@pytest.mark.parametrize("seed", [35, 36, 43])  # the next seed is one of those, too
 def test_the_same_seed_does_the_same_again_step_by_step(seed: int) -> None:
     first, second = lived_through(seed), run(seed, runs=RUNS_ALWAYS)
     assert first == second
