@@ -119,7 +119,8 @@ mutants: setup system web ## plant small defects one at a time, and count those 
 	@$(BIN)/python -m scripts.mutants $(ARGS)
 
 test-slow: $(VENV)/.slow system web ## the slow tests, all 500 seeds, three months, more examples of each property
-	@RETINUE_SEEDS=500 $(BIN)/python -m pytest -m "slow or hypothesis" --timeout 3600 $(ARGS)
+	@RETINUE_SEEDS=500 $(BIN)/python -m pytest -m "slow or hypothesis" --timeout 3600 --numprocesses $(WORKERS) \
+		--dist loadfile --no-loadscope-reorder --retry-real --durations 20 $(ARGS)
 
 crash: setup ## kill a real house again and again, and count what it lost
 	@$(BIN)/python -m retinue.testing.crash $(ARGS)

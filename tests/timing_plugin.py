@@ -1,17 +1,22 @@
 """A pytest plugin: at the end of a run, how long each group of tests took; a group is a folder of `tests/`.
 
-`make test` adds pytest's own list of the slowest tests. Files run longest first, by `tests/durations.toml`.
+`make test` adds pytest's own list of the slowest tests. Files run longest first, by `tests/durations.toml`. A worker
+runs whole files, except where a file holds hundreds of long tests that share nothing.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from scripts import durations
 
 UNKNOWN_S = 1.0  # a file that was never measured
+# Ten seconds each, and 500 of them in `make test-slow`: in one worker they would take longer than all the others.
+ALONE = ("tests/simulation/test_seeds.py::test_a_house_keeps_its_promises_for_as_many_seeds_as_one_has_time_for",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +27,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(LongestFirst(), "longest-first")
     if config.getoption("--group-seconds") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(GroupSeconds(), "group-seconds")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return WholeFiles(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+class WholeFiles(LoadFileScheduling):
+    """Gives a worker whole files, and the tests named in `ALONE` one by one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith(ALONE) else super()._split_scope(nodeid)
 
 
 class LongestFirst:
