@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, Route, WebSocketRoute, expect
 from web.browser import Front
 from web.talk import composer, import_session, lines, new_session, open_talk, own, replies, said, say, until_quiet
@@ -45,10 +46,11 @@ def test_a_house_killed_in_mid_stream_loses_and_doubles_nothing_in_any_window(fr
     assert [counted(each)[-COUNT_TO:] for each in said(front, session)] == [list(range(1, COUNT_TO + 1))]
 
 
-def test_twenty_tabs_of_one_person_show_the_same(front: Front) -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_all_tabs_of_one_person_show_the_same(front: Front, count: int) -> None:
     session = new_session(front)
     first = open_talk(front, session)
-    tabs = [first, *(front.tab(first.context, f"/chat/{session}") for _ in range(19))]
+    tabs = [first, *(front.tab(first.context, f"/chat/{session}") for _ in range(count - 1))]
     say(first, "count to 25")
     for tab in tabs:
         expect(replies(tab)).to_contain_text("24 25")
