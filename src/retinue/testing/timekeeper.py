@@ -261,8 +261,12 @@ class Timekeeper:
     def committed(self, point: str, now_ms: int) -> None:
         for id_, slot in self._taken_back:
             self._check_taken_back(id_, slot, now_ms)
+        # A file that changes a schedule and disables it makes an occurrence and takes it back, in one commit.
+        taken_back = {slot["envelope"] for _, slot in self._taken_back}
         for envelope, id_ in self._mail.items():
-            if id_ in self._accounts and not any(s["envelope"] == envelope for s in self._accounts[id_].open.values()):
+            if id_ not in self._accounts or envelope in taken_back:
+                continue
+            if not any(slot["envelope"] == envelope for slot in self._accounts[id_].open.values()):
                 self.blame("slots", f"the envelope {short(envelope)} of {short(id_)} is no occurrence of it")
         for id_, account in self._deleted.items():
             if point not in SET_BY_SOMEONE and not (account.schedule.delete_after_run and id_ in self._ran):
