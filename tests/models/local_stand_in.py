@@ -1,6 +1,7 @@
 """Stands in for the process of a local model: the same lines on its output, the same wire on its port, and no model.
 
-How it behaves while loading is its argument; how it answers is in the question: `hang`, `die`, or anything else.
+How it behaves while loading is its argument; how it answers is in the question: `hang`, `die`, `die in an event`, or
+anything else.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Answers(BaseHTTPRequestHandler):
         told = {"asked": asked, "pid": os.getpid(), "order": ORDER, "environment": dict(os.environ), "argv": sys.argv}
         self.word(json.dumps(told))
         wanted = asked["messages"][-1]["content"]
-        if wanted == "die":
+        if wanted == "die in an event":
+            self.wfile.write(b'data: {"choices": [{"ind')
+        if wanted.startswith("die"):
             os.kill(os.getpid(), signal.SIGKILL)
         while wanted == "hang":
             time.sleep(0.01)  # sleep: it never ends, and needs no processor for that

@@ -124,10 +124,13 @@ async def test_a_process_that_was_killed_is_begun_anew_for_the_next_prompt(gguf:
     assert first["order"]["token"] != second["order"]["token"]
 
 
-async def test_a_process_that_dies_in_the_middle_of_a_reply_says_so_and_the_next_prompt_works(gguf: Path) -> None:
+@pytest.mark.parametrize("how", ["die", "die in an event"])
+async def test_a_process_that_dies_in_the_middle_of_a_reply_says_so_and_the_next_prompt_works(
+    gguf: Path, how: str
+) -> None:
     async with local(gguf) as model:
         with pytest.raises(ModelFailed) as failed:
-            await answer(model, "die")
+            await answer(model, how)
         await answer(model)
 
     assert failed.value.code == "model.local-ended"

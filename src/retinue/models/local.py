@@ -38,6 +38,8 @@ SILENCE_S = 300.0
 WAITING_MAX = 16
 
 CLOSED = "the house has closed it"
+# Failures of a process that was killed: no answer, or one that is cut in the middle of an event.
+_MAY_BE_ITS_END = frozenset({Failure.CONNECTION, Failure.MALFORMED})
 
 
 class Local:
@@ -153,7 +155,7 @@ class Local:
                         yield chunk
                 return
             except ModelFailed as failed:
-                if failed.failure is not Failure.CONNECTION or not await process.has_ended():
+                if failed.failure not in _MAY_BE_ITS_END or not await process.has_ended():
                     raise
                 if begun or fresh or self._closed:
                     because = CLOSED if self._closed else await process.why()
