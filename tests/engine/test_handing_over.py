@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from retinue.domain.agent import Agent
-from retinue.domain.delegation import DelegationKind
+from retinue.domain.delegation import DelegationKind, DelegationState
 from retinue.domain.errors import NotAllowed
 from retinue.domain.handing import Handing
 from retinue.domain.trust import Trust
+from retinue.engine.lanes import Slots
 from retinue.testing.household import Household
+from retinue.testing.scripted_model import Line
 
 
 async def test_a_worker_that_was_away_hands_nothing_on_for_a_run_that_has_ended_meanwhile(tmp_path: Path) -> None:
@@ -29,3 +31,27 @@ async def test_a_worker_that_was_away_hands_nothing_on_for_a_run_that_has_ended_
             await house.engine.hand_over(handing)
         assert refused.value.code == "delegation.no-run"
         assert await house.sql("SELECT id FROM delegations") == []
+
+
+async def test_a_repeated_call_leaves_the_failure_of_its_background_job_to_be_read(tmp_path: Path) -> None:
+    """The call only says that there is a job. It took the notice of its failure with it, and no model ever read it."""
+    household = Household(tmp_path, slots=Slots(main=1, background=0))  # the job waits
+    household.model.will_reply(Line(text="started", after_s=10), "noted")
+    async with household.open() as house:
+        asked = await house.post("go")
+        await house.eventually(lambda _: len(household.model.prompts) == 1, what="the model to be asked")
+        ((run,),) = await house.sql("SELECT id FROM runs")
+        handing = Handing(
+            kind=DelegationKind.BACKGROUND, run=run, call="c-1", target="ada", text="tidy up", trust=Trust.OWNER
+        )
+        job = (await house.engine.hand_over(handing)).delegation
+        assert job.to is not None
+        await house.engine.cancel(job.to, by="test", why="it is not needed", clear_due=True)
+
+        again = await house.engine.hand_over(handing)
+        assert again.delegation.state is DelegationState.CANCELLED
+
+        await household.clock.advance(10)
+        assert await house.answer_to(asked.envelope) == "started"
+        await house.eventually(lambda _: len(household.model.prompts) == 2, what="the notice to be read")
+        assert "Background job failed: Stopped before it was read" in str(household.model.prompts[1])

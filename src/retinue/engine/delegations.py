@@ -249,8 +249,10 @@ def _context(handing: Handing) -> Context:
 
 def _look(page: Page, delegation: Delegation) -> Handed:
     """What became of it. An answer that is there belongs to whoever looks; a wait that is over ends."""
-    if delegation.kind in SENT_OUT and delegation.started_at is not None:
-        return Handed(delegation=delegation)  # no call waits for it: what comes of it is mail, also of one made again
+    is_started = delegation.kind in SENT_OUT and delegation.started_at is not None
+    if is_started or delegation.kind is DelegationKind.BACKGROUND:
+        # No call returns the result, so it is left to be read as a message, also when the call is repeated.
+        return Handed(delegation=delegation)
     if not delegation.state.open:
         return _collect(page, delegation)
     if delegation.wait_until is None or from_ms(page.at_ms) < delegation.wait_until:
