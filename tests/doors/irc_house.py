@@ -51,11 +51,14 @@ async def listening(connector: IrcConnector) -> AsyncGenerator[House]:
 
 @dataclass(slots=True, eq=False)
 class ToldServer:
-    """Answers as it is told: for what no server that can be installed here does. `answers` is handed each line."""
+    """Answers as it is told: for what no server that can be installed here does. `answers` is handed each line.
+
+    `read` has the lines of all connections, `current` those of the newest, and none once that one is closed."""
 
     answers: Callable[[str], list[str]]
     port: int = 0
     read: list[str] = field(default_factory=list[str])
+    current: list[str] = field(default_factory=list[str])
     _server: asyncio.Server | None = None
     _writers: list[asyncio.StreamWriter] = field(default_factory=list[asyncio.StreamWriter])
 
@@ -72,10 +75,15 @@ class ToldServer:
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
-        while raw := await reader.readline():
-            line = raw.decode().rstrip("\r\n")
-            self.read.append(line)
-            self.say(*self.answers(line))
+        self.current = lines = list[str]()
+        try:
+            while raw := await reader.readline():
+                line = raw.decode().rstrip("\r\n")
+                self.read.append(line)
+                lines.append(line)
+                self.say(*self.answers(line))
+        finally:
+            lines.clear()
 
     def say(self, *lines: str) -> None:
         self._writers[-1].write("".join(f"{line}\r\n" for line in lines).encode())

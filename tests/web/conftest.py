@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from api.rim import Rim, open_rim
@@ -27,11 +29,27 @@ def rim(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
         yield opened
 
 
-@pytest.fixture
-def front(browser: Browser, rim: Rim) -> Iterator[Front]:
+@contextmanager
+def open_front(browser: Browser, rim: Rim) -> Iterator[Front]:
     """Nothing that a test does may make the page complain, or ask anything of another host."""
     opened = Front(browser, rim)
     yield opened
     opened.close()
     assert opened.complaints == []
     assert opened.outside == []
+
+
+@pytest.fixture
+def front(browser: Browser, rim: Rim) -> Iterator[Front]:
+    with open_front(browser, rim) as opened:
+        yield opened
+
+
+@pytest.fixture
+def own_front(browser: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Front]:
+    """As `front`, on a server that no other test uses."""
+    with (
+        open_rim(tmp_path, getattr(request.module, "SETTINGS", SETTINGS)) as rim,
+        open_front(browser, rim) as opened,
+    ):
+        yield opened

@@ -71,7 +71,9 @@ def test_each_agent_has_its_look_and_the_one_you_talk_to_is_always_named(front: 
 
 
 @pytest.mark.spec("A90.hidden")
-def test_agents_that_are_not_shown_are_left_out_until_asked_for(front: Front) -> None:
+def test_agents_that_are_not_shown_are_left_out_until_asked_for(front: Front, rim: Rim) -> None:
+    hidden = [each["name"] for each in rim.do("agent.list")["agents"] if not each["visible"]]
+    assert "ghost" in hidden
     page = front.window("/agents")
     expect(card(page, "ada")).to_be_visible()
     expect(card(page, "ghost")).to_have_count(0)
@@ -79,7 +81,7 @@ def test_agents_that_are_not_shown_are_left_out_until_asked_for(front: Front) ->
     page.get_by_role("combobox").fill("ghost")
     expect(page.get_by_text("Nothing by that name.")).to_be_visible()
     page.keyboard.press("Escape")
-    page.get_by_role("checkbox", name="Also 1 that pages leave out").check()
+    page.get_by_role("checkbox", name=f"Also {len(hidden)} that pages leave out").check()
     expect(card(page, "ghost")).to_contain_text("not shown")
     page.goto(f"{front.rim.address}/chat")
     expect(page.get_by_role("button", name="New conversation with ada").first).to_be_visible()

@@ -69,7 +69,8 @@ def test_every_part_of_the_house_can_be_used_by_anyone(front: Front, size: str, 
 
 
 def test_the_overview_says_how_the_house_is_and_backs_it_up(front: Front) -> None:
-    page = front.window()
+    page = front.window("/runs")  # no field takes the focus there
+    expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
     page.keyboard.press("g")
     page.keyboard.press("h")
     expect(page).to_have_url(f"{front.rim.address}/house")

@@ -9,13 +9,14 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from api.rim import Rim, open_rim
 from flows.provider import Provider, Rule, provider, says
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 from web.browser import Front, scrolls_sideways, violations
-from web.conftest import SETTINGS
+from web.conftest import SETTINGS, open_front
 from web.test_live import begin, settled
 
 from retinue.testing.waiting import WAIT_LIMIT_S
@@ -61,11 +62,17 @@ def serving(plays: Rule | None = None) -> Iterator[str]:
         loop.close()
 
 
-@pytest.fixture(scope="module")
-def rim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rim]:
-    with serving() as url, open_rim(tmp_path_factory.mktemp("money"), SETTINGS + PRICED.format(url=url)) as opened:
+@contextmanager
+def open_priced(folder: Path) -> Iterator[Rim]:
+    with serving() as url, open_rim(folder, SETTINGS + PRICED.format(url=url)) as opened:
         for name, model in (("ada", "mock/m1"), ("bo", "mock/m2")):
             opened.do("agent.register", name=name, model=model)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def rim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rim]:
+    with open_priced(tmp_path_factory.mktemp("money")) as opened:
         yield opened
 
 
@@ -75,12 +82,13 @@ def ask(rim: Rim, agent: str) -> None:
     assert settled(rim, envelope)["outcome"] == "answered"
 
 
-def test_a_house_that_spent_nothing_is_told_what_would_be_here(front: Front) -> None:
-    page = front.window("/money")
-    expect(page.get_by_role("heading", name="Nothing was spent")).to_be_visible()
-    expect(page.get_by_text("The guide is a script")).to_be_visible()
-    expect(page.get_by_role("heading", name="Budgets")).to_be_visible()
-    assert violations(page) == []
+def test_a_house_that_spent_nothing_is_told_what_would_be_here(browser: Browser, tmp_path: Path) -> None:
+    with open_priced(tmp_path) as unused, open_front(browser, unused) as front:
+        page = front.window("/money")
+        expect(page.get_by_role("heading", name="Nothing was spent")).to_be_visible()
+        expect(page.get_by_text("The guide is a script")).to_be_visible()
+        expect(page.get_by_role("heading", name="Budgets")).to_be_visible()
+        assert violations(page) == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

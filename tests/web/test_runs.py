@@ -52,7 +52,8 @@ def test_runs_are_found_by_who_and_how_and_the_address_keeps_it(front: Front) ->
     expect(page.get_by_role("note")).to_contain_text("model.asked-to-fail")
 
 
-def test_the_list_lives_and_a_page_leads_to_the_next(front: Front) -> None:
+def test_the_list_lives_and_a_page_leads_to_the_next(own_front: Front) -> None:
+    front = own_front
     page, phone = front.window("/runs"), front.window("/runs", size="phone", theme="dark")
     run_of(front.rim, "clerk", "echo as it happens")
     for window in (page, phone):
