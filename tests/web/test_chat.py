@@ -14,6 +14,7 @@ from web.talk import (
     held_work,
     hold_first,
     import_session,
+    leave_composer,
     lines,
     new_session,
     open_talk,
@@ -365,3 +366,12 @@ def test_a_phone_shows_all_of_it(front: Front) -> None:
     assert violations(page) == []
     page.keyboard.press("Escape")
     expect(page.get_by_role("searchbox", name="Find a conversation")).not_to_be_in_viewport()
+
+
+def test_the_keyboard_help_opens_in_a_conversation(front: Front) -> None:
+    """Two shortcuts have the same key there, and the list of them could not be made."""
+    page = open_talk(front, new_session(front))
+    leave_composer(page)
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog").get_by_text("Close").first).to_be_visible()
+    expect(page.get_by_role("dialog").get_by_text("Show or hide the panels")).to_be_visible()
