@@ -119,6 +119,18 @@ async def inside(person: Person) -> None:
     await wait_until(came, "the house is in its rooms", poll_s=0.05)
 
 
+async def connected(person: Person, nick: str) -> None:
+    """Until somebody with this nick is on the server, as the server has it. They need not be in a room."""
+
+    async def is_on() -> bool:
+        before = len(person.lines)
+        person.type(f"ISON {nick}")
+        await person.settle()
+        return any(" 303 " in line and nick in line.rpartition(":")[2].split() for line in person.lines[before:])
+
+    await wait_until(is_on, f"{nick} is on the server", poll_s=0.05, describe=lambda: person.lines[-10:])
+
+
 def read(person: Person, room: str) -> list[str]:
     return [text for _, where, text in person.read if where == room]
 
@@ -151,6 +163,7 @@ async def test_whoever_names_the_house_is_answered_in_that_room_and_alone_where_
 async def test_a_nick_that_nobody_vouches_for_is_told_nothing_and_shown_no_code(
     house: RealHouse, maria: Person
 ) -> None:
+    await connected(maria, "porter")  # it is in no room, and may have lost its connection in another test
     await maria.say("porter", "let me in, ask-porter")
     await maria.say("house", "and now ask-open")
     await answered(maria, "An answer to ask-open.", room="maria")
