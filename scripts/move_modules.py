@@ -221,11 +221,13 @@ class PythonFile:
         for alias in node.names:
             full = f"{node.module}.{alias.name}"
             if full not in self._moves.known:
-                groups[self._moves.module(node.module or "")].append(_imported(alias.name, alias.asname or alias.name))
+                # `X as X` is there for others to import.
+                imported = f"{alias.name} as {alias.asname}" if alias.asname else alias.name
+                groups[self._moves.module(node.module or "")].append(imported)
                 continue
             package, _, base = self._moves.module(full).rpartition(".")
             local = alias.asname or self._local_name(scope, alias.name, base, package)
-            groups[package].append(_imported(base, local))
+            groups[package].append(base if base == local else f"{base} as {local}")
         indent = " " * node.col_offset
         lines = [_statement(module, sorted(names), indent) for module, names in sorted(groups.items())]
         self._edits.append((*self._span(node), f"\n{indent}".join(lines).encode()))
@@ -239,10 +241,6 @@ class PythonFile:
             self._renamed[scope, old] = name
             self._edits += [(*self._span(each), name.encode()) for each in references(scope, old)]
         return self._renamed[scope, old]
-
-
-def _imported(name: str, local: str) -> str:
-    return name if name == local else f"{name} as {local}"
 
 
 def _statement(module: str, names: Sequence[str], indent: str) -> str:
