@@ -706,9 +706,10 @@ class Judge:
             if text is None:
                 self.blame("handed", f"what came of {short(delegation)} is gone")
                 continue
-            told[result] += sum(self._collected(session, delegation, text))
-            told[result] += self._told_as_error(session, call, because)
-            told[result] += self._read_as_mail(session, result)
+            found, _ = records.read(self.disk.conn, session, first=0, last=2**60)
+            told[result] += sum(self._collected(found, delegation, text))
+            told[result] += _told_as_error(found, call, because)
+            told[result] += sum(result in r.body.envelopes for r in found if isinstance(r.body, UserTurn))
             (outcome, because) = self._one("SELECT outcome, because FROM outcomes WHERE envelope = ?", result) or (
                 "",
                 "",
@@ -719,9 +720,8 @@ class Judge:
                 story = f"what came of {short(delegation)} is {outcome} ({because}) and was read {told[result]} times"
                 self.blame("handed", story)
 
-    def _collected(self, session: str, delegation: str, text: str) -> Iterable[int]:
+    def _collected(self, found: Sequence[Record], delegation: str, text: str) -> Iterable[int]:
         """Results of calls that say what came of a delegation; each must say what was really said."""
-        found, _ = records.read(self.disk.conn, session, first=0, last=2**60)
         for record in found:
             body = record.body
             if not isinstance(body, ToolResult | Note) or delegation not in _output(body):
@@ -733,16 +733,6 @@ class Judge:
             if said != text and not told.get("truncated"):
                 self.blame("handed", f"the call that asked {short(delegation)} was told something else: {said[:80]!r}")
             yield 1
-
-    def _told_as_error(self, session: str, call: str, because: str) -> int:
-        """Results that say why a subagent could not start, as a call does that is repeated after a crash."""
-        found, _ = records.read(self.disk.conn, session, first=0, last=2**60)
-        results = (r.body for r in found if isinstance(r.body, ToolResult) and r.body.call == call)
-        return sum(_json_in(result.output).get("error") == because for result in results)
-
-    def _read_as_mail(self, session: str, envelope: str) -> int:
-        found, _ = records.read(self.disk.conn, session, first=0, last=2**60)
-        return sum(envelope in r.body.envelopes for r in found if isinstance(r.body, UserTurn))
 
     # Looking things up
 
@@ -772,6 +762,12 @@ def _as_cut(whole: tuple[Any, ...], read: object) -> tuple[Any, ...]:
         return whole
     kept, cut, _ = read.output.rpartition("\n\n[cut: this is the beginning of ")
     return (*whole[:-1], replace(body, output=read.output)) if cut and body.output.startswith(kept) else whole
+
+
+def _told_as_error(found: Sequence[Record], call: str, because: str) -> int:
+    """Results that say why a subagent could not start, as a call does that is repeated after a crash."""
+    results = (r.body for r in found if isinstance(r.body, ToolResult) and r.body.call == call)
+    return sum(_json_in(result.output).get("error") == because for result in results)
 
 
 def _output(body: ToolResult | Note) -> str:
