@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(GroupSeconds(), "group-seconds")
 
 
+@pytest.hookimpl(optionalhook=True)  # a run without xdist has no such hook
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     return WholeFiles(config, log) if config.getoption("dist") == "loadfile" else None
 
