@@ -26,9 +26,9 @@ from benchmarks.measure import Figure, cpu_s, rss_mb
 from benchmarks.processes import house, mock
 from retinue.config.doors import DoorSettings
 from retinue.connectors.base import Incoming, Speaker
+from retinue.domain.access import DmPolicy, Identity
 from retinue.domain.agent import Agent
 from retinue.domain.binding import Binding, Match
-from retinue.domain.door import DmPolicy, Identity
 from retinue.domain.person import Person, Role
 from retinue.mailroom.doorkeeper import Doorkeeper
 from retinue.mailroom.doorway import Doorway

@@ -10,11 +10,11 @@ from typing import Any
 
 from retinue.config.doors import DoorSettings
 from retinue.connectors.base import Incoming, OfferedFile, Speaker
+from retinue.domain.access import Identity
 from retinue.domain.agent import Agent
 from retinue.domain.binding import Binding, Match
-from retinue.domain.door import Identity
 from retinue.domain.envelope import Envelope, Receipt
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.mailroom.doorkeeper import Doorkeeper, Keeper
 from retinue.mailroom.doorway import Press
 from retinue.mailroom.inbox import Inbox

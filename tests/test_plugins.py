@@ -33,9 +33,9 @@ from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.envelope import Draft
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
-from retinue.domain.nouns import names
 from retinue.domain.permission import WEB, Rights
 from retinue.domain.session import Origin, OriginKind
+from retinue.domain.structs import names
 from retinue.domain.tool import Call, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations import plugins as operations

@@ -12,7 +12,7 @@ from spec_lines import SPEC_FILE, SpecLines, gather, read_spec_lines, spread
 from spec_report import REFRESH, Standing, count, main, report
 from spec_results import RESULTS, Content, MarkedTest, Outcome, Results, read_content, read_results
 
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 
 RunTests = Callable[..., pytest.RunResult]
 PASSED, FAILED, SKIPPED, NOT_RUN = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.NOT_RUN

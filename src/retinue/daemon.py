@@ -47,15 +47,15 @@ from retinue.domain.errors import Invalid, RetinueError, StoreError
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import TokenId
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.domain.nouns import replace
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, Faults, Ids
 from retinue.domain.principal import Principal
+from retinue.domain.reply_delivery import Words
 from retinue.domain.session import Mind
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.domain.trust import Trust
-from retinue.domain.wording import Words
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots

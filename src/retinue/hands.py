@@ -28,19 +28,19 @@ from retinue.config.skills import SkillSettings
 from retinue.config.web import WebSettings
 from retinue.connectors.base import Connector
 from retinue.domain.agent import Agent
+from retinue.domain.agent_message import Heard, PassOn, Word
 from retinue.domain.approval import Approval
-from retinue.domain.command import SkillCommand
-from retinue.domain.context import Part, PartKind
+from retinue.domain.delegation_request import Handed, Handing, HandOver
+from retinue.domain.display_options import Elevation
 from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.errors import Invalid
-from retinue.domain.handing import Handed, Handing, HandOver
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.manner import Elevation
-from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission, Withheld
 from retinue.domain.ports import Clock, Ids, Post
+from retinue.domain.prompt_breakdown import Part, PartKind
 from retinue.domain.session import OriginKind, Session
-from retinue.domain.word import Heard, PassOn, Word
+from retinue.domain.slash_command import SkillCommand
+from retinue.domain.structs import replace
 from retinue.mailroom.routing import OWNER
 from retinue.models.catalog import Catalog
 from retinue.operations.catalog import OPERATIONS

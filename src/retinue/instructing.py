@@ -34,10 +34,10 @@ from retinue.agents.templates import Template
 from retinue.config import Settings
 from retinue.domain import address
 from retinue.domain.agent import Agent
-from retinue.domain.context import Part, PartKind
 from retinue.domain.delegation import DelegationKind
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts
+from retinue.domain.prompt_breakdown import Part, PartKind
 from retinue.domain.session import Mind, Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.times import from_ms
 from retinue.domain.tool import ToolSpec

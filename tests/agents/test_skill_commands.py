@@ -13,8 +13,8 @@ from retinue.agents.skills import parse
 from retinue.agents.skills_choosing import Standing, choose, lists_for, standing
 from retinue.agents.skills_finding import find
 from retinue.config.skills import SkillSettings, Trusted
-from retinue.domain.command import BY_WORD, COMMAND_LENGTH_MAX
 from retinue.domain.errors import Invalid
+from retinue.domain.slash_command import BY_WORD, COMMAND_LENGTH_MAX
 
 SETTINGS = SkillSettings(trusted=(Trusted.HOUSE,))
 

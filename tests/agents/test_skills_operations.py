@@ -16,7 +16,7 @@ from retinue.agents.skills_shelf import Shelf
 from retinue.config import Settings
 from retinue.config.skills import Exposure, SkillLists, SkillSettings, Trusted
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.operations import skills
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS

@@ -31,8 +31,8 @@ from retinue.domain import address
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.ids import TokenId
-from retinue.domain.nouns import replace
 from retinue.domain.session import OriginKind
+from retinue.domain.structs import replace
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.operations.base import Desk
 from retinue.operations.catalog import OPERATIONS

@@ -11,7 +11,7 @@ from retinue.config.form import form_of
 from retinue.connectors.irc.settings import IrcSettings
 from retinue.connectors.kinds import ABSENT, NAMES, Kinds, built_in
 from retinue.connectors.telegram.settings import TelegramSettings
-from retinue.domain.door import DmPolicy
+from retinue.domain.access import DmPolicy
 from retinue.domain.errors import NotFound
 
 TWO_BOTS = """

@@ -10,8 +10,8 @@ from retinue.config.export import export
 from retinue.config.patching import patch
 from retinue.config.sessions import HouseReset, ResetSettings, SendRuleSettings, SendSettings
 from retinue.domain.agent import Agent
-from retinue.domain.refresh import ResetRules
-from retinue.domain.sending import SendAction
+from retinue.domain.reset_rules import ResetRules
+from retinue.domain.send_policy import SendAction
 from retinue.domain.session_keys import ChatType
 
 EVERYTHING = """\

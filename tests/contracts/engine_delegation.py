@@ -27,8 +27,8 @@ from contracts.engine_house import (
 
 from retinue.domain.agent import Agent, DelegationRules, Delivery
 from retinue.domain.envelope import Outcome
-from retinue.domain.nouns import replace
 from retinue.domain.record import UserTurn
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt

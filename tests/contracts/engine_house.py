@@ -19,9 +19,9 @@ from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope, Outcome
 from retinue.domain.errors import StoreError
 from retinue.domain.event import News, NewsKind
-from retinue.domain.nouns import replace
 from retinue.domain.record import Record, RecordKind, UserTurn
 from retinue.domain.session import QueueOverride
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolResult
 from retinue.models.base import Prompt

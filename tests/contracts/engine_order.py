@@ -18,8 +18,8 @@ from contracts.engine_house import (
 
 from retinue.domain.envelope import Context, Kind, Outcome
 from retinue.domain.event import NewsKind
-from retinue.domain.nouns import replace
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueuePolicy
+from retinue.domain.structs import replace
 from retinue.engine.lanes import Slots
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import says

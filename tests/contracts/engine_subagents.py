@@ -29,8 +29,8 @@ from retinue.config.defaults import PLAIN
 from retinue.domain.agent import DelegationRules, Delivery, SubagentRules, ToolRules
 from retinue.domain.delegation import Delegation, DelegationState
 from retinue.domain.envelope import Kind, Status
-from retinue.domain.nouns import replace
 from retinue.domain.record import UserTurn
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.engine.subagents import LOOK_AGAIN_MS

@@ -24,7 +24,19 @@ from retinue.domain.record import Body as RecordBody
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Stop, Summary, Usage, UserTurn, kind_of
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride, Wakefulness
 from retinue.domain.tool import Call, ToolResult
-from retinue.store import agents, approvals, envelopes, forgetting, money, news, people, records, runs, sessions, tokens
+from retinue.store import (
+    agents,
+    approvals,
+    envelopes,
+    forgetting,
+    money,
+    news,
+    people,
+    records,
+    runs,
+    sessions,
+    tokens,
+)
 from retinue.store import tables as t
 from retinue.store.connection import Body, Store
 from retinue.store.house import Page

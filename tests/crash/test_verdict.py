@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.testing.crash_evidence import Approval, Asking, Cut, Evidence, HandedOut, Letter, Mark, Run, Slot
 from retinue.testing.crash_log import (
     Acknowledged,

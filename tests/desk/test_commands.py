@@ -10,11 +10,11 @@ import pytest
 from desk.desk_house import DeskHouse, agent, desk_house, person
 
 from retinue.domain.agent import ToolRules
-from retinue.domain.command import CommandName
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import NotFound
-from retinue.domain.nouns import replace
 from retinue.domain.record import RecordKind
+from retinue.domain.slash_command import CommandName
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.store import agents, approvals, ledger

@@ -13,7 +13,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from retinue.config import BadConfig, load
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.token import hash_of
 from retinue.operations.keeper import Keeper

@@ -52,7 +52,7 @@ def test_levels_are_ordered_and_an_operation_that_no_rule_names_needs_boss() -> 
 
 @pytest.mark.spec("H57")
 async def test_the_houses_policy_rules_over_what_operations_declare(house: DeskHouse) -> None:
-    from retinue.domain.nouns import replace
+    from retinue.domain.structs import replace
 
     assert await house.ask(MARIA, "session.list")
     house.desk = replace(house.desk, policy={**house.desk.policy, "session.list": PermissionLevel.PRIVILEGED})

@@ -13,7 +13,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from retinue.config import load
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.operations.keeper import Keeper
 from retinue.operations.settings import changes_between
 from retinue.testing.household import Household

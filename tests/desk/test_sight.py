@@ -147,7 +147,7 @@ async def test_an_agent_sees_its_own_sessions_and_no_others(house: DeskHouse) ->
 
 async def test_an_open_question_is_shown_to_whom_it_concerns_alone(house: DeskHouse) -> None:
     from retinue.domain.agent import ToolRules
-    from retinue.domain.nouns import replace
+    from retinue.domain.structs import replace
     from retinue.store import agents
 
     def ask_first(conn: Any) -> None:

@@ -11,8 +11,8 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.permission import Rights
+from retinue.domain.structs import replace
 from retinue.domain.tool import Call
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.tools import tool_name, tools_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.domain.command import (
+from retinue.domain.slash_command import (
     ABORT_WORDS,
     BY_WORD,
     INLINE_MAX,

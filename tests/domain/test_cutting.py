@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.domain.cutting import Cut, answered, begins_at, copies, kept, requests
+from retinue.domain.history_trim import Cut, answered, begins_at, copies, kept, requests
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.record import (
     Body,
     Mark,
@@ -20,6 +19,7 @@ from retinue.domain.record import (
     kind_of,
     least_believed,
 )
+from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 from retinue.runners.context import arranged, whole

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from street import Street, kept, link, said
 
-from retinue.domain.command import SUMMARIES, CommandName
-from retinue.domain.door import DmPolicy, GroupPolicy
+from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Outcome
+from retinue.domain.slash_command import SUMMARIES, CommandName
 from retinue.testing.household import House
 
 OWNER, STRANGER = "9", "8"

@@ -11,7 +11,7 @@ from flows.asking import do, does, rows
 from street import Street, link, said
 
 from retinue.connectors.base import Abilities, Heard, Incoming, Parcel
-from retinue.domain.door import DmPolicy, GroupPolicy
+from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Draft, Receipt
 from retinue.engine.pressing import MEANS_NOTHING, NOT_YOURS
 from retinue.testing.household import House

@@ -19,10 +19,10 @@ from retinue.config.speech import SpeechCommand, SpeechMode, SpeechSettings
 from retinue.connectors.base import Abilities, OfferedFile
 from retinue.daemon import House as WholeHouse
 from retinue.daemon import default_parts, open_house
+from retinue.domain.access import DmPolicy, Identity
 from retinue.domain.agent import Agent
-from retinue.domain.door import DmPolicy, Identity
 from retinue.domain.envelope import Envelope
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.store import identities

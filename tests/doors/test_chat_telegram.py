@@ -14,7 +14,7 @@ from street import Street
 
 from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.telegram import TelegramSettings
-from retinue.domain.door import DmPolicy, Identity
+from retinue.domain.access import DmPolicy, Identity
 from retinue.engine.pressing import MEANS_NOTHING, NOT_YOURS
 from retinue.mailroom.doorkeeper import Doorkeeper
 from retinue.real import RealClock

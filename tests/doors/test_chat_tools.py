@@ -8,8 +8,8 @@ import pytest
 from street import Street, link, said
 
 from retinue.config.hands import Lists
-from retinue.domain.door import GroupPolicy
-from retinue.domain.nouns import replace
+from retinue.domain.access import GroupPolicy
+from retinue.domain.structs import replace
 
 
 @pytest.mark.spec("C55")

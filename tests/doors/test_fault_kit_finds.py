@@ -15,7 +15,7 @@ from retinue.connectors.irc.lines import encoded
 from retinue.connectors.irc.presence import LineBroke, Presence
 from retinue.domain.envelope import Receipt
 from retinue.domain.errors import StoreError
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.testing.fault_kit import Broken
 from retinue.testing.fault_kit.bench import At
 from retinue.testing.fault_kit.cases import CASES

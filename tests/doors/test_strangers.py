@@ -21,10 +21,10 @@ from retinue.connectors.base import Heard, Incoming, Quoted
 from retinue.connectors.telegram import TelegramSettings
 from retinue.connectors.webhook.settings import WebhookSettings
 from retinue.domain import address
-from retinue.domain.door import Activation, DmPolicy, GroupPolicy
+from retinue.domain.access import Activation, DmPolicy, GroupPolicy
 from retinue.domain.envelope import Draft, Outcome, Settled
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.mailroom.doorkeeper import Doorkeeper, Keeper
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.reach import Reach

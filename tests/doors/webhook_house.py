@@ -32,8 +32,8 @@ from retinue.connectors.webhook.signing import sign
 from retinue.daemon import default_parts, open_house
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid
-from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
+from retinue.domain.structs import replace
 from retinue.mailroom.requests import Requests
 from retinue.real import RealClock
 from retinue.testing.empty_store import place_empty_store

@@ -8,8 +8,8 @@ import pytest
 
 from retinue.domain.agent import Agent
 from retinue.domain.delegation import DelegationKind, DelegationState
+from retinue.domain.delegation_request import Handing
 from retinue.domain.errors import NotAllowed
-from retinue.domain.handing import Handing
 from retinue.domain.trust import Trust
 from retinue.engine.lanes import Slots
 from retinue.testing.household import Household

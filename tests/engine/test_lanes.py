@@ -14,8 +14,8 @@ import pytest
 from retinue.domain import address
 from retinue.domain.envelope import Context, Envelope, Kind, Status
 from retinue.domain.ids import EnvelopeId, SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.engine import engine as engine_module
 from retinue.engine.engine import EmbeddedEngine

@@ -14,7 +14,7 @@ from engine.commits import Ledgerful
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import StoreError
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.engine.journal import UNWRITTEN_S_MAX
 from retinue.store.connection import Store

@@ -15,8 +15,8 @@ from outages import Unheard
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.envelope import Outcome, Status
 from retinue.domain.errors import NotFound, StoreError
-from retinue.domain.nouns import replace
 from retinue.domain.session import LaneKind, QueuePolicy, Wakefulness
+from retinue.domain.structs import replace
 from retinue.engine import engine as engine_module
 from retinue.engine.lanes import Slots
 from retinue.mailroom.inbox import Inbox, LaneWake

@@ -22,10 +22,10 @@ from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Draft, Envelope, Receipt
 from retinue.domain.ids import EnvelopeId, SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
 from retinue.domain.record import Record
 from retinue.domain.session import Origin, OriginKind
+from retinue.domain.structs import replace
 from retinue.domain.tool import Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import perform

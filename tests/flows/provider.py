@@ -19,7 +19,7 @@ from typing import Any
 
 from retinue.config import Settings, load
 from retinue.domain.agent import Agent
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.testing.household import House, Household
 
 KEY = "sk-flows-0123456789abcdefghij"

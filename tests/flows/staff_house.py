@@ -11,8 +11,8 @@ import msgspec
 from flows.hands_house import HandsHouse
 
 from retinue.domain.delegation import DelegationKind
+from retinue.domain.delegation_request import Handing, HandOver
 from retinue.domain.envelope import Envelope, Kind, Settled
-from retinue.domain.handing import Handing, HandOver
 from retinue.domain.person import Person, Role
 from retinue.domain.record import UserTurn
 from retinue.domain.times import to_ms

@@ -14,8 +14,8 @@ from retinue.config.sandbox import WorkspaceAccess
 from retinue.domain.agent import SandboxRules, ToolRules
 from retinue.domain.envelope import Outcome, Receipt
 from retinue.domain.errors import NotFound, Unfit
-from retinue.domain.nouns import replace
 from retinue.domain.sandbox import SandboxMode
+from retinue.domain.structs import replace
 from retinue.store import envelopes
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import wait_until

@@ -13,8 +13,8 @@ from flows.staff_house import let_in, letters, outcome, plays, said_to, sums_hol
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.envelope import Kind, Outcome
 from retinue.domain.event import News, NewsKind
-from retinue.domain.nouns import replace
 from retinue.domain.person import Role
+from retinue.domain.structs import replace
 from retinue.store import news, runs
 from retinue.testing.scripted_model import Line, calls
 

@@ -15,8 +15,8 @@ from flows.staff_house import letters, outcome, plays, said_to, sums_hold
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.envelope import Envelope, Kind, Outcome
 from retinue.domain.event import NewsKind
-from retinue.domain.nouns import replace
 from retinue.domain.record import Reply
+from retinue.domain.structs import replace
 from retinue.store import news
 from retinue.testing.scripted_model import Line, calls, says
 

@@ -19,9 +19,9 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Kind, Outcome
 from retinue.domain.errors import Invalid
 from retinue.domain.event import NewsKind
-from retinue.domain.nouns import replace
 from retinue.domain.record import UserTurn
 from retinue.domain.session import OriginKind
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.domain.trust import Trust
 from retinue.engine.lanes import Slots

@@ -33,7 +33,7 @@ from retinue.connectors.masked import Masked
 from retinue.daemon import House, default_parts, open_house
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, RetinueError
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.logs import LogLine, set_masks
 from retinue.models.base import Prompt

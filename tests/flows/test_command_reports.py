@@ -14,9 +14,9 @@ from flows.hands_house import ADA, BO, HandsHouse, hands_house
 
 from retinue.config.hands import Elevated
 from retinue.domain.agent import ToolRules
-from retinue.domain.manner import Elevation, Manner
-from retinue.domain.nouns import replace
+from retinue.domain.display_options import Elevation, Manner
 from retinue.domain.person import Person, Role
+from retinue.domain.structs import replace
 from retinue.store import envelopes, people, sessions
 from retinue.testing.scripted_model import calls, says
 

@@ -12,13 +12,13 @@ from contracts.engine_house import books_hold
 
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment
-from retinue.domain.command import ABORT_WORDS
 from retinue.domain.envelope import Kind, Outcome
 from retinue.domain.errors import Conflict
 from retinue.domain.ids import SessionId
 from retinue.domain.record import RecordKind
 from retinue.domain.run import RunStatus
 from retinue.domain.session import Mind, Origin, OriginKind, QueueOverride
+from retinue.domain.slash_command import ABORT_WORDS
 from retinue.domain.trust import Trust
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.scripted_model import says

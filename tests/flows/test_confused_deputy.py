@@ -17,10 +17,10 @@ from flows.staff_house import let_in, letters
 
 from retinue.domain.agent import Agent, DelegationRules, PermissionLevel, SubagentRules, ToolRules
 from retinue.domain.envelope import Context, Kind
-from retinue.domain.nouns import replace
 from retinue.domain.person import Role
 from retinue.domain.record import UserTurn
 from retinue.domain.session import QueueMode, QueuePolicy
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
 from retinue.models.base import Prompt

@@ -16,22 +16,14 @@ from contracts.engine_house import as_time_goes_by, books_hold, notices_to, resu
 from desk.desk_house import desk_house, person
 
 from retinue.config import Settings
-from retinue.config.minds import (
-    Compaction,
-    CompactionMode,
-    Context,
-    MemoryFlush,
-    Pruning,
-    PruningMode,
-    SoftTrim,
-)
+from retinue.config.minds import Compaction, CompactionMode, Context, MemoryFlush, Pruning, PruningMode, SoftTrim
 from retinue.domain.agent import Agent
 from retinue.domain.event import NewsKind
 from retinue.domain.model import Failure
-from retinue.domain.nouns import replace
 from retinue.domain.permission import Withheld
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, Usage, UserTurn
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueuePolicy
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.models.base import Prompt
 from retinue.runners.base import Equipment

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from retinue.cli.conversation import words_of as shown_in_a_terminal
-from retinue.domain.context_line import attributes_of, words_of
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import UserTurn
+from retinue.domain.ui_context import attributes_of, words_of
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import says
 

@@ -23,9 +23,9 @@ from retinue.config.hands import Lists, ToolSettings
 from retinue.domain.agent import Agent, ToolLists, ToolRules
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import NotAllowed, NotFound
-from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB, Permission
 from retinue.domain.session import OriginKind
+from retinue.domain.structs import replace
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.operations.mcp_door import Visitor
 from retinue.policy.groups import fits

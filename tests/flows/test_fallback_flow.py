@@ -24,9 +24,9 @@ from retinue.domain.credential import Credential
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import NotAllowed
 from retinue.domain.model import ModelRef
-from retinue.domain.nouns import replace
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.run import RunRequest
+from retinue.domain.structs import replace
 from retinue.engine.engine import EmbeddedEngine
 from retinue.models.http import Target
 from retinue.models.market import Market as ModelMarket

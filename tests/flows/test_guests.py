@@ -18,7 +18,7 @@ from flows.provider import provider
 from flows.provider import says as provider_says
 
 from retinue.domain.agent import ToolRules
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.testing.scripted_model import Line, calls
 

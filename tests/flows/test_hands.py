@@ -13,8 +13,8 @@ import pytest
 from flows.hands_house import ADA, HandsHouse, Visit, hands_house
 
 from retinue.domain.agent import ToolRules
-from retinue.domain.nouns import replace
 from retinue.domain.record import Note
+from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.policy.wrapping import unwrap

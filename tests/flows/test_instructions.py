@@ -21,7 +21,7 @@ from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.ids import SessionId
-from retinue.domain.instruction import InstructionMode
+from retinue.domain.instruction_mode import InstructionMode
 from retinue.domain.person import Person, Role
 from retinue.plugins.base import Section as PluginSection
 from retinue.plugins.registry import Entry, Kind

@@ -18,9 +18,9 @@ from retinue.domain.address import agent as agent_address
 from retinue.domain.agent import ToolRules
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Context, Kind
-from retinue.domain.nouns import replace
 from retinue.domain.record import Note, Summary, UserTurn
 from retinue.domain.session import Overflow, QueueMode, QueuePolicy
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
 from retinue.store.files import Files

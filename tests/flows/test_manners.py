@@ -13,9 +13,9 @@ from contracts.engine_house import books_hold
 from retinue.config import Settings
 from retinue.config.defaults import Defaults
 from retinue.domain.agent import Agent, ToolRules
+from retinue.domain.display_options import Manner, Reasoning, UsageLine, Verbosity
 from retinue.domain.envelope import Kind
 from retinue.domain.event import Delta, DeltaKind
-from retinue.domain.manner import Manner, Reasoning, UsageLine, Verbosity
 from retinue.domain.record import Usage
 from retinue.store import approvals
 from retinue.testing.household import House, Household, terminal

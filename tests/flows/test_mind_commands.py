@@ -13,8 +13,8 @@ from flows.provider import KEY, Provider, household_of, provider, says, section,
 from retinue.domain.credential import Credential
 from retinue.domain.envelope import Outcome
 from retinue.domain.model import EFFORTS
-from retinue.domain.nouns import replace
 from retinue.domain.session import Mind
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.store import credentials
 from retinue.testing.household import House, Household, terminal

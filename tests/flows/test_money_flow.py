@@ -31,10 +31,10 @@ from flows.provider import (
 from outages import time_passing, until
 
 from retinue.domain.agent import Agent
-from retinue.domain.caps import OUTPUT_TOKENS_LEAST
+from retinue.domain.budget_caps import OUTPUT_TOKENS_LEAST
 from retinue.domain.envelope import Outcome
-from retinue.domain.nouns import replace
 from retinue.domain.record import Reply
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.engine.lanes import Slots
 from retinue.store import ledger

@@ -13,8 +13,8 @@ from flows.staff_house import let_in
 
 from retinue.domain.agent import ToolRules
 from retinue.domain.envelope import Context
-from retinue.domain.nouns import replace
 from retinue.domain.person import Role
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
 from retinue.testing.quiet_connector import QuietConnector

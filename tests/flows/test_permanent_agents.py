@@ -12,8 +12,8 @@ from flows.hands_house import ADA, BO, OWNER, HandsHouse, hands_house
 
 from retinue.domain.agent import Agent, PermissionLevel, SandboxRules, ToolRules
 from retinue.domain.errors import Invalid, NotAllowed
-from retinue.domain.nouns import replace
 from retinue.domain.sandbox import SandboxMode
+from retinue.domain.structs import replace
 from retinue.operations.permanent import TOOL
 from retinue.store import agents
 from retinue.testing.scripted_model import calls

@@ -16,8 +16,8 @@ from outages import time_passing
 
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Outcome
-from retinue.domain.nouns import replace
 from retinue.domain.record import Reply
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.engine.engine import EmbeddedEngine
 from retinue.runners.asking import Asker

@@ -10,7 +10,7 @@ from typing import Any
 from flows.provider import Answer, Asked, Provider, calls_made, household_of, provider, refuses, section
 
 from retinue.domain.agent import Agent
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.store import agents, ledger
 from retinue.testing.household import House

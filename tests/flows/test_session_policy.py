@@ -20,7 +20,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Context, Envelope, Kind, Outcome
 from retinue.domain.errors import NotAllowed
 from retinue.domain.record import Mark, RecordKind, Usage
-from retinue.domain.refresh import ResetRules
+from retinue.domain.reset_rules import ResetRules
 from retinue.domain.schedule import Place
 from retinue.domain.session import Mind, Session
 from retinue.domain.session_keys import ChatType

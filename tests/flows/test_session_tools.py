@@ -13,9 +13,9 @@ from flows.staff_house import SendOut, let_in, letters, outcome, plays, said_to,
 
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.envelope import Kind, Outcome
-from retinue.domain.nouns import replace
 from retinue.domain.person import Role
 from retinue.domain.session import Origin, OriginKind
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.store import runs, sessions
 from retinue.testing.scripted_model import Line, calls, says

@@ -13,9 +13,9 @@ from retinue.domain import address
 from retinue.domain.agent import PermissionLevel, ToolRules
 from retinue.domain.errors import NotAllowed, NotFound
 from retinue.domain.grant import GrantScope
-from retinue.domain.nouns import replace
 from retinue.domain.person import Role
 from retinue.domain.principal import Principal
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.tools import tool_name

@@ -15,8 +15,8 @@ from retinue.domain import address
 from retinue.domain.envelope import Context, Draft, Outcome, Receipt
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
+from retinue.domain.reply_delivery import AckScope, Stream, Typing, Words
 from retinue.domain.session_keys import ChatType
-from retinue.domain.wording import AckScope, Stream, Typing, Words
 from retinue.mailroom.presence import Asked, Presence
 from retinue.policy.repeating import unsaid
 from retinue.testing.fake_clock import FakeClock

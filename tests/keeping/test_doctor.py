@@ -15,7 +15,7 @@ from retinue.config import Settings
 from retinue.config.settings import Listen
 from retinue.domain.agent import Agent
 from retinue.domain.errors import NotAllowed, StoreError
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.times import zone
 from retinue.operations import checks
 from retinue.operations.checks import (

@@ -11,7 +11,7 @@ from outages import StoreFails, until
 from street import Street, bind, heard, kept, offered, said
 
 from retinue.connectors.base import Incoming
-from retinue.domain.door import DmPolicy, GroupPolicy
+from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Kind, Receipt
 from retinue.domain.errors import StoreError
 from retinue.mailroom.joining import JOINED_MAX, WINDOWS_MAX

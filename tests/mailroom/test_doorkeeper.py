@@ -12,10 +12,10 @@ from street import Street, bind, heard, kept, letter, link, offered, rows, said
 from retinue.config.doors import GroupSettings
 from retinue.config.sessions import SessionSettings
 from retinue.connectors.base import Heard, Incoming, Quoted, Speaker
-from retinue.domain.door import Activation, DmPolicy, GroupPolicy, PairingState
+from retinue.domain.access import Activation, DmPolicy, GroupPolicy, PairingState
 from retinue.domain.envelope import Context, Kind, Outcome
-from retinue.domain.nouns import replace
 from retinue.domain.session_keys import DmScope
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.mailroom.strangers import REFUSALS_MAX
 from retinue.store import bindings, pairings

@@ -14,7 +14,7 @@ from retinue.connectors.base import Abilities, FailureKind
 from retinue.connectors.masked import Masked
 from retinue.domain.envelope import Context, Outcome, Receipt
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.wording import HumanDelay, Quoting, Words
+from retinue.domain.reply_delivery import HumanDelay, Quoting, Words
 from retinue.mailroom.attempts import ATTEMPTS_MAX
 from retinue.store import deliveries, parts
 from retinue.testing.household import House, Household

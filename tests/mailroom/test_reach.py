@@ -10,7 +10,7 @@ from street import Street, bind, link, said
 
 from retinue.config.doors import GroupSettings
 from retinue.domain import address
-from retinue.domain.door import DmPolicy, GroupPolicy
+from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Draft, Kind, Outcome
 from retinue.domain.errors import NotAllowed
 from retinue.domain.ids import EnvelopeId

@@ -33,17 +33,9 @@ from retinue.connectors.mail.connector import MailConnector
 from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.domain.envelope import Outcome, Receipt
 from retinue.domain.errors import Invalid, StoreError
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.mailroom.aside import from_json, to_json
-from retinue.mailroom.lines import (
-    AGAIN_MAX_S,
-    ASKED_MAX_S,
-    NEEDS_OWNER_S,
-    STEADY_S,
-    LineHealth,
-    LineState,
-    wait_s,
-)
+from retinue.mailroom.lines import AGAIN_MAX_S, ASKED_MAX_S, NEEDS_OWNER_S, STEADY_S, LineHealth, LineState, wait_s
 from retinue.mailroom.switchboard import TRIES_MAX, Needs, Switchboard
 from retinue.store import connector_words, set_aside
 from retinue.testing.household import House, Household

@@ -14,8 +14,8 @@ from models.rules_of_formats import follows, raw_count
 from retinue.config.minds import WireFormat
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFailed
-from retinue.domain.nouns import replace
 from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Stop, Summary, UserTurn
+from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.anthropic import AnthropicWire
 from retinue.models.base import Prompt, WireCache

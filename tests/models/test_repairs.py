@@ -13,8 +13,8 @@ from models.test_anthropic import LOOK, RESULTS, SIGNED
 from retinue.config.minds import Auth, Quirk
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts
-from retinue.domain.nouns import replace
 from retinue.domain.record import Piece, PieceKind, Reply, UserTurn
+from retinue.domain.structs import replace
 from retinue.models import repairs
 from retinue.models.base import Prompt
 from retinue.models.http import HttpModel, Link

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from desk.desk_house import DeskHouse, desk_house, person
 
-from retinue.domain.door import Pairing, PairingState
+from retinue.domain.access import Pairing, PairingState
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
 from retinue.domain.times import to_ms
 from retinue.store import identities, pairings

@@ -19,7 +19,7 @@ from retinue.connectors.base import Connector, ConnectorKind, Finding, LineLost,
 from retinue.connectors.irc.settings import IrcSettings
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.operations.connectors import typed
 from retinue.operations.keeper import Keeper
 from retinue.store import connector_words, set_aside

@@ -16,7 +16,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from retinue.config import load
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.keeper import Keeper
 from retinue.testing.household import Household

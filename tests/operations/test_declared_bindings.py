@@ -14,7 +14,7 @@ from retinue.config import load
 from retinue.domain.agent import Agent
 from retinue.domain.binding import Binding, Match
 from retinue.domain.errors import NotFound
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.operations.keeper import Keeper
 from retinue.store import bindings
 from retinue.testing.household import Household

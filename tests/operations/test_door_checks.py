@@ -8,8 +8,8 @@ import pytest
 
 from retinue.config.connectors import ConnectorSettings
 from retinue.config.doors import DoorSettings
+from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.binding import Binding, Match
-from retinue.domain.door import DmPolicy, GroupPolicy
 from retinue.mailroom.lines import LineHealth, LineState
 from retinue.operations.door_checks import DoorFacts, judge
 from retinue.operations.health import Found, Health

@@ -13,7 +13,7 @@ from flows.hands_house import ADA, HandsHouse, Visit, hands_house
 from retinue.api.answers import status_of
 from retinue.domain.agent import PermissionLevel, ToolRules
 from retinue.domain.errors import NotAllowed, NotFound
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
 from retinue.policy.groups import INVOKE_DENIED

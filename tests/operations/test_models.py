@@ -14,8 +14,8 @@ from retinue.cli.answers import lines_of, table_of
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.domain.model import ModelRef
-from retinue.domain.nouns import replace
 from retinue.domain.session import Mind
+from retinue.domain.structs import replace
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.declared import Kind, parameters
 from retinue.store import sessions

@@ -13,7 +13,7 @@ from retinue.config import from_environment
 from retinue.config.settings import Mirror
 from retinue.daemon import House, default_parts, open_house
 from retinue.domain.errors import NotFound
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.store import envelopes

@@ -11,7 +11,7 @@ from flows.hands_house import ADA, HandsHouse, Visit, hands_house
 
 from retinue.domain.agent import ToolRules
 from retinue.domain.errors import Invalid, NotFound
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.testing.scripted_model import calls
 
 

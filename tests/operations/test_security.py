@@ -37,10 +37,10 @@ from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.credential import Credential
 from retinue.domain.errors import NotAllowed
 from retinue.domain.ids import TokenId
-from retinue.domain.nouns import replace
 from retinue.domain.person import Person, Role
 from retinue.domain.principal import Principal
 from retinue.domain.session import Origin, OriginKind
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms, zone
 from retinue.domain.token import Token, TokenKind
 from retinue.domain.tool import Effect, ToolSpec

@@ -15,9 +15,9 @@ from retinue.config import load
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid
 from retinue.domain.model import FREE, ModelRef
-from retinue.domain.nouns import replace
 from retinue.domain.record import Usage
 from retinue.domain.run import Run
+from retinue.domain.structs import replace
 from retinue.operations.keeper import Keeper
 from retinue.policy.budgets import days
 from retinue.store import agents

@@ -10,18 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.domain.agent import Agent
-from retinue.domain.caps import Payer, Standing, free_again, grant, key_of, warning
+from retinue.domain.budget_caps import Payer, Standing, free_again, grant, key_of, warning
 from retinue.domain.model import FREE, ModelRef, Price
 from retinue.domain.money import BudgetSpent, CallTerms, Caps, Days, PriceUnknown, date_of, day_number, usd
 from retinue.domain.record import Usage
-from retinue.policy.budgets import (
-    OUTPUT_TOKENS_LEAST,
-    affordable,
-    bound_microusd,
-    caps_of,
-    days,
-    input_bound,
-)
+from retinue.policy.budgets import OUTPUT_TOKENS_LEAST, affordable, bound_microusd, caps_of, days, input_bound
 
 CLAUDE = ModelRef("anthropic", "claude")
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.domain.parcel import Unit
-from retinue.domain.wording import Break, ChunkMode
+from retinue.domain.delivery_part import Unit
+from retinue.domain.reply_delivery import Break, ChunkMode
 from retinue.policy.chunking import chunks, clipped, measure
 
 PIECES = st.sampled_from(

@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from retinue.domain.decision import Decision, Verdict
+from retinue.domain.display_options import Elevation
 from retinue.domain.errors import Invalid
-from retinue.domain.manner import Elevation
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.policy.command_rules import RUNS_WHAT_IT_IS_TOLD, Program, allows, programs_named, rule
 from retinue.policy.commands import (
     COMMAND_CHARS_MAX,

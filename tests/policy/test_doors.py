@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from retinue.config.doors import CLOSED, DoorSettings, GroupSettings, mention_pattern, named_speaker, speaker_id
-from retinue.domain.door import Activation, DmPolicy, Entry, GroupPolicy
+from retinue.domain.access import Activation, DmPolicy, Entry, GroupPolicy
 from retinue.domain.trust import Trust
 from retinue.policy.doors import Facts, may_talk
 

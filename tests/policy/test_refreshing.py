@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from retinue.domain import address
 from retinue.domain.envelope import Kind
 from retinue.domain.ids import SessionId
-from retinue.domain.refresh import BECAUSE_LENGTH_MAX, NO_RULES, ResetRules, time_of_day, with_reason
+from retinue.domain.reset_rules import BECAUSE_LENGTH_MAX, NO_RULES, ResetRules, time_of_day, with_reason
 from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.session_keys import ChatType, connectors_of
 from retinue.domain.times import from_ms, to_ms

@@ -6,9 +6,9 @@ import pytest
 
 from retinue.config.sandbox import DockerSettings, SandboxKind, SandboxSettings
 from retinue.domain.agent import Agent, SandboxRules
-from retinue.domain.nouns import replace
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.session import Origin, OriginKind
+from retinue.domain.structs import replace
 from retinue.policy.sandboxing import is_confined, is_main, sandbox_of
 
 LOOSE = SandboxSettings(

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from policy.test_refreshing import a_session
 
 from retinue.domain.decision import Decision, Verdict
-from retinue.domain.sending import SendAction, SendRule
+from retinue.domain.send_policy import SendAction, SendRule
 from retinue.domain.session import Mind, OriginKind, Session
 from retinue.domain.session_keys import ChatType
 from retinue.policy.sending import may_send

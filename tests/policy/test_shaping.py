@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from retinue.domain import address
 from retinue.domain.attachment import Attachment
+from retinue.domain.delivery_part import Abilities, Unit
 from retinue.domain.envelope import NO_CONTEXT, Context, Envelope, Kind, Status
 from retinue.domain.ids import EnvelopeId
-from retinue.domain.parcel import Abilities, Unit
+from retinue.domain.reply_delivery import ChunkMode, Quoting, Stream, Words
 from retinue.domain.trust import Trust
-from retinue.domain.wording import ChunkMode, Quoting, Stream, Words
 from retinue.policy.chunking import measure
 from retinue.policy.shaping import PARTS_MAX, Setting, shape, untagged
 

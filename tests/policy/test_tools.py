@@ -405,7 +405,7 @@ def test_what_is_decided_is_the_worst_that_any_layer_found(layers: list[ToolList
 
 @given(lists, specs, st.sampled_from(NAMES))
 def test_a_further_deny_never_helps(rules: ToolLists, tool: ToolSpec, name: str) -> None:
-    from retinue.domain.nouns import replace
+    from retinue.domain.structs import replace
 
     before = Chain([Layer(name="l", key="k", lists=rules)], CORE).decide(tool)
     after = Chain([Layer(name="l", key="k", lists=replace(rules, deny=(*rules.deny, name)))], CORE).decide(tool)

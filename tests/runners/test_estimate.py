@@ -12,8 +12,8 @@ from runners.histories import asks, histories, record, result, says, texts, told
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.domain.nouns import replace
 from retinue.domain.record import Note, Piece, PieceKind, Record, Reply, Usage, UserTurn
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.runners.case import bound_of
 from retinue.runners.context import FLUSH_HEAD, arranged

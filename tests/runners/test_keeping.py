@@ -11,8 +11,8 @@ from runners.histories import asks, bodies, histories, paired, record, result, s
 
 from retinue.config.minds import Compaction, CompactionMode, Context, MemoryFlush, Pruning
 from retinue.domain.model import Failure, ModelFailed
-from retinue.domain.nouns import replace
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.runners.compaction import NotCompacted, plan_cut, summarize
 from retinue.runners.context import arranged, whole

@@ -19,12 +19,12 @@ from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.model import FREE, ModelFacts, ModelFailed, ModelRef, Price
 from retinue.domain.money import CallTerms, Granted
-from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission
 from retinue.domain.ports import Asking
 from retinue.domain.record import Note, Record, Reply, Stop, Summary, Usage, UserTurn, kind_of, least_believed
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import LaneKind, Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.domain.trust import Trust

@@ -12,8 +12,8 @@ from runners.histories import NOON, SESSION, asks, bodies, histories, record, re
 
 from retinue.config.minds import HardClear, PrunedTools, Pruning, PruningMode, SoftTrim
 from retinue.domain.ids import SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.record import Body, Record, Summary
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.models.base import WireCache
 from retinue.runners.pruning import (

@@ -17,7 +17,7 @@ import pytest
 import uvloop
 from sandbox.support import PATIENCE_S, PYTHON, Grounds, make_grounds, run, shell, sleepers, until
 
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.sandbox import walls
 from retinue.sandbox.base import Confinement, Limits, Network, SandboxFailed
 from retinue.sandbox.bubblewrap import Bubblewrap

@@ -12,7 +12,7 @@ import pytest
 from sandbox.support import PYTHON, Grounds, make_grounds, run, sleepers, until
 
 from retinue.config.sandbox import DockerSettings
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.sandbox.base import Limits, Network, SandboxFailed
 from retinue.sandbox.container import Containers, Engine
 from retinue.testing.fake_clock import FakeClock

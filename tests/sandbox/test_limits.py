@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sandbox.support import PATIENCE_S, PYTHON, descendants, run, shell, sleepers, until
 
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.sandbox.base import MIB, Confinement, Limits, Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.cgroups import Cgroups

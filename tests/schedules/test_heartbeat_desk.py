@@ -23,8 +23,8 @@ from retinue.config.heartbeats import HeartbeatDefaults
 from retinue.config.loading import BadConfig
 from retinue.domain.agent import Agent, HeartbeatRules, ToolRules
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
-from retinue.domain.nouns import replace
 from retinue.domain.schedule import By, Every, Kind, Place, Schedule, SlotState
+from retinue.domain.structs import replace
 from retinue.schedules.heartbeats import Heartbeats, Wishes, id_of
 from retinue.store import schedules
 from retinue.testing.household import House, Household

@@ -17,9 +17,9 @@ from schedules.clock_house import ended, turn_to, utc
 from retinue.config import load
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
-from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
 from retinue.domain.schedule import HISTORY_MAX
+from retinue.domain.structs import replace
 from retinue.operations.keeper import Keeper
 from retinue.store import agents, ledger, schedules
 from retinue.store.tables import schedule_slots

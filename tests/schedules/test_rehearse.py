@@ -31,9 +31,9 @@ from retinue.config.minds import Models, ModelSettings
 from retinue.domain.agent import Agent, HeartbeatRules
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
-from retinue.domain.nouns import replace as with_changed
 from retinue.domain.record import Usage
 from retinue.domain.schedule import HISTORY_MAX, Gate, GateSaid, Kind, Missed, Place, Schedule
+from retinue.domain.structs import replace as with_changed
 from retinue.domain.trust import Trust
 from retinue.rehearsal import stage
 from retinue.rehearsal.estimates import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS

@@ -12,9 +12,9 @@ import pytest
 
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.event import NewsKind
-from retinue.domain.nouns import replace
 from retinue.domain.record import UserTurn
 from retinue.domain.session import QueueMode, QueuePolicy
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.store import agents, news
 from retinue.testing.household import Household

@@ -36,9 +36,9 @@ from retinue.domain.audit import (
     link_hash,
 )
 from retinue.domain.errors import Invalid, NotAllowed
-from retinue.domain.nouns import replace
 from retinue.domain.principal import HOUSE
 from retinue.domain.session import Origin, OriginKind
+from retinue.domain.structs import replace
 from retinue.operations import audit as asked
 from retinue.operations.base import Operation, perform
 from retinue.store import audit, sessions

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from store.tills import AT_MS, TODAY, Till, run_of, wrong
 from stores import POSTGRES, SQLITE, place_of
 
-from retinue.domain.caps import OUTPUT_TOKENS_LEAST
+from retinue.domain.budget_caps import OUTPUT_TOKENS_LEAST
 from retinue.domain.model import ModelRef, Price
 from retinue.domain.money import BudgetSpent, CallTerms, Caps, Days
 from retinue.domain.record import NO_USAGE, Usage

@@ -12,18 +12,7 @@ from stores import settle_in
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
-from retinue.domain.record import (
-    Body,
-    Note,
-    Plain,
-    Record,
-    Reply,
-    Stop,
-    Usage,
-    UserTurn,
-    kind_of,
-    least_believed,
-)
+from retinue.domain.record import Body, Note, Plain, Record, Reply, Stop, Usage, UserTurn, kind_of, least_believed
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust

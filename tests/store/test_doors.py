@@ -10,20 +10,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from retinue.domain.access import Identity, Pairing, PairingState
 from retinue.domain.agent import Agent
 from retinue.domain.binding import Binding, Match, PeerKind
-from retinue.domain.door import Identity, Pairing, PairingState
 from retinue.domain.errors import Conflict, Invalid, NotFound, StoreError
 from retinue.domain.person import Person, Role
-from retinue.store import (
-    agents,
-    bindings,
-    forgetting,
-    identities,
-    overheard,
-    pairings,
-    people,
-)
+from retinue.store import agents, bindings, forgetting, identities, overheard, pairings, people
 from retinue.store import tables as t
 from retinue.store.connection import Store
 from retinue.store.opening import open_store

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.store import processes

@@ -13,8 +13,8 @@ import msgspec
 
 from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission, Withheld, default_rights
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.store import labels
 from retinue.store.connection import Store

@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.permission import Rights, Withheld
 from retinue.domain.session import Origin, OriginKind
+from retinue.domain.structs import replace
 from retinue.mailroom.inbox import Inbox
 from retinue.policy.placing import ExecPolicy, Gates, Where
 from retinue.real import RandomIds

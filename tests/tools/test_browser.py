@@ -20,8 +20,8 @@ from tools.web_stand_ins import Names as Resolver
 
 from retinue.config.web import BrowserSettings, WebSettings
 from retinue.domain.ids import SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB
+from retinue.domain.structs import replace
 from retinue.domain.tool import Effect
 from retinue.domain.trust import Trust
 from retinue.policy.wrapping import WARNING, unwrap

@@ -17,8 +17,8 @@ from tools.shell_desk import ON_HOST, OTHER, SESSION, Desk, Slow, desk_in, is_al
 
 from retinue.domain.decision import Verdict
 from retinue.domain.envelope import Kind
-from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB, Access, Permission, with_granted
+from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
 from retinue.policy.command_rules import rule

@@ -19,9 +19,9 @@ from retinue.config.sandbox import (
 )
 from retinue.config.secret import Secret
 from retinue.domain.decision import Verdict
-from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB, with_granted
 from retinue.domain.session import OriginKind
+from retinue.domain.structs import replace
 from retinue.policy.placing import ExecPolicy, Where
 from retinue.sandbox.base import Confinement, Network, Probe, Sandbox
 from retinue.sandbox.host import Host

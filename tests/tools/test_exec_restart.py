@@ -18,7 +18,7 @@ from tools.shell_desk import SESSION, desk_in, is_alive
 
 from retinue.domain.envelope import Kind
 from retinue.domain.ids import RunId
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.store import processes
 from retinue.store.processes import Process, ProcessState

@@ -16,7 +16,7 @@ import pytest
 from tools.file_desk import Desk, open_desk
 
 from retinue.domain.errors import StoreError
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.real import RealClock
 from retinue.store import labels

@@ -22,9 +22,9 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.decision import Verdict
 from retinue.domain.envelope import Context, Envelope, Kind, Status
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission, default_rights
 from retinue.domain.record import Body, Note, Record, Reply, Summary, UserTurn, kind_of, trust_of
+from retinue.domain.structs import replace
 from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.engine.custody import trust_of_mail

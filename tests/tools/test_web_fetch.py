@@ -15,8 +15,8 @@ import pytest
 from tools.web_stand_ins import Names, Numbers, Reply, Site, loopback_guard, scene, site
 
 from retinue.config.web import WebSettings
-from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB
+from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect
 from retinue.domain.trust import Trust
 from retinue.policy.masking import Masks

@@ -11,8 +11,8 @@ import pytest
 from tools.file_desk import Desk, open_desk
 
 from retinue.domain.ids import SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.record import Record, RecordKind
+from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, ToolResult
 from retinue.domain.trust import Trust
 from retinue.store import records

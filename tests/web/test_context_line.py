@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from retinue.domain.context_line import LINE_LENGTH_MAX, attributes_of, line_of, words_of
+from retinue.domain.ui_context import LINE_LENGTH_MAX, attributes_of, line_of, words_of
 
 WEB = Path(__file__).parents[2] / "web"
 TYPESCRIPT = WEB / "node_modules" / "typescript"

@@ -10,8 +10,8 @@ from msgspec import Struct, field
 
 from retinue.agents.changes import differences
 from retinue.domain.agent import Agent
-from retinue.domain.nouns import replace
 from retinue.domain.person import Person, Role
+from retinue.domain.structs import replace
 
 FILE = "file"  # the source of what `apply` writes
 NOBODYS = frozenset({FILE, "setup"})  # what these wrote, the file may change: nobody has decided otherwise since

@@ -29,9 +29,9 @@ from retinue.agents.templates import Marks, Template, TemplateBroken
 from retinue.domain.agent import Agent
 from retinue.domain.ids import NotificationId, derived
 from retinue.domain.notification import TEXT_LENGTH_MAX, Notification
-from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
 from retinue.domain.session import Session
+from retinue.domain.structs import replace
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
 from retinue.store import instructions, notifications, people, pins

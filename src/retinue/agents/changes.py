@@ -8,7 +8,7 @@ from typing import Any
 
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 
 DEFAULT = "default"
 _PLAIN = Agent(name="plain")

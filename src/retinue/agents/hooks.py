@@ -21,7 +21,7 @@ from retinue.agents.skills import Gates, Surroundings, gated, gates_of
 from retinue.agents.skills_front import split
 from retinue.config.hooks import HookSettings
 from retinue.domain.errors import Invalid
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.policy.groups import fits
 
 FILE = "HOOK.md"

@@ -19,11 +19,11 @@ from msgspec import Struct
 from retinue.agents.hooks import KIND, Found, Hook, HookState, Standing, find, standing
 from retinue.agents.skills import Surroundings
 from retinue.config.hooks import HookSettings
-from retinue.domain.command import BY_WORD, CommandName
 from retinue.domain.errors import RetinueError
 from retinue.domain.event import News, NewsKind
 from retinue.domain.ids import SessionId
-from retinue.domain.text import storable
+from retinue.domain.slash_command import BY_WORD, CommandName
+from retinue.domain.storable_text import storable
 from retinue.sandbox.base import Confinement, Limits, Sandbox
 from retinue.sandbox.once import run
 from retinue.store import news, pins, sessions

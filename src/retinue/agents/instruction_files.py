@@ -20,8 +20,8 @@ from msgspec import Struct
 
 from retinue.agents.instructions import FileState, FileTold, Memory
 from retinue.domain.errors import Invalid, RetinueError
-from retinue.domain.instruction import INSTRUCTION_FILES
-from retinue.domain.text import storable
+from retinue.domain.instruction_mode import INSTRUCTION_FILES
+from retinue.domain.storable_text import storable
 from retinue.domain.trust import Trust
 
 FILE_CHARS_MAX = 20_000

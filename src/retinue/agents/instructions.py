@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 
 from retinue.domain.agent import Agent
-from retinue.domain.instruction import InstructionMode as Mode
+from retinue.domain.instruction_mode import InstructionMode as Mode
 from retinue.domain.session import OriginKind
 
 DESCRIPTION_CHARS_MAX = 200  # of a tool or a colleague, where it is one line of many

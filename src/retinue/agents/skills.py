@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from retinue.agents.skills_front import split
 from retinue.domain.errors import Invalid
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 
 FILE = "SKILL.md"
 NAME_LENGTH_MAX = 64

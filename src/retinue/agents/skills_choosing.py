@@ -18,7 +18,7 @@ from msgspec import Struct
 from retinue.agents.skills import Skill, Source, Surroundings, gated
 from retinue.config.skills import SkillEntry, SkillLists, SkillSettings
 from retinue.domain.errors import Invalid
-from retinue.domain.text import escaped
+from retinue.domain.storable_text import escaped
 from retinue.policy.groups import fits
 
 LISTED_MAX = 150  # skills that a model is told of at once

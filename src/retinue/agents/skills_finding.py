@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from retinue.agents.skills import FILE, PRECEDENCE, Skill, Source, parse
 from retinue.domain.errors import Invalid
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 
 FOLDER = "skills"  # below a workspace, a home, the house
 DEPTH_MAX = 5

@@ -27,7 +27,7 @@ from retinue.agents.skills_choosing import (
 from retinue.agents.skills_exposure import Exposed, expose
 from retinue.agents.skills_finding import Found, find, roots_of
 from retinue.config.settings import Settings
-from retinue.domain.nouns import names
+from retinue.domain.structs import names
 from retinue.store import pins
 from retinue.store.connection import Store
 

@@ -28,7 +28,7 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError, TooLarge
 from retinue.domain.ids import SessionId
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.mailroom.callbacks import Callbacks
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS

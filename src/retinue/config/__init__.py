@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from retinue.config.changes import Change, diff
 from retinue.config.faults import BadConfig, Fault
-from retinue.config.loading import Configuration, Examined, Reloaded, examine, from_environment, load, reload, text_hash
+from retinue.config.loading import (
+    Configuration,
+    Examined,
+    Reloaded,
+    examine,
+    from_environment,
+    load,
+    reload,
+    text_hash,
+)
 from retinue.config.secret import Secret
 from retinue.config.settings import Effect, Settings
 from retinue.config.staff import Staff, default_agent, normal_id

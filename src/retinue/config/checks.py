@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from retinue.domain.address import BACKGROUND, valid_name
 from retinue.domain.errors import Invalid
 from retinue.domain.model import EFFORTS
-from retinue.domain.refresh import NEVER, time_of_day
+from retinue.domain.reset_rules import NEVER, time_of_day
 
 PORT_MAX = 65_535
 HOST_LENGTH_MAX = 253

@@ -10,7 +10,7 @@ from retinue.config import checks
 from retinue.config.heartbeats import HeartbeatDefaults
 from retinue.config.rules import Effect, setting
 from retinue.domain.agent import ARCHIVE_AFTER_S, CONCURRENCY, RUN_SECONDS_MAX, Agent, SubagentRules
-from retinue.domain.manner import Elevation, Manner, Verbosity
+from retinue.domain.display_options import Elevation, Manner, Verbosity
 
 
 class TimeFormat(StrEnum):

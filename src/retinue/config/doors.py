@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from retinue.config.rules import Effect, setting
-from retinue.domain.door import EVERYONE, Activation, DmPolicy, GroupPolicy
+from retinue.domain.access import EVERYONE, Activation, DmPolicy, GroupPolicy
 
 ID_CHARS_MAX = 512
 PATTERN_CHARS_MAX = 200

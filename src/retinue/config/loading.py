@@ -20,7 +20,7 @@ from retinue.config.settings import OWN_SECTIONS, Settings
 from retinue.config.source import FILE_BYTES_MAX, FILES_MAX, Disk, Filled, Source, Table, reason
 from retinue.config.staff import RUNNERS, Staff, default_agent, read_staff
 from retinue.domain.errors import Invalid
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.times import zone
 
 FILE_NAME = "retinue.toml"

@@ -8,8 +8,8 @@ from typing import cast
 
 from retinue.config import checks
 from retinue.config.rules import Effect, setting
-from retinue.domain.refresh import CONTEXT_TOKENS_MOST, IDLE_MINUTES_MAX, ResetRules
-from retinue.domain.sending import SendAction, SendRule
+from retinue.domain.reset_rules import CONTEXT_TOKENS_MOST, IDLE_MINUTES_MAX, ResetRules
+from retinue.domain.send_policy import SendAction, SendRule
 from retinue.domain.session import OriginKind
 from retinue.domain.session_keys import ChatType, DmScope
 

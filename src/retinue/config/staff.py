@@ -26,7 +26,7 @@ from retinue.domain.agent import Agent, External
 from retinue.domain.binding import PeerKind
 from retinue.domain.errors import Invalid
 from retinue.domain.person import Person
-from retinue.domain.refresh import CONTEXT_TOKENS_MOST, IDLE_MINUTES_MAX
+from retinue.domain.reset_rules import CONTEXT_TOKENS_MOST, IDLE_MINUTES_MAX
 from retinue.domain.schedule import GATE_TIMEOUT_MS, Missed, Place
 
 EXTENDS_DEPTH_MAX = 20

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from msgspec.structs import replace
 
 from retinue.config.rules import Effect, setting
-from retinue.domain.wording import (
+from retinue.domain.reply_delivery import (
     PLAIN_WORDS,
     AckScope,
     Break,

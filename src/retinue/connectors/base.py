@@ -16,13 +16,13 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from retinue.domain.attachment import Attachment
+from retinue.domain.delivery_part import NO_ABILITIES as NO_ABILITIES
+from retinue.domain.delivery_part import Abilities, Parcel
+from retinue.domain.delivery_part import Button as Button
+from retinue.domain.delivery_part import Unit as Unit
+from retinue.domain.delivery_part import whole as whole
 from retinue.domain.envelope import NO_CONTEXT, Context, Receipt
 from retinue.domain.errors import RetinueError
-from retinue.domain.parcel import NO_ABILITIES as NO_ABILITIES
-from retinue.domain.parcel import Abilities, Parcel
-from retinue.domain.parcel import Button as Button
-from retinue.domain.parcel import Unit as Unit
-from retinue.domain.parcel import whole as whole
 from retinue.domain.ports import Clock
 
 # --- what goes wrong ---

@@ -11,7 +11,7 @@ from retinue.config.faults import BadConfig, Faults
 from retinue.config.secret import Secret
 from retinue.connectors.base import Connector, ConnectorKind, Surroundings
 from retinue.domain.errors import Invalid
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 
 
 def settled(kind: ConnectorKind, instance: str, settings: ConnectorSettings) -> ConnectorSettings:

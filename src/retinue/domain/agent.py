@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 
-from retinue.domain.instruction import InstructionMode
-from retinue.domain.manner import Elevation, Verbosity
-from retinue.domain.refresh import ResetRules
+from retinue.domain.display_options import Elevation, Verbosity
+from retinue.domain.instruction_mode import InstructionMode
+from retinue.domain.reset_rules import ResetRules
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.schedule import Place
 from retinue.domain.session import QueuePolicy

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from retinue.domain.address import Address
 from retinue.domain.delegation import Lineage
+from retinue.domain.display_options import PLAIN, Manner
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
-from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.session import LaneKind
 from retinue.domain.tool import Call
 

@@ -20,7 +20,7 @@ from retinue.domain.address import Address, AddressKind
 from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.heartbeat import Heartbeat
 from retinue.domain.ids import EnvelopeId, ScheduleId
-from retinue.domain.text import is_storable, unstorable
+from retinue.domain.storable_text import is_storable, unstorable
 from retinue.domain.times import YEAR_MAX, from_ms, show, to_ms
 from retinue.domain.trust import Trust
 

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 from msgspec import Struct, field
 
+from retinue.domain.display_options import PLAIN, Manner
 from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.ids import SessionId
-from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.session_keys import ChatType
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 
 QUEUE_CAP = 20
 QUEUE_CAP_MAX = 1_000

@@ -20,7 +20,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from retinue.domain.errors import Invalid
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 
 AGENT = "agent"
 MAIN = "main"

@@ -27,7 +27,7 @@ from retinue.domain.principal import LEVEL_OF, Principal
 from retinue.domain.record import RecordKind, least_believed
 from retinue.domain.run import Run
 from retinue.domain.session import Session, Wakefulness
-from retinue.domain.text import clipped_bytes, storable
+from retinue.domain.storable_text import clipped_bytes, storable
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, call_hash
 from retinue.domain.trust import Trust

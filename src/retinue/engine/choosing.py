@@ -12,20 +12,13 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from retinue.domain.agent import Agent
-from retinue.domain.command import DEFAULT, DROPS, EFFORT_WORDS, QUEUE_MODES, CommandName
-from retinue.domain.context import Part
+from retinue.domain.display_options import PLAIN, Elevation, Manner, Reasoning, UsageLine, Verbosity
 from retinue.domain.errors import RetinueError
 from retinue.domain.event import NewsKind
-from retinue.domain.manner import PLAIN, Elevation, Manner, Reasoning, UsageLine, Verbosity
+from retinue.domain.prompt_breakdown import Part
 from retinue.domain.record import Record
-from retinue.domain.session import (
-    DEBOUNCE_S_MAX,
-    QUEUE_CAP_MAX,
-    Mind,
-    QueueOverride,
-    QueuePolicy,
-    Session,
-)
+from retinue.domain.session import DEBOUNCE_S_MAX, QUEUE_CAP_MAX, Mind, QueueOverride, QueuePolicy, Session
+from retinue.domain.slash_command import DEFAULT, DROPS, EFFORT_WORDS, QUEUE_MODES, CommandName
 from retinue.domain.trust import Trust
 from retinue.store import sessions
 from retinue.store.house import Page

@@ -16,12 +16,12 @@ from retinue.config.sessions import plain as plain_sessions
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.approval import Approval, ApprovalState
-from retinue.domain.context_line import words_of
 from retinue.domain.delegation import Delegation, DelegationKind, Lineage, run_made_for
 from retinue.domain.envelope import Envelope, Kind, Outcome
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, RunId
 from retinue.domain.record import UserTurn
+from retinue.domain.reply_delivery import Words, plain_words
 from retinue.domain.run import Run, RunStatus, Step, StepKind, StepState
 from retinue.domain.session import (
     BATCH_MAX,
@@ -36,7 +36,7 @@ from retinue.domain.session import (
 )
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
-from retinue.domain.wording import Words, plain_words
+from retinue.domain.ui_context import words_of
 from retinue.engine.custody import Append, Nothing, Work, trust_of_mail
 from retinue.engine.endings import cancel_for_newer, close_run, interrupts
 from retinue.engine.lanes import held_back_s, next_batch

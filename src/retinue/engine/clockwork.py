@@ -25,7 +25,7 @@ from retinue.domain.ports import AskGate, Clock, ReadChecklist
 from retinue.domain.principal import HOUSE
 from retinue.domain.schedule import LATE_S_MAX, By, GateSaid, Kind, Place, Schedule, Slot, SlotState, spell_out
 from retinue.domain.session import Origin, OriginKind, Session, Wakefulness, lane_kind, patched
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
 from retinue.engine.endings import mark_reset

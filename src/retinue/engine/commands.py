@@ -19,7 +19,16 @@ from retinue.config.sessions import SessionSettings
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.command import (
+from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Kind, Outcome, Receipt
+from retinue.domain.errors import RetinueError
+from retinue.domain.event import NewsKind
+from retinue.domain.ids import EnvelopeId, RunId, derived
+from retinue.domain.ports import Clock
+from retinue.domain.principal import LEVEL_OF, Principal
+from retinue.domain.prompt_breakdown import Part
+from retinue.domain.run import NO_REQUEST, RunRequest
+from retinue.domain.session import Mind, Session
+from retinue.domain.slash_command import (
     ENTITLED,
     SHORTCUTS,
     Asked,
@@ -30,19 +39,10 @@ from retinue.domain.command import (
     help_lines,
     unknown,
 )
-from retinue.domain.context import Part
-from retinue.domain.context_line import line_of
-from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Kind, Outcome, Receipt
-from retinue.domain.errors import RetinueError
-from retinue.domain.event import NewsKind
-from retinue.domain.ids import EnvelopeId, RunId, derived
-from retinue.domain.ports import Clock
-from retinue.domain.principal import LEVEL_OF, Principal
-from retinue.domain.run import NO_REQUEST, RunRequest
-from retinue.domain.session import Mind, Session
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
+from retinue.domain.ui_context import line_of
 from retinue.engine import choosing, deciding, reporting, switching
 from retinue.engine.choosing import Choices
 from retinue.engine.directives import directed

@@ -9,15 +9,15 @@ from msgspec import Struct, field
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval
+from retinue.domain.display_options import PLAIN, Manner
 from retinue.domain.envelope import Envelope, Kind
-from retinue.domain.manner import PLAIN, Manner
 from retinue.domain.person import Requester
 from retinue.domain.record import Body, Record, RecordKind, kind_of, trust_of
+from retinue.domain.reply_delivery import Words
 from retinue.domain.run import Run, Step
 from retinue.domain.session import SENT_OUT, QueuePolicy, Session
 from retinue.domain.tool import Call
 from retinue.domain.trust import Trust, least
-from retinue.domain.wording import Words
 from retinue.mailroom.inbox import Wake
 from retinue.store.house import Page
 

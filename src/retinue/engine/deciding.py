@@ -6,13 +6,13 @@ from __future__ import annotations
 from msgspec import Struct
 
 from retinue.domain.approval import Approval
-from retinue.domain.command import Command, CommandName
 from retinue.domain.envelope import Draft, Envelope
 from retinue.domain.errors import RetinueError
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.principal import Principal
 from retinue.domain.session import Session
+from retinue.domain.slash_command import Command, CommandName
 from retinue.domain.times import to_ms
 from retinue.engine.approvals import decide_in
 from retinue.mailroom.inbox import Wake

@@ -22,10 +22,10 @@ from retinue.domain.delegation import (
     DelegationState,
     session_made_for,
 )
+from retinue.domain.delegation_request import Handed, Handing
 from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Kind, Outcome, Status
 from retinue.domain.errors import NotAllowed, NotFound
 from retinue.domain.event import NewsKind
-from retinue.domain.handing import Handed, Handing
 from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.run import NO_REQUEST, Run
 from retinue.domain.session import Origin, OriginKind, Session, Wakefulness

@@ -5,13 +5,22 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from retinue.domain.agent import Agent
-from retinue.domain.command import DEFAULT, EFFORT_WORDS, QUEUE_MODES, SHORTCUTS, Asked, Command, CommandName, unescaped
-from retinue.domain.context_line import line_of
+from retinue.domain.display_options import Elevation, Reasoning, Verbosity
 from retinue.domain.envelope import Context, Draft
 from retinue.domain.errors import RetinueError
-from retinue.domain.manner import Elevation, Reasoning, Verbosity
 from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import Mind, QueueMode, WhenBusy
+from retinue.domain.slash_command import (
+    DEFAULT,
+    EFFORT_WORDS,
+    QUEUE_MODES,
+    SHORTCUTS,
+    Asked,
+    Command,
+    CommandName,
+    unescaped,
+)
+from retinue.domain.ui_context import line_of
 from retinue.engine.choosing import Choices
 
 # What one message can ask for; the other modes are about all that waits.

@@ -17,7 +17,7 @@ from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
 from retinue.domain.record import Mark, Note, RecordKind, Reply, Stop
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness, lane_kind
-from retinue.domain.text import clipped_bytes, storable
+from retinue.domain.storable_text import clipped_bytes, storable
 from retinue.domain.tool import ToolResult
 from retinue.engine import exchanges, heartbeats
 from retinue.engine.custody import Append, Work

@@ -18,20 +18,20 @@ from retinue.config.hands import ApprovalSettings
 from retinue.config.sessions import SessionSettings
 from retinue.config.sessions import plain as plain_sessions
 from retinue.domain.agent import Agent
+from retinue.domain.agent_message import Heard, Word
 from retinue.domain.approval import Approval
-from retinue.domain.command import Asked
+from retinue.domain.delegation_request import Handed, Handing
 from retinue.domain.envelope import Draft, Envelope, Outcome, Receipt
 from retinue.domain.errors import Stale, StoreError
 from retinue.domain.grant import GrantScope
-from retinue.domain.handing import Handed, Handing
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.permission import Permission
 from retinue.domain.ports import AskGate, Clock, Faults, Ids, ReadChecklist
 from retinue.domain.principal import Principal
+from retinue.domain.reply_delivery import Words, plain_words
 from retinue.domain.session import LaneKind, OriginKind, QueueMode, Session, lane_kind
+from retinue.domain.slash_command import Asked
 from retinue.domain.times import to_ms
-from retinue.domain.word import Heard, Word
-from retinue.domain.wording import Words, plain_words
 from retinue.engine.approvals import answer_approval, escalate, expire, request
 from retinue.engine.choosing import Choices, NoChoices
 from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim

@@ -12,7 +12,7 @@ from retinue.domain.envelope import NO_CONTEXT, TEXT_BYTES_MAX, Context, Draft, 
 from retinue.domain.ids import EnvelopeId, SessionId, derived, short
 from retinue.domain.run import RunRequest
 from retinue.domain.session import Session
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.trust import Trust, least
 from retinue.engine.custody import Work
 from retinue.mailroom.routing import who_listens

@@ -22,7 +22,7 @@ from retinue.domain.run import Run
 from retinue.domain.schedule import By, GateSaid, Place, Schedule, Slot
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.session_keys import ChatType
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.mailroom.routing import NOWHERE, OWNER, who_listens
 from retinue.store import envelopes, records, runs, schedules, sessions

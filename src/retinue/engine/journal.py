@@ -18,10 +18,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.domain.approval import Approval, ApprovalState
+from retinue.domain.display_options import PLAIN
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import short
-from retinue.domain.manner import PLAIN
 from retinue.domain.model import ModelFailed
 from retinue.domain.money import CallTerms, Granted
 from retinue.domain.permission import Permission

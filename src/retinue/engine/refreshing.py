@@ -12,7 +12,7 @@ from retinue.config.sessions import PLAIN, SessionSettings
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.event import NewsKind
-from retinue.domain.refresh import NO_RULES, ResetRules, with_reason
+from retinue.domain.reset_rules import NO_RULES, ResetRules, with_reason
 from retinue.domain.session import Session, Wakefulness
 from retinue.engine.endings import mark_reset
 from retinue.policy.refreshing import begins_something, rules_for, why_afresh, why_too_long

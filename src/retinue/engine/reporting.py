@@ -10,10 +10,10 @@ import msgspec
 from retinue.config.sessions import SessionSettings
 from retinue.domain import address
 from retinue.domain.agent import Agent
-from retinue.domain.context import Part, PartKind
 from retinue.domain.envelope import Draft
 from retinue.domain.ids import SessionId, short
-from retinue.domain.refresh import ResetRules, time_of_day
+from retinue.domain.prompt_breakdown import Part, PartKind
+from retinue.domain.reset_rules import ResetRules, time_of_day
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show
 from retinue.domain.trust import Trust

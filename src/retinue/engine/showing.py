@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retinue.domain.address import AddressKind
-from retinue.domain.manner import PLAIN, Reasoning, Verbosity
+from retinue.domain.display_options import PLAIN, Reasoning, Verbosity
 from retinue.domain.record import Reply
 from retinue.domain.run import Step, StepKind
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.tool import ToolResult
 from retinue.engine.custody import Work
 from retinue.engine.writing import Closing, Unwritten

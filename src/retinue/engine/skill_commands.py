@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from retinue.domain.command import Command, CommandName, SkillCommand
+from retinue.domain.slash_command import Command, CommandName, SkillCommand
 from retinue.domain.tool import Call
 
 NAME_SHOWN_MAX = 40

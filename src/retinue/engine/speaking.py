@@ -16,11 +16,11 @@ from retinue.domain.address import Address, AddressKind
 from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Kind
 from retinue.domain.ids import EnvelopeId, derived
 from retinue.domain.record import Reply
+from retinue.domain.reply_delivery import Stream, Words
 from retinue.domain.run import Step
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust, least
-from retinue.domain.wording import Stream, Words
 from retinue.engine.custody import Work, trust_of_mail
 from retinue.engine.writing import Closing, Unwritten
 from retinue.mailroom.inbox import ClockWake, RoomWake, Wake, enter

@@ -17,7 +17,7 @@ from retinue.domain.ids import EnvelopeId, SessionId, derived, short
 from retinue.domain.principal import Principal
 from retinue.domain.record import Reply, least_believed
 from retinue.domain.session import Origin, OriginKind, Session, patched
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.trust import Trust
 from retinue.mailroom.inbox import Wake, enter
 from retinue.store import agents, records, sessions

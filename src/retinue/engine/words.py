@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
+from retinue.domain.agent_message import Heard, Strategy, Word
 from retinue.domain.delegation import Delegation, DelegationKind, Lineage
 from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Kind, Outcome
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
@@ -21,7 +22,6 @@ from retinue.domain.principal import Principal
 from retinue.domain.run import Run
 from retinue.domain.session import SENT_OUT, Origin, OriginKind, Session
 from retinue.domain.trust import Trust, least
-from retinue.domain.word import Heard, Strategy, Word
 from retinue.engine import switching
 from retinue.mailroom.inbox import Wake, enter
 from retinue.policy.delegations import descends, may_hand_over

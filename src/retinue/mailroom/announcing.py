@@ -9,7 +9,7 @@ from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.ids import derived, short
 from retinue.domain.money import usd
 from retinue.domain.run import TIMED_OUT
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust
 from retinue.mailroom.delegations import is_silent

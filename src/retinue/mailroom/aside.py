@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from msgspec.structs import asdict, replace
 
 from retinue.connectors.base import NOBODY, Heard, Incoming, Quoted, Speaker
+from retinue.domain.access import SetAside, SetAsideState
 from retinue.domain.attachment import Attachment
-from retinue.domain.door import SetAside, SetAsideState
 from retinue.domain.envelope import NO_CONTEXT, Context
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.domain.ports import Clock, Ids

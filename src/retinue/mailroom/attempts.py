@@ -19,13 +19,13 @@ from retinue.config.sessions import SendSettings
 from retinue.connectors.base import FailureKind
 from retinue.domain import address
 from retinue.domain.address import AddressKind
+from retinue.domain.delivery_part import Abilities
 from retinue.domain.envelope import Draft, Envelope, Kind, Outcome, Status
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, derived, short
-from retinue.domain.parcel import Abilities
+from retinue.domain.reply_delivery import PLAIN_WORDS, Words
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.domain.wording import PLAIN_WORDS, Words
 from retinue.mailroom.inbox import Wake, enter, is_completion, notify
 from retinue.mailroom.quoting import setting_of
 from retinue.mailroom.reach import WhyNot, everywhere

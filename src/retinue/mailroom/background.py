@@ -16,7 +16,7 @@ from retinue.domain.envelope import TEXT_BYTES_MAX, Draft, Envelope, Kind
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
 from retinue.domain.session import Origin, OriginKind, Session
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust
 from retinue.policy.delegations import descends, may_hand_over

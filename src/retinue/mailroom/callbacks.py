@@ -22,7 +22,7 @@ from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
 from retinue.domain.ids import EnvelopeId, SessionId, derived
 from retinue.domain.ports import Clock
 from retinue.domain.session import Session
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.mailroom.delegations import end

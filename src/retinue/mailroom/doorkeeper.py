@@ -17,13 +17,13 @@ from msgspec import Struct
 from retinue.config.doors import CLOSED, DoorSettings
 from retinue.connectors.base import Heard, Incoming
 from retinue.domain import address
+from retinue.domain.access import Activation, Entry, Overheard, Pairing, PairingState, Refusal, Verdict, id_space
 from retinue.domain.binding import Binding, MatchedBy, PeerKind, Place
-from retinue.domain.command import COMMAND_LENGTH_MAX
-from retinue.domain.door import Activation, Entry, Overheard, Pairing, PairingState, Refusal, Verdict, id_space
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.principal import LEVEL_OF, TRUST_OF, Principal
-from retinue.domain.text import storable
+from retinue.domain.slash_command import COMMAND_LENGTH_MAX
+from retinue.domain.storable_text import storable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.mailroom.sparing import Sparing

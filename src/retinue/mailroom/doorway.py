@@ -17,13 +17,13 @@ from retinue.config.sessions import SessionSettings, plain
 from retinue.connectors.base import Heard, Incoming
 from retinue.domain import address
 from retinue.domain.attachment import Attachment
-from retinue.domain.command import read as read_command
 from retinue.domain.envelope import ATTACHMENTS_MAX, TEXT_BYTES_MAX, Draft, Envelope, Receipt
 from retinue.domain.errors import Conflict, RetinueError, StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.principal import Principal
-from retinue.domain.text import clipped_bytes, storable
+from retinue.domain.slash_command import read as read_command
+from retinue.domain.storable_text import clipped_bytes, storable
 from retinue.domain.times import to_ms
 from retinue.mailroom import letters
 from retinue.mailroom.bringing import Keep, bring, keep_nothing

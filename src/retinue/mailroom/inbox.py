@@ -16,9 +16,6 @@ from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment, safe_name
-from retinue.domain.command import ENTITLED, Asked, read_number, unescaped
-from retinue.domain.command import read as read_command
-from retinue.domain.context_line import line_of, words_of
 from retinue.domain.delegation import Delegation, DelegationState
 from retinue.domain.envelope import (
     ATTACHMENTS_MAX,
@@ -35,18 +32,13 @@ from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, Sto
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived, short
 from retinue.domain.ports import Clock
-from retinue.domain.session import (
-    SNIPPET_LENGTH_MAX,
-    LaneKind,
-    Origin,
-    Overflow,
-    Session,
-    Wakefulness,
-    lane_kind,
-)
-from retinue.domain.text import is_storable, unstorable
+from retinue.domain.session import SNIPPET_LENGTH_MAX, LaneKind, Origin, Overflow, Session, Wakefulness, lane_kind
+from retinue.domain.slash_command import ENTITLED, Asked, read_number, unescaped
+from retinue.domain.slash_command import read as read_command
+from retinue.domain.storable_text import is_storable, unstorable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust, least
+from retinue.domain.ui_context import line_of, words_of
 from retinue.mailroom import background
 from retinue.mailroom.announcing import announced
 from retinue.mailroom.delegations import end, is_silent, is_told

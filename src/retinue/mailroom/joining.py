@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from msgspec import Struct
 
 from retinue.connectors.base import Heard, Incoming
-from retinue.domain.command import read as read_command
 from retinue.domain.envelope import Receipt
 from retinue.domain.errors import StoreError
 from retinue.domain.ports import Clock
+from retinue.domain.slash_command import read as read_command
 from retinue.mailroom.doorkeeper import Welcome
 
 JOINED_MAX = 20  # texts in one envelope

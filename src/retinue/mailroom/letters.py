@@ -11,23 +11,15 @@ from msgspec.structs import replace
 from retinue.config.sessions import SessionSettings
 from retinue.connectors.base import Incoming
 from retinue.domain import address, session_keys
+from retinue.domain.access import Overheard, id_space
 from retinue.domain.attachment import Attachment
-from retinue.domain.command import read as read_command
-from retinue.domain.door import Overheard, id_space
-from retinue.domain.envelope import (
-    ATTACHMENTS_MAX,
-    KEY_LENGTH_MAX,
-    TEXT_BYTES_MAX,
-    Context,
-    Draft,
-    Envelope,
-    Kind,
-)
+from retinue.domain.envelope import ATTACHMENTS_MAX, KEY_LENGTH_MAX, TEXT_BYTES_MAX, Context, Draft, Envelope, Kind
 from retinue.domain.errors import Invalid
 from retinue.domain.ids import EnvelopeId, short
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.session_keys import ChatType, DmScope
-from retinue.domain.text import clipped_bytes, storable
+from retinue.domain.slash_command import read as read_command
+from retinue.domain.storable_text import clipped_bytes, storable
 from retinue.domain.trust import Trust
 from retinue.mailroom.doorkeeper import Welcome
 from retinue.mailroom.strangers import plain

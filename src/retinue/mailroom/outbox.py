@@ -14,23 +14,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.config.sessions import SessionSettings, plain
-from retinue.connectors.base import (
-    Connector,
-    DeliveryFailed,
-    FailureKind,
-    Parcel,
-    abilities_of,
-    attempts_of,
-    whole,
-)
+from retinue.connectors.base import Connector, DeliveryFailed, FailureKind, Parcel, abilities_of, attempts_of, whole
 from retinue.connectors.masked import Masked
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock, Faults
-from retinue.domain.text import storable
+from retinue.domain.reply_delivery import Words, plain_words
+from retinue.domain.storable_text import storable
 from retinue.domain.times import to_ms
-from retinue.domain.wording import Words, plain_words
 from retinue.mailroom.attempts import (
     ATTEMPTS_MAX,
     BACKOFF_MAX_S,

@@ -19,8 +19,8 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId
 from retinue.domain.ports import Clock, Tell
+from retinue.domain.reply_delivery import AckScope, Stream, Typing, Words
 from retinue.domain.session_keys import ChatType
-from retinue.domain.wording import AckScope, Stream, Typing, Words
 from retinue.policy.chunking import clipped
 
 log = logging.getLogger(__name__)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from retinue.domain.delivery_part import Abilities
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import RetinueError
-from retinue.domain.parcel import Abilities
 from retinue.domain.record import Reply, bare_model
-from retinue.domain.wording import Quoting, Words
+from retinue.domain.reply_delivery import Quoting, Words
 from retinue.mailroom.doorway import message_key
 from retinue.policy.shaping import CURRENT, NOTHING_KNOWN, Setting, is_agents_own, untagged, variables
 from retinue.store import envelopes, parts, records, runs, sessions

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from retinue.config.connectors import OWN_CONNECTORS
 from retinue.config.doors import DoorSettings
 from retinue.connectors.base import FailureKind
+from retinue.domain.access import DmPolicy, GroupPolicy, id_space
 from retinue.domain.address import Address, AddressKind
-from retinue.domain.door import DmPolicy, GroupPolicy, id_space
 from retinue.domain.envelope import Draft, Envelope, Receipt
 from retinue.domain.errors import NotAllowed
 from retinue.domain.ids import EnvelopeId

@@ -20,7 +20,7 @@ from retinue.domain.approval import Approval
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import ApprovalId, short
-from retinue.domain.wording import Words, plain_words
+from retinue.domain.reply_delivery import Words, plain_words
 from retinue.policy.asking import question_in_room
 from retinue.policy.chunking import clipped
 from retinue.policy.shaping import shape

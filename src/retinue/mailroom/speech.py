@@ -17,7 +17,7 @@ from msgspec import Struct
 from retinue.config.speech import SpeechCommand, SpeechSettings
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import RetinueError
-from retinue.domain.text import storable
+from retinue.domain.storable_text import storable
 from retinue.policy import speech
 from retinue.sandbox.base import Confinement, Network, Sandbox
 from retinue.sandbox.once import CommandFailed, run

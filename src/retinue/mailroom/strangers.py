@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from retinue.config.doors import DoorSettings
 from retinue.domain import address
-from retinue.domain.door import Refusal
+from retinue.domain.access import Refusal
 from retinue.domain.envelope import Draft, Kind
 from retinue.domain.errors import Conflict, RetinueError, StoreError
 from retinue.domain.ids import EnvelopeId

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from retinue.domain.model import Failure, ModelFailed
-from retinue.domain.text import storable
+from retinue.domain.storable_text import storable
 from retinue.domain.tool import Call
 
 CALLS_MAX = 256  # in one reply

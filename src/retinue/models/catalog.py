@@ -17,8 +17,8 @@ from retinue.config.minds import ModelChoice
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.domain.nouns import replace
 from retinue.domain.session import Mind
+from retinue.domain.structs import replace
 from retinue.models.market import Market
 from retinue.models.providers import BUILT_IN, OFFERED
 from retinue.models.references import DEFAULT, Allowed, is_pattern, split_credential

@@ -7,8 +7,8 @@ from operator import attrgetter
 from typing import Any
 
 from retinue.domain.money import MICROUSD
-from retinue.domain.nouns import replace
 from retinue.domain.record import Usage
+from retinue.domain.structs import replace
 
 TOKENS_MAX = 1_000_000_000  # of one call; more is a mistake, and millions of such calls can still be summed up
 _COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")

@@ -15,9 +15,9 @@ from typing import Any
 from msgspec import Struct
 
 from retinue.domain.model import FREE, Failure, ModelFacts, ModelFailed, ModelRef
-from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
 from retinue.domain.record import NO_USAGE, Note, Record, RecordKind, Stop, UserTurn
+from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
 

@@ -16,7 +16,7 @@ import msgspec
 
 from retinue.config.minds import Auth
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.models import failures
 from retinue.models.base import Chunk, Ended, Prompt, Text, Thinking
 from retinue.models.lines import Line, LineFailed, Lines, place_of

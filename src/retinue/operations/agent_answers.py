@@ -11,8 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from retinue.domain.agent import Agent, Colour, Delivery, PermissionLevel
-from retinue.domain.instruction import InstructionMode
-from retinue.domain.manner import Elevation, Verbosity
+from retinue.domain.display_options import Elevation, Verbosity
+from retinue.domain.instruction_mode import InstructionMode
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.schedule import Place
 from retinue.domain.session import Overflow, QueueMode

@@ -15,7 +15,7 @@ from retinue.agents.templates import ENTRY, FOLDER, TemplateBroken
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
-from retinue.domain.instruction import InstructionMode
+from retinue.domain.instruction_mode import InstructionMode
 from retinue.domain.principal import Principal
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show

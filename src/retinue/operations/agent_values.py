@@ -15,7 +15,7 @@ from retinue.config.defaults import PLAIN, Defaults
 from retinue.config.sandbox import SandboxSettings
 from retinue.config.sessions import HouseReset
 from retinue.domain.agent import Agent, HeartbeatRules, SandboxRules
-from retinue.domain.refresh import ResetRules
+from retinue.domain.reset_rules import ResetRules
 from retinue.policy.sandboxing import sandbox_of
 
 

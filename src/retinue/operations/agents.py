@@ -18,17 +18,17 @@ from retinue.config.staff import AGENT_RULES, RUNNERS
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
 from retinue.domain.agent import Agent, AgentVersion, Colour, Delivery, External, PermissionLevel
+from retinue.domain.display_options import Elevation, Verbosity
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge, Unfit
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId, short
-from retinue.domain.instruction import InstructionMode
-from retinue.domain.manner import Elevation, Verbosity
-from retinue.domain.nouns import replace
+from retinue.domain.instruction_mode import InstructionMode
 from retinue.domain.principal import Principal
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.schedule import Place
 from retinue.domain.session import Overflow, QueueMode
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
+from retinue.domain.structs import replace
 from retinue.domain.times import show, to_ms
 from retinue.domain.token import TokenKind
 from retinue.operations.agent_answers import (

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from retinue.domain.address import AddressKind
 from retinue.domain.audit import AuditKind, Entry, changed
-from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.store import agents, audit
 from retinue.store.connection import Body, Store, Then

@@ -22,11 +22,11 @@ from retinue.domain.envelope import KEY_LENGTH_MAX
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, StoreError
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelRef
-from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock, Ids, Post
 from retinue.domain.principal import Principal
 from retinue.domain.session import Mind
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
+from retinue.domain.structs import replace
 from retinue.domain.times import from_ms, show, to_ms
 from retinue.engine.engine import Engine
 from retinue.engine.live import Live

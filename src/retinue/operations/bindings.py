@@ -14,7 +14,7 @@ from retinue.domain.binding import Binding, Match, PeerKind
 from retinue.domain.errors import Ambiguous, Invalid, NotFound
 from retinue.domain.ids import CANDIDATES_SHOWN_MAX, prefix
 from retinue.domain.principal import Principal
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.domain.times import to_ms
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.store import bindings

@@ -7,8 +7,8 @@ import msgspec
 from retinue.agents.home import home_of
 from retinue.agents.skill_commands import skill_commands
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.command import DIRECTIVES, SUMMARIES
 from retinue.domain.principal import Principal
+from retinue.domain.slash_command import DIRECTIVES, SUMMARIES
 from retinue.operations.base import Desk, Operation
 from retinue.operations.skills import shelf
 from retinue.store import agents

@@ -23,9 +23,9 @@ from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Invalid
 from retinue.domain.event import NewsKind
-from retinue.domain.nouns import replace
 from retinue.domain.person import Role
 from retinue.domain.principal import Principal
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
 from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, cancel_in

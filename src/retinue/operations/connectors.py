@@ -21,9 +21,9 @@ from retinue.config.reading import hints_of
 from retinue.connectors.base import ConnectorKind, Finding
 from retinue.connectors.kinds import ABSENT
 from retinue.connectors.making import settled
+from retinue.domain.access import DmPolicy
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.door import DmPolicy
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
 from retinue.domain.principal import Principal
 from retinue.domain.times import show as show_time

@@ -18,11 +18,11 @@ from msgspec import Struct, field
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.errors import RetinueError
-from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
 from retinue.domain.record import Record, Reply, UserTurn
 from retinue.domain.schedule import Schedule
 from retinue.domain.session import OriginKind
+from retinue.domain.structs import replace
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.mailroom.routing import who_listens

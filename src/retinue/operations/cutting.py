@@ -1,6 +1,6 @@
 """Going back in a conversation: into another one that begins with its records, or within it, by cutting something out.
 
-Neither takes a record away: see `domain/cutting`.
+Neither takes a record away: see `domain/history_trim`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.cutting import Cut, answered, begins_at, copies, kept, last_words
 from retinue.domain.errors import Conflict, Invalid, NotFound, TooLarge
 from retinue.domain.event import NewsKind
+from retinue.domain.history_trim import Cut, answered, begins_at, copies, kept, last_words
 from retinue.domain.ids import SessionId, short
 from retinue.domain.principal import Principal
 from retinue.domain.record import Mark, Record, RecordKind

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from retinue.config import examine as examine_settings
 from retinue.config.connectors import ConnectorSettings
+from retinue.domain.access import EVERYONE, DmPolicy, GroupPolicy
 from retinue.domain.binding import Binding
-from retinue.domain.door import EVERYONE, DmPolicy, GroupPolicy
 from retinue.mailroom.lines import LineHealth, LineState
 from retinue.operations.health import Check, Found, Scene, problem, warning
 from retinue.store import agents, bindings, set_aside

@@ -29,10 +29,10 @@ from retinue.domain.envelope import (
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, SessionId, prefix, short
-from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
 from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import LaneKind, Origin, OriginKind, WhenBusy
+from retinue.domain.structs import replace
 from retinue.domain.times import parse_when, show, to_ms
 from retinue.domain.trust import Trust
 from retinue.domain.webhook import Webhook

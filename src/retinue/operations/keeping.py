@@ -22,7 +22,7 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, RetinueError, StoreError
 from retinue.domain.ports import Clock
 from retinue.domain.principal import Principal
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.domain.times import show, to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.store import labels

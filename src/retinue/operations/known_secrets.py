@@ -21,7 +21,7 @@ from retinue.config.skills import Variable
 from retinue.domain.agent import Agent
 from retinue.domain.credential import Credential
 from retinue.domain.errors import RetinueError
-from retinue.domain.nouns import names
+from retinue.domain.structs import names
 from retinue.models.credentials import secret_of
 from retinue.operations.credential_keys import KEYS
 from retinue.policy.masking import Masks

@@ -10,11 +10,11 @@ import sqlalchemy as sa
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.context_line import words_of
 from retinue.domain.envelope import Envelope, Kind, Outcome, Status
 from retinue.domain.errors import Invalid
 from retinue.domain.principal import Principal
 from retinue.domain.times import parse_when, show, to_ms
+from retinue.domain.ui_context import words_of
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import EnvelopeShown, envelope_form

@@ -14,7 +14,7 @@ from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.domain.ids import NotificationId, prefix, short
 from retinue.domain.notification import TEXT_LENGTH_MAX, TITLE_LENGTH_MAX, Notification
 from retinue.domain.principal import Principal
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.domain.times import show, to_ms
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation

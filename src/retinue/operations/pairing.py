@@ -8,13 +8,13 @@ from typing import Annotated
 import msgspec
 import sqlalchemy as sa
 
+from retinue.domain.access import Identity, Pairing, PairingState
 from retinue.domain.address import NAME_LENGTH_MAX
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.door import Identity, Pairing, PairingState
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.domain.ids import prefix
 from retinue.domain.principal import Principal
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.times import show as show_time
 from retinue.operations.base import Desk, Nothing, Operation

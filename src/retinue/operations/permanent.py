@@ -18,9 +18,9 @@ from retinue.config.staff import normal_id
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed
-from retinue.domain.nouns import replace
 from retinue.domain.permission import STAFF_FOLDER, Access, Permission
 from retinue.domain.principal import Principal
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.operations.agents import check_text, find_agent, put_agent, tell_engine
 from retinue.operations.base import Desk, Operation

@@ -22,12 +22,12 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.event import NewsKind
 from retinue.domain.grant import Grant
 from retinue.domain.ids import GrantId, RunId, prefix, short
-from retinue.domain.nouns import replace
 from retinue.domain.permission import default_rights
 from retinue.domain.person import Requester
 from retinue.domain.principal import Principal
 from retinue.domain.record import Mark, Record, Reply, Summary, bare_model
 from retinue.domain.session import OriginKind, Session
+from retinue.domain.structs import replace
 from retinue.domain.times import show, to_ms
 from retinue.domain.tool import Call, ToolSpec
 from retinue.operations.agents import as_if_set

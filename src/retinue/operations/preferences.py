@@ -13,7 +13,7 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid, TooLarge
 from retinue.domain.event import NewsKind
 from retinue.domain.principal import Principal
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.domain.times import to_ms
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.store import preferences

@@ -15,7 +15,7 @@ from retinue.domain.ids import prefix
 from retinue.domain.principal import Principal
 from retinue.domain.record import Usage
 from retinue.domain.run import Run, RunStatus
-from retinue.domain.text import storable
+from retinue.domain.storable_text import storable
 from retinue.domain.times import parse_when, show, to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import check_limit, no_cursor

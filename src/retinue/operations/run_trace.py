@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.approval import Approval, ApprovalState
 from retinue.domain.audit import hash_of
-from retinue.domain.context_line import words_of
 from retinue.domain.decision import Verdict
 from retinue.domain.envelope import Kind
 from retinue.domain.event import NewsKind
@@ -22,6 +21,7 @@ from retinue.domain.record import Note, Record, Reply, Usage
 from retinue.domain.run import StepKind, StepState
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
+from retinue.domain.ui_context import words_of
 from retinue.operations.base import Desk, Operation
 from retinue.operations.run_list import RunListed, listed
 from retinue.operations.runs import ById

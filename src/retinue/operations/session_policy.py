@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from retinue.config.sessions import PLAIN
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
-from retinue.domain.refresh import BECAUSE_LENGTH_MAX
+from retinue.domain.reset_rules import BECAUSE_LENGTH_MAX
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show, to_ms
 from retinue.engine.choosing import keep_sending

@@ -17,7 +17,6 @@ from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLa
 from retinue.domain.event import NewsKind
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import SessionId, prefix, short
-from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
 from retinue.domain.record import Body, Mark, Record, RecordKind, Reply
 from retinue.domain.run import RunStatus
@@ -35,6 +34,7 @@ from retinue.domain.session import (
     patched,
     valid_session_name,
 )
+from retinue.domain.structs import replace
 from retinue.domain.times import show, to_ms
 from retinue.engine.live import Partial
 from retinue.operations.base import Desk, Operation

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
+from retinue.domain.access import SetAside, SetAsideState
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.door import SetAside, SetAsideState
 from retinue.domain.errors import Ambiguous
 from retinue.domain.ids import prefix
 from retinue.domain.principal import Principal

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import NotFound, TooLarge
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 
 UPLOAD_BYTES_MAX = 20 * 1024 * 1024  # of one file
 REST_S = 3000.0  # less than `store/files` keeps from a sweep whatever has just come

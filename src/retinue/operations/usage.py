@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from retinue.config.minds import Budgets
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
-from retinue.domain.caps import free_again, key_of
+from retinue.domain.budget_caps import free_again, key_of
 from retinue.domain.errors import Invalid
 from retinue.domain.money import MICROUSD, Days, day_number
 from retinue.domain.principal import Principal

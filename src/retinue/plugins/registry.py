@@ -22,8 +22,8 @@ from retinue.config.minds import ProviderSettings
 from retinue.connectors.base import Connector, ConnectorKind
 from retinue.domain.agent import ToolLists, ToolRules
 from retinue.domain.errors import Conflict, Invalid
-from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Model
 from retinue.operations.base import Operation

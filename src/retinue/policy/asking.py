@@ -10,10 +10,10 @@ import re
 
 from msgspec import Struct
 
+from retinue.domain.delivery_part import Button
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import ID_LENGTH, EnvelopeId, derived, short
-from retinue.domain.parcel import Button
 
 DENY = "deny"
 IN_ROOM = "question/room"  # as what a question stands in a room

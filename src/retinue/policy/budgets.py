@@ -1,6 +1,6 @@
 """What may be spent, and how much an input may come to: settings and sizes into plain numbers.
 
-What they are used for, `domain/caps`, is needed within a commit too, and therefore lives where the store can see it.
+What they are used for, `domain/budget_caps`, is needed within a commit too, and therefore lives where the store can see it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from retinue.domain.agent import Agent
-from retinue.domain.caps import OUTPUT_TOKENS_LEAST, affordable, bound_microusd
+from retinue.domain.budget_caps import OUTPUT_TOKENS_LEAST, affordable, bound_microusd
 from retinue.domain.money import MICROUSD, WARN_SHARE, Caps, Days, day_number
 
 __all__ = ["OUTPUT_TOKENS_LEAST", "affordable", "bound_microusd", "caps_of", "days", "input_bound"]

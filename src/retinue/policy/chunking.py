@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from retinue.domain.parcel import Unit
-from retinue.domain.wording import Break, ChunkMode
+from retinue.domain.delivery_part import Unit
+from retinue.domain.reply_delivery import Break, ChunkMode
 
 LIMIT_MIN = 8  # no place takes less: a fence, a letter of four bytes
 ENTITY_CHARS_MAX = 32

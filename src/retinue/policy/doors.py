@@ -13,8 +13,8 @@ from functools import lru_cache
 from msgspec import Struct
 
 from retinue.config.doors import DoorSettings, GroupSettings
-from retinue.domain.door import EVERYONE, Activation, DmPolicy, Entry, GroupPolicy, Verdict
-from retinue.domain.nouns import replace
+from retinue.domain.access import EVERYONE, Activation, DmPolicy, Entry, GroupPolicy, Verdict
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 
 SEARCHED_CHARS_MAX = 2_000  # of a text, for a mention: a pattern of the owner's is not to be kept busy by a stranger

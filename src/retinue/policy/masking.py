@@ -19,7 +19,7 @@ from typing import TypeVar
 from urllib.parse import quote, quote_plus
 
 from retinue.domain.errors import RetinueError
-from retinue.domain.text import escaped
+from retinue.domain.storable_text import escaped
 
 SECRET_CHARS_MIN = 8  # what is shorter could be any word
 SECRET_CHARS_MAX = 64 * 1024

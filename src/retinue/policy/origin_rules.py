@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from msgspec import Struct
 
 from retinue.config.provenance import ActRule, ArgumentRule, Measure, OriginSettings, SourceRule, Standing
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 
 KEY = "<key>"  # of a result that is an object from names to values

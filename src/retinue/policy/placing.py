@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from retinue.config.hands import Asking, Elevated, Security, Where
 from retinue.domain.decision import Decision, Verdict
-from retinue.domain.manner import Elevation
+from retinue.domain.display_options import Elevation
 from retinue.policy.command_rules import Rule
 
 KEY = "tools.exec"

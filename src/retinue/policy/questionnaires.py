@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from retinue.domain.errors import Invalid
 from retinue.domain.questionnaire import Answer, Field, FieldKind, Questionnaire
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.domain.trust import Trust
 
 TITLE_LENGTH_MAX = 200

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.envelope import Kind
-from retinue.domain.refresh import NO_RULES, ResetRules, time_of_day
+from retinue.domain.reset_rules import NO_RULES, ResetRules, time_of_day
 from retinue.domain.session import SENT_OUT, Origin, OriginKind, Session
 from retinue.domain.session_keys import connectors_of
 from retinue.domain.times import from_ms, show

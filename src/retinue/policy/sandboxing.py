@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from retinue.config.sandbox import DockerSettings, SandboxKind, SandboxSettings
 from retinue.domain.agent import Agent, SandboxRules
-from retinue.domain.nouns import replace
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.session import Origin, OriginKind
+from retinue.domain.structs import replace
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from retinue.domain.decision import Decision, Verdict
-from retinue.domain.sending import SendAction, SendRule
+from retinue.domain.send_policy import SendAction, SendRule
 from retinue.domain.session import Session
 
 KEY = "sessions.send"

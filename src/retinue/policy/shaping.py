@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from retinue.domain.address import AddressKind
 from retinue.domain.attachment import Attachment
+from retinue.domain.delivery_part import Abilities, Parcel
 from retinue.domain.envelope import Envelope, Kind
-from retinue.domain.nouns import replace
-from retinue.domain.parcel import Abilities, Parcel
-from retinue.domain.wording import PLAIN_WORDS, ChunkMode, Quoting, Stream, Words
+from retinue.domain.reply_delivery import PLAIN_WORDS, ChunkMode, Quoting, Stream, Words
+from retinue.domain.structs import replace
 from retinue.policy.asking import buttons, numbers
 from retinue.policy.chunking import LIMIT_MIN, chunks, clipped, measure
 from retinue.policy.speech import read_tags

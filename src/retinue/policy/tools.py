@@ -16,9 +16,9 @@ from retinue.config.hands import ToolSettings
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, ToolLists
 from retinue.domain.decision import Decision, Verdict
-from retinue.domain.nouns import replace
 from retinue.domain.person import Requester
 from retinue.domain.session import OriginKind
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.policy.groups import (
     ABSENT,

@@ -17,11 +17,11 @@ from retinue.config.sandbox import DockerSettings, SandboxKind
 from retinue.domain import permission
 from retinue.domain.agent import Agent
 from retinue.domain.ids import SessionId, derived
-from retinue.domain.nouns import replace
 from retinue.domain.permission import Access, Withheld
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.schedule import Gate, GateSaid, Schedule
 from retinue.domain.session import Origin, OriginKind
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.rehearsal.stage import GATE_OUTPUT, Scene, assumed_open
 from retinue.sandbox.base import Child, Confinement, Probe, Sandbox, SandboxFailed

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from retinue.config import Settings
-from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock, Ids
+from retinue.domain.structs import replace
 from retinue.rehearsal import report as reporting
 from retinue.rehearsal import stage
 from retinue.rehearsal.checklists import fit, read_all, read_before

@@ -13,7 +13,7 @@ from msgspec import Struct
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment
-from retinue.domain.manner import PLAIN, Manner
+from retinue.domain.display_options import PLAIN, Manner
 from retinue.domain.model import ModelFacts
 from retinue.domain.permission import Permission
 from retinue.domain.person import Requester

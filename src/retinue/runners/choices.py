@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from retinue.config.hands import Elevated
 from retinue.domain.agent import Agent
-from retinue.domain.context import Part, PartKind
+from retinue.domain.display_options import Elevation, Manner
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
-from retinue.domain.manner import Elevation, Manner
 from retinue.domain.model import TOKENS_PRICED, ModelRef, Price
 from retinue.domain.ports import Clock
+from retinue.domain.prompt_breakdown import Part, PartKind
 from retinue.domain.record import Record
 from retinue.domain.session import Mind, OriginKind, Session
 from retinue.domain.tool import ToolSpec

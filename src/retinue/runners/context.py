@@ -9,17 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from retinue.domain.record import (
-    Note,
-    Plain,
-    Record,
-    RecordKind,
-    Reply,
-    Summary,
-    UserTurn,
-    all_plain,
-    words_of,
-)
+from retinue.domain.record import Note, Plain, Record, RecordKind, Reply, Summary, UserTurn, all_plain, words_of
 from retinue.domain.tool import Call, ToolResult
 from retinue.runners.base import SILENT_TOKENS, is_silent
 

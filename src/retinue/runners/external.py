@@ -11,16 +11,16 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from retinue.domain.address import EXTERNAL
-from retinue.domain.context_line import words_of
 from retinue.domain.delegation import DelegationKind, DelegationState
+from retinue.domain.delegation_request import Handed, Handing, HandOver
 from retinue.domain.envelope import TEXT_BYTES_MAX, Envelope, answerable
 from retinue.domain.errors import RetinueError
-from retinue.domain.handing import Handed, Handing, HandOver
 from retinue.domain.ids import RunId
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Reply
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.trust import Trust, least
+from retinue.domain.ui_context import words_of
 from retinue.runners.base import Assignment, Finished, Parked
 from retinue.runners.turn_input import shown
 from retinue.store import envelopes

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import short
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
-from retinue.domain.nouns import replace
 from retinue.domain.ports import Tell
 from retinue.domain.record import Piece, PieceKind, Reply, Stop, Usage
 from retinue.domain.run import Run
-from retinue.domain.text import storable
+from retinue.domain.storable_text import storable
+from retinue.domain.structs import replace
 from retinue.domain.tool import Call
 from retinue.models.base import Asks, Chunk, Ended, Model, Prompt, Seals, Text, Thinking
 from retinue.models.calls import CALLS_MAX, kept, too_many_calls

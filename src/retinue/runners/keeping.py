@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from retinue.config.minds import Context
 from retinue.domain.model import Failure
-from retinue.domain.nouns import replace
 from retinue.domain.record import Record, Reply, Summary
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.runners.context import FLUSH_HEAD
 from retinue.runners.estimate import Measure, Meter, is_known, weight_of, weight_of_text, weight_of_tools

@@ -17,10 +17,10 @@ from retinue.domain.agent import Agent
 from retinue.domain.ids import short
 from retinue.domain.model import ModelRef
 from retinue.domain.money import BudgetSpent
-from retinue.domain.nouns import replace
 from retinue.domain.permission import default_rights
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.record import Note, Record, Reply, Stop, UserTurn, bare_model
+from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
 from retinue.models.calls import unreadable

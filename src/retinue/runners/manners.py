@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from retinue.domain.display_options import Manner, Reasoning, UsageLine
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId
-from retinue.domain.manner import Manner, Reasoning, UsageLine
 from retinue.domain.ports import Tell
 from retinue.domain.record import Record, Reply
 

@@ -16,8 +16,8 @@ from msgspec import Struct, field
 
 from retinue.config.minds import PrunedTools, Pruning, PruningMode, SoftTrim
 from retinue.domain.ids import SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.record import Record, RecordKind, Reply, Summary, UserTurn
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.runners.estimate import CHARS_PER_TOKEN, holds_image, json_of
 

@@ -19,7 +19,7 @@ from retinue.domain.address import Address, AddressKind
 from retinue.domain.attachment import ATTACHMENT_NAME_LENGTH_MAX, Attachment
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.ids import short
-from retinue.domain.text import escaped
+from retinue.domain.storable_text import escaped
 from retinue.domain.times import show
 
 NAME_SHOWN_LENGTH_MAX = 80

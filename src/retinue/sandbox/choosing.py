@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from retinue.config.sandbox import LimitSettings, SandboxKind, SandboxMode, SandboxSettings, Scope, WorkspaceAccess
 from retinue.domain.decision import Decision, Verdict
-from retinue.domain.nouns import names, replace
 from retinue.domain.permission import Rights, is_lent
 from retinue.domain.session import OriginKind
+from retinue.domain.structs import names, replace
 from retinue.sandbox.base import MIB, Confinement, Limits, Network, Probe
 from retinue.sandbox.hosts import covered
 from retinue.sandbox.walls import refused

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Sequence
 
 from retinue.domain.errors import RetinueError
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.sandbox.base import Child, Confinement, Sandbox
 
 LIMIT_SLACK_S = 5.0  # we end one that takes too long, and the sandbox where we could not

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from retinue.config.sandbox import SandboxSettings, SecretRule
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.sandbox.base import Confinement, SandboxFailed
 from retinue.sandbox.hosts import covered
 

@@ -20,12 +20,12 @@ from retinue.domain import permission
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.ids import RunId, SessionId, short
-from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB, Access, Permission, Rights, Withheld, default_rights, with_granted
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.schedule import Gate, GateSaid, Schedule
 from retinue.domain.session import OriginKind
-from retinue.domain.text import clipped_bytes, storable
+from retinue.domain.storable_text import clipped_bytes, storable
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.policy.grants import missing
 from retinue.policy.placing import ExecPolicy, Where

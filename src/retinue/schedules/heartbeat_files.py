@@ -29,7 +29,7 @@ from retinue.agents.skills_front import FENCE, split
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, TooLarge
 from retinue.domain.heartbeat import FOLDER, TASKS_MAX, TITLE_CHARS_MAX, Task, task_id
 from retinue.domain.schedule import Gate, check_gate
-from retinue.domain.text import is_storable, storable, unstorable
+from retinue.domain.storable_text import is_storable, storable, unstorable
 from retinue.domain.trust import Trust
 from retinue.schedules.forms import GateForm, gate_of
 from retinue.schedules.front import plain_gate

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from retinue.domain.agent import Agent, AgentVersion
 from retinue.domain.ids import SessionId
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.domain.times import from_ms
 from retinue.store import tables as t
 

@@ -30,7 +30,7 @@ from retinue.domain.audit import (
     link_hash,
 )
 from retinue.domain.principal import HOUSE, Principal
-from retinue.domain.text import storable
+from retinue.domain.storable_text import storable
 from retinue.store import tables as t
 from retinue.store.house import Page
 from retinue.store.sight import PerScope, in_sessions, me, scope_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from retinue.domain.errors import Invalid
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.store import tables as t
 
 KEY_CHARS_MAX = 256

@@ -11,9 +11,9 @@ from msgspec import Struct
 from retinue.domain import address
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.ids import SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.principal import Principal
 from retinue.domain.record import Body, Mark, Note, Reply, Summary, UserTurn
+from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 from retinue.store import chapters, identities, instructions, overheard, pairings, people, sight, spending, tokens

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from retinue.domain.door import Identity
+from retinue.domain.access import Identity
 from retinue.domain.errors import Conflict, NotFound
 from retinue.domain.person import Person, Role
 from retinue.domain.times import from_ms

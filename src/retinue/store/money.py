@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from retinue.domain import address
 from retinue.domain.address import AddressKind
-from retinue.domain.caps import Payer, Standing, bound_microusd, grant, warning
+from retinue.domain.budget_caps import Payer, Standing, bound_microusd, grant, warning
 from retinue.domain.money import CallTerms, Caps, Days, Granted, PriceUnknown
 from retinue.domain.record import NO_USAGE, Usage
 from retinue.domain.run import Run

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from retinue.domain.door import Overheard
+from retinue.domain.access import Overheard
 from retinue.domain.times import from_ms
 from retinue.store import tables as t
 

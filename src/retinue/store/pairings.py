@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.domain.door import Pairing, PairingState
+from retinue.domain.access import Pairing, PairingState
 from retinue.domain.times import from_ms
 from retinue.store import tables as t
 from retinue.store.tables import word

@@ -6,8 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from retinue.domain.door import SetAside, SetAsideState
-from retinue.domain.text import storable
+from retinue.domain.access import SetAside, SetAsideState
+from retinue.domain.storable_text import storable
 from retinue.domain.times import from_ms
 from retinue.store import tables as t
 

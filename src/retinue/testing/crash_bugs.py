@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from retinue import daemon
 from retinue.domain.delegation import Delegation, DelegationKind, DelegationState
+from retinue.domain.delegation_request import Handed
 from retinue.domain.envelope import Draft, Receipt
-from retinue.domain.handing import Handed
 from retinue.domain.ids import EnvelopeId, derived
 from retinue.domain.schedule import Schedule, Slot
 from retinue.domain.tool import Call, ToolResult

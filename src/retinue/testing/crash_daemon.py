@@ -23,10 +23,10 @@ from retinue import daemon
 from retinue.config import from_environment
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, Delivery, External, ToolRules
+from retinue.domain.delivery_part import Abilities, Parcel
 from retinue.domain.errors import Invalid, RetinueError
-from retinue.domain.nouns import replace
-from retinue.domain.parcel import Abilities, Parcel
 from retinue.domain.session import QueueMode, QueuePolicy
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.engine.lanes import Slots
 from retinue.logs import set_up_logs

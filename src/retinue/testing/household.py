@@ -24,20 +24,20 @@ from retinue.connectors.base import Connector, ConnectorKind, by_number
 from retinue.connectors.kinds import Kinds
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
+from retinue.domain.agent_message import Heard, Word
 from retinue.domain.approval import Approval
+from retinue.domain.delegation_request import Handed, Handing
 from retinue.domain.envelope import Draft, Envelope, Kind, Receipt, Settled
-from retinue.domain.handing import Handed, Handing
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.permission import Permission, Withheld
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import AskGate, Clock, Faults, Ids, ReadChecklist
 from retinue.domain.principal import Principal
 from retinue.domain.record import Record
+from retinue.domain.reply_delivery import PLAIN_WORDS, Words
 from retinue.domain.session import Origin, Session
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.domain.word import Heard, Word
-from retinue.domain.wording import PLAIN_WORDS, Words
 from retinue.engine.clockwork import no_gates
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.heartbeats import is_busy

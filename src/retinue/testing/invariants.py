@@ -16,9 +16,9 @@ from retinue.config.defaults import PLAIN
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.envelope import Draft, Outcome, Receipt
 from retinue.domain.ids import SessionId, short
-from retinue.domain.nouns import replace
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.session import LaneKind, OriginKind, lane_kind
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from retinue.config.doors import DoorSettings
 from retinue.connectors.base import Incoming
 from retinue.domain import address
+from retinue.domain.access import DmPolicy, GroupPolicy, Overheard
 from retinue.domain.address import Address
 from retinue.domain.agent import PermissionLevel
-from retinue.domain.door import DmPolicy, GroupPolicy, Overheard
 from retinue.domain.principal import Principal
 from retinue.domain.trust import Trust
 from retinue.mailroom.doorkeeper import Welcome, speaker_of

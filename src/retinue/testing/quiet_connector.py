@@ -8,7 +8,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from retinue.connectors.base import Abilities, Accept, Delivery, DeliveryFailed, FailureKind, Finding, Incoming, Parcel
+from retinue.connectors.base import (
+    Abilities,
+    Accept,
+    Delivery,
+    DeliveryFailed,
+    FailureKind,
+    Finding,
+    Incoming,
+    Parcel,
+)
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import NO_CONTEXT, Context, Envelope, Receipt
 from retinue.domain.ids import EnvelopeId

@@ -10,9 +10,9 @@ from retinue.domain.agent import Agent, DelegationRules, Delivery, SubagentRules
 from retinue.domain.delegation import CREATE, LATEST, LATEST_OR_CREATE, Cleanup, Notify
 from retinue.domain.ids import short
 from retinue.domain.model import Failure
-from retinue.domain.nouns import replace
 from retinue.domain.record import Record, Reply, Usage, UserTurn
 from retinue.domain.session import Origin, OriginKind, Overflow, QueueMode, QueuePolicy
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import READY_MAX, Slots
 from retinue.models.base import Prompt

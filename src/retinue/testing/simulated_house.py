@@ -24,8 +24,9 @@ import sqlalchemy as sa
 
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent
+from retinue.domain.agent_message import Heard, Word
+from retinue.domain.delegation_request import Handed, Handing
 from retinue.domain.envelope import Draft, Receipt
-from retinue.domain.handing import Handed, Handing
 from retinue.domain.ids import SessionId
 from retinue.domain.model import WINDOW_TOKENS, ModelFacts, ModelRef, Price
 from retinue.domain.person import Person, Role
@@ -34,7 +35,6 @@ from retinue.domain.principal import Principal
 from retinue.domain.schedule import GateSaid, Schedule
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolSpec
-from retinue.domain.word import Heard, Word
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live

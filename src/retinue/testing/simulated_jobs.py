@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from retinue.domain.delegation import DelegationKind
+from retinue.domain.delegation_request import Handing, HandOver
 from retinue.domain.errors import RetinueError
-from retinue.domain.handing import Handing, HandOver
 from retinue.domain.ids import short
 from retinue.domain.tool import ToolSpec
 from retinue.testing.tools import AppendLineArguments

@@ -26,9 +26,9 @@ from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, StoreError
 from retinue.domain.grant import GrantScope
 from retinue.domain.ids import EnvelopeId, SessionId, short
-from retinue.domain.nouns import replace
 from retinue.domain.schedule import GateSaid, Schedule
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.models.base import Prompt

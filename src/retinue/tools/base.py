@@ -17,9 +17,9 @@ from retinue.domain.address import Address
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment
 from retinue.domain.decision import Decision
+from retinue.domain.display_options import Elevation
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.manner import Elevation
 from retinue.domain.permission import Permission, Rights
 from retinue.domain.person import Requester
 from retinue.domain.session import OriginKind

@@ -14,9 +14,9 @@ from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.ids import NotificationId, derived
 from retinue.domain.notification import TEXT_LENGTH_MAX, TITLE_LENGTH_MAX, Notification
-from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock
-from retinue.domain.text import storable
+from retinue.domain.storable_text import storable
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust, least

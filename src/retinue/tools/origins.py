@@ -7,8 +7,8 @@ from datetime import date
 from functools import cached_property
 
 from retinue.domain.decision import Decision
-from retinue.domain.nouns import replace
 from retinue.domain.record import Record
+from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolSpec
 from retinue.policy import origin
 from retinue.policy.origin_explain import Known

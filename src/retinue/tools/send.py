@@ -15,9 +15,9 @@ from retinue.domain.address import BACKGROUND, AddressKind
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.attachment import Attachment
 from retinue.domain.delegation import DelegationKind, Notify
+from retinue.domain.delegation_request import Handing, HandOver
 from retinue.domain.envelope import ATTACHMENTS_MAX, Draft
 from retinue.domain.errors import RetinueError
-from retinue.domain.handing import Handing, HandOver
 from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.permission import Access
 from retinue.domain.ports import Post

@@ -22,13 +22,13 @@ from retinue.config.hands import ToolSettings
 from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
 from retinue.domain.decision import Decision, Verdict
+from retinue.domain.display_options import Elevation
 from retinue.domain.ids import RunId, SessionId
-from retinue.domain.manner import Elevation
-from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission, Rights, with_granted
 from retinue.domain.ports import Ask, Clock, Ids
 from retinue.domain.record import Record, least_believed
-from retinue.domain.text import storable
+from retinue.domain.storable_text import storable
+from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, Call, Effect, ToolResult, ToolSpec, clipped
 from retinue.domain.trust import Trust
 from retinue.policy.grants import missing

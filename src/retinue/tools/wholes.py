@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.tool import RESULT_CHARS_MAX, ToolResult
 from retinue.store import wholes
 from retinue.store.connection import Store

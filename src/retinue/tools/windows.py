@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, TooLarge
 from retinue.domain.ports import Clock, Ids
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 
 WINDOWS_MAX = 20  # of one person
 PANELS_MAX = 50  # in one window

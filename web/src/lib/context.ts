@@ -1,5 +1,5 @@
 // The context line: what someone had before them as they wrote, in one line before their words. The house keeps it as
-// it is and makes none itself, so all the rules are here. Its reader there is `domain/context_line.py`.
+// it is and makes none itself, so all the rules are here. Its reader there is `domain/ui_context.py`.
 
 const DESCRIPTION_CHARS_MAX = 500;
 const SELECTION_CHARS_MAX = 1_000;

@@ -10,15 +10,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from retinue.connectors.mail.imap_words import (
-    BadWords,
-    Response,
-    date_of,
-    literal_size,
-    numbers,
-    pairs,
-    response_of,
-)
+from retinue.connectors.mail.imap_words import BadWords, Response, date_of, literal_size, numbers, pairs, response_of
 from retinue.connectors.mail.line import Credentials, Line, LineBroke, Place, shown
 from retinue.connectors.mail.settings import Login, Security
 from retinue.domain.ports import Clock

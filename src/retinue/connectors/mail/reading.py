@@ -17,7 +17,7 @@ from retinue.connectors.mail.quoting import is_forward, without_history
 from retinue.domain.attachment import safe_name
 from retinue.domain.envelope import Context
 from retinue.domain.session_keys import ChatType
-from retinue.domain.text import clipped_bytes, storable
+from retinue.domain.storable_text import clipped_bytes, storable
 
 WORDS_BYTES_MAX = 200_000
 TEXT_CHARS_MAX = 1_000_000  # of a text part, looked at

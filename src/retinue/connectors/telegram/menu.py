@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from retinue.connectors.base import Shelf
-from retinue.domain.command import SUMMARIES, CommandName
+from retinue.domain.slash_command import SUMMARIES, CommandName
 
 KEY = "menu"
 DESCRIPTION_LENGTH_MAX = 256

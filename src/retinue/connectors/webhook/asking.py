@@ -11,10 +11,10 @@ from msgspec import Struct
 from retinue.connectors.webhook import templates
 from retinue.connectors.webhook.settings import RUN_SECONDS_MAX, HookKind, HookMapping, WakeMode, WebhookSettings
 from retinue.connectors.webhook.signing import SECRET_HEADERS
-from retinue.domain.command import EFFORT_WORDS
 from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
-from retinue.domain.text import clipped_bytes, is_storable
+from retinue.domain.slash_command import EFFORT_WORDS
+from retinue.domain.storable_text import clipped_bytes, is_storable
 from retinue.policy.groups import fits
 
 NAME_CHARS_MAX = 100

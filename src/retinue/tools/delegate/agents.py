@@ -10,8 +10,8 @@ from msgspec import Struct, field
 
 from retinue.config.external import ExternalSettings
 from retinue.domain.delegation import LATEST_OR_CREATE, DelegationKind, Notify
+from retinue.domain.delegation_request import Handing, HandOver
 from retinue.domain.errors import RetinueError
-from retinue.domain.handing import Handing, HandOver
 from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock
 from retinue.domain.tool import Effect, ToolSpec

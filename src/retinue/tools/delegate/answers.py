@@ -9,10 +9,10 @@ import msgspec
 import sqlalchemy as sa
 
 from retinue.domain.delegation import Delegation, DelegationState, Notify
+from retinue.domain.delegation_request import Handed
 from retinue.domain.envelope import Kind
-from retinue.domain.handing import Handed
 from retinue.domain.record import Reply
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust, least
 from retinue.store import records, run_trace, runs, sessions

@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Struct, field
 
+from retinue.domain.agent_message import PassOn, Word
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import short
 from retinue.domain.tool import Effect, ToolSpec
-from retinue.domain.word import PassOn, Word
 from retinue.tools.base import Output, Scene, as_tool_failed, schema_of
 
 

@@ -19,12 +19,12 @@ from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.delegation import DelegationKind, DelegationState
+from retinue.domain.delegation_request import Handed, Handing, HandOver
 from retinue.domain.errors import Invalid, NotAllowed, RetinueError
-from retinue.domain.handing import Handed, Handing, HandOver
 from retinue.domain.ports import Clock
 from retinue.domain.record import Record, Reply, UserTurn, least_believed
 from retinue.domain.session import SENT_OUT, OriginKind, Session
-from retinue.domain.text import clipped_bytes
+from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust, least

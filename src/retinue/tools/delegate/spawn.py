@@ -13,12 +13,12 @@ from msgspec import Struct, field
 
 from retinue.config.defaults import Defaults
 from retinue.domain.agent import Agent
-from retinue.domain.command import EFFORT_WORDS
 from retinue.domain.delegation import Cleanup, DelegationKind, label_of
+from retinue.domain.delegation_request import Handed, Handing, HandOver
 from retinue.domain.errors import Invalid, RetinueError
-from retinue.domain.handing import Handed, Handing, HandOver
 from retinue.domain.run import RunRequest
 from retinue.domain.session import Mind
+from retinue.domain.slash_command import EFFORT_WORDS
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.models.catalog import Catalog

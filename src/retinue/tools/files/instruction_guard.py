@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from retinue.domain.instruction import FOLDERS_AT_HOME, instruction_paths
+from retinue.domain.instruction_mode import FOLDERS_AT_HOME, instruction_paths
 from retinue.domain.permission import STAFF_FOLDER, Access, Withheld, within
 from retinue.tools.base import Scene, ToolFailed
 from retinue.tools.files.paths import Place, locate, seen

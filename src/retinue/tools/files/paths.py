@@ -32,7 +32,7 @@ from retinue.domain.permission import (
     is_seen,
     within,
 )
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.tools.base import Scene, ToolFailed
 
 HOME = "~/"

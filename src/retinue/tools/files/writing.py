@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, field
 
 from retinue.domain.permission import Access, Permission
-from retinue.domain.text import is_storable
+from retinue.domain.storable_text import is_storable
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.tools.base import Output, Scene, ToolFailed

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import RetinueError
-from retinue.domain.text import storable
+from retinue.domain.storable_text import storable
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
 from retinue.policy.wrapping import WRAPPING_CHARS_MAX, harmless, wrap

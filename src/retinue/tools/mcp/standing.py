@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from retinue.config.mcp import McpServer
-from retinue.domain.nouns import replace
+from retinue.domain.structs import replace
 from retinue.sandbox.base import Sandbox
 
 if TYPE_CHECKING:

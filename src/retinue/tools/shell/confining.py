@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from retinue.config.sandbox import DockerSettings, SandboxKind, SandboxSettings, WorkspaceAccess
 from retinue.domain.ids import RunId
-from retinue.domain.nouns import replace
 from retinue.domain.permission import STAFF_FOLDER, Rights
 from retinue.domain.ports import Clock
+from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.policy.placing import ExecPolicy, Where

@@ -17,9 +17,9 @@ from retinue.config.sandbox import allowed_host
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import Invalid
 from retinue.domain.ids import short
-from retinue.domain.nouns import replace
 from retinue.domain.permission import WEB, Access, Permission, Withheld
 from retinue.domain.ports import Clock
+from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.policy import command_rules, placing
 from retinue.policy.commands import parse

@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import SessionId, short
-from retinue.domain.nouns import replace
 from retinue.domain.ports import Clock, Ids
-from retinue.domain.text import storable
+from retinue.domain.storable_text import storable
+from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.sandbox.base import Child, Ended
 from retinue.store.connection import HOPELESS

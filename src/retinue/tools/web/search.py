@@ -15,9 +15,9 @@ from msgspec import Struct
 from retinue.config.secret import Secret
 from retinue.config.web import BRAVE_KEY, WebSettings
 from retinue.domain.errors import Invalid
-from retinue.domain.nouns import replace
 from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock, Ids
+from retinue.domain.structs import replace
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.policy.wrapping import wrap

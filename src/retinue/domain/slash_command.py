@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from retinue.domain.manner import Elevation, Reasoning, Verbosity
+from retinue.domain.display_options import Elevation, Reasoning, Verbosity
 from retinue.domain.model import EFFORTS
 from retinue.domain.session import Overflow, QueueMode
 from retinue.domain.trust import Trust

@@ -7,14 +7,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from retinue.domain.attachment import Attachment
-from retinue.domain.delegation import (
-    LATEST_OR_CREATE,
-    Cleanup,
-    Delegation,
-    DelegationKind,
-    Notify,
-    session_made_for,
-)
+from retinue.domain.delegation import LATEST_OR_CREATE, Cleanup, Delegation, DelegationKind, Notify, session_made_for
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import EnvelopeId, RunId
 from retinue.domain.run import RunRequest

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from retinue.domain.ids import SessionId
-from retinue.domain.nouns import replace
 from retinue.domain.record import Mark, Record, Reply, Summary, UserTurn, believed
+from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
 
