@@ -25,8 +25,8 @@ from retinue.domain.session import OriginKind
 from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.engine.journal import Answers
-from retinue.policy.origin_rules import OriginPolicy, house_policy
-from retinue.policy.tools import Circumstances
+from retinue.policy.provenance.provenance_rules import OriginPolicy, house_policy
+from retinue.policy.tools.tools import Circumstances
 from retinue.real import RandomIds, RealClock
 from retinue.store.files import Files
 from retinue.store.opening import open_store

@@ -17,7 +17,7 @@ from injection.models import MODELS, Model
 from injection.run import Desk
 from injection.worlds import suites
 from retinue.config.provenance import rules_from
-from retinue.policy.origin_rules import policy_of
+from retinue.policy.provenance.provenance_rules import policy_of
 
 POLICY = Path(__file__).with_name("policy.toml")
 PAIRS, TASKS = 629, 97

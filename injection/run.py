@@ -18,8 +18,8 @@ from retinue.domain.permission import Rights
 from retinue.domain.record import Body, Record, Reply, UserTurn, kind_of
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.policy.origin import context_of, is_effectful
-from retinue.policy.origin_rules import OriginPolicy
+from retinue.policy.provenance.provenance import context_of, is_effectful
+from retinue.policy.provenance.provenance_rules import OriginPolicy
 from retinue.testing.fake_clock import FakeClock
 from retinue.tools.toolbox import Occasion, Toolbox
 

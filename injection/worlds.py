@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.policy.origin_entries import label
-from retinue.policy.origin_rules import OriginPolicy
+from retinue.policy.provenance.provenance_rules import OriginPolicy
+from retinue.policy.provenance.provenance_values import label
 from retinue.tools.base import Output, Scene, ToolFailed
 
 with warnings.catch_warnings():

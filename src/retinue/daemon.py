@@ -100,7 +100,6 @@ from retinue.operations.schedules import why_no_command
 from retinue.operations.tools import tools_of
 from retinue.plugins.guests import Plugins
 from retinue.plugins.registry import Furnished, Kind, Registry
-from retinue.policy.masking import Masks
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
 from retinue.programs import Programs
 from retinue.real import RandomIds, RealClock, faults_from, new_chance, new_token
@@ -121,6 +120,7 @@ from retinue.store.connection import LockRequest, Store
 from retinue.store.files import Files
 from retinue.store.house import Page
 from retinue.store.opening import open_store
+from retinue.text.redaction import Masks
 from retinue.tools.base import Tool
 from retinue.tools.earlier import EarlierWords
 from retinue.tools.mcp.servers import layers as mcp_layers

@@ -47,13 +47,13 @@ from retinue.operations.catalog import OPERATIONS
 from retinue.operations.skills import bundles_by_tool
 from retinue.plugins.base import Scene as PluginScene
 from retinue.plugins.guests import Plugins
-from retinue.policy import command_rules
-from retinue.policy.command_rules import Rule
-from retinue.policy.origin_rules import OriginPolicy, house_policy
-from retinue.policy.placing import ExecPolicy
-from retinue.policy.placing import Gates as Doors
-from retinue.policy.sandboxing import is_confined, is_main, sandbox_of
-from retinue.policy.visibility import Sight, sessions_seen
+from retinue.policy.access.agent_visibility import Sight, sessions_seen
+from retinue.policy.provenance.provenance_rules import OriginPolicy, house_policy
+from retinue.policy.tools import exec_allowlist
+from retinue.policy.tools.exec_allowlist import Rule
+from retinue.policy.tools.exec_placement import ExecPolicy
+from retinue.policy.tools.exec_placement import Gates as Doors
+from retinue.policy.tools.sandbox_settings import is_confined, is_main, sandbox_of
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
 from retinue.runners.estimate import tokens_of_text
 from retinue.sandbox.base import Sandbox
@@ -320,7 +320,7 @@ def _exec_policy(settings: ExecSettings) -> ExecPolicy:
 
 @lru_cache(maxsize=8)
 def _command_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
-    return tuple(map(command_rules.rule, texts))
+    return tuple(map(exec_allowlist.rule, texts))
 
 
 # --- what a run is given when it begins ---

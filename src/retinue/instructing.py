@@ -43,9 +43,9 @@ from retinue.domain.times import from_ms
 from retinue.domain.tool import ToolSpec
 from retinue.domain.trust import Trust
 from retinue.mailroom.routing import OWNER
-from retinue.policy.sandboxing import is_confined, is_main, sandbox_of
-from retinue.policy.tools import Circumstances
-from retinue.policy.visibility import visible_to
+from retinue.policy.access.agent_visibility import visible_to
+from retinue.policy.tools.sandbox_settings import is_confined, is_main, sandbox_of
+from retinue.policy.tools.tools import Circumstances
 from retinue.runners.base import Assignment, Equip, Equipment
 from retinue.store import agents, delegations, envelopes, senders, sessions
 from retinue.store import tables as t

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from retinue.config.settings import Logs
-from retinue.policy.masking import Masks
+from retinue.text.redaction import Masks
 
 FOLDER = "logs"
 FILE = "retinue.log"

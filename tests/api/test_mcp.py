@@ -37,9 +37,9 @@ from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.operations.base import Desk
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.tools import tool_name
-from retinue.policy import permissions
-from retinue.policy.origin_rules import house_policy
-from retinue.policy.tools import Circumstances, Door
+from retinue.policy.access import permissions
+from retinue.policy.provenance.provenance_rules import house_policy
+from retinue.policy.tools.tools import Circumstances, Door
 from retinue.store import agents, tokens
 from retinue.testing.household import Household
 from retinue.testing.tools import AppendLine

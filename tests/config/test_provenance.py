@@ -15,7 +15,7 @@ from retinue.config.loading import reload
 from retinue.config.provenance import ActRule, ArgumentRule, Measure, SourceRule, Standing, rules_from
 from retinue.config.writing import change_file
 from retinue.domain.trust import Trust
-from retinue.policy.origin_rules import house_policy
+from retinue.policy.provenance.provenance_rules import house_policy
 from retinue.testing.waiting import WAIT_LIMIT_S
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "injection.md"

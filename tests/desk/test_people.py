@@ -17,7 +17,7 @@ from retinue.domain.times import to_ms
 from retinue.domain.token import TokenKind, hash_of
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.people import INVITATION_DAYS, accept_invitation
-from retinue.policy import permissions
+from retinue.policy.access import permissions
 from retinue.store import ledger, principals, tokens
 from retinue.testing.household import Household
 

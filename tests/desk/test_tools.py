@@ -16,8 +16,8 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import Call
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.tools import tool_name, tools_of
-from retinue.policy.permissions import reaches
-from retinue.policy.tools import Circumstances
+from retinue.policy.access.permissions import reaches
+from retinue.policy.tools.tools import Circumstances
 from retinue.testing.household import Household
 from retinue.tools.base import Scene
 from retinue.tools.toolbox import Toolbox

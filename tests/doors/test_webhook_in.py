@@ -17,8 +17,8 @@ from retinue.connectors.webhook.settings import HookKind, HookMapping, Proof, Wa
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.trust import Trust
-from retinue.policy.wrapping import is_wrapped, unwrap
 from retinue.store import envelopes, sessions
+from retinue.text.untrusted_wrapper import is_wrapped, unwrap
 
 PLAIN = WebhookSettings()
 

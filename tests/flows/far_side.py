@@ -23,7 +23,7 @@ from retinue.api.door import Door
 from retinue.api.gate import Gate, server_config
 from retinue.api.uvicorn_server import Server
 from retinue.domain.agent import Agent, External
-from retinue.policy.signatures import Purpose, signed
+from retinue.net.signatures import Purpose, signed
 from retinue.testing.waiting import WAIT_LIMIT_S
 
 KEY_NAME = "RETINUE_TEST_FAR_KEY"

@@ -39,9 +39,8 @@ from retinue.logs import LogLine, set_masks
 from retinue.models.base import Prompt
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.policy.groups import GROUPS
-from retinue.policy.masking import Masks, forms_of
-from retinue.policy.tools import Circumstances
+from retinue.policy.tools.tool_groups import GROUPS
+from retinue.policy.tools.tools import Circumstances
 from retinue.store import approvals, envelopes
 from retinue.store import tables as t
 from retinue.store.processes import ProcessState
@@ -51,6 +50,7 @@ from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 from retinue.testing.server_description import ServerSource
 from retinue.testing.waiting import wait_until
+from retinue.text.redaction import Masks, forms_of
 
 OWNER = person("owner")
 ADA = Agent(name="ada", model="scripted")

@@ -17,8 +17,8 @@ from retinue.domain.record import Note
 from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.policy.wrapping import unwrap
 from retinue.testing.scripted_model import Line, calls
+from retinue.text.untrusted_wrapper import unwrap
 from retinue.tools.base import Output, Scene, schema_of
 
 LONG = "".join(f"line {number} of a long story\n" for number in range(1, 5_001))

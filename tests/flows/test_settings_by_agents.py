@@ -19,9 +19,9 @@ from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.tools import tool_name
-from retinue.policy.approvals import may_decide
-from retinue.policy.groups import OWNER_DECIDES
-from retinue.policy.permissions import reaches
+from retinue.policy.access.permissions import reaches
+from retinue.policy.tools.approvals import may_decide
+from retinue.policy.tools.tool_groups import OWNER_DECIDES
 from retinue.testing.scripted_model import calls
 
 

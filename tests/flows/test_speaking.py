@@ -18,11 +18,11 @@ from retinue.domain.ids import RunId, SessionId
 from retinue.domain.reply_delivery import AckScope, Stream, Typing, Words
 from retinue.domain.session_keys import ChatType
 from retinue.mailroom.presence import Asked, Presence
-from retinue.policy.repeating import unsaid
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, says
+from retinue.text.answer_dedupe import unsaid
 from retinue.tools.send import Message
 
 ABLE = Abilities(text_max=4000, quotes=True, edits=True, reacts=True, types=True)

@@ -27,8 +27,8 @@ from retinue.models.fallback import (
 )
 from retinue.models.limits import HouseLimit
 from retinue.models.verdicts import Again, Compact, GiveUp, Move, NextCredential, NextModel
-from retinue.policy import cooldowns
-from retinue.policy.cooldowns import States
+from retinue.policy.limits import cooldowns
+from retinue.policy.limits.cooldowns import States
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 BIG, SMALL, OTHER = ModelRef("acme", "big"), ModelRef("acme", "small"), ModelRef("rival", "large")

@@ -16,7 +16,7 @@ from retinue.domain.errors import NotAllowed, NotFound
 from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
-from retinue.policy.groups import INVOKE_DENIED
+from retinue.policy.tools.tool_groups import INVOKE_DENIED
 from retinue.testing.scripted_model import calls
 
 

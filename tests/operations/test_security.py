@@ -55,11 +55,11 @@ from retinue.operations.known_secrets import refresh
 from retinue.operations.security import CHECKS, Closing, Exposed, Severity, close, examine
 from retinue.operations.security_facts import Abilities, Facts, Ground, Held, plain_in
 from retinue.operations.security_facts import gather as gather_facts
-from retinue.policy.masking import Masks
 from retinue.sandbox.base import Probe
 from retinue.store import audit, sessions
 from retinue.store.house import Page
 from retinue.testing.household import Household
+from retinue.text.redaction import Masks
 from retinue.tools.files import Read
 from retinue.tools.toolbox import Toolbox
 

@@ -19,7 +19,7 @@ from retinue.domain.record import Usage
 from retinue.domain.run import Run
 from retinue.domain.structs import replace
 from retinue.operations.keeper import Keeper
-from retinue.policy.budgets import days
+from retinue.policy.limits.budgets import days
 from retinue.store import agents
 from retinue.testing.household import Household
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.policy.addresses import is_address, is_lan, plain_host, refused, refused_host
+from retinue.policy.access.ip_ranges import is_address, is_lan, plain_host, refused, refused_host
 
 PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "172.32.0.1", "100.128.0.1", "192.169.0.1", "223.255.255.255"]
 PUBLIC_V6 = ["2606:4700:4700::1111", "2a00:1450:4001:81b::200e", "2400:cb00::1"]

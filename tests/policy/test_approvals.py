@@ -19,8 +19,8 @@ from retinue.domain.person import Role
 from retinue.domain.principal import LEVEL_OF, TRUST_OF, Principal
 from retinue.domain.tool import Call
 from retinue.domain.trust import Trust
-from retinue.policy.approvals import may_decide, next_to_ask, scope_of
-from retinue.policy.questions import ARGUMENTS_SHOWN_MAX, call_lines, question, seen, value
+from retinue.policy.tools.approvals import may_decide, next_to_ask, scope_of
+from retinue.text.approval_text import ARGUMENTS_SHOWN_MAX, call_lines, question, seen, value
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 EXEC = Permission(Access.TOOL, "exec")

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from retinue.domain.binding import Binding, Match, MatchedBy, PeerKind, Place
-from retinue.policy.bindings import matched, reaches, who_answers
+from retinue.policy.access.bindings import matched, reaches, who_answers
 
 TOPIC = Place(
     service="telegram",

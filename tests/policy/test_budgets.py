@@ -14,7 +14,7 @@ from retinue.domain.budget_caps import Payer, Standing, free_again, grant, key_o
 from retinue.domain.model import FREE, ModelRef, Price
 from retinue.domain.money import BudgetSpent, CallTerms, Caps, Days, PriceUnknown, date_of, day_number, usd
 from retinue.domain.record import Usage
-from retinue.policy.budgets import OUTPUT_TOKENS_LEAST, affordable, bound_microusd, caps_of, days, input_bound
+from retinue.policy.limits.budgets import OUTPUT_TOKENS_LEAST, affordable, bound_microusd, caps_of, days, input_bound
 
 CLAUDE = ModelRef("anthropic", "claude")
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from retinue.domain.delivery_part import Unit
 from retinue.domain.reply_delivery import Break, ChunkMode
-from retinue.policy.chunking import chunks, clipped, measure
+from retinue.text.chunking import chunks, clipped, measure
 
 PIECES = st.sampled_from(
     ["a", "word", " ", "  ", "\n", "\n\n", "\n \n", ". ", "! ", "é", "ö", "e\u0301", "🦊", "👩\u200d👩\u200d👧", "🇩🇪",

@@ -18,8 +18,20 @@ from retinue.domain.decision import Decision, Verdict
 from retinue.domain.display_options import Elevation
 from retinue.domain.errors import Invalid
 from retinue.domain.structs import replace
-from retinue.policy.command_rules import RUNS_WHAT_IT_IS_TOLD, Program, allows, programs_named, rule
-from retinue.policy.commands import (
+from retinue.policy.tools.exec_allowlist import RUNS_WHAT_IT_IS_TOLD, Program, allows, programs_named, rule
+from retinue.policy.tools.exec_placement import (
+    Asking,
+    Elevated,
+    ExecPolicy,
+    Gates,
+    Security,
+    Where,
+    Wish,
+    decide,
+    resolve,
+)
+from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.text.shell_parser import (
     COMMAND_CHARS_MAX,
     PARTS_MAX,
     WORDS_MAX,
@@ -31,8 +43,6 @@ from retinue.policy.commands import (
     quoted,
     rendered,
 )
-from retinue.policy.placing import Asking, Elevated, ExecPolicy, Gates, Security, Where, Wish, decide, resolve
-from retinue.testing.waiting import WAIT_LIMIT_S
 
 BIN = {
     "ls": Program("/usr/bin/ls", "/usr/bin/ls"),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from retinue.domain.credential import Cooling, Credential, Mark
 from retinue.domain.model import Failure
-from retinue.policy import cooldowns
-from retinue.policy.cooldowns import BILLING_STEPS, COOLS, RETRY_AFTER_MAX, States, cooled
+from retinue.policy.limits import cooldowns
+from retinue.policy.limits.cooldowns import BILLING_STEPS, COOLS, RETRY_AFTER_MAX, States, cooled
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 WORK = Credential(id="acme:work", provider="acme", source="env:ACME_KEY")

@@ -10,7 +10,7 @@ from msgspec.structs import replace as changed
 from retinue.config.doors import CLOSED, DoorSettings, GroupSettings, mention_pattern, named_speaker, speaker_id
 from retinue.domain.access import Activation, DmPolicy, Entry, GroupPolicy
 from retinue.domain.trust import Trust
-from retinue.policy.doors import Facts, may_talk
+from retinue.policy.access.access import Facts, may_talk
 
 STRANGER = Facts(instance="tg", direct=True, room="7", speaker="7", text="hello")
 IN_GROUP = Facts(instance="tg", direct=False, room="-1", speaker="7", text="hello ada", mentioned=True)

@@ -12,7 +12,7 @@ from retinue.domain.grant import Grant
 from retinue.domain.ids import GrantId, SessionId
 from retinue.domain.permission import WEB, Access, Permission, Rights
 from retinue.domain.session import OriginKind
-from retinue.policy.grants import in_force, lets_use, missing
+from retinue.policy.tools.grants import in_force, lets_use, missing
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 HERE, THERE = SessionId("5" * 32), SessionId("6" * 32)

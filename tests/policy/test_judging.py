@@ -11,8 +11,8 @@ from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.permission import WEB, Access, Permission
 from retinue.domain.tool import ToolSpec
-from retinue.policy.judging import judge
-from retinue.policy.tools import Chain, Circumstances, layers_for
+from retinue.policy.tools.tool_decision import judge
+from retinue.policy.tools.tools import Chain, Circumstances, layers_for
 
 SPEC = ToolSpec(name="fetch", description="", parameters={})
 TOOL = Permission(Access.TOOL, "fetch")

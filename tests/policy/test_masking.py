@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from retinue.domain.errors import Invalid
 from retinue.logs import LogLine, masked, set_masks
-from retinue.policy.masking import (
+from retinue.text.redaction import (
     FORMS_CHARS_MAX,
     SECRET_CHARS_MAX,
     SECRET_CHARS_MIN,

@@ -16,7 +16,14 @@ from retinue.domain.reset_rules import BECAUSE_LENGTH_MAX, NO_RULES, ResetRules,
 from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.session_keys import ChatType, connectors_of
 from retinue.domain.times import from_ms, to_ms
-from retinue.policy.refreshing import ahead, begins_something, keeps_awake, rules_for, why_afresh, why_too_long
+from retinue.policy.limits.reset_policy import (
+    ahead,
+    begins_something,
+    keeps_awake,
+    rules_for,
+    why_afresh,
+    why_too_long,
+)
 
 BERLIN, UTC_ZONE = ZoneInfo("Europe/Berlin"), ZoneInfo("UTC")
 AT_FOUR = ResetRules(daily_at="4:00")

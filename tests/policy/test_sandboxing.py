@@ -9,7 +9,7 @@ from retinue.domain.agent import Agent, SandboxRules
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
-from retinue.policy.sandboxing import is_confined, is_main, sandbox_of
+from retinue.policy.tools.sandbox_settings import is_confined, is_main, sandbox_of
 
 LOOSE = SandboxSettings(
     mode=SandboxMode.OFF,

@@ -10,7 +10,7 @@ from retinue.domain.decision import Decision, Verdict
 from retinue.domain.send_policy import SendAction, SendRule
 from retinue.domain.session import Mind, OriginKind, Session
 from retinue.domain.session_keys import ChatType
-from retinue.policy.sending import may_send
+from retinue.policy.access.send_policy import may_send
 
 GROUP = a_session(kind=OriginKind.CHAT, key="channel:telegram:-100", chat_type=ChatType.GROUP)
 ALLOW, DENY = SendAction.ALLOW, SendAction.DENY

@@ -16,8 +16,8 @@ from retinue.domain.envelope import NO_CONTEXT, Context, Envelope, Kind, Status
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.reply_delivery import ChunkMode, Quoting, Stream, Words
 from retinue.domain.trust import Trust
-from retinue.policy.chunking import measure
-from retinue.policy.shaping import PARTS_MAX, Setting, shape, untagged
+from retinue.policy.delivery_split import PARTS_MAX, Setting, shape, untagged
+from retinue.text.chunking import measure
 
 MOMENT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
 LIKE_TELEGRAM = Abilities(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retinue.policy.signatures import WINDOW_S, Purpose, is_recent, is_signed_by, signed
+from retinue.net.signatures import WINDOW_S, Purpose, is_recent, is_signed_by, signed
 
 SAID = {"at": "1000", "session": "s", "letter": "l", "about": "a", "body": b"words"}
 

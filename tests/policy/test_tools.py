@@ -15,8 +15,8 @@ from retinue.domain.agent import Agent, ToolLists, ToolRules
 from retinue.domain.decision import Verdict
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolSpec
-from retinue.policy.groups import GROUPS, INVOKE_DENIED, PROFILES, SUBAGENT_DENIED, expanded, fits
-from retinue.policy.tools import Chain, Circumstances, Door, Layer, layers_for
+from retinue.policy.tools.tool_groups import GROUPS, INVOKE_DENIED, PROFILES, SUBAGENT_DENIED, expanded, fits
+from retinue.policy.tools.tools import Chain, Circumstances, Door, Layer, layers_for
 
 NAMES = (
     *(

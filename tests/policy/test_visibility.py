@@ -6,7 +6,7 @@ import pytest
 
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings, SessionsSeen
 from retinue.domain.agent import Agent, DelegationRules, SubagentRules
-from retinue.policy.visibility import Sight, may_message, may_see, may_spawn, sessions_seen, visible_to
+from retinue.policy.access.agent_visibility import Sight, may_message, may_see, may_spawn, sessions_seen, visible_to
 
 BO, CLERK, NIGHT = Agent(name="bo"), Agent(name="clerk"), Agent(name="night-clerk")
 GHOST = Agent(name="ghost", visible=False)

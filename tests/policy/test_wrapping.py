@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.domain.errors import Invalid
-from retinue.policy.wrapping import REMOVED, WARNING, WRAPPING_CHARS_MAX, harmless, unwrap, wrap
+from retinue.text.untrusted_wrapper import REMOVED, WARNING, WRAPPING_CHARS_MAX, harmless, unwrap, wrap
 
 ID = "0123456789abcdef0123456789abcdef"
 OTHER = "f" * 32

@@ -16,7 +16,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.record import UserTurn
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
-from retinue.policy.tools import Circumstances
+from retinue.policy.tools.tools import Circumstances
 from retinue.store import schedules, sessions
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import wait_until

@@ -9,7 +9,7 @@ MOVED = Moves(PATHS, {*PATHS, "store/agents", "store/__init__"})
 
 BEFORE = '''\
 """Reads `store/news`, as src/retinue/store/news.py has it; not its news."""
-from retinue.policy.tools import Rule as Rule, may_use
+from retinue.policy.tools.tools import Rule as Rule, may_use
 from retinue.store import agents, news
 
 
@@ -28,7 +28,7 @@ command = ["-m", "retinue.service"], "retinue.service", "retinue.store.news.read
 '''
 AFTER = '''\
 """Reads `store/core/events`, as src/retinue/store/core/events.py has it; not its news."""
-from retinue.policy.tools.tools import Rule as Rule, may_use
+from retinue.policy.tools.tools.tools import Rule as Rule, may_use
 from retinue.store import agents
 from retinue.store.core import events
 

@@ -15,8 +15,8 @@ from stores import Place
 from retinue.domain.credential import Credential, CredentialKind
 from retinue.domain.model import Failure
 from retinue.domain.times import to_ms
-from retinue.policy import cooldowns
-from retinue.policy.cooldowns import States, cooled
+from retinue.policy.limits import cooldowns
+from retinue.policy.limits.cooldowns import States, cooled
 from retinue.store import credentials
 from retinue.store.connection import Store
 

@@ -21,7 +21,7 @@ from retinue.domain.permission import Rights, Withheld
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
 from retinue.mailroom.inbox import Inbox
-from retinue.policy.placing import ExecPolicy, Gates, Where
+from retinue.policy.tools.exec_placement import ExecPolicy, Gates, Where
 from retinue.real import RandomIds
 from retinue.sandbox.base import Child, Confinement, Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap

@@ -24,10 +24,10 @@ from retinue.domain.permission import WEB
 from retinue.domain.structs import replace
 from retinue.domain.tool import Effect
 from retinue.domain.trust import Trust
-from retinue.policy.wrapping import WARNING, unwrap
 from retinue.store.files import Files
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.waiting import wait_until
+from retinue.text.untrusted_wrapper import WARNING, unwrap
 from retinue.tools.base import Output, ToolFailed
 from retinue.tools.web import cdp as cdp_module
 from retinue.tools.web import chromium

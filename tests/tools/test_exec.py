@@ -21,8 +21,8 @@ from retinue.domain.permission import WEB, Access, Permission, with_granted
 from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
-from retinue.policy.command_rules import rule
-from retinue.policy.placing import Asking, Elevated, ExecPolicy, Gates, Security
+from retinue.policy.tools.exec_allowlist import rule
+from retinue.policy.tools.exec_placement import Asking, Elevated, ExecPolicy, Gates, Security
 from retinue.sandbox.host import Host
 from retinue.store import labels
 from retinue.store.processes import ProcessState

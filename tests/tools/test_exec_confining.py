@@ -22,7 +22,7 @@ from retinue.domain.decision import Verdict
 from retinue.domain.permission import WEB, with_granted
 from retinue.domain.session import OriginKind
 from retinue.domain.structs import replace
-from retinue.policy.placing import ExecPolicy, Where
+from retinue.policy.tools.exec_placement import ExecPolicy, Where
 from retinue.sandbox.base import Confinement, Network, Probe, Sandbox
 from retinue.sandbox.host import Host
 from retinue.tools.base import ToolFailed

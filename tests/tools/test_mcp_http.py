@@ -12,7 +12,7 @@ from tools.mcp_stand_ins import Site, kitchen, said, served, until
 
 from retinue.config.mcp import McpServer
 from retinue.config.secret import Secret
-from retinue.policy.wrapping import unwrap
+from retinue.text.untrusted_wrapper import unwrap
 from retinue.tools.base import ToolFailed
 from retinue.tools.mcp.standing import State
 

@@ -25,8 +25,8 @@ from retinue.domain.trust import Trust
 from retinue.operations import mcp
 from retinue.operations.base import Desk
 from retinue.operations.health import Health
-from retinue.policy.tools import Chain, Circumstances, layers_for
-from retinue.policy.wrapping import unwrap
+from retinue.policy.tools.tools import Chain, Circumstances, layers_for
+from retinue.text.untrusted_wrapper import unwrap
 from retinue.tools.mcp.servers import layers
 from retinue.tools.mcp.standing import State
 from retinue.tools.toolbox import Occasion, Toolbox

@@ -19,11 +19,11 @@ from retinue.config.secret import Secret
 from retinue.config.skills import Variable
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect
 from retinue.domain.trust import Trust
-from retinue.policy.wrapping import WARNING, unwrap
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.loop_time import skipping_loop_time
+from retinue.text.untrusted_wrapper import WARNING, unwrap
 from retinue.tools.base import ToolFailed
 from retinue.tools.mcp.lines import LOG
 from retinue.tools.mcp.placing import placed_by

@@ -13,8 +13,8 @@ from tools.shell_desk import ON_HOST, OTHER, Desk, desk_in, is_alive
 
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
-from retinue.policy.masking import Masks
 from retinue.testing.waiting import wait_until
+from retinue.text.redaction import Masks
 from retinue.tools.base import ToolFailed
 from retinue.tools.paging import page
 from retinue.tools.shell import logs

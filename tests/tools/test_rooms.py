@@ -16,7 +16,7 @@ from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.permission import Withheld
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolResult
-from retinue.policy.tools import Circumstances
+from retinue.policy.tools.tools import Circumstances
 from retinue.store.files import Files
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector

@@ -28,13 +28,13 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.engine.custody import trust_of_mail
-from retinue.policy.origin_rules import house_policy
-from retinue.policy.origin_words import said
-from retinue.policy.tools import Circumstances
-from retinue.policy.wrapping import is_wrapped, wrap
+from retinue.policy.provenance.provenance_rules import house_policy
+from retinue.policy.provenance.provenance_text import said
+from retinue.policy.tools.tools import Circumstances
 from retinue.runners import turn_input
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import CountedIds
+from retinue.text.untrusted_wrapper import is_wrapped, wrap
 from retinue.tools.base import Output, Scene, schema_of
 from retinue.tools.toolbox import Occasion, Toolbox
 

@@ -19,10 +19,10 @@ from retinue.domain.permission import WEB
 from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect
 from retinue.domain.trust import Trust
-from retinue.policy.masking import Masks
-from retinue.policy.wrapping import WARNING, is_wrapped, unwrap
 from retinue.store.files import Files
 from retinue.testing.fake_clock import FakeClock
+from retinue.text.redaction import Masks
+from retinue.text.untrusted_wrapper import WARNING, is_wrapped, unwrap
 from retinue.tools.base import Output, ToolFailed
 from retinue.tools.web import html
 from retinue.tools.web.cache import CACHE_S, Cache

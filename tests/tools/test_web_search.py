@@ -17,8 +17,8 @@ from retinue.config.web import WebSettings
 from retinue.domain.permission import WEB
 from retinue.domain.trust import Trust
 from retinue.models.providers import BRAVE_KEY
-from retinue.policy.wrapping import unwrap
 from retinue.testing.fake_clock import FakeClock
+from retinue.text.untrusted_wrapper import unwrap
 from retinue.tools.base import Output, ToolFailed
 from retinue.tools.web.cache import CACHE_ENTRIES_MAX, CACHE_S
 from retinue.tools.web.guard import WebFailed, WebRefused

@@ -22,7 +22,7 @@ from retinue.agents.skills_front import split
 from retinue.config.hooks import HookSettings
 from retinue.domain.errors import Invalid
 from retinue.domain.storable_text import is_storable
-from retinue.policy.groups import fits
+from retinue.policy.tools.tool_groups import fits
 
 FILE = "HOOK.md"
 FOLDER = "hooks"

@@ -19,7 +19,7 @@ from retinue.agents.skills import Skill, Source, Surroundings, gated
 from retinue.config.skills import SkillEntry, SkillLists, SkillSettings
 from retinue.domain.errors import Invalid
 from retinue.domain.storable_text import escaped
-from retinue.policy.groups import fits
+from retinue.policy.tools.tool_groups import fits
 
 LISTED_MAX = 150  # skills that a model is told of at once
 INLINE_CHARS_MAX = 20_000  # of one skill that is told in full

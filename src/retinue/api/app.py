@@ -33,7 +33,7 @@ from retinue.mailroom.callbacks import Callbacks
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.uploads import UPLOAD_BYTES_MAX
-from retinue.policy import permissions
+from retinue.policy.access import permissions
 from retinue.store import news
 from retinue.store.sight import sees_session
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from retinue.domain.errors import RetinueError
-from retinue.policy.rates import Buckets
+from retinue.policy.limits.token_bucket import Buckets
 
 ADDRESSES_MAX = 4096
 GOOD_KEYS_MAX = 1024

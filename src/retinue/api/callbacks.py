@@ -8,7 +8,7 @@ import msgspec
 
 from retinue.domain.errors import NotFound
 from retinue.mailroom.callbacks import Callbacks, Came
-from retinue.policy.signatures import ABOUT, LETTER, SIGNATURE, TIMESTAMP
+from retinue.net.signatures import ABOUT, LETTER, SIGNATURE, TIMESTAMP
 
 PREFIX = "/external/"
 _SESSIONS, _MESSAGES = f"{PREFIX}sessions/", "/messages"

@@ -14,7 +14,7 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
 from retinue.operations.base import Desk, Operation
 from retinue.operations.declared import command
-from retinue.policy import permissions
+from retinue.policy.access import permissions
 
 REF = "#/components/schemas/{name}"
 STATUSES = {

@@ -14,7 +14,7 @@ from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.token import hash_of
 from retinue.mailroom.callbacks import Unsigned
 from retinue.mailroom.requests import Came, Requests
-from retinue.policy.rates import Buckets
+from retinue.policy.limits.token_bucket import Buckets
 
 FAILURES_MAX = 5  # proofs that were wrong, from one address, before none is looked at
 LOCKOUT_S = 60.0

@@ -186,7 +186,7 @@ def glob(text: str) -> str | None:
 
 
 def command_rule(text: str) -> str | None:
-    """A rule of the list of commands that pass; `policy/command_rules.py` says what it means."""
+    """A rule of the list of commands that pass; `policy/tools/exec_allowlist.py` says what it means."""
     words = text.split()
     if not words:
         return "must name a program"

@@ -37,15 +37,15 @@ from retinue.engine.speaking import let_go, say_so_far
 from retinue.engine.writing import Unwritten, write_closings
 from retinue.mailroom.inbox import ClockWake, Wake, enter
 from retinue.mailroom.routing import OWNER, who_listens
-from retinue.policy.approvals import LEAST_LEVEL, is_owners, may_decide, next_to_ask, scope_of
-from retinue.policy.asking import IN_ROOM
-from retinue.policy.permissions import reaches
-from retinue.policy.questions import PERMISSIONS_SHOWN_MAX, question, what
-from retinue.policy.questions import words as in_words
+from retinue.policy.access.permissions import reaches
+from retinue.policy.tools.approvals import LEAST_LEVEL, is_owners, may_decide, next_to_ask, scope_of
 from retinue.runners.base import Parked
 from retinue.store import agents, approvals, audit, envelopes, grants, people, records, runs, sessions
 from retinue.store.house import Page
 from retinue.store.wrote import who_wrote
+from retinue.text.answer_options import IN_ROOM
+from retinue.text.approval_text import PERMISSIONS_SHOWN_MAX, question, what
+from retinue.text.approval_text import words as in_words
 
 ESCALATED_AT_ONCE_MAX = 100
 CONVERSATIONS_LOOKED_AT_MAX = 20  # for the last one of somebody who can be asked

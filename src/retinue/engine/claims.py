@@ -43,7 +43,7 @@ from retinue.engine.lanes import held_back_s, next_batch
 from retinue.engine.refreshing import as_due
 from retinue.mailroom.background import runner_of
 from retinue.mailroom.inbox import Wake, settle_and_tell
-from retinue.policy.refreshing import keeps_awake
+from retinue.policy.limits.reset_policy import keeps_awake
 from retinue.runners import turn_input
 from retinue.store import agents, approvals, delegations, envelopes, money, outcomes, records, runs, senders, sessions
 from retinue.store.house import Page

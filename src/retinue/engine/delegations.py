@@ -35,8 +35,8 @@ from retinue.engine import exchanges
 from retinue.mailroom import background
 from retinue.mailroom.delegations import end
 from retinue.mailroom.inbox import Wake, enter, take_job
-from retinue.policy.delegations import SENT_OUT, descends, may_hand_over
-from retinue.policy.reaching import may_reach
+from retinue.policy.access.session_access import may_reach
+from retinue.policy.tools.delegations import SENT_OUT, descends, may_hand_over
 from retinue.store import agents, delegations, envelopes, outcomes, runs, sessions, webhooks
 from retinue.store.behalf import came_of, sees, whose
 from retinue.store.house import Page

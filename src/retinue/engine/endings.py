@@ -30,7 +30,7 @@ from retinue.mailroom.delegations import end, is_silent, is_told, withdraw
 from retinue.mailroom.external import said_to
 from retinue.mailroom.inbox import HANDED_ON, ClockWake, LaneWake, Wake, enter, notify, ring, settle_and_tell
 from retinue.mailroom.routing import NOWHERE, answer_address, who_listens
-from retinue.policy.refreshing import keeps_awake
+from retinue.policy.limits.reset_policy import keeps_awake
 from retinue.runners.base import Finished
 from retinue.store import approvals, delegations, envelopes, money, outcomes, records, runs, sessions
 from retinue.store.house import Page

@@ -41,7 +41,7 @@ from retinue.engine.transcripts import Transcript
 from retinue.engine.writing import Closing, Failing, Leaving, Paid, Summed, Unwritten, tell_opened, write_closings
 from retinue.mailroom.inbox import Wake, notify
 from retinue.mailroom.routing import answer_address
-from retinue.policy.budgets import days, input_bound
+from retinue.policy.limits.budgets import days, input_bound
 from retinue.runners import turn_input
 from retinue.runners.base import is_silent
 from retinue.runners.estimate import weight_of

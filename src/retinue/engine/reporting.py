@@ -20,7 +20,7 @@ from retinue.domain.trust import Trust
 from retinue.engine.choosing import Choices, queue_words, sending_words
 from retinue.engine.endings import Cancelled
 from retinue.engine.refreshing import rules_in
-from retinue.policy.refreshing import ahead
+from retinue.policy.limits.reset_policy import ahead
 from retinue.store import agents, envelopes, records, runs, spending
 from retinue.store.house import Page
 from retinue.store.spending import Used

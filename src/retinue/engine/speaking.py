@@ -25,10 +25,10 @@ from retinue.engine.custody import Work, trust_of_mail
 from retinue.engine.writing import Closing, Unwritten
 from retinue.mailroom.inbox import ClockWake, RoomWake, Wake, enter
 from retinue.mailroom.routing import answer_address
-from retinue.policy.repeating import unsaid
 from retinue.runners.base import SILENT_TOKENS, Finished
 from retinue.store import envelopes
 from retinue.store.house import Page
+from retinue.text.answer_dedupe import unsaid
 
 SAID = "said"
 SAID_BEFORE = "answered by what the agent sent there itself"

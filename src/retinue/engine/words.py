@@ -24,9 +24,9 @@ from retinue.domain.session import SENT_OUT, Origin, OriginKind, Session
 from retinue.domain.trust import Trust, least
 from retinue.engine import switching
 from retinue.mailroom.inbox import Wake, enter
-from retinue.policy.delegations import descends, may_hand_over
-from retinue.policy.reaching import may_reach
-from retinue.policy.visibility import may_message
+from retinue.policy.access.agent_visibility import may_message
+from retinue.policy.access.session_access import may_reach
+from retinue.policy.tools.delegations import descends, may_hand_over
 from retinue.store import agents, delegations, envelopes, runs, sessions
 from retinue.store.behalf import came_of, sees, whose
 from retinue.store.house import Page

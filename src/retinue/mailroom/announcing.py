@@ -13,9 +13,9 @@ from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust
 from retinue.mailroom.delegations import is_silent
-from retinue.policy.wrapping import wrap
 from retinue.store import runs, spending
 from retinue.store.house import Page
+from retinue.text.untrusted_wrapper import wrap
 
 HEAD_BYTES_MAX = 8 * 1024  # of what stands before the findings, and of the markers around them
 _PASS_ON = "Tell whoever you work for what matters of it, in your own words. NO_REPLY tells nothing."

@@ -29,8 +29,8 @@ from retinue.domain.trust import Trust
 from retinue.mailroom.inbox import Wake, enter, is_completion, notify
 from retinue.mailroom.quoting import setting_of
 from retinue.mailroom.reach import WhyNot, everywhere
-from retinue.policy.sending import may_send
-from retinue.policy.shaping import Cut
+from retinue.policy.access.send_policy import may_send
+from retinue.policy.delivery_split import Cut
 from retinue.store import delegations, deliveries, envelopes, outcomes, parts, sessions, webhooks
 from retinue.store.deliveries import DeliveryState
 from retinue.store.house import Page

@@ -19,7 +19,7 @@ from retinue.domain.session import Origin, OriginKind, Session
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust
-from retinue.policy.delegations import descends, may_hand_over
+from retinue.policy.tools.delegations import descends, may_hand_over
 from retinue.store import agents, delegations, sessions
 from retinue.store.house import Page
 

@@ -28,7 +28,7 @@ from retinue.domain.trust import Trust
 from retinue.mailroom.delegations import end
 from retinue.mailroom.external import named
 from retinue.mailroom.inbox import Entered, Wake, enter, purged_before, seen_before
-from retinue.policy.signatures import LETTER, SIGNATURE, TIMESTAMP, WINDOW_S, Purpose, is_recent, is_signed_by, signed
+from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, WINDOW_S, Purpose, is_recent, is_signed_by, signed
 from retinue.store import agents, delegations, envelopes, purge, sessions
 from retinue.store.connection import Store
 from retinue.store.house import Page

@@ -28,8 +28,8 @@ from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.mailroom.sparing import Sparing
 from retinue.mailroom.strangers import Strangers, plain
-from retinue.policy.bindings import who_answers
-from retinue.policy.doors import Facts, may_talk
+from retinue.policy.access.access import Facts, may_talk
+from retinue.policy.access.bindings import who_answers
 from retinue.store import bindings, connector_words, identities, overheard, pairings
 from retinue.store import tables as t
 from retinue.store.connection import Store

@@ -31,7 +31,7 @@ from retinue.domain.ports import Clock
 from retinue.domain.session import Origin, OriginKind, Session
 from retinue.mailroom.posting import MakeHttp, bring
 from retinue.mailroom.routing import who_listens
-from retinue.policy.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
+from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
 from retinue.store import agents, delegations, external_keys, sessions
 from retinue.store.connection import Store
 from retinue.tools.web.guard import Guard

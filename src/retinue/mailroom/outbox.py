@@ -41,7 +41,7 @@ from retinue.mailroom.attempts import (
 )
 from retinue.mailroom.inbox import ClockWake, Wake
 from retinue.mailroom.reach import WhyNot, everywhere
-from retinue.policy.shaping import shape
+from retinue.policy.delivery_split import shape
 from retinue.store import deliveries
 from retinue.store.connection import HOPELESS, NO_FAULTS, Store
 

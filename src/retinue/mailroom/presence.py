@@ -21,7 +21,7 @@ from retinue.domain.ids import RunId
 from retinue.domain.ports import Clock, Tell
 from retinue.domain.reply_delivery import AckScope, Stream, Typing, Words
 from retinue.domain.session_keys import ChatType
-from retinue.policy.chunking import clipped
+from retinue.text.chunking import clipped
 
 log = logging.getLogger(__name__)
 

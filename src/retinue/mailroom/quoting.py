@@ -10,7 +10,7 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.record import Reply, bare_model
 from retinue.domain.reply_delivery import Quoting, Words
 from retinue.mailroom.doorway import message_key
-from retinue.policy.shaping import CURRENT, NOTHING_KNOWN, Setting, is_agents_own, untagged, variables
+from retinue.policy.delivery_split import CURRENT, NOTHING_KNOWN, Setting, is_agents_own, untagged, variables
 from retinue.store import envelopes, parts, records, runs, sessions
 
 LOOKED_AT_MAX = 100  # records, from the newest back, for who replied last

@@ -18,8 +18,8 @@ from retinue.domain.errors import NotAllowed
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Post
 from retinue.domain.session import Origin, OriginKind
-from retinue.policy.bindings import reaches
-from retinue.policy.doors import group_of
+from retinue.policy.access.access import group_of
+from retinue.policy.access.bindings import reaches
 from retinue.store import bindings, envelopes, identities, pairings, sessions
 from retinue.store.connection import Store
 

@@ -21,12 +21,12 @@ from retinue.domain.envelope import Envelope
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import ApprovalId, short
 from retinue.domain.reply_delivery import Words, plain_words
-from retinue.policy.asking import question_in_room
-from retinue.policy.chunking import clipped
-from retinue.policy.shaping import shape
+from retinue.policy.delivery_split import shape
 from retinue.store import approvals, envelopes, parts
 from retinue.store import tables as t
 from retinue.store.connection import Store
+from retinue.text.answer_options import question_in_room
+from retinue.text.chunking import clipped
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 
 from retinue.domain.ports import Clock
-from retinue.policy.rates import Buckets
+from retinue.policy.limits.token_bucket import Buckets
 
 LINES_PER_MINUTE = 30  # of one phrase, at one connector
 REMEMBERED_MAX = 1_000  # phrases at connectors

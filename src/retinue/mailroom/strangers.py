@@ -19,7 +19,7 @@ from retinue.domain.ports import Ids, Post
 from retinue.domain.trust import Trust
 from retinue.mailroom.routing import OWNER
 from retinue.mailroom.sparing import Sparing
-from retinue.policy.rates import Buckets
+from retinue.policy.limits.token_bucket import Buckets
 
 log = logging.getLogger(__name__)
 

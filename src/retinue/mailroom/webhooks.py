@@ -21,7 +21,7 @@ from retinue.domain.webhook import Webhook
 from retinue.mailroom.external import USER_AGENT, way_out
 from retinue.mailroom.inbox import COMPLETION, is_completion
 from retinue.mailroom.posting import bring
-from retinue.policy.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
+from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
 from retinue.store import delegations, envelopes, runs, webhooks
 from retinue.store.connection import Store
 

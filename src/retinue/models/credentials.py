@@ -19,7 +19,7 @@ from retinue.domain.credential import Credential, CredentialKind
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.session import Mind
-from retinue.policy.cooldowns import States
+from retinue.policy.limits.cooldowns import States
 
 ENVIRONMENT, SETTINGS = "env", "settings"
 _NEVER = datetime.min.replace(tzinfo=UTC)

@@ -24,8 +24,8 @@ from retinue.models.credentials import is_pinned, order
 from retinue.models.limits import HouseLimit
 from retinue.models.retired import ModelGone
 from retinue.models.verdicts import Again, Candidate, Compact, GiveUp, NextCredential, NextModel, Verdict
-from retinue.policy import cooldowns
-from retinue.policy.cooldowns import States
+from retinue.policy.limits import cooldowns
+from retinue.policy.limits.cooldowns import States
 
 BACKOFF_MIN_S = 0.3
 BACKOFF_MAX_S = 30.0

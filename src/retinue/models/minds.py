@@ -35,8 +35,8 @@ from retinue.models.http import Link
 from retinue.models.limits import Limits
 from retinue.models.shelf import Maker, Shelf
 from retinue.models.verdicts import Candidate
-from retinue.policy.budgets import caps_of
-from retinue.policy.cooldowns import States, cooled
+from retinue.policy.limits.budgets import caps_of
+from retinue.policy.limits.cooldowns import States, cooled
 from retinue.store import credentials, sessions
 from retinue.store.connection import Store
 

@@ -23,7 +23,7 @@ from retinue.operations.agents import find_agent
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import Upload
 from retinue.operations.health import Check, Found, Scene, warning
-from retinue.policy import permissions
+from retinue.policy.access import permissions
 from retinue.store import agents, instructions, sessions
 
 

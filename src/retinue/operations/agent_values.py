@@ -16,7 +16,7 @@ from retinue.config.sandbox import SandboxSettings
 from retinue.config.sessions import HouseReset
 from retinue.domain.agent import Agent, HeartbeatRules, SandboxRules
 from retinue.domain.reset_rules import ResetRules
-from retinue.policy.sandboxing import sandbox_of
+from retinue.policy.tools.sandbox_settings import sandbox_of
 
 
 class SaidBy(StrEnum):

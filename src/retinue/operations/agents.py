@@ -49,7 +49,7 @@ from retinue.operations.agent_answers import (
 from retinue.operations.agent_values import in_force
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.tokens import new_token
-from retinue.policy.permissions import reaches
+from retinue.policy.access.permissions import reaches
 from retinue.store import agents, bindings, grants, schedules, tokens
 from retinue.store.house import Page
 

@@ -17,7 +17,7 @@ from retinue.domain.tool import Call
 from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import check_limit
 from retinue.operations.run_list import cursor_of, place_of
-from retinue.policy.approvals import may_decide, scope_of
+from retinue.policy.tools.approvals import may_decide, scope_of
 from retinue.store import approval_list, approvals, sessions
 
 WAITING_SHOWN_MAX = 50

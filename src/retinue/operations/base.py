@@ -35,11 +35,11 @@ from retinue.models.catalog import Catalog
 from retinue.operations.auditing import AuditedStore, line_of
 from retinue.operations.keeper import Keeper
 from retinue.operations.uploads import Uploads
-from retinue.policy import permissions
-from retinue.policy.masking import masked_error
+from retinue.policy.access import permissions
 from retinue.store import agents, answers
 from retinue.store.connection import Store
 from retinue.store.files import Files
+from retinue.text.redaction import masked_error
 from retinue.tools.files.ground import Ground
 from retinue.tools.toolbox import Toolbox
 

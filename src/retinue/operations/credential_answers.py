@@ -14,7 +14,7 @@ from retinue.domain.model import Failure
 from retinue.domain.times import show
 from retinue.models.credentials import secret_of
 from retinue.operations.base import Desk
-from retinue.policy.cooldowns import States
+from retinue.policy.limits.cooldowns import States
 
 ALL_MODELS = "*"
 

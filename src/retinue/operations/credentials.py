@@ -41,8 +41,8 @@ from retinue.operations.credential_keys import (
     source_of,
     valid_region,
 )
-from retinue.policy import cooldowns
-from retinue.policy.cooldowns import States, cooled
+from retinue.policy.limits import cooldowns
+from retinue.policy.limits.cooldowns import States, cooled
 from retinue.store import agents, credentials
 
 CREDENTIALS_MAX = 1_000

@@ -40,8 +40,8 @@ from retinue.mailroom.inbox import Entered, Wake, settle_and_tell
 from retinue.mailroom.retry import retry
 from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import check_own
-from retinue.policy.delegations import descends
-from retinue.policy.webhooks import check as check_webhook
+from retinue.policy.access.webhooks import check as check_webhook
+from retinue.policy.tools.delegations import descends
 from retinue.store import agents, deliveries, envelopes, outcomes, sessions, webhooks
 from retinue.store.dead import DeadLetter, dead
 from retinue.store.deliveries import Attempt, DeliveryState

@@ -15,7 +15,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.tool import Call
 from retinue.operations.base import Desk, Operation
 from retinue.operations.occasions import occasion_for
-from retinue.policy.tools import Door
+from retinue.policy.tools.tools import Door
 from retinue.tools.toolbox import Occasion, Toolbox
 
 

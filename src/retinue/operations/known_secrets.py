@@ -1,4 +1,4 @@
-"""Every secret that the house knows of, gathered for `policy/masking`: from the settings, the credentials, the
+"""Every secret that the house knows of, gathered for `text/redaction`: from the settings, the credentials, the
 environment, and its own token.
 
 One that cannot be read is left out: who needs it will say so. Nothing here is kept but by whoever asked.
@@ -24,9 +24,9 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.structs import names
 from retinue.models.credentials import secret_of
 from retinue.operations.credential_keys import KEYS
-from retinue.policy.masking import Masks
 from retinue.store import agents, credentials
 from retinue.store.connection import Store
+from retinue.text.redaction import Masks
 
 KEY_FILES_MAX = 1_000
 OWNER_TOKEN = "owner-token"

@@ -25,8 +25,8 @@ from retinue.operations.invoke import Invoke, Invoked, call_directly
 from retinue.operations.occasions import named_agent
 from retinue.operations.plugins import guests_of
 from retinue.operations.tools import tool_name
-from retinue.policy import permissions
-from retinue.policy.tools import Circumstances, Door
+from retinue.policy.access import permissions
+from retinue.policy.tools.tools import Circumstances, Door
 from retinue.store.requesters import requesters_at
 from retinue.tools.base import schema_of
 

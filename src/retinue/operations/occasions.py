@@ -24,7 +24,7 @@ from retinue.domain.session import Mind, OriginKind, Session
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk
-from retinue.policy.tools import Circumstances, Door
+from retinue.policy.tools.tools import Circumstances, Door
 from retinue.runners.context import as_read
 from retinue.store import agents, records, senders, sessions
 from retinue.store.requesters import requesters_at, requesters_in

@@ -19,7 +19,7 @@ from retinue.domain.times import show, to_ms
 from retinue.domain.token import TokenKind, hash_of
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.tokens import new_token
-from retinue.policy.permissions import reaches
+from retinue.policy.access.permissions import reaches
 from retinue.store import people, tokens
 
 INVITATION_DAYS = 7

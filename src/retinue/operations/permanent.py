@@ -25,7 +25,7 @@ from retinue.domain.times import to_ms
 from retinue.operations.agents import check_text, find_agent, put_agent, tell_engine
 from retinue.operations.base import Desk, Operation
 from retinue.operations.tools import OperationTool
-from retinue.policy.permissions import least_level
+from retinue.policy.access.permissions import least_level
 from retinue.store import agents
 from retinue.store.house import Page
 from retinue.tools.base import Scene

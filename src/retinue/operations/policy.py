@@ -33,8 +33,8 @@ from retinue.domain.tool import Call, ToolSpec
 from retinue.operations.agents import as_if_set
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.occasions import named_agent, occasion_for, whose_session
-from retinue.policy.origin_rules import house_policy
-from retinue.policy.tools import Circumstances, Door
+from retinue.policy.provenance.provenance_rules import house_policy
+from retinue.policy.tools.tools import Circumstances, Door
 from retinue.runners.context import arranged
 from retinue.store import agents, audit, grants, records, runs, sessions
 from retinue.store.house import Page

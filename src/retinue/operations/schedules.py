@@ -48,7 +48,7 @@ from retinue.operations.schedule_answers import (
     schedule_form,
     slot_form,
 )
-from retinue.policy.tools import Circumstances
+from retinue.policy.tools.tools import Circumstances
 from retinue.schedules import forms
 from retinue.schedules.forms import Form, Setting
 from retinue.store import agents, people, schedules, sessions, sight

@@ -27,8 +27,8 @@ from retinue.domain.person import Role
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect
 from retinue.operations.security_facts import Abilities, Facts, Ground, Held, gather
-from retinue.policy.groups import fits
-from retinue.policy.tools import OUTSIDE_KEY
+from retinue.policy.tools.tool_groups import fits
+from retinue.policy.tools.tools import OUTSIDE_KEY
 
 NAMES_SHOWN_MAX = 10
 UNUSED_DAYS = 30

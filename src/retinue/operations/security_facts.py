@@ -31,14 +31,14 @@ from retinue.domain.token import Token, TokenKind
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.operations.known_secrets import TELLING, known_secrets
 from retinue.operations.known_secrets import gather as secrets_in
-from retinue.policy.masking import Masks, by_shape
-from retinue.policy.tools import Circumstances
+from retinue.policy.tools.tools import Circumstances
 from retinue.sandbox.base import Probe
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.store import agents, audit, people
 from retinue.store import tables as t
 from retinue.store.connection import Store
 from retinue.store.tokens import VALID, token_of
+from retinue.text.redaction import Masks, by_shape
 from retinue.tools.toolbox import Toolbox
 
 PLUGIN_GROUP = "retinue.plugins"

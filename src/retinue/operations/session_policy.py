@@ -20,7 +20,7 @@ from retinue.engine.refreshing import refresh as begin_afresh
 from retinue.engine.refreshing import rules_in
 from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import OfSession
-from retinue.policy.refreshing import ahead
+from retinue.policy.limits.reset_policy import ahead
 from retinue.store import agents, sessions
 from retinue.store.house import Page
 

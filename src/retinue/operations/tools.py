@@ -18,7 +18,7 @@ from retinue.domain.principal import LEVEL_OF, Principal
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation, perform, without_secrets
-from retinue.policy.permissions import least_level, reaches
+from retinue.policy.access.permissions import least_level, reaches
 from retinue.store import runs
 from retinue.store.behalf import whose
 from retinue.store.wrote import descent

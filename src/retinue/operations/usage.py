@@ -19,7 +19,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.times import YEAR_MIN, parse_when
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.pages import check_limit
-from retinue.policy.budgets import days
+from retinue.policy.limits.budgets import days
 from retinue.store import agents, people, spending
 from retinue.store.spending import Amounts, By, Spent, Used, Wanted
 

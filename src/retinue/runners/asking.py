@@ -21,7 +21,7 @@ from retinue.models.fallback import WORDS, NotAsked, Plan
 from retinue.models.minds import Minds
 from retinue.models.retired import ModelGone
 from retinue.models.verdicts import Candidate, Compact, GiveUp, NextModel
-from retinue.policy.budgets import OUTPUT_TOKENS_LEAST
+from retinue.policy.limits.budgets import OUTPUT_TOKENS_LEAST
 from retinue.runners import keeping
 from retinue.runners.base import Brief, Finished
 from retinue.runners.case import Case, Sizes, next_of, plan_for, settle_before_wait, terms_of

@@ -20,8 +20,8 @@ from retinue.models.credentials import let_go
 from retinue.models.fallback import Plan
 from retinue.models.minds import Minds
 from retinue.models.verdicts import Candidate
-from retinue.policy.budgets import input_bound
-from retinue.policy.delegations import within
+from retinue.policy.limits.budgets import input_bound
+from retinue.policy.tools.delegations import within
 from retinue.runners import keeping
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Brief, Equipment
 from retinue.runners.estimate import Measure, Meter

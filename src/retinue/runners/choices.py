@@ -21,8 +21,8 @@ from retinue.domain.session import Mind, OriginKind, Session
 from retinue.domain.tool import ToolSpec
 from retinue.models.fallback import why_now
 from retinue.models.minds import Minds
-from retinue.policy.placing import KEY_ELEVATED, Gates, closed_gate
-from retinue.policy.tools import Circumstances
+from retinue.policy.tools.exec_placement import KEY_ELEVATED, Gates, closed_gate
+from retinue.policy.tools.tools import Circumstances
 from retinue.runners.context import arranged
 from retinue.runners.estimate import weight_of_tools
 from retinue.runners.keeping import report

@@ -1,7 +1,7 @@
 """Which sandbox a command runs in, and what it may touch there: settings and facts in, a choice with a because out.
 
 Pure. The stricter of what is configured and what is asked for wins. Whether a person is asked before a command leaves
-the sandbox is for `policy/placing` to say; here it is only said whether there is one.
+the sandbox is for `policy/tools/exec_placement` to say; here it is only said whether there is one.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from retinue.config.sandbox import split_port
-from retinue.policy.addresses import is_lan, plain_host, refused, refused_host
+from retinue.policy.access.ip_ranges import is_lan, plain_host, refused, refused_host
 from retinue.sandbox.base import Network
 
 WEB_PORTS = frozenset({80, 443})

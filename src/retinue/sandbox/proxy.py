@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from msgspec import Struct
 
 from retinue.config.sandbox import split_port
-from retinue.policy.addresses import is_address, plain_host
+from retinue.policy.access.ip_ranges import is_address, plain_host
 from retinue.sandbox.base import Network
 from retinue.sandbox.hosts import Reach
 

@@ -27,11 +27,11 @@ from retinue.domain.session import OriginKind
 from retinue.domain.storable_text import clipped_bytes, storable
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.policy.grants import missing
-from retinue.policy.placing import ExecPolicy, Where
-from retinue.policy.wrapping import wrap
+from retinue.policy.tools.exec_placement import ExecPolicy, Where
+from retinue.policy.tools.grants import missing
 from retinue.sandbox.base import Child, Confinement, Ended, Limits, Network
 from retinue.store.connection import Store
+from retinue.text.untrusted_wrapper import wrap
 from retinue.tools.base import Scene, ToolFailed
 from retinue.tools.files.paths import locate, reach_of
 from retinue.tools.grants import Grants

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from retinue.policy.signatures import ABOUT, LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
+from retinue.net.signatures import ABOUT, LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
 from retinue.testing import crash_script as script
 from retinue.testing.crash_client import CALL_AGAIN_S, Closed, Line, Refused, read_head
 from retinue.testing.crash_log import Brought, Complaint, Heard, Log, Said

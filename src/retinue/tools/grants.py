@@ -11,7 +11,7 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock
 from retinue.domain.session import OriginKind
 from retinue.domain.times import to_ms
-from retinue.policy.grants import in_force
+from retinue.policy.tools.grants import in_force
 from retinue.store import grants, tables
 from retinue.store.connection import Store
 

@@ -10,9 +10,9 @@ from retinue.domain.decision import Decision
 from retinue.domain.record import Record
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolSpec
-from retinue.policy import origin
-from retinue.policy.origin_explain import Known
-from retinue.policy.origin_rules import OriginPolicy
+from retinue.policy.provenance import provenance
+from retinue.policy.provenance.provenance_match import Known
+from retinue.policy.provenance.provenance_rules import OriginPolicy
 
 
 class Reading:
@@ -23,14 +23,14 @@ class Reading:
     ) -> None:
         self._policy = policy
         self._today = today
-        told = origin.context_of(context)
+        told = provenance.context_of(context)
         # A call is the same as one that spells out what the other leaves to a default.
         self._context = replace(told, done=tuple(as_read(call) for call in told.done))
 
     def decide(self, spec: ToolSpec, call: Call) -> Decision:
-        known = self._known if origin.is_effectful(spec) else None
-        return origin.decide(self._policy, spec, call, self._context, today=self._today, known=known).decision
+        known = self._known if provenance.is_effectful(spec) else None
+        return provenance.decide(self._policy, spec, call, self._context, today=self._today, known=known).decision
 
     @cached_property
     def _known(self) -> Known:
-        return origin.known_from(self._policy, self._context, today=self._today)
+        return provenance.known_from(self._policy, self._context, today=self._today)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from retinue.policy.masking import masked_part
+from retinue.text.redaction import masked_part
 
 
 class Page(Struct, frozen=True, kw_only=True):

@@ -22,8 +22,8 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolSpec
-from retinue.policy.approvals import LEAST_LEVEL
-from retinue.policy.permissions import reaches
+from retinue.policy.access.permissions import reaches
+from retinue.policy.tools.approvals import LEAST_LEVEL
 from retinue.store import agents, grants, runs
 from retinue.store.behalf import whose
 from retinue.store.connection import Store

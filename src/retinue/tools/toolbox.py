@@ -31,14 +31,14 @@ from retinue.domain.storable_text import storable
 from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, Call, Effect, ToolResult, ToolSpec, clipped
 from retinue.domain.trust import Trust
-from retinue.policy.grants import missing
-from retinue.policy.groups import ABSENT
-from retinue.policy.judging import Judgement, judge
-from retinue.policy.origin_entries import label
-from retinue.policy.origin_rules import OriginPolicy
-from retinue.policy.rates import Buckets
-from retinue.policy.tools import Chain, Circumstances, Layer, by_sender, layers_for
-from retinue.policy.wrapping import is_wrapped, wrap
+from retinue.policy.limits.token_bucket import Buckets
+from retinue.policy.provenance.provenance_rules import OriginPolicy
+from retinue.policy.provenance.provenance_values import label
+from retinue.policy.tools.grants import missing
+from retinue.policy.tools.tool_decision import Judgement, judge
+from retinue.policy.tools.tool_groups import ABSENT
+from retinue.policy.tools.tools import Chain, Circumstances, Layer, by_sender, layers_for
+from retinue.text.untrusted_wrapper import is_wrapped, wrap
 from retinue.tools.base import Confirmed, Output, Pending, Reaching, Ruled, Scene, Tool, ToolFailed, Walled
 from retinue.tools.earlier import EarlierWords
 from retinue.tools.grants import Grants

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from retinue.connectors.mail.addresses import Mailbox, claims, mailboxes, message_ids
 from retinue.connectors.mail.mime import Mail
-from retinue.policy.rates import MINUTE_S, Buckets
+from retinue.policy.limits.token_bucket import MINUTE_S, Buckets
 
 CORRESPONDENTS_MAX = 10_000  # whose pace is remembered
 DATE_SKEW_MAX = timedelta(days=3)  # between when a mail says it was written and when it came

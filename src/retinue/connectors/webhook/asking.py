@@ -15,7 +15,7 @@ from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.slash_command import EFFORT_WORDS
 from retinue.domain.storable_text import clipped_bytes, is_storable
-from retinue.policy.groups import fits
+from retinue.policy.tools.tool_groups import fits
 
 NAME_CHARS_MAX = 100
 SESSION_CHARS_MAX = 100

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import msgspec
 
 from retinue.connectors.webhook.settings import Proof
-from retinue.policy.signatures import WINDOW_S, is_recent, is_signed_by
+from retinue.net.signatures import WINDOW_S, is_recent, is_signed_by
 
 ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature"
 GITHUB, STRIPE, AUTHORIZATION = "x-hub-signature-256", "stripe-signature", "authorization"

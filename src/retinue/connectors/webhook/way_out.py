@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from retinue.connectors.base import DeliveryFailed, FailureKind
-from retinue.policy import addresses
+from retinue.policy.access import ip_ranges
 
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractResolver
@@ -49,7 +49,7 @@ async def judged(url: str, *, private: Sequence[str], resolve: Resolve = resolve
         port = parts.port or PORTS.get(parts.scheme, 0)
     except ValueError:
         raise _refused("its address cannot be read") from None
-    host = addresses.plain_host(parts.hostname or "")
+    host = ip_ranges.plain_host(parts.hostname or "")
     if not host or parts.scheme not in PORTS or parts.username is not None:
         raise _refused("it must be http or https, to a host, and name nobody")
     named = {each.casefold() for each in private}
@@ -58,14 +58,14 @@ async def judged(url: str, *, private: Sequence[str], resolve: Resolve = resolve
     if not own:
         if port not in PORTS.values():
             raise _refused(f"its port is {port}, and `private_hosts` does not name it")
-        if because := addresses.refused_host(host):
+        if because := ip_ranges.refused_host(host):
             raise _refused(f"{because}, and `private_hosts` does not name it")
     try:
-        found = (host,) if addresses.is_address(host) else tuple(await resolve(host, port))
+        found = (host,) if ip_ranges.is_address(host) else tuple(await resolve(host, port))
     except OSError as error:
         raise DeliveryFailed(f"its name cannot be resolved: {error.strerror or type(error).__name__}") from None
     for each in found:
-        if (because := addresses.refused(each)) and not (own and addresses.is_lan(each)):
+        if (because := ip_ranges.refused(each)) and not (own and ip_ranges.is_lan(each)):
             raise _refused(because)
     if not found:
         raise DeliveryFailed("its name has no address")
@@ -141,7 +141,7 @@ def _pinned(target: Target) -> AbstractResolver:
         async def resolve(
             self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
         ) -> list[ResolveResult]:
-            if addresses.plain_host(host) != target.host:
+            if ip_ranges.plain_host(host) != target.host:
                 raise OSError(f"{host} was not judged")
             return [
                 ResolveResult(

@@ -16,8 +16,8 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.webhook import Webhook
-from retinue.policy.visibility import visible_to
-from retinue.policy.webhooks import check
+from retinue.policy.access.agent_visibility import visible_to
+from retinue.policy.access.webhooks import check
 from retinue.store import agents
 from retinue.store.connection import Store
 from retinue.tools.base import Output, Pending, Scene, ToolFailed, as_tool_failed, schema_of

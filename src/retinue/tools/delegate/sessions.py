@@ -28,7 +28,7 @@ from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust, least
-from retinue.policy.reaching import may_reach
+from retinue.policy.access.session_access import may_reach
 from retinue.store import agents, envelopes, records, runs, sessions
 from retinue.store.behalf import came_of, sees, whose
 from retinue.store.connection import Store

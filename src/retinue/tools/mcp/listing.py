@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from retinue.domain.tool import Effect
-from retinue.policy.groups import fits
-from retinue.policy.wrapping import harmless
+from retinue.policy.tools.tool_groups import fits
+from retinue.text.untrusted_wrapper import harmless
 from retinue.tools.mcp.naming import tool_name
 from retinue.tools.mcp.schemas import Json, Unfit, flat
 

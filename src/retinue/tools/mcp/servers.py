@@ -17,8 +17,8 @@ from retinue.domain.agent import Agent, ToolLists
 from retinue.domain.errors import NotFound
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.times import to_ms
-from retinue.policy.groups import fits
-from retinue.policy.tools import Layer
+from retinue.policy.tools.tool_groups import fits
+from retinue.policy.tools.tools import Layer
 from retinue.store import pins
 from retinue.store.connection import Store
 from retinue.store.files import Files

@@ -11,7 +11,7 @@ import msgspec
 from retinue.config.mcp import McpServer
 from retinue.domain.ports import Ids
 from retinue.domain.tool import Effect, ToolSpec
-from retinue.policy.groups import fits
+from retinue.policy.tools.tool_groups import fits
 from retinue.store.files import Files
 from retinue.tools.base import Output, Scene, ToolFailed, schema_of
 from retinue.tools.mcp import results

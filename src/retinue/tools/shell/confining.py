@@ -19,8 +19,8 @@ from retinue.domain.ports import Clock
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.policy.placing import ExecPolicy, Where
-from retinue.policy.sandboxing import sandbox_of
+from retinue.policy.tools.exec_placement import ExecPolicy, Where
+from retinue.policy.tools.sandbox_settings import sandbox_of
 from retinue.sandbox.base import Confinement, Network, Probe, Sandbox, SandboxFailed
 from retinue.sandbox.choosing import Asked, Choice, Facts, choose
 from retinue.sandbox.secrets import applicable, with_secrets

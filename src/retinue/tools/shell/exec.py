@@ -21,11 +21,11 @@ from retinue.domain.permission import WEB, Access, Permission, Withheld
 from retinue.domain.ports import Clock
 from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
-from retinue.policy import command_rules, placing
-from retinue.policy.commands import parse
-from retinue.policy.placing import Asking, ExecPolicy, Gates, Resolved, Security, Where, Wish
+from retinue.policy.tools import exec_allowlist, exec_placement
+from retinue.policy.tools.exec_placement import Asking, ExecPolicy, Gates, Resolved, Security, Where, Wish
 from retinue.sandbox.base import Child, Confinement, Limits, Network, Sandbox, SandboxFailed
 from retinue.store.connection import Store
+from retinue.text.shell_parser import parse
 from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files.instruction_guard import guarded_paths
 from retinue.tools.files.paths import lacking, locate, reach_of
@@ -195,20 +195,22 @@ class Exec:
             ask=Asking(arguments.ask) if arguments.ask else None,
             elevated=arguments.elevated,
         )
-        resolved = placing.resolve(policy, wish, self.rules.gates(scene), sandbox_works=self.rules.sandbox_works(scene))
+        resolved = exec_placement.resolve(
+            policy, wish, self.rules.gates(scene), sandbox_works=self.rules.sandbox_works(scene)
+        )
         listed = self._listed(arguments, scene, policy) if resolved.security is Security.ALLOWLIST else _NOT_LOOKED_AT
-        return resolved, placing.decide(resolved, listed)
+        return resolved, exec_placement.decide(resolved, listed)
 
     def _listed(self, arguments: ExecArguments, scene: Scene, policy: ExecPolicy) -> Decision:
         if arguments.env:
-            return Decision(Verdict.ASK, "it sets variables, and no rule can say what they do", command_rules.KEY)
+            return Decision(Verdict.ASK, "it sets variables, and no rule can say what they do", exec_allowlist.KEY)
         try:
             line = parse(arguments.command)
         except Invalid as error:
-            return Decision(Verdict.ASK, f"{error.sentence}: {error.because}", command_rules.KEY)
-        programs = find_programs(command_rules.programs_named(line, policy.allow))
+            return Decision(Verdict.ASK, f"{error.sentence}: {error.because}", exec_allowlist.KEY)
+        programs = find_programs(exec_allowlist.programs_named(line, policy.allow))
         writable = [Path(real) for _, real in reach_of(scene, self.withheld).writable]
-        return command_rules.allows(policy.allow, line, programs, writable=writable)
+        return exec_allowlist.allows(policy.allow, line, programs, writable=writable)
 
     def _make_sure_it_was_judged(self, arguments: ExecArguments, scene: Scene) -> Where:
         """What is asked about runs only after `sandbox` has said so, and only where it said."""

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from msgspec import Struct
 
-from retinue.policy.masking import ACROSS_CHARS, masked_part
+from retinue.text.redaction import ACROSS_CHARS, masked_part
 
 Mask = Callable[[str], str]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from retinue.domain.errors import Invalid
-from retinue.policy.command_rules import Program
-from retinue.policy.commands import NotPlain, parse, rendered
+from retinue.policy.tools.exec_allowlist import Program
+from retinue.text.shell_parser import NotPlain, parse, rendered
 from retinue.tools.base import ToolFailed, as_tool_failed
 
 SHELL = "/bin/sh"

@@ -21,8 +21,8 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.policy.wrapping import wrap
 from retinue.store.files import Files
+from retinue.text.untrusted_wrapper import wrap
 from retinue.tools.base import Output, Scene, ToolFailed, schema_of
 from retinue.tools.web.cdp import BrowserFailed
 from retinue.tools.web.guard import Guard, WebFailed, WebRefused, guard_from, missing, require_web

@@ -17,9 +17,9 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.policy.masking import masked_part
-from retinue.policy.wrapping import WRAPPING_CHARS_MAX, wrap
 from retinue.store.files import Files
+from retinue.text.redaction import masked_part
+from retinue.text.untrusted_wrapper import WRAPPING_CHARS_MAX, wrap
 from retinue.tools.base import Output, Scene, schema_of
 from retinue.tools.web.cache import Cache
 from retinue.tools.web.guard import Guard, guard_from, missing, require_web

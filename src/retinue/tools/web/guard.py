@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from retinue.config.web import WebSettings
 from retinue.domain.permission import WEB, Permission
-from retinue.policy import addresses
+from retinue.policy.access import ip_ranges
 from retinue.tools.base import Scene, ToolFailed
 
 URL_CHARS_MAX = 4_000
@@ -91,7 +91,7 @@ class Guard:
             raise _refusal(shown, "only http and https can be reached", "begin it with https://")
         if "@" in parts.netloc:
             raise _refusal(shown, "it has a name or a password in it", "leave out what is before the @")
-        host = addresses.plain_host(_host_of(parts.netloc))
+        host = ip_ranges.plain_host(_host_of(parts.netloc))
         if not host:
             raise _refusal(shown, "its host is written in a way that can mean more than one thing", "use its name")
         port = _DEFAULT_PORTS[scheme] if port is None else port
@@ -112,7 +112,7 @@ class Guard:
                 f"these ports may be reached: {ports}",
                 "an owner can add to `ports` of [web], or name HOST:PORT in its `private_hosts`",
             )
-        if not private and not self._in_allowed(host) and (because := addresses.refused_host(host)):
+        if not private and not self._in_allowed(host) and (because := ip_ranges.refused_host(host)):
             raise _private_refusal(host, because)
 
     async def addresses(self, host: str, port: int) -> tuple[str, ...]:
@@ -121,11 +121,11 @@ class Guard:
         One address that may not be reached is enough to refuse them all: such a name was made to mislead.
         """
         self.check(host, port)
-        found = (host,) if addresses.is_address(host) else await self._resolved(host, port)
+        found = (host,) if ip_ranges.is_address(host) else await self._resolved(host, port)
         for address in found:
-            if self._in_allowed(address) or (self._is_private(host, port) and addresses.is_lan(address)):
+            if self._in_allowed(address) or (self._is_private(host, port) and ip_ranges.is_lan(address)):
                 continue
-            if because := addresses.refused(address):
+            if because := ip_ranges.refused(address):
                 raise _private_refusal(host, because)
         return found
 
@@ -144,7 +144,7 @@ class Guard:
         return bool(self._private) and (host in self._private or f"{host}:{port}" in self._private)
 
     def _in_allowed(self, address: str) -> bool:
-        if not self._allowed or not addresses.is_address(address):
+        if not self._allowed or not ip_ranges.is_address(address):
             return False
         return any(ip_address(address) in network for network in self._allowed)
 
@@ -195,8 +195,8 @@ def _plain_private(entry: str) -> str:
     """As hosts are compared: `HOST` or `HOST:PORT`, addresses without brackets."""
     host, colon, port = entry.rpartition(":")
     if colon and port.isdigit() and (host.startswith("[") or ":" not in host):
-        return f"{addresses.plain_host(host)}:{int(port)}"
-    return addresses.plain_host(entry)
+        return f"{ip_ranges.plain_host(host)}:{int(port)}"
+    return ip_ranges.plain_host(entry)
 
 
 def _refusal(what: str, because: str, try_this: str) -> WebRefused:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Struct
 
-from retinue.policy.addresses import plain_host
+from retinue.policy.access.ip_ranges import plain_host
 from retinue.tools.base import ToolFailed
 from retinue.tools.web.guard import Guard, WebFailed, WebRefused
 

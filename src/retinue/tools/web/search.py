@@ -20,7 +20,7 @@ from retinue.domain.ports import Clock, Ids
 from retinue.domain.structs import replace
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.policy.wrapping import wrap
+from retinue.text.untrusted_wrapper import wrap
 from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.web.cache import Cache
 from retinue.tools.web.guard import URL_CHARS_MAX, Guard, WebFailed, guard_from, missing, require_web

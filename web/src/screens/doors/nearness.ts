@@ -1,4 +1,4 @@
-// Which binding counts before which, as the house asks them: see `policy/bindings.py`. It decides; this sorts what is shown.
+// Which binding counts before which, as the house asks them: see `policy/access/bindings.py`. It decides; this sorts what is shown.
 
 import type { Answered } from "../../lib/api";
 import { doors } from "../../strings/doors";

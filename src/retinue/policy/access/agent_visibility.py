@@ -8,7 +8,7 @@ from enum import StrEnum
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings, SessionsSeen
 from retinue.domain.agent import Agent
 from retinue.domain.decision import Decision, Verdict
-from retinue.policy.groups import fits
+from retinue.policy.tools.tool_groups import fits
 
 
 class Sight(StrEnum):

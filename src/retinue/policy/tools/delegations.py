@@ -6,7 +6,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.delegation import DelegationKind, Lineage
 from retinue.domain.money import Caps
-from retinue.policy.visibility import may_message, may_spawn
+from retinue.policy.access.agent_visibility import may_message, may_spawn
 
 SENT_OUT = frozenset({DelegationKind.SPAWN, DelegationKind.BACKGROUND})
 

@@ -24,7 +24,7 @@ from msgspec import Struct
 from retinue.config import checks
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import Invalid
-from retinue.policy.commands import Line
+from retinue.text.shell_parser import Line
 
 REST = "*"
 KEY = "tools.exec.allow"

@@ -13,8 +13,8 @@ from msgspec import Struct
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.permission import Access, Permission
 from retinue.domain.tool import ToolSpec
-from retinue.policy.grants import lets_use
-from retinue.policy.tools import Chain, Finding
+from retinue.policy.tools.grants import lets_use
+from retinue.policy.tools.tools import Chain, Finding
 
 GRANTS = "grants"
 PERMISSIONS = "permissions"

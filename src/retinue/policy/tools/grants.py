@@ -9,7 +9,7 @@ from retinue.domain.grant import Grant
 from retinue.domain.ids import SessionId
 from retinue.domain.permission import Access, Permission, Rights
 from retinue.domain.session import OriginKind
-from retinue.policy.groups import fits
+from retinue.policy.tools.tool_groups import fits
 
 
 def in_force(

@@ -1,7 +1,7 @@
 """May this tool be used here? Layers of rules, each of which can only take away: deny wins, then ask.
 
 global -> provider and model -> agent -> session -> sender, and how it is called. What a call needs beyond that
-(permissions, the origin of its arguments, a sandbox) is judged by `policy/judging`.
+(permissions, the origin of its arguments, a sandbox) is judged by `policy/tools/tool_decision`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from retinue.domain.person import Requester
 from retinue.domain.session import OriginKind
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
-from retinue.policy.groups import (
+from retinue.policy.tools.tool_groups import (
     ABSENT,
     EVERYTHING,
     GROUPS,

@@ -11,8 +11,8 @@ from retinue.domain.decision import Decision, Verdict
 from retinue.domain.grant import GrantScope
 from retinue.domain.principal import Principal
 from retinue.domain.tool import Call
-from retinue.policy.groups import OWNER_DECIDES
-from retinue.policy.permissions import reaches
+from retinue.policy.access.permissions import reaches
+from retinue.policy.tools.tool_groups import OWNER_DECIDES
 
 LEAST_LEVEL = PermissionLevel.STANDARD  # a guest decides about nothing
 

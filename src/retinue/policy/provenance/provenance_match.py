@@ -16,9 +16,8 @@ from decimal import Decimal
 from typing import Any
 
 from retinue.config.provenance import Kind, Measure, Sort, Standing
-from retinue.policy.origin_entries import Entry, Value
-from retinue.policy.origin_rules import OriginPolicy
-from retinue.policy.origin_words import (
+from retinue.policy.provenance.provenance_rules import OriginPolicy
+from retinue.policy.provenance.provenance_text import (
     COMMON,
     EDGES,
     TEXT_CHARS_MAX,
@@ -30,6 +29,7 @@ from retinue.policy.origin_words import (
     sentences_of,
     tokens,
 )
+from retinue.policy.provenance.provenance_values import Entry, Value
 
 TELLING_CHARS_MIN = 4  # of a capitalised word that may stand for a longer name
 _TEXTUAL = (Kind.NAME, Kind.TEXT)

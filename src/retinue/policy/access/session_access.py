@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from retinue.domain.agent import Agent
 from retinue.domain.decision import Decision, Verdict
-from retinue.policy.visibility import Sight, may_see
+from retinue.policy.access.agent_visibility import Sight, may_see
 
 
 def may_reach(agent: Agent, target: Agent, *, confined: bool, came_of_it: bool, behalf_sees: bool) -> Decision:

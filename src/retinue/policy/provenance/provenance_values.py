@@ -16,8 +16,8 @@ from msgspec import Struct
 from retinue.config.provenance import Kind, Sort, SourceRule, sort_of, sorts_of
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.policy.origin_rules import ITEM, KEY, VALUE, OriginPolicy
-from retinue.policy.origin_words import normal
+from retinue.policy.provenance.provenance_rules import ITEM, KEY, VALUE, OriginPolicy
+from retinue.policy.provenance.provenance_text import normal
 
 NAME_CHARS_MAX = 32  # of one word that a closed result may hold: long enough for a name, too short for an instruction
 ENTRIES_MAX = 2_000  # of one result; beyond them it explains nothing

@@ -19,11 +19,11 @@ from retinue.domain.decision import Decision, Verdict
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
-from retinue.policy.origin_entries import entries_of
-from retinue.policy.origin_explain import Known, explained
-from retinue.policy.origin_rules import OriginPolicy
-from retinue.policy.origin_words import kind_by_form, plain, said
-from retinue.policy.wrapping import unwrap
+from retinue.policy.provenance.provenance_match import Known, explained
+from retinue.policy.provenance.provenance_rules import OriginPolicy
+from retinue.policy.provenance.provenance_text import kind_by_form, plain, said
+from retinue.policy.provenance.provenance_values import entries_of
+from retinue.text.untrusted_wrapper import unwrap
 
 EFFECTS = frozenset({Effect.WRITES, Effect.SENDS_OUT, Effect.SPENDS, Effect.RUNS_CODE})
 ARGUMENTS_MAX = 200  # values of one call, with all that is nested in it

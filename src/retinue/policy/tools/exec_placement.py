@@ -12,7 +12,7 @@ from msgspec import Struct
 from retinue.config.hands import Asking, Elevated, Security, Where
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.display_options import Elevation
-from retinue.policy.command_rules import Rule
+from retinue.policy.tools.exec_allowlist import Rule
 
 KEY = "tools.exec"
 KEY_ELEVATED = "tools.exec.elevated"

@@ -17,9 +17,9 @@ from retinue.domain.delivery_part import Abilities, Parcel
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.reply_delivery import PLAIN_WORDS, ChunkMode, Quoting, Stream, Words
 from retinue.domain.structs import replace
-from retinue.policy.asking import buttons, numbers
-from retinue.policy.chunking import LIMIT_MIN, chunks, clipped, measure
 from retinue.policy.speech import read_tags
+from retinue.text.answer_options import buttons, numbers
+from retinue.text.chunking import LIMIT_MIN, chunks, clipped, measure
 
 PARTS_MAX = 100  # of one envelope: nobody reads more, and most places would throttle us
 FILES_NAMED_MAX = 10

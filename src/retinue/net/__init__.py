@@ -1,0 +1,1 @@
+"""Network code that several parts share."""

@@ -1,0 +1,1 @@
+"""Budgets, rates, cooldowns and resets."""

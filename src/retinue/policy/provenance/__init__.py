@@ -1,0 +1,1 @@
+"""Whether each argument of a call is explained by trusted words."""

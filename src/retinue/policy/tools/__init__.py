@@ -1,0 +1,1 @@
+"""Which tool calls are allowed, asked about or denied."""
