@@ -22,7 +22,7 @@ import msgspec
 
 from benchmarks.measure import Figure, median
 from benchmarks.mock import WORDS
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.record import Body, Record, Reply, UserTurn, kind_of

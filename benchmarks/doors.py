@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from benchmarks import floor
 from benchmarks.measure import Figure, cpu_s, rss_mb
 from benchmarks.processes import house, mock
-from retinue.config.doors import DoorSettings
+from retinue.config.access import DoorSettings
 from retinue.connectors.base import Incoming, Speaker
 from retinue.domain.access import DmPolicy, Identity
 from retinue.domain.agent import Agent

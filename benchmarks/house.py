@@ -18,7 +18,7 @@ from benchmarks.mock import TOOL
 from benchmarks.staff_model import HELPER, StaffModel
 from retinue.config import Settings
 from retinue.config.connectors import ConnectorSettings
-from retinue.config.minds import Context, Models, ModelSettings, ProviderSettings, WireFormat
+from retinue.config.models import Context, Models, ModelSettings, ProviderSettings, WireFormat
 from retinue.config.secret import Secret
 from retinue.config.settings import Limits, Listen
 from retinue.connectors.telegram.settings import TelegramSettings

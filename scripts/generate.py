@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 GENERATORS = (
     "retinue.operations.generate",
     "retinue.api.generate",
-    "retinue.config.reference",
+    "retinue.config.settings_docs",
     "retinue.agents.reference",
 )
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from retinue.config import Settings  # noqa: E402
-from retinue.config.minds import ProviderSettings, WireFormat  # noqa: E402
+from retinue.config.models import ProviderSettings, WireFormat  # noqa: E402
 from retinue.domain.model import ModelRef  # noqa: E402
 from retinue.models.base import WireCache  # noqa: E402
 from retinue.models.catalog import Catalog  # noqa: E402

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retinue.config.doors import DoorSettings
+from retinue.config.access import DoorSettings
 from retinue.connectors.base import Incoming, OfferedFile, Speaker
 from retinue.domain.access import Identity
 from retinue.domain.agent import Agent

@@ -67,7 +67,7 @@ HEAD = """
 import asyncio, json, sys, threading, time
 from pathlib import Path
 import msgspec
-from retinue.config.minds import ProviderSettings
+from retinue.config.models import ProviderSettings
 from retinue.domain.agent import PermissionLevel, ToolRules
 from retinue.domain.tool import ToolSpec
 from retinue.operations.base import Operation

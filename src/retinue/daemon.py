@@ -33,9 +33,9 @@ from retinue.api.door import Door
 from retinue.api.gate import Gate, server_config
 from retinue.api.uvicorn_server import Server
 from retinue.config import Configuration, Settings, load
-from retinue.config.checks import PORT_MAX
-from retinue.config.doors import CLOSED, DoorSettings
-from retinue.config.staff import MAIN
+from retinue.config.access import CLOSED, DoorSettings
+from retinue.config.declarations import MAIN
+from retinue.config.validators import PORT_MAX
 from retinue.connectors.base import Connector, by_number
 from retinue.connectors.kinds import BUILT_IN as BUILT_IN_CONNECTORS
 from retinue.connectors.kinds import Kinds

@@ -20,11 +20,11 @@ from retinue.agents.skills_finding import FOLDER as SKILLS
 from retinue.agents.skills_shelf import Kit
 from retinue.agents.skills_shelf import Shelf as Skills
 from retinue.config import Settings
-from retinue.config.defaults import TimeFormat
-from retinue.config.hands import ExecSettings
+from retinue.config.agent_defaults import TimeFormat
 from retinue.config.provenance import OriginSettings
 from retinue.config.sandbox import DockerSettings, WorkspaceAccess
 from retinue.config.skills import SkillSettings
+from retinue.config.tools import ExecSettings
 from retinue.config.web import WebSettings
 from retinue.connectors.base import Connector
 from retinue.domain.agent import Agent

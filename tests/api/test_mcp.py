@@ -25,8 +25,8 @@ from retinue.api import mcp
 from retinue.api.app import App
 from retinue.api.door import Door as HouseDoor
 from retinue.api.gate import Gate
-from retinue.config.hands import Lists, ToolSettings
 from retinue.config.provenance import OriginSettings
+from retinue.config.tools import Lists, ToolSettings
 from retinue.domain import address
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel

@@ -8,8 +8,8 @@ import pytest
 from config.home import Home
 
 from retinue.config import BadConfig, Change, Effect, diff, reload
-from retinue.config.reading import rule_of
 from retinue.config.settings import Settings
+from retinue.config.table_parser import rule_of
 
 
 def test_nothing_changed_is_no_change(home: Home) -> None:

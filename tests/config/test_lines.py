@@ -9,8 +9,8 @@ import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.config.faults import KeyPath
-from retinue.config.lines import lines_of
+from retinue.config.errors import KeyPath
+from retinue.config.toml_positions import lines_of
 
 TEXT = '''\
 a = 1

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.config import BadConfig, Secret, Settings, examine, from_environment, load
-from retinue.config.faults import FAULTS_KEPT_MAX, FAULTS_TOLD_MAX
+from retinue.config.errors import FAULTS_KEPT_MAX, FAULTS_TOLD_MAX
 from retinue.config.settings import Listen, LogLevel, SlotCounts
-from retinue.config.source import FILE_BYTES_MAX
+from retinue.config.toml_source import FILE_BYTES_MAX
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid
 from retinue.testing.waiting import WAIT_LIMIT_S

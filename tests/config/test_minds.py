@@ -6,7 +6,7 @@ import pytest
 from config.home import Home
 
 from retinue.config import Effect, Secret, reload
-from retinue.config.minds import (
+from retinue.config.models import (
     PROVIDER_ALIASES,
     PROVIDERS,
     Budgets,

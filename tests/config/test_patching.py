@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.config import text_hash
-from retinue.config.patching import patch
+from retinue.config.toml_patch import patch
 from retinue.domain.errors import Conflict, Invalid, RetinueError
 
 TEXT = """\

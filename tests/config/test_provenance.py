@@ -11,9 +11,9 @@ from cli.house_process import environment
 from config.home import Home
 
 from retinue.config import BadConfig, load
-from retinue.config.loading import reload
+from retinue.config.file_writer import change_file
+from retinue.config.loader import reload
 from retinue.config.provenance import ActRule, ArgumentRule, Measure, SourceRule, Standing, rules_from
-from retinue.config.writing import change_file
 from retinue.domain.trust import Trust
 from retinue.policy.provenance.provenance_rules import house_policy
 from retinue.testing.waiting import WAIT_LIMIT_S

@@ -6,7 +6,7 @@ import re
 
 from config.home import Home
 
-from retinue.config.reference import PAGE, settings_page
+from retinue.config.settings_docs import PAGE, settings_page
 
 GUIDE = PAGE.parent.parent / "guides" / "configure-the-house.md"
 

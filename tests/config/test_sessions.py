@@ -6,9 +6,9 @@ import pytest
 from config.home import Home
 
 from retinue.config import load, text_hash
-from retinue.config.export import export
-from retinue.config.patching import patch
+from retinue.config.declarations_export import export
 from retinue.config.sessions import HouseReset, ResetSettings, SendRuleSettings, SendSettings
+from retinue.config.toml_patch import patch
 from retinue.domain.agent import Agent
 from retinue.domain.reset_rules import ResetRules
 from retinue.domain.send_policy import SendAction

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.config import BadConfig
-from retinue.config.faults import Faults
-from retinue.config.source import FILES_MAX, INCLUDE_DEPTH_MAX, Disk, Source, merge
+from retinue.config.errors import Faults
+from retinue.config.toml_source import FILES_MAX, INCLUDE_DEPTH_MAX, Disk, Source, merge
 
 
 @pytest.mark.spec("C2")

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.config import BadConfig, Secret, default_agent, load, normal_id
-from retinue.config.defaults import Defaults
-from retinue.config.export import export
-from retinue.config.staff import EXTENDS_DEPTH_MAX, ScheduleKind
+from retinue.config.agent_defaults import Defaults
+from retinue.config.declarations import EXTENDS_DEPTH_MAX, ScheduleKind
+from retinue.config.declarations_export import export
 from retinue.domain.address import valid_name
 from retinue.domain.agent import Agent, DelegationRules, Delivery, External, PermissionLevel, SubagentRules, ToolRules
 from retinue.domain.person import Role

@@ -8,7 +8,7 @@ import pytest
 from config.home import Home
 
 from retinue.config import BadConfig, Change, Effect, text_hash
-from retinue.config.writing import change_file, write
+from retinue.config.file_writer import change_file, write
 from retinue.domain.errors import Conflict, Invalid
 
 

@@ -26,7 +26,7 @@ from contracts.engine_house import (
 )
 
 from retinue.config import Settings
-from retinue.config.minds import Models
+from retinue.config.models import Models
 from retinue.domain.agent import ToolRules
 from retinue.domain.envelope import TEXT_BYTES_MAX, Outcome
 from retinue.domain.model import FREE, ModelFacts, ModelRef

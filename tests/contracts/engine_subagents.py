@@ -25,7 +25,7 @@ from contracts.engine_house import (
     witness,
 )
 
-from retinue.config.defaults import PLAIN
+from retinue.config.agent_defaults import PLAIN
 from retinue.domain.agent import DelegationRules, Delivery, SubagentRules, ToolRules
 from retinue.domain.delegation import Delegation, DelegationState
 from retinue.domain.envelope import Kind, Status

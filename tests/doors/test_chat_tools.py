@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from street import Street, link, said
 
-from retinue.config.hands import Lists
+from retinue.config.tools import Lists
 from retinue.domain.access import GroupPolicy
 from retinue.domain.structs import replace
 

@@ -15,8 +15,8 @@ from doors.telegram_house import until
 from doors.webhook_house import hook_house, webhook
 from street import Street, link, rows, said
 
+from retinue.config.access import DoorSettings
 from retinue.config.connectors import ConnectorSettings
-from retinue.config.doors import DoorSettings
 from retinue.connectors.base import Heard, Incoming, Quoted
 from retinue.connectors.telegram import TelegramSettings
 from retinue.connectors.webhook.settings import WebhookSettings

@@ -14,7 +14,7 @@ import msgspec
 from desk.desk_house import person
 
 from retinue.config import Configuration, Settings, load
-from retinue.config.hands import OutsideLists
+from retinue.config.tools import OutsideLists
 from retinue.connectors.base import Connector
 from retinue.daemon import House, default_parts, open_house
 from retinue.domain import address

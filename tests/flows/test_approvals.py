@@ -36,7 +36,7 @@ from flows.asking import (
 )
 from msgspec.structs import replace
 
-from retinue.config.hands import ApprovalSettings
+from retinue.config.tools import ApprovalSettings
 from retinue.domain import address
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.attachment import Attachment

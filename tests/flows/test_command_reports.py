@@ -12,7 +12,7 @@ import pytest
 from agents.skill_folders import write_skill
 from flows.hands_house import ADA, BO, HandsHouse, hands_house
 
-from retinue.config.hands import Elevated
+from retinue.config.tools import Elevated
 from retinue.domain.agent import ToolRules
 from retinue.domain.display_options import Elevation, Manner
 from retinue.domain.person import Person, Role

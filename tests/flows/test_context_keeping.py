@@ -16,7 +16,7 @@ from contracts.engine_house import as_time_goes_by, books_hold, notices_to, resu
 from desk.desk_house import desk_house, person
 
 from retinue.config import Settings
-from retinue.config.minds import Compaction, CompactionMode, Context, MemoryFlush, Pruning, PruningMode, SoftTrim
+from retinue.config.models import Compaction, CompactionMode, Context, MemoryFlush, Pruning, PruningMode, SoftTrim
 from retinue.domain.agent import Agent
 from retinue.domain.event import NewsKind
 from retinue.domain.model import Failure

@@ -19,7 +19,7 @@ from flows.hands_house import ADA, OWNER, HandsHouse, hands_house
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from retinue.config.hands import Lists, ToolSettings
+from retinue.config.tools import Lists, ToolSettings
 from retinue.domain.agent import Agent, ToolLists, ToolRules
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import NotAllowed, NotFound

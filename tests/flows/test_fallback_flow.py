@@ -18,7 +18,7 @@ from flows.provider import Answer, Asked, Provider, calls_made, household_of, pr
 from flows.provider import calls as calls_
 from outages import time_passing
 
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 from retinue.domain.agent import Agent
 from retinue.domain.credential import Credential
 from retinue.domain.envelope import Outcome

@@ -25,7 +25,7 @@ from retinue.testing.scripted_model import Line, calls
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin" / "src"
 DIARY = "[plugins.diary]\n"
 HEAD = """
-from retinue.config.minds import ProviderSettings
+from retinue.config.models import ProviderSettings
 from retinue.domain.agent import ToolRules
 from retinue.plugins import Host, Manifest, Plugin
 """

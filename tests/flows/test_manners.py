@@ -11,7 +11,7 @@ import pytest
 from contracts.engine_house import books_hold
 
 from retinue.config import Settings
-from retinue.config.defaults import Defaults
+from retinue.config.agent_defaults import Defaults
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.display_options import Manner, Reasoning, UsageLine, Verbosity
 from retinue.domain.envelope import Kind

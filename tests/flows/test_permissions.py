@@ -27,7 +27,7 @@ from flows.asking import (
     state_of,
 )
 
-from retinue.config.hands import ApprovalSettings
+from retinue.config.tools import ApprovalSettings
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Context, Outcome
 from retinue.domain.errors import Conflict

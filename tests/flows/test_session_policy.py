@@ -14,7 +14,7 @@ from flows.provider import KEY, section, settings_of
 from outages import until
 from schedules.clock_house import a_schedule, add, ended, utc
 
-from retinue.config.hands import ToolSettings
+from retinue.config.tools import ToolSettings
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Context, Envelope, Kind, Outcome

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from street import Street, bind, heard, kept, letter, link, offered, rows, said
 
-from retinue.config.doors import GroupSettings
+from retinue.config.access import GroupSettings
 from retinue.config.sessions import SessionSettings
 from retinue.connectors.base import Heard, Incoming, Quoted, Speaker
 from retinue.domain.access import Activation, DmPolicy, GroupPolicy, PairingState

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from street import Street, bind, link, said
 
-from retinue.config.doors import GroupSettings
+from retinue.config.access import GroupSettings
 from retinue.domain import address
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Draft, Kind, Outcome

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from retinue.config.access import DoorSettings
 from retinue.config.connectors import ConnectorSettings, Unread
-from retinue.config.doors import DoorSettings
-from retinue.config.rules import setting
+from retinue.config.setting_metadata import setting
 from retinue.connectors.base import (
     Accept,
     Connector,

@@ -14,7 +14,7 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Any
 
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts, ModelFailed, ModelRef
 from retinue.domain.record import PieceKind, Record, Stop, Usage, UserTurn, kind_of

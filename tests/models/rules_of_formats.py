@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 
 LEGAL_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 DUMMY = "skip_thought_signature_validator"

@@ -11,7 +11,7 @@ import pytest
 from models.replay import KEY, SESSION, Answer, Then, facts_of, hear, linked, model_at, prompt_of, provider, records_of
 from models.rules_of_formats import follows, raw_count
 
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFailed
 from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Stop, Summary, UserTurn

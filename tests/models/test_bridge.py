@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from models.replay import KEY, Answer, Then, facts_of, hear, prompt_of, provider
 
-from retinue.config.minds import ModelSettings
+from retinue.config.models import ModelSettings
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import Failure, ModelFailed, ModelRef
 from retinue.domain.record import Piece, PieceKind, Reply, UserTurn

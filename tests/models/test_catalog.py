@@ -10,7 +10,7 @@ import pytest
 from models.house_catalog import GUIDE, catalog_of
 
 from retinue.config import load
-from retinue.config.minds import PROVIDERS, Quirk, WireFormat
+from retinue.config.models import PROVIDERS, Quirk, WireFormat
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.model import EFFORTS, ModelRef

@@ -10,7 +10,7 @@ import pytest
 from models.replay import KEY, Answer, Then, facts_of, hear, linked, model_at, prompt_of, provider
 from models.rules_of_formats import DUMMY, follows
 
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFailed
 from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Stop, Summary, UserTurn

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.config.minds import ProviderSettings
+from retinue.config.models import ProviderSettings
 from retinue.domain.model import Failure
 from retinue.models.limits import WAIT_MAX_S, HouseLimit, Limits
 from retinue.testing.fake_clock import FakeClock

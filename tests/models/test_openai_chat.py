@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from models.replay import KEY, facts_of, linked, model_at, prompt_of, provider
 
-from retinue.config.minds import Quirk
+from retinue.config.models import Quirk
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Summary, UserTurn

@@ -10,7 +10,7 @@ import pytest
 from models.replay import KEY, SESSION, Answer, facts_of, hear, linked, model_at, prompt_of, provider
 from models.test_anthropic import LOOK, RESULTS, SIGNED
 
-from retinue.config.minds import Auth, Quirk
+from retinue.config.models import Auth, Quirk
 from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts
 from retinue.domain.record import Piece, PieceKind, Reply, UserTurn

@@ -14,7 +14,7 @@ import pytest
 from models.house_catalog import catalog_of
 from models.replay import KEY, Answer, facts_of, linked, model_at, prompt_of, provider
 
-from retinue.config.minds import Quirk
+from retinue.config.models import Quirk
 from retinue.domain.model import Failure, ModelFailed, ModelRef
 from retinue.models import prices
 from retinue.models.http import Link

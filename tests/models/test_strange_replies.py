@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.replay import Answer, hear, linked, model_at, provider
 
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.record import Usage
 from retinue.models.anthropic_reader import AnthropicReader

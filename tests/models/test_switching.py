@@ -14,7 +14,7 @@ import pytest
 from models.replay import KEY, Answer, facts_of, linked, model_at, prompt_of, provider
 from models.rules_of_formats import DUMMY, follows
 
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 from retinue.domain.record import Body, Note, Piece, PieceKind, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.base import Asks, Ended, Seals, Text, Thinking

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models.replay import SESSION, facts_of, records_of
 
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 from retinue.domain.record import Note, Reply, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult
 from retinue.models.base import Prompt, WireCache

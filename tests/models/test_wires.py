@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from models.replay import facts_of, prompt_of, records_of
 
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Record, Reply, UserTurn
 from retinue.domain.tool import Call, ToolSpec

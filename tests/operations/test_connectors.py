@@ -14,7 +14,7 @@ import pytest
 from desk.desk_house import DeskHouse, agent, desk_house, person
 
 from retinue.config import BadConfig, load
-from retinue.config.rules import setting
+from retinue.config.setting_metadata import setting
 from retinue.connectors.base import Connector, ConnectorKind, Finding, LineLost, Question, Surroundings
 from retinue.connectors.irc.settings import IrcSettings
 from retinue.domain.agent import PermissionLevel

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from retinue.config.access import DoorSettings
 from retinue.config.connectors import ConnectorSettings
-from retinue.config.doors import DoorSettings
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.binding import Binding, Match
 from retinue.mailroom.lines import LineHealth, LineState

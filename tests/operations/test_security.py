@@ -16,7 +16,10 @@ from desk.desk_house import DeskHouse, desk_house, person
 
 from retinue.config import Secret, Settings, load
 from retinue.config.connectors import ConnectorSettings
-from retinue.config.hands import (
+from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings
+from retinue.config.settings import Mirror
+from retinue.config.skills import PluginSettings, SkillSettings, Trusted
+from retinue.config.tools import (
     Asking,
     ChannelLists,
     Elevated,
@@ -27,9 +30,6 @@ from retinue.config.hands import (
     ToolSettings,
     Where,
 )
-from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings
-from retinue.config.settings import Mirror
-from retinue.config.skills import PluginSettings, SkillSettings, Trusted
 from retinue.config.web import WebSettings
 from retinue.connectors.webhook.settings import WebhookSettings
 from retinue.domain import address
@@ -570,7 +570,7 @@ async def test_masks_are_refreshed_with_what_there_is_now(home: Path) -> None:
 
 
 def test_every_secret_the_house_knows_of_is_gathered(tmp_path: Path) -> None:
-    from retinue.config.minds import ProviderSettings
+    from retinue.config.models import ProviderSettings
     from retinue.config.sandbox import SecretRule
 
     (tmp_path / "keys" / "house").mkdir(parents=True)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from msgspec.structs import replace as changed
 
-from retinue.config.doors import CLOSED, DoorSettings, GroupSettings, mention_pattern, named_speaker, speaker_id
+from retinue.config.access import CLOSED, DoorSettings, GroupSettings, mention_pattern, named_speaker, speaker_id
 from retinue.domain.access import Activation, DmPolicy, Entry, GroupPolicy
 from retinue.domain.trust import Trust
 from retinue.policy.access.access import Facts, may_talk

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from retinue.config.hands import ToolSettings
+from retinue.config.tools import ToolSettings
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.permission import WEB, Access, Permission

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.config.hands import ChannelLists, Lists, ToolSettings
+from retinue.config.tools import ChannelLists, Lists, ToolSettings
 from retinue.domain import address
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, ToolLists, ToolRules

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runners.histories import asks, bodies, histories, paired, record, result, says, texts, told, user
 
-from retinue.config.minds import CompactionMode
+from retinue.config.models import CompactionMode
 from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.record import Body, Note, Record, Reply, Stop, Summary, UserTurn
 from retinue.domain.tool import ToolResult

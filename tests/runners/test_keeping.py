@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runners.histories import asks, bodies, histories, paired, record, result, says, told, user
 
-from retinue.config.minds import Compaction, CompactionMode, Context, MemoryFlush, Pruning
+from retinue.config.models import Compaction, CompactionMode, Context, MemoryFlush, Pruning
 from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.structs import replace

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runners.histories import NOON, SESSION, asks, bodies, histories, record, result, says, told, user
 
-from retinue.config.minds import HardClear, PrunedTools, Pruning, PruningMode, SoftTrim
+from retinue.config.models import HardClear, PrunedTools, Pruning, PruningMode, SoftTrim
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Body, Record, Summary
 from retinue.domain.structs import replace

@@ -18,9 +18,9 @@ from schedules.clock_house import ended, history, turn_to, utc
 
 from retinue.agents.home import home_of
 from retinue.config import load
-from retinue.config.defaults import PLAIN
+from retinue.config.agent_defaults import PLAIN
 from retinue.config.heartbeats import HeartbeatDefaults
-from retinue.config.loading import BadConfig
+from retinue.config.loader import BadConfig
 from retinue.domain.agent import Agent, HeartbeatRules, ToolRules
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
 from retinue.domain.schedule import By, Every, Kind, Place, Schedule, SlotState

@@ -27,7 +27,7 @@ from schedules.clock_house import Every, Once, a_schedule, add, ended, turn_to, 
 
 from retinue.agents.home import ensure_home
 from retinue.config import Settings
-from retinue.config.minds import Models, ModelSettings
+from retinue.config.models import Models, ModelSettings
 from retinue.domain.agent import Agent, HeartbeatRules
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from models.replay import facts_of
 from msgspec.structs import fields
 
-from retinue.config.minds import Pruning, WireFormat
+from retinue.config.models import Pruning, WireFormat
 from retinue.domain.attachment import Attachment
 from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.record import (

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from tools.mcp_stand_ins import Kitchen, kitchen, small, until
 
-from retinue.config.hands import ToolSettings
 from retinue.config.mcp import McpServer
+from retinue.config.tools import ToolSettings
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.errors import Conflict, NotFound

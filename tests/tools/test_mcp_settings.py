@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retinue.config import load
-from retinue.config.faults import BadConfig
+from retinue.config.errors import BadConfig
 from retinue.config.mcp import McpServer
 
 WRITTEN = """

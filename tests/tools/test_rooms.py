@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from retinue.agents.home import ensure_home
-from retinue.config.hands import ToolSettings
+from retinue.config.tools import ToolSettings
 from retinue.connectors.base import Abilities
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment

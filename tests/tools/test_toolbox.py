@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from retinue.config import Settings
-from retinue.config.hands import Lists, ToolSettings
 from retinue.config.provenance import OriginSettings
+from retinue.config.tools import Lists, ToolSettings
 from retinue.domain import address
 from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState

@@ -1,13 +1,13 @@
 """Settings of the house: text and environment in, types or errors out; a thin rim reads the files.
 
-`retinue.config.writing` changes a file and keeps its comments; it stands apart because it needs a library for that.
+`retinue.config.file_writer` changes a file and keeps its comments; it stands apart because it needs a library for that.
 """
 
 from __future__ import annotations
 
-from retinue.config.changes import Change, diff
-from retinue.config.faults import BadConfig, Fault
-from retinue.config.loading import (
+from retinue.config.declarations import Staff, default_agent, normal_id
+from retinue.config.errors import BadConfig, Fault
+from retinue.config.loader import (
     Configuration,
     Examined,
     Reloaded,
@@ -19,7 +19,7 @@ from retinue.config.loading import (
 )
 from retinue.config.secret import Secret
 from retinue.config.settings import Effect, Settings
-from retinue.config.staff import Staff, default_agent, normal_id
+from retinue.config.settings_diff import Change, diff
 
 __all__ = [
     "BadConfig",

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import Any, cast
 
-from retinue.config.doors import DoorSettings
-from retinue.config.faults import Faults, KeyPath
-from retinue.config.reading import nearest, table_at, unknown_key, values
-from retinue.config.rules import FLAT, Rule, setting
-from retinue.config.source import Table, shown
-from retinue.config.words import WordSettings
+from retinue.config.access import DoorSettings
+from retinue.config.errors import Faults, KeyPath
+from retinue.config.reply_delivery import WordSettings
+from retinue.config.setting_metadata import FLAT, Rule, setting
+from retinue.config.table_parser import nearest, table_at, unknown_key, values
+from retinue.config.toml_source import Table, shown
 from retinue.domain.address import NAME_LENGTH_MAX
 
 OWN_CONNECTORS = frozenset({"external", "completion"})  # what the house itself delivers by

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from retinue.config import checks
-from retinue.config.rules import Rule, setting
+from retinue.config import validators
+from retinue.config.setting_metadata import Rule, setting
 from retinue.domain import address
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import HeartbeatRules
@@ -66,7 +66,7 @@ RULES: Mapping[str, Rule] = {
     "prompt": Rule(says="What is said before the checklist.", check=prompt, example="Look at the checklist."),
     "model": Rule(
         says="The model for it; not set, the agent's.",
-        check=checks.model_reference,
+        check=validators.model_reference,
         example="anthropic/claude-haiku-5-5",
     ),
     "place": Rule(
@@ -126,13 +126,13 @@ class HeartbeatDefaults(HeartbeatRules):
     channels: Mapping[str, ShownSettings] = setting(
         cast("Mapping[str, ShownSettings]", {}),
         "The same for one channel, such as `telegram`, or for `person`: what goes to somebody's own inbox.",
-        check=checks.name,
+        check=validators.name,
         example="telegram",
     )
     accounts: Mapping[str, ShownSettings] = setting(
         cast("Mapping[str, ShownSettings]", {}),
         "The same for one account of a channel, such as `telegram-2`. It goes before the channel's.",
-        check=checks.name,
+        check=validators.name,
         example="telegram-2",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retinue.config.rules import Effect, setting
+from retinue.config.setting_metadata import Effect, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

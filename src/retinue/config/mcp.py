@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from retinue.config import checks
-from retinue.config.rules import Effect, setting
+from retinue.config import validators
 from retinue.config.sandbox import allowed_host, variable
 from retinue.config.secret import Secret
+from retinue.config.setting_metadata import Effect, setting
 from retinue.config.skills import Variable
 
 SERVER_NAME_LENGTH_MAX = 24  # the name of each of its tools begins with it, and that has 64 characters at most
@@ -44,7 +44,7 @@ class McpServer:
         None,
         "The address of one that runs elsewhere, by streamable HTTP.",
         effect=Effect.HOT,
-        check=checks.url,
+        check=validators.url,
         example="https://mcp.example.com/mcp",
     )
     enabled: bool = setting(True, "Whether it is used at all.", effect=Effect.HOT)
@@ -71,7 +71,7 @@ class McpServer:
         _NONE,
         "Headers for the address: a text, or where a secret is.",
         effect=Effect.HOT,
-        check=checks.header,
+        check=validators.header,
         example="Authorization",
     )
     hosts: tuple[str, ...] = setting(
@@ -85,7 +85,7 @@ class McpServer:
         (),
         "Those of `hosts` that may be in the owner's own network, by their exact names.",
         effect=Effect.HOT,
-        check=checks.host,
+        check=validators.host,
         example="nas.lan",
     )
     readable: tuple[Path, ...] = setting(

@@ -14,11 +14,11 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from retinue.config import checks
-from retinue.config.faults import BadConfig, Faults, KeyPath
-from retinue.config.reading import table_at, values
-from retinue.config.rules import Effect, Rule, setting
-from retinue.config.source import Table
+from retinue.config import validators
+from retinue.config.errors import BadConfig, Faults, KeyPath
+from retinue.config.setting_metadata import Effect, Rule, setting
+from retinue.config.table_parser import table_at, values
+from retinue.config.toml_source import Table
 from retinue.domain.trust import Trust
 
 
@@ -102,7 +102,7 @@ def _needed(says: str, **rule: Any) -> Mapping[str, Rule]:
     return {"rule": Rule(says=says, effect=Effect.MESSAGE, **rule)}
 
 
-_TOOLS = _needed("The tools, by a glob.", check=checks.glob, example="calendar_*")
+_TOOLS = _needed("The tools, by a glob.", check=validators.glob, example="calendar_*")
 _A_KIND = Rule(says="The kind of value that the field holds.", check=_kind, example="id:file")
 _A_WORD = Rule(says="Words of the owner.", check=_words, example="sent")
 _NO_TEXTS = cast("Mapping[str, str]", {})
@@ -173,7 +173,7 @@ class ArgumentRule:
 
     tools: str = dataclasses.field(metadata=_TOOLS)
     argument: str = dataclasses.field(
-        metadata=_needed("The argument, by a glob.", check=checks.glob, example="recipient*")
+        metadata=_needed("The argument, by a glob.", check=validators.glob, example="recipient*")
     )
     kind: str = setting(
         "",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from retinue.config import checks
-from retinue.config.rules import Effect, setting
+from retinue.config import validators
 from retinue.config.secret import Secret
+from retinue.config.setting_metadata import Effect, setting
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 
 MIB_MAX = 1024 * 1024  # a terabyte
@@ -33,12 +33,12 @@ class SandboxKind(StrEnum):
 def allowed_host(text: str) -> str | None:
     """HOST, *.HOST or HOST:PORT; an IPv6 address with a port in brackets."""
     name, port = split_port(text)
-    if port is not None and not 0 < port <= checks.PORT_MAX:
+    if port is not None and not 0 < port <= validators.PORT_MAX:
         return "must have a port from 1 to 65535 after the :"
     wild = name.startswith("*.")
     if wild and "." not in name[2:]:
         return "must name more than the last part of a host after the *"
-    return checks.host(name.removeprefix("*."))
+    return validators.host(name.removeprefix("*."))
 
 
 def split_port(text: str) -> tuple[str, int | None]:
@@ -93,7 +93,7 @@ class DockerSettings:
         "debian:stable-slim",
         "The image that commands run in. It must be there: the house fetches none.",
         effect=Effect.MESSAGE,
-        check=checks.image,
+        check=validators.image,
         example="debian:stable-slim",
     )
     prefix: str = setting(
@@ -124,7 +124,7 @@ class SecretRule:
         (),
         "Whose commands may use it; not set: everyone's.",
         effect=Effect.MESSAGE,
-        check=checks.agent_name,
+        check=validators.agent_name,
         example="ada",
     )
     hosts: tuple[str, ...] = setting(
@@ -135,7 +135,7 @@ class SecretRule:
         example="api.example.com",
     )
     header: str = setting(
-        "", "The header that carries it.", effect=Effect.MESSAGE, check=checks.header, example="Authorization"
+        "", "The header that carries it.", effect=Effect.MESSAGE, check=validators.header, example="Authorization"
     )
     before: str = setting("", "What stands before it in the header, such as `Bearer `.", effect=Effect.MESSAGE)
     variable: str = setting(
@@ -193,7 +193,7 @@ class SandboxSettings:
         (),
         "Those of `hosts` that may be in the owner's own network, by their exact names.",
         effect=Effect.MESSAGE,
-        check=checks.host,
+        check=validators.host,
         example="nas.lan",
     )
     hidden: tuple[Path, ...] = setting(

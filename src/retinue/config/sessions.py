@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from retinue.config import checks
-from retinue.config.rules import Effect, setting
+from retinue.config import validators
+from retinue.config.setting_metadata import Effect, setting
 from retinue.domain.reset_rules import CONTEXT_TOKENS_MOST, IDLE_MINUTES_MAX, ResetRules
 from retinue.domain.send_policy import SendAction, SendRule
 from retinue.domain.session import OriginKind
@@ -34,7 +34,7 @@ class ResetSettings(ResetRules):
         None,
         "The time of day, in the owner's zone, from which on the first run begins afresh; `never` for not.",
         effect=Effect.MESSAGE,
-        check=checks.daily_at,
+        check=validators.daily_at,
         example="04:00",
     )
     idle_minutes: float | None = setting(
@@ -71,7 +71,7 @@ class HouseReset(ResetSettings):
         cast("Mapping[str, ResetSettings]", {}),
         "The same for chats of one connector.",
         effect=Effect.MESSAGE,
-        check=checks.name,
+        check=validators.name,
         example="telegram",
     )
 
@@ -82,7 +82,7 @@ class SendRuleSettings(SendRule):
 
     action: SendAction = setting(SendAction.DENY, "What it says where it fits.", effect=Effect.MESSAGE)
     channel: str | None = setting(
-        None, "Of which connector.", effect=Effect.MESSAGE, check=checks.name, example="telegram"
+        None, "Of which connector.", effect=Effect.MESSAGE, check=validators.name, example="telegram"
     )
     chat_type: ChatType | None = setting(None, "In which type of chat.", effect=Effect.MESSAGE)
     key_prefix: str | None = setting(
@@ -105,7 +105,7 @@ class SendSettings:
         cast("Mapping[str, SendRuleSettings]", {}),
         "Rules by name.",
         effect=Effect.MESSAGE,
-        check=checks.name,
+        check=validators.name,
         example="quiet-groups",
     )
 
@@ -125,7 +125,7 @@ class SessionSettings:
         cast("Mapping[str, tuple[str, ...]]", {}),
         "For a name, who is that person in which service, as `SERVICE:ID`: the name then stands for the id in keys.",
         effect=Effect.MESSAGE,
-        check=checks.name,
+        check=validators.name,
         example="maria",
     )
     greeting: bool = setting(

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import cast
 from zoneinfo import ZoneInfo
 
-from retinue.config import checks
+from retinue.config import validators
+from retinue.config.agent_defaults import Defaults
 from retinue.config.connectors import ConnectorSettings
-from retinue.config.defaults import Defaults
-from retinue.config.external import ExternalSettings
-from retinue.config.hands import ApprovalSettings, ToolSettings
+from retinue.config.external_agents import ExternalSettings
 from retinue.config.hooks import HookSettings
 from retinue.config.mcp import McpServer
-from retinue.config.minds import Budgets, Context, Models, ProviderSettings
+from retinue.config.models import Budgets, Context, Models, ProviderSettings
 from retinue.config.provenance import OriginSettings
-from retinue.config.rules import Effect, Rule, setting
+from retinue.config.reply_delivery import WordSettings
 from retinue.config.sandbox import SandboxSettings
 from retinue.config.sessions import SessionSettings
+from retinue.config.setting_metadata import Effect, Rule, setting
 from retinue.config.skills import PluginSettings, SkillSettings
 from retinue.config.speech import SpeechSettings
+from retinue.config.tools import ApprovalSettings, ToolSettings
 from retinue.config.web import WebSettings
-from retinue.config.words import WordSettings
 from retinue.domain.agent import PermissionLevel
 
 DRAIN_S = 10.0
@@ -49,11 +49,11 @@ class Listen:
         "127.0.0.1",
         "The address to listen on. Beyond this machine only with an https `public_url` and `trusted_proxies`.",
         effect=Effect.RESTART,
-        check=checks.host,
+        check=validators.host,
         example="127.0.0.1",
     )
     port: int = setting(
-        PORT, "The TCP port; 0 takes any that is free.", effect=Effect.RESTART, least=0, most=checks.PORT_MAX
+        PORT, "The TCP port; 0 takes any that is free.", effect=Effect.RESTART, least=0, most=validators.PORT_MAX
     )
 
 
@@ -139,7 +139,7 @@ class Settings:
             "rule": Rule(
                 says="A PostgreSQL address, postgresql://USER@HOST/NAME. Not set: `house.db` in the home.",
                 effect=Effect.RESTART,
-                check=checks.store,
+                check=validators.store,
                 example="postgresql://retinue@localhost/house",
             )
         },
@@ -152,34 +152,34 @@ class Settings:
         None,
         "Who answers where nobody is named. Not set: the agent `main`, else the first declared.",
         effect=Effect.MESSAGE,
-        check=checks.agent_name,
+        check=validators.agent_name,
         example="ada",
     )
     public_url: str | None = setting(
         None,
         "The address at which people reach the house through a proxy.",
         effect=Effect.RESTART,
-        check=checks.public_url,
+        check=validators.public_url,
         example="https://house.example",
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "Names under which the house answers, beside those of this machine and `public_url`.",
-        check=checks.host,
+        check=validators.host,
         example="house.example",
     )
     trusted_proxies: tuple[str, ...] = setting(
         (),
         "Addresses or networks of proxies whose word on the caller is believed.",
         effect=Effect.RESTART,
-        check=checks.network,
+        check=validators.network,
         example="10.0.0.0/8",
     )
     permission_policy: Mapping[str, PermissionLevel] = setting(
         cast("Mapping[str, PermissionLevel]", {}),
         "For an operation, the level it needs; one that is not named keeps its own.",
         effect=Effect.MESSAGE,
-        check=checks.operation,
+        check=validators.operation,
         example="agent.set",
     )
     listen: Listen = Listen()

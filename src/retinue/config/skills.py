@@ -9,8 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from retinue.config.rules import Effect, setting
 from retinue.config.secret import Secret
+from retinue.config.setting_metadata import Effect, setting
 
 ENV_NAME_LENGTH_MAX = 128
 PLUGIN_NAME_LENGTH_MAX = 64

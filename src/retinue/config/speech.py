@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
-from retinue.config.rules import Effect, setting
 from retinue.config.secret import Secret
+from retinue.config.setting_metadata import Effect, setting
 from retinue.config.skills import Variable, env_name
 
 MIB = 1024 * 1024

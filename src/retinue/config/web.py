@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.config import checks
-from retinue.config.rules import Effect, setting
+from retinue.config import validators
 from retinue.config.secret import Secret
+from retinue.config.setting_metadata import Effect, setting
 
 MIB = 1024 * 1024
 BRAVE_KEY = "BRAVE_API_KEY"
@@ -17,10 +17,12 @@ def host_and_port(text: str) -> str | None:
     """A host of the owner's own network, exactly: a name or an address, and perhaps a port."""
     host, colon, port = text.rpartition(":")
     if colon and port.isascii() and port.isdigit() and not (host.count(":") and not host.startswith("[")):
-        if not 0 < int(port[:6]) <= checks.PORT_MAX:
-            return f"must have a port from 1 to {checks.PORT_MAX}"
+        if not 0 < int(port[:6]) <= validators.PORT_MAX:
+            return f"must have a port from 1 to {validators.PORT_MAX}"
         text = host
-    return checks.host(text.removeprefix("[").removesuffix("]")) and "must be HOST or HOST:PORT, with no pattern in it"
+    return (
+        validators.host(text.removeprefix("[").removesuffix("]")) and "must be HOST or HOST:PORT, with no pattern in it"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class WebSettings:
         5 * MIB, "What is read of one page, unpacked.", effect=Effect.MESSAGE, least=1024, most=64 * MIB
     )
     ports: tuple[int, ...] = setting(
-        (80, 443), "Ports that may be reached.", effect=Effect.MESSAGE, least=1, most=checks.PORT_MAX
+        (80, 443), "Ports that may be reached.", effect=Effect.MESSAGE, least=1, most=validators.PORT_MAX
     )
     private_hosts: tuple[str, ...] = setting(
         (),
@@ -62,7 +64,7 @@ class WebSettings:
         None,
         "A SearXNG server to search with, in place of Brave. It may be in your own network.",
         effect=Effect.MESSAGE,
-        check=checks.public_url,
+        check=validators.public_url,
         example="http://127.0.0.1:8888",
     )
     brave_key: Secret | None = setting(

@@ -342,7 +342,7 @@ class Question(Struct, frozen=True, kw_only=True):
 class ConnectorKind(Struct, frozen=True, kw_only=True):
     """A kind of connector, from which any number of instances is made: each `[connectors.NAME]` with `kind = name`.
 
-    `settings` is a frozen dataclass of `retinue.config.form.setting`s beside those that every connector has.
+    `settings` is a frozen dataclass of `retinue.config.settings_form.setting`s beside those that every connector has.
     """
 
     name: str

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retinue.config.connectors import ConnectorSettings, Unread, named_secrets, settings_from
-from retinue.config.faults import BadConfig, Faults
+from retinue.config.errors import BadConfig, Faults
 from retinue.config.secret import Secret
 from retinue.connectors.base import Connector, ConnectorKind, Surroundings
 from retinue.domain.errors import Invalid

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from retinue.config.hands import ApprovalSettings
+from retinue.config.tools import ApprovalSettings
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.approval import Approval, ApprovalState

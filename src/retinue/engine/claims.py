@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from retinue.config.defaults import Defaults, plain
-from retinue.config.hands import ApprovalSettings
+from retinue.config.agent_defaults import Defaults, plain
 from retinue.config.sessions import SessionSettings
 from retinue.config.sessions import plain as plain_sessions
+from retinue.config.tools import ApprovalSettings
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.approval import Approval, ApprovalState

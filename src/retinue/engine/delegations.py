@@ -10,7 +10,7 @@ from datetime import timedelta
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from retinue.config.defaults import PLAIN, Defaults
+from retinue.config.agent_defaults import PLAIN, Defaults
 from retinue.domain import address
 from retinue.domain.agent import Agent
 from retinue.domain.delegation import (

@@ -13,10 +13,10 @@ from zoneinfo import ZoneInfo
 import sqlalchemy as sa
 from msgspec import Struct, field
 
-from retinue.config.defaults import Defaults, plain
-from retinue.config.hands import ApprovalSettings
+from retinue.config.agent_defaults import Defaults, plain
 from retinue.config.sessions import SessionSettings
 from retinue.config.sessions import plain as plain_sessions
+from retinue.config.tools import ApprovalSettings
 from retinue.domain.agent import Agent
 from retinue.domain.agent_message import Heard, Word
 from retinue.domain.approval import Approval

@@ -14,7 +14,7 @@ from typing import Protocol
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.config.doors import CLOSED, DoorSettings
+from retinue.config.access import CLOSED, DoorSettings
 from retinue.connectors.base import Heard, Incoming
 from retinue.domain import address
 from retinue.domain.access import Activation, Entry, Overheard, Pairing, PairingState, Refusal, Verdict, id_space

@@ -8,8 +8,8 @@ from functools import partial
 
 import sqlalchemy as sa
 
+from retinue.config.access import DoorSettings
 from retinue.config.connectors import OWN_CONNECTORS
-from retinue.config.doors import DoorSettings
 from retinue.connectors.base import FailureKind
 from retinue.domain.access import DmPolicy, GroupPolicy, id_space
 from retinue.domain.address import Address, AddressKind

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from retinue.config.doors import DoorSettings
+from retinue.config.access import DoorSettings
 from retinue.domain import address
 from retinue.domain.access import Refusal
 from retinue.domain.envelope import Draft, Kind

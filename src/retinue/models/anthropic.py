@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from retinue.config.minds import Quirk
+from retinue.config.models import Quirk
 from retinue.domain.record import PieceKind, Plain, Record, RecordKind, Reply, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.anthropic_reader import REDACTED, AnthropicReader

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AsyncExitStack
 from typing import Any
 
-from retinue.config.minds import ModelSettings
+from retinue.config.models import ModelSettings
 from retinue.domain.model import Failure, ModelFacts, ModelFailed, ModelRef
 from retinue.domain.record import PieceKind, Stop, Usage
 from retinue.models import bridge_messages, failures

@@ -13,7 +13,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from retinue.config import Settings
-from retinue.config.minds import ModelChoice
+from retinue.config.models import ModelChoice
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.model import ModelFacts, ModelRef

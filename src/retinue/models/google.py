@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from retinue.config.minds import Quirk
+from retinue.config.models import Quirk
 from retinue.domain.record import PieceKind, Record, Reply, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.base import Prompt, WireCache

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from retinue.config.minds import Auth
+from retinue.config.models import Auth
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.domain.structs import replace
 from retinue.models import failures

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from msgspec import Struct, field
 
-from retinue.config.minds import ProviderSettings
+from retinue.config.models import ProviderSettings
 from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.ports import Clock
 from retinue.domain.times import to_ms

@@ -16,7 +16,7 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 from retinue.domain.model import Failure, ModelFacts, ModelFailed, ModelRef
 from retinue.domain.ports import Clock, Ids
 from retinue.models import local_process

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retinue.config.minds import ModelSettings
+from retinue.config.models import ModelSettings
 from retinue.domain.model import ModelRef
 from retinue.domain.ports import Clock, Ids
 from retinue.models.base import WireCache

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from retinue.config import Secret, Settings
-from retinue.config.minds import PROVIDER_ALIASES, Auth, ModelSettings, ProviderSettings, WireFormat
+from retinue.config.models import PROVIDER_ALIASES, Auth, ModelSettings, ProviderSettings, WireFormat
 from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.model import EFFORTS, FREE, ModelFacts, ModelRef, Price
 from retinue.models import prices

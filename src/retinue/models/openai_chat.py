@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from retinue.config.minds import Quirk
+from retinue.config.models import Quirk
 from retinue.domain.record import PieceKind, Record, RecordKind, Reply, ToolResult, UserTurn
 from retinue.domain.tool import Call, ToolSpec
 from retinue.models.base import Media, Prompt, WireCache

@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from retinue.config.minds import ModelSettings
+from retinue.config.models import ModelSettings
 from retinue.domain.model import ModelRef, Price
 from retinue.domain.money import MICROUSD, PriceUnknown
 

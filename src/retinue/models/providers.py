@@ -13,7 +13,7 @@ from datetime import date
 
 from msgspec import Struct
 
-from retinue.config.minds import Quirk, WireFormat
+from retinue.config.models import Quirk, WireFormat
 
 MODELS_KNOWN_ON = date(2026, 11, 16)  # so old is what this file and `retired` know; nothing is asked of a provider
 ASKED_TOKENS_MAX = 32_000  # of one reply, unless a model's entry says more: all that is asked for is reserved

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
-from retinue.config.checks import model_reference
+from retinue.config.validators import model_reference
 from retinue.domain.errors import Invalid
 from retinue.domain.model import ModelRef
 

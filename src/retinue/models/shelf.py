@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from retinue.config.minds import ModelSettings, WireFormat
+from retinue.config.models import ModelSettings, WireFormat
 from retinue.domain.errors import NotFound
 from retinue.domain.model import ModelFacts, ModelRef
 from retinue.models.base import Model, WireCache

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, assert_never, cast
 
 import msgspec
 
-from retinue.config.minds import WireFormat
+from retinue.config.models import WireFormat
 from retinue.domain.attachment import Attachment
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.domain.tool import ToolSpec

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from retinue.config import Settings
-from retinue.config.defaults import PLAIN, Defaults
+from retinue.config.agent_defaults import PLAIN, Defaults
 from retinue.config.sandbox import SandboxSettings
 from retinue.config.sessions import HouseReset
 from retinue.domain.agent import Agent, HeartbeatRules, SandboxRules

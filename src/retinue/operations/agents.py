@@ -12,9 +12,9 @@ import sqlalchemy as sa
 
 from retinue.agents.changes import DEFAULT, FIELDS, OWN_BUSINESS, changed, differences, key_of
 from retinue.agents.home import ensure_home, home_of, remove_home
-from retinue.config.checks import effort_or_default
-from retinue.config.rules import PLAIN, WHOLE_NUMBER_MAX
-from retinue.config.staff import AGENT_RULES, RUNNERS
+from retinue.config.declarations import AGENT_RULES, RUNNERS
+from retinue.config.setting_metadata import PLAIN, WHOLE_NUMBER_MAX
+from retinue.config.validators import effort_or_default
 from retinue.domain import address
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
 from retinue.domain.agent import Agent, AgentVersion, Colour, Delivery, External, PermissionLevel

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from retinue.agents.hooks_running import Hooks
 from retinue.config import Settings, default_agent
-from retinue.config.defaults import PLAIN, Defaults
+from retinue.config.agent_defaults import PLAIN, Defaults
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.envelope import KEY_LENGTH_MAX
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, StoreError

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from retinue.config import Fault, Settings
 from retinue.config import examine as examine_settings
-from retinue.config.checks import is_loopback
+from retinue.config.validators import is_loopback
 from retinue.domain.agent import Agent
 from retinue.domain.errors import RetinueError
 from retinue.domain.session import Mind

@@ -152,7 +152,7 @@ async def check(desk: Desk, caller: Principal, asked: Check) -> ConfigChecked:
 
 async def patch(desk: Desk, caller: Principal, asked: Patch) -> ConfigChanged:
     """Change the file, comments and all kept, and take up what takes effect at once."""
-    from retinue.config.writing import change_file  # brings tomlkit, which most houses never need
+    from retinue.config.file_writer import change_file  # brings tomlkit, which most houses never need
 
     keeper = desk.keeper()
     await asyncio.to_thread(change_file, keeper.environment, asked.changes, expected_hash=asked.expected_hash)
@@ -290,7 +290,7 @@ def _stop_all(page: Page, *, by: str) -> Cancelled:
 
 async def show_export(desk: Desk, caller: Principal, asked: Nothing) -> ConfigExported:
     """The staff as a settings file, to be kept or applied elsewhere. No token is in it."""
-    from retinue.config.export import export
+    from retinue.config.declarations_export import export
 
     found = await desk.store.scan(lambda conn: (agents.everyone(conn), people.everyone(conn)))
     return ConfigExported(export(*found))

@@ -15,9 +15,9 @@ from typing import Annotated, Any, get_origin
 import msgspec
 
 from retinue.config.connectors import ConnectorSettings, connector_name, named_secrets, secret_stems, settings_from
-from retinue.config.faults import BadConfig, Faults
-from retinue.config.form import plain
-from retinue.config.reading import hints_of
+from retinue.config.errors import BadConfig, Faults
+from retinue.config.settings_form import plain
+from retinue.config.table_parser import hints_of
 from retinue.connectors.base import ConnectorKind, Finding
 from retinue.connectors.kinds import ABSENT
 from retinue.connectors.making import settled
@@ -327,7 +327,7 @@ def read_settings(kind: ConnectorKind, name: str, table: Mapping[str, Any]) -> C
 
 async def _write(desk: Desk, changes: Mapping[str, Any]) -> None:
     keeper = desk.keeper()
-    from retinue.config.writing import change_file  # brings tomlkit, which most houses never need
+    from retinue.config.file_writer import change_file  # brings tomlkit, which most houses never need
 
     await asyncio.to_thread(change_file, keeper.environment, changes, expected_hash=keeper.current.hash)
     keeper.reload()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from retinue.config.minds import PROVIDER_ALIASES, ProviderSettings
+from retinue.config.models import PROVIDER_ALIASES, ProviderSettings
 from retinue.domain.address import AddressKind, valid_name
 from retinue.domain.credential import Credential, CredentialKind
 from retinue.domain.errors import Invalid, NotFound

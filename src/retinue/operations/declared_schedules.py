@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.agents.applying import Planned, Step
-from retinue.config.staff import ScheduleGate
+from retinue.config.declarations import ScheduleGate
 from retinue.domain import address
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.ids import ScheduleId

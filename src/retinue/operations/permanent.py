@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from retinue.agents.changes import differences
 from retinue.agents.home import ensure_home, ensure_workspace, home_of
-from retinue.config import checks
-from retinue.config.staff import normal_id
+from retinue.config import validators
+from retinue.config.declarations import normal_id
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed
@@ -103,7 +103,7 @@ def _id_of(asked: Permanent) -> str:
 
 
 def _check_texts(asked: Permanent) -> None:
-    wrong = checks.display_name(asked.name) if asked.name.strip() else "is empty"
+    wrong = validators.display_name(asked.name) if asked.name.strip() else "is empty"
     if wrong:
         raise Invalid(
             "this is no name for an agent",

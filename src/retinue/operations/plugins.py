@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol, cast
 import msgspec
 
 from retinue.config import load
-from retinue.config.loading import file_from, home_from, read_text
+from retinue.config.loader import file_from, home_from, read_text
 from retinue.config.secret import Secret
 from retinue.config.skills import PluginSettings, plugin_name
 from retinue.domain.agent import PermissionLevel
@@ -213,7 +213,7 @@ async def _become(desk: Desk, name: str, settings: dict[str, Any]) -> PluginSett
 
 async def _write(desk: Desk, changes: Mapping[str, Any]) -> None:
     keeper = desk.keeper()
-    from retinue.config.writing import change_file  # brings tomlkit, which most houses never need
+    from retinue.config.file_writer import change_file  # brings tomlkit, which most houses never need
 
     await asyncio.to_thread(change_file, keeper.environment, changes, expected_hash=keeper.current.hash)
     keeper.reload()
@@ -222,7 +222,7 @@ async def _write(desk: Desk, changes: Mapping[str, Any]) -> None:
 
 def _see_that_it_says(desk: Desk, name: str, changes: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """The writer of the file merges some lists by name; where that would say something else, nothing is written."""
-    from retinue.config.patching import patch as patched_text
+    from retinue.config.toml_patch import patch as patched_text
 
     keeper = desk.keeper()
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from retinue.agents.home import home_of
-from retinue.config.loading import examine
+from retinue.config.loader import examine
 from retinue.domain import permission
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, PermissionLevel

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from retinue.config.checks import is_loopback
-from retinue.config.hands import Asking, Elevated, Security, Where
 from retinue.config.sandbox import SandboxKind, SandboxMode
 from retinue.config.skills import Trusted
+from retinue.config.tools import Asking, Elevated, Security, Where
+from retinue.config.validators import is_loopback
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel, ToolLists
 from retinue.domain.person import Role

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from retinue.config import BadConfig, Change, Effect, Fault, diff, examine, text_hash
-from retinue.config.form import Entry, Origin, Section, Shape, form_of
+from retinue.config.settings_form import Entry, Origin, Section, Shape, form_of
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid
 from retinue.domain.principal import Principal
@@ -126,8 +126,8 @@ class Ahead(Struct, frozen=True, kw_only=True):
 def _look_ahead(keeper: Keeper, asked: Preview, desk: Desk) -> Ahead:
     import tomllib
 
-    from retinue.config.patching import patch as patched  # bring tomlkit, which most houses never need
-    from retinue.config.writing import text_of
+    from retinue.config.file_writer import text_of
+    from retinue.config.toml_patch import patch as patched  # bring tomlkit, which most houses never need
 
     old = text_of(keeper.current.file)
     wanted = asked.changes or {}

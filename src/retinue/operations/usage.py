@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 import sqlalchemy as sa
 
-from retinue.config.minds import Budgets
+from retinue.config.models import Budgets
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.budget_caps import free_again, key_of

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from retinue.config import Settings
 from retinue.config.connectors import connector_name, kind_name
-from retinue.config.hands import Lists
-from retinue.config.minds import ProviderSettings
+from retinue.config.models import ProviderSettings
+from retinue.config.tools import Lists
 from retinue.connectors.base import Connector, ConnectorKind
 from retinue.domain.agent import ToolLists, ToolRules
 from retinue.domain.errors import Conflict, Invalid

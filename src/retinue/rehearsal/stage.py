@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from retinue.agents.home import ensure_home
 from retinue.config import Settings
-from retinue.config.defaults import Defaults
+from retinue.config.agent_defaults import Defaults
 from retinue.connectors.base import Accept, Connector, Delivery, Parcel
 from retinue.domain.agent import Agent
 from retinue.domain.ids import SessionId

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from retinue.config.hands import Elevated
+from retinue.config.tools import Elevated
 from retinue.domain.agent import Agent
 from retinue.domain.display_options import Elevation, Manner
 from retinue.domain.errors import RetinueError

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 
-from retinue.config.minds import CompactionMode
+from retinue.config.models import CompactionMode
 from retinue.domain.errors import RetinueError
 from retinue.domain.model import OUTPUT_TOKENS_MAX
 from retinue.domain.record import Record, Reply, Stop, Summary, UserTurn

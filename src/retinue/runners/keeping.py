@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from retinue.config.minds import Context
+from retinue.config.models import Context
 from retinue.domain.model import Failure
 from retinue.domain.record import Record, Reply, Summary
 from retinue.domain.structs import replace

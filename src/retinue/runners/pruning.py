@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct, field
 
-from retinue.config.minds import PrunedTools, Pruning, PruningMode, SoftTrim
+from retinue.config.models import PrunedTools, Pruning, PruningMode, SoftTrim
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.structs import replace

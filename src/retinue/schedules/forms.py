@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from retinue.config.staff import ScheduleGate
+from retinue.config.declarations import ScheduleGate
 from retinue.domain import address, cron
 from retinue.domain.address import Address, AddressKind, valid_name
 from retinue.domain.errors import Invalid

@@ -20,8 +20,8 @@ import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import replace
 
+from retinue.config.declarations import default_agent
 from retinue.config.heartbeats import LAST, HeartbeatDefaults
-from retinue.config.staff import default_agent
 from retinue.domain import address, heartbeat
 from retinue.domain.agent import NO_HEARTBEAT, Agent, HeartbeatRules
 from retinue.domain.heartbeat import CHECKLIST, EVERY_S, EVERY_S_MIN, Heartbeat

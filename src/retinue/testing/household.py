@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from retinue.agents.home import ensure_home
 from retinue.config import Settings
 from retinue.config.connectors import ConnectorSettings
-from retinue.config.hands import ApprovalSettings, OutsideLists, ToolSettings
 from retinue.config.speech import SpeechSettings
+from retinue.config.tools import ApprovalSettings, OutsideLists, ToolSettings
 from retinue.connectors.base import Connector, ConnectorKind, by_number
 from retinue.connectors.kinds import Kinds
 from retinue.domain import address

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from retinue.config.defaults import PLAIN
+from retinue.config.agent_defaults import PLAIN
 from retinue.domain.agent import Agent, Delivery
 from retinue.domain.envelope import Draft, Outcome, Receipt
 from retinue.domain.ids import SessionId, short

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retinue.config.doors import DoorSettings
+from retinue.config.access import DoorSettings
 from retinue.connectors.base import Incoming
 from retinue.domain import address
 from retinue.domain.access import DmPolicy, GroupPolicy, Overheard

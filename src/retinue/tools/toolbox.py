@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from retinue.config import Settings
-from retinue.config.hands import ToolSettings
+from retinue.config.tools import ToolSettings
 from retinue.domain.agent import Agent
 from retinue.domain.approval import ApprovalState
 from retinue.domain.decision import Decision, Verdict

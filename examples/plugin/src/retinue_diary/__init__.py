@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from retinue.config import Secret, checks
-from retinue.config.minds import Auth, ProviderSettings
+from retinue.config import Secret, validators
+from retinue.config.models import Auth, ProviderSettings
 from retinue.domain.agent import PermissionLevel, ToolRules
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.principal import Principal
@@ -34,7 +34,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     models_key: Secret | None = None
 
     def __post_init__(self) -> None:
-        if self.models_url and checks.public_url(self.models_url):
+        if self.models_url and validators.public_url(self.models_url):
             raise ValueError("models_url is an http or https address")
         if not 1 <= self.lines_max <= 100_000:
             raise ValueError("lines_max is from 1 to 100000")

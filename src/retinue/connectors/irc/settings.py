@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retinue.config.rules import setting
+from retinue.config.setting_metadata import setting
 
 PORT_MAX = 65_535
 

@@ -8,7 +8,7 @@ import ssl
 
 from msgspec import Struct
 
-from retinue.config import checks
+from retinue.config import validators
 from retinue.connectors.mail.settings import Login, Security
 from retinue.domain.errors import Invalid
 
@@ -33,7 +33,7 @@ class Place(Struct, frozen=True, kw_only=True):
     answer_s: float = SILENCE_S_MAX
 
     def __post_init__(self) -> None:
-        if self.security is Security.NONE and not checks.is_loopback(self.host):
+        if self.security is Security.NONE and not validators.is_loopback(self.host):
             raise Invalid(
                 f"the line to {self.host} would be open to be read",
                 because='`security = "none"` sends the password as it is, and is for servers on this machine alone',

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from retinue.config import checks
-from retinue.config.rules import setting
+from retinue.config import validators
+from retinue.config.setting_metadata import setting
 from retinue.connectors.mail.addresses import address_of
 
 IMAP_PORT = 993
@@ -48,11 +48,11 @@ class MailSettings:
     password_env: str = setting("", "The variable that holds the password, or the access token.")
     password_file: str = setting("", "The file that holds the password, or the access token, and nothing else.")
     login: Login = setting(Login.PASSWORD, "What is handed over to log in: `password` or `xoauth2`.")
-    imap_host: str = setting("", "Where mail is read.", check=checks.host, example="imap.example.org")
-    imap_port: int = setting(IMAP_PORT, "Its port.", least=1, most=checks.PORT_MAX)
+    imap_host: str = setting("", "Where mail is read.", check=validators.host, example="imap.example.org")
+    imap_port: int = setting(IMAP_PORT, "Its port.", least=1, most=validators.PORT_MAX)
     imap_security: Security = setting(Security.TLS, "How: `tls`, `starttls`, or on this machine `none`.")
-    smtp_host: str = setting("", "Where mail is sent.", check=checks.host, example="smtp.example.org")
-    smtp_port: int = setting(SMTP_PORT, "Its port.", least=1, most=checks.PORT_MAX)
+    smtp_host: str = setting("", "Where mail is sent.", check=validators.host, example="smtp.example.org")
+    smtp_port: int = setting(SMTP_PORT, "Its port.", least=1, most=validators.PORT_MAX)
     smtp_security: Security = setting(Security.TLS, "How: `tls`, `starttls`, or on this machine `none`.")
     ca_bundle: str = setting("", "A file of certificates to trust instead of the system's.")
     mailbox: str = setting("INBOX", "The mailbox that is read.", check=one_line)

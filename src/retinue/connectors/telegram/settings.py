@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retinue.config import checks
-from retinue.config.rules import setting
+from retinue.config import validators
+from retinue.config.setting_metadata import setting
 
 API_BASE = "https://api.telegram.org"
 POLL_S_MAX = 50  # Telegram itself ends a longer one
@@ -20,7 +20,7 @@ class TelegramSettings:
     api_base: str = setting(
         API_BASE,
         "Where the Bot API is: another address for a Bot API server of your own.",
-        check=checks.public_url,
+        check=validators.public_url,
         example="http://127.0.0.1:8081",
     )
     poll_s: int = setting(30, "How long one question for news stays open.", least=1, most=POLL_S_MAX)

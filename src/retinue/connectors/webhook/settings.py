@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
-from retinue.config import checks
-from retinue.config.rules import Effect, setting
+from retinue.config import validators
+from retinue.config.setting_metadata import Effect, setting
 from retinue.config.web import host_and_port
 from retinue.domain.envelope import TEXT_BYTES_MAX
 
@@ -65,7 +65,7 @@ class HookMapping:
         check=template,
         example="{{ payload.repository.full_name }}",
     )
-    agent: str | None = setting(None, "Whom it is for. Not set: as the connector has it.", check=checks.agent_name)
+    agent: str | None = setting(None, "Whom it is for. Not set: as the connector has it.", check=validators.agent_name)
     mode: WakeMode = setting(WakeMode.NOW, "When a `wake` is read: `now` or `next-heartbeat`.")
     deliver: str = setting("", "Where the answer goes: an address, or `none`. Not set: as the connector has it.")
     model: str | None = setting(None, "With which model.")
@@ -87,7 +87,7 @@ class WebhookSettings:
     agent: str | None = setting(
         None,
         "Whom requests are for that name nobody. Not set: whoever answers where nobody is named.",
-        check=checks.agent_name,
+        check=validators.agent_name,
     )
     agents: tuple[str, ...] = setting(
         (),
@@ -128,7 +128,7 @@ class WebhookSettings:
     url: str | None = setting(
         None,
         "Where messages to channel:INSTANCE:ROOM are posted, signed. Not set: none leave.",
-        check=checks.public_url,
+        check=validators.public_url,
         example="https://example.com/from-the-house",
     )
     private_hosts: tuple[str, ...] = setting(

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from retinue.config.doors import DoorSettings, GroupSettings
+from retinue.config.access import DoorSettings, GroupSettings
 from retinue.domain.access import EVERYONE, Activation, DmPolicy, Entry, GroupPolicy, Verdict
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from retinue.config.external import ExternalSettings
+from retinue.config.external_agents import ExternalSettings
 from retinue.domain.errors import Invalid
 from retinue.domain.webhook import Webhook
 

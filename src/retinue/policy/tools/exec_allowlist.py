@@ -21,7 +21,7 @@ from pathlib import PurePath, PurePosixPath
 
 from msgspec import Struct
 
-from retinue.config import checks
+from retinue.config import validators
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.errors import Invalid
 from retinue.text.shell_parser import Line
@@ -76,7 +76,7 @@ class Program(Struct, frozen=True):
 
 def rule(text: str) -> Rule:
     """Read a rule of the list."""
-    if reason := checks.command_rule(text):
+    if reason := validators.command_rule(text):
         raise Invalid(
             f"{text[:200]!r} is not a rule for commands",
             because=f"it {reason}",

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from retinue.config.hands import Asking, Elevated, Security, Where
+from retinue.config.tools import Asking, Elevated, Security, Where
 from retinue.domain.decision import Decision, Verdict
 from retinue.domain.display_options import Elevation
 from retinue.policy.tools.exec_allowlist import Rule

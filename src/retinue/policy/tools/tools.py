@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from retinue.config.hands import ToolSettings
+from retinue.config.tools import ToolSettings
 from retinue.domain.address import Address
 from retinue.domain.agent import Agent, ToolLists
 from retinue.domain.decision import Decision, Verdict

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Struct, field
 
-from retinue.config.external import ExternalSettings
+from retinue.config.external_agents import ExternalSettings
 from retinue.domain.delegation import LATEST_OR_CREATE, DelegationKind, Notify
 from retinue.domain.delegation_request import Handing, HandOver
 from retinue.domain.errors import RetinueError

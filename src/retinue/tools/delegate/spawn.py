@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Struct, field
 
-from retinue.config.defaults import Defaults
+from retinue.config.agent_defaults import Defaults
 from retinue.domain.agent import Agent
 from retinue.domain.delegation import Cleanup, DelegationKind, label_of
 from retinue.domain.delegation_request import Handed, Handing, HandOver

@@ -10,15 +10,15 @@ from typing import Any, TypeVar, cast
 
 from msgspec import Struct
 
-from retinue.config import checks
-from retinue.config.changes import Change, diff
-from retinue.config.faults import BadConfig, Fault, Faults, KeyPath, Place
-from retinue.config.minds_reading import read_minds
-from retinue.config.reading import rule_of, table_at, unknown_key, values
-from retinue.config.rules import Effect
+from retinue.config import validators
+from retinue.config.declarations import RUNNERS, Staff, default_agent, read_staff
+from retinue.config.errors import BadConfig, Fault, Faults, KeyPath, Place
+from retinue.config.models_parser import read_minds
+from retinue.config.setting_metadata import Effect
 from retinue.config.settings import OWN_SECTIONS, Settings
-from retinue.config.source import FILE_BYTES_MAX, FILES_MAX, Disk, Filled, Source, Table, reason
-from retinue.config.staff import RUNNERS, Staff, default_agent, read_staff
+from retinue.config.settings_diff import Change, diff
+from retinue.config.table_parser import rule_of, table_at, unknown_key, values
+from retinue.config.toml_source import FILE_BYTES_MAX, FILES_MAX, Disk, Filled, Source, Table, reason
 from retinue.domain.errors import Invalid
 from retinue.domain.structs import replace
 from retinue.domain.times import zone
@@ -258,7 +258,7 @@ def _settings(home: Path, tree: Table, environment: Mapping[str, str], faults: F
 
 def _check_password(store: object, faults: Faults) -> None:
     written = store.written if isinstance(store, Filled) else store
-    password = checks.password_in(written) if isinstance(written, str) else ""
+    password = validators.password_in(written) if isinstance(written, str) else ""
     if password and "${" not in password:
         faults.add(
             ("house", "store"),
@@ -272,7 +272,7 @@ def _from_variables(environment: Mapping[str, str], faults: Faults) -> dict[str,
     """RETINUE_STORE and RETINUE_ZONE win over the file, so that one command can be given another store."""
     found: dict[str, Any] = {}
     if store := environment.get("RETINUE_STORE"):
-        if checks.store(store):
+        if validators.store(store):
             faults.add_at(
                 Place(),
                 "RETINUE_STORE is not an address we know",
@@ -298,12 +298,12 @@ def _from_variables(environment: Mapping[str, str], faults: Faults) -> dict[str,
 
 def _check_exposure(settings: Settings, faults: Faults) -> None:
     """The TCP door opens beyond this machine only behind a proxy that speaks TLS and is known to us."""
-    if not settings.listen.enabled or checks.is_loopback(settings.listen.host):
+    if not settings.listen.enabled or validators.is_loopback(settings.listen.host):
         return
     missing = [
         name
         for name, there in (
-            ("an https `house.public_url`", checks.is_https(settings.public_url)),
+            ("an https `house.public_url`", validators.is_https(settings.public_url)),
             ("`house.trusted_proxies`", bool(settings.trusted_proxies)),
         )
         if not there

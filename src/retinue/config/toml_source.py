@@ -9,9 +9,9 @@ from typing import cast
 
 from msgspec import Struct
 
-from retinue.config.faults import SHOWN_LENGTH_MAX, Faults, KeyPath, Place
-from retinue.config.lines import lines_of
+from retinue.config.errors import SHOWN_LENGTH_MAX, Faults, KeyPath, Place
 from retinue.config.secret import Secret
+from retinue.config.toml_positions import lines_of
 
 FILE_BYTES_MAX = 1024 * 1024
 FILES_MAX = 100

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from retinue.config import checks
-from retinue.config.rules import Effect, setting
+from retinue.config import validators
 from retinue.config.secret import Secret
+from retinue.config.setting_metadata import Effect, setting
 from retinue.config.web import host_and_port
 
 
@@ -18,7 +18,7 @@ class ExternalSettings:
         None,
         "The address of this house as those agents reach it. Not set: `public_url`, and else where the house listens.",
         effect=Effect.MESSAGE,
-        check=checks.public_url,
+        check=validators.public_url,
         example="http://house.lan:7717",
     )
     private_hosts: tuple[str, ...] = setting(

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from retinue.config import checks
+from retinue.config import validators
 from retinue.config.connectors import read_connectors
-from retinue.config.faults import Faults, KeyPath
-from retinue.config.minds import PROVIDER_ALIASES, PROVIDERS, ModelChoice, Models, ProviderSettings
-from retinue.config.reading import nearest, table_at, values
+from retinue.config.errors import Faults, KeyPath
+from retinue.config.models import PROVIDER_ALIASES, PROVIDERS, ModelChoice, Models, ProviderSettings
 from retinue.config.settings import OWN_SECTIONS, Settings
-from retinue.config.source import Table, shown
+from retinue.config.table_parser import nearest, table_at, values
+from retinue.config.toml_source import Table, shown
 
 _GLOBS = frozenset("*?[")
 
@@ -46,7 +46,7 @@ def _check_providers(providers: Mapping[str, ProviderSettings], faults: Faults) 
     seen: dict[str, str] = {}
     for name, provider in providers.items():
         path: KeyPath = ("providers", name)
-        if wrong := checks.model_alias(name):
+        if wrong := validators.model_alias(name):
             faults.add(
                 path, wrong, because="it is the part of a model's name before the /", try_this="[providers.mine]"
             )
@@ -80,7 +80,7 @@ def _check_entries(models: Models, written: Table, faults: Faults) -> None:
     """Two models under one alias would leave it to chance which one is asked."""
     aliases: dict[str, str] = {}
     for name in written:
-        if wrong := checks.model_reference(name):
+        if wrong := validators.model_reference(name):
             faults.add(("models", "entries", name), wrong, because="it says which model is meant", try_this=_ENTRY_SO)
     for name, entry in models.entries.items():
         alias = entry.alias

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from msgspec.structs import replace
 
-from retinue.config.rules import Effect, setting
+from retinue.config.setting_metadata import Effect, setting
 from retinue.domain.reply_delivery import (
     PLAIN_WORDS,
     AckScope,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import re
 
-from retinue.config.faults import KeyPath
+from retinue.config.errors import KeyPath
 
 KEYS_MAX = 100  # in one dotted key; no setting lies deeper, and such a file is refused for its depth
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from retinue.config.changes import Change, diff
-from retinue.config.loading import Configuration, examine, file_from, home_from, load, read_text, text_hash
-from retinue.config.patching import Changes, patch
-from retinue.config.source import reason
+from retinue.config.loader import Configuration, examine, file_from, home_from, load, read_text, text_hash
+from retinue.config.settings_diff import Change, diff
+from retinue.config.toml_patch import Changes, patch
+from retinue.config.toml_source import reason
 from retinue.domain.errors import Conflict, Invalid
 
 NEW_FILE_MODE = 0o600

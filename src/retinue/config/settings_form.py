@@ -13,13 +13,13 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
-from retinue.config.faults import KeyPath, Place, dotted
-from retinue.config.loading import Examined
-from retinue.config.reading import hints_of, rule_of
-from retinue.config.rules import Effect
+from retinue.config.errors import KeyPath, Place, dotted
+from retinue.config.loader import Examined
 from retinue.config.secret import Secret
+from retinue.config.setting_metadata import Effect
 from retinue.config.settings import OWN_SECTIONS, Settings
-from retinue.config.source import Filled, Table
+from retinue.config.table_parser import hints_of, rule_of
+from retinue.config.toml_source import Filled, Table
 
 HOUSE = "house"
 NOT_SHOWN = "(not shown)"

@@ -10,9 +10,9 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AoT
 
-from retinue.config.comments import Commented
-from retinue.config.loading import text_hash
-from retinue.config.source import FILE_BYTES_MAX
+from retinue.config.loader import text_hash
+from retinue.config.toml_comments import Commented
+from retinue.config.toml_source import FILE_BYTES_MAX
 from retinue.domain.errors import Conflict, Invalid, RetinueError, TooLarge
 
 # What makes two tables of an array the same one.

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, cast
 
-from retinue.config import checks
-from retinue.config.rules import Effect, setting
+from retinue.config import validators
 from retinue.config.secret import Secret
+from retinue.config.setting_metadata import Effect, setting
 
 DOLLARS_MAX = 1e9
 
@@ -91,11 +91,11 @@ class ProviderSettings:
         None,
         "Where it is reached.",
         effect=Effect.MESSAGE,
-        check=checks.public_url,
+        check=validators.public_url,
         example="http://127.0.0.1:11434/v1",
     )
     name: str | None = setting(
-        None, "What people call it.", effect=Effect.MESSAGE, check=checks.display_name, example="The shed"
+        None, "What people call it.", effect=Effect.MESSAGE, check=validators.display_name, example="The shed"
     )
     auth: Auth | None = setting(None, "How it is shown its key. Not set: as its format has it.", effect=Effect.MESSAGE)
     key: Secret | None = setting(None, "Where its key is: `env` or `file`.", effect=Effect.MESSAGE)
@@ -103,7 +103,7 @@ class ProviderSettings:
         cast("Mapping[str, str | Secret]", {}),
         "Headers that every request carries; those that hold a secret say where it is.",
         effect=Effect.MESSAGE,
-        check=checks.header,
+        check=validators.header,
         example="x-title",
     )
     quirks: tuple[Quirk, ...] = setting((), "What it does its own way.", effect=Effect.MESSAGE)
@@ -117,14 +117,14 @@ class ModelSettings:
     """What is known of one model, and what goes with each request to it."""
 
     alias: str | None = setting(
-        None, "A short name for it.", effect=Effect.MESSAGE, check=checks.model_alias, example="opus"
+        None, "A short name for it.", effect=Effect.MESSAGE, check=validators.model_alias, example="opus"
     )
     window_tokens: int | None = setting(None, "How much it can have in mind.", least=1)
     output_tokens_max: int | None = setting(None, "The longest reply asked for.", least=1)
     vision: bool | None = setting(None, "Whether it sees images.")
     tools: bool | None = setting(None, "Whether it can call tools.")
     efforts: tuple[str, ...] | None = setting(
-        None, "Which levels of effort it takes.", check=checks.effort, example="medium"
+        None, "Which levels of effort it takes.", check=validators.effort, example="medium"
     )
     input_usd: float | None = setting(None, "Dollars for a million tokens read.", least=0, most=DOLLARS_MAX)
     output_usd: float | None = setting(None, "Dollars for a million tokens written.", least=0, most=DOLLARS_MAX)
@@ -149,14 +149,14 @@ class ModelChoice:
         None,
         "The model to ask, as PROVIDER/MODEL or an alias.",
         effect=Effect.MESSAGE,
-        check=checks.model_reference,
+        check=validators.model_reference,
         example="anthropic/claude-opus-5-5",
     )
     fallbacks: tuple[str, ...] = setting(
         (),
         "Which to ask, in order, when that one fails.",
         effect=Effect.MESSAGE,
-        check=checks.model_reference,
+        check=validators.model_reference,
         example="openai/gpt-6.1-sol",
     )
 
@@ -175,7 +175,7 @@ class Models:
         "If set, no other models are asked than these: references, aliases or patterns. "
         "The default model, and those of the house itself, need no mention.",
         effect=Effect.MESSAGE,
-        check=checks.model_reference,
+        check=validators.model_reference,
         example="anthropic/*",
     )
     retries_max: int = setting(

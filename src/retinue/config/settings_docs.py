@@ -1,4 +1,4 @@
-"""Makes docs/reference/settings.md from the settings themselves: `python -m retinue.config.reference` in a checkout."""
+"""Makes docs/reference/settings.md from the settings themselves: `python -m retinue.config.settings_docs` in a checkout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from retinue.config.connectors import NAMES, group_of
-from retinue.config.reading import is_required, rule_of
+from retinue.config.declarations import AGENT_RULES, RUNNERS
 from retinue.config.secret import Secret
 from retinue.config.settings import OWN_SECTIONS, Settings
-from retinue.config.source import FILES_MAX, INCLUDE_DEPTH_MAX
-from retinue.config.staff import AGENT_RULES, RUNNERS
+from retinue.config.table_parser import is_required, rule_of
+from retinue.config.toml_source import FILES_MAX, INCLUDE_DEPTH_MAX
 from retinue.domain.agent import Agent
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, cast
 
-from retinue.config import checks, heartbeats
-from retinue.config.faults import Faults, KeyPath
-from retinue.config.minds import ModelChoice
-from retinue.config.reading import NOTHING, hints_of, nearest, table_at, unknown_key, values
-from retinue.config.rules import Rule
+from retinue.config import heartbeats, validators
+from retinue.config.errors import Faults, KeyPath
+from retinue.config.models import ModelChoice
 from retinue.config.secret import Secret
-from retinue.config.source import Table, merge, shown
+from retinue.config.setting_metadata import Rule
+from retinue.config.table_parser import NOTHING, hints_of, nearest, table_at, unknown_key, values
+from retinue.config.toml_source import Table, merge, shown
 from retinue.domain import cron
 from retinue.domain.address import NAME_LENGTH_MAX
 from retinue.domain.agent import Agent, External
@@ -37,45 +37,45 @@ MAIN = "main"
 AGENT_RULES: Mapping[str, Rule] = {
     "model": Rule(
         says="The model it thinks with; `default` is the house's.",
-        check=checks.model_reference,
+        check=validators.model_reference,
         example="anthropic/claude-opus-5-5",
     ),
     "fallbacks": Rule(
         says="Which models to ask, in order, when that one fails.",
-        check=checks.model_reference,
+        check=validators.model_reference,
         example="openai/gpt-6.1-sol",
     ),
     "effort": Rule(
         says="How hard the model is to think; `default` leaves it to the model.",
-        check=checks.effort_or_default,
+        check=validators.effort_or_default,
         example="medium",
     ),
     "verbose": Rule(says="What people are told of its calls as they are made, until they say otherwise."),
     "elevated": Rule(says="Whether its commands ask to leave the sandbox; `off`: they never leave it."),
     "display_name": Rule(
-        says="What people call it; not set, its name.", check=checks.display_name, example="Ada of the night"
+        says="What people call it; not set, its name.", check=validators.display_name, example="Ada of the night"
     ),
-    "external.url": Rule(says="Where it is reached.", check=checks.url, example="https://agent.example/in"),
+    "external.url": Rule(says="Where it is reached.", check=validators.url, example="https://agent.example/in"),
     "external.secret": Rule(
-        says="Where the key is that signs our letters to it.", check=checks.secret_reference, example="env:ADA_KEY"
+        says="Where the key is that signs our letters to it.", check=validators.secret_reference, example="env:ADA_KEY"
     ),
     "external.timeout_s": Rule(says="How long its answer is waited for.", least=1, most=30 * 86_400),
     "external.retries": Rule(says="How often a letter that did not arrive is sent again.", least=0, most=20),
     "workspace": Rule(
         says="Where it works: a folder, or one below its home. Not set: as [defaults] has it, and else its home.",
-        check=checks.folder,
+        check=validators.folder,
         example="/srv/ada",
     ),
     "context_files": Rule(
         says="Files of its workspace that it is told with its instructions: paths, or patterns with `*`.",
-        check=checks.context_file,
+        check=validators.context_file,
         example="docs/*.md",
     ),
     "instructions_mode": Rule(
         says="How much it is told: `full`, `minimal` (no persona, no skills), or `none` (who it is, and nothing else)."
     ),
     "sandbox.mode": Rule(says="Whose commands are confined, where that is stricter than the house."),
-    "sandbox.image": Rule(says="The image of its containers.", check=checks.image, example="debian:stable-slim"),
+    "sandbox.image": Rule(says="The image of its containers.", check=validators.image, example="debian:stable-slim"),
     "sandbox.cpus": Rule(says="How many processors a container of its may use.", least=0.1, most=1024),
     "sandbox.idle_hours": Rule(says="A container not used for so long is removed.", least=0.1, most=8760),
     "sandbox.age_days": Rule(says="A container older than this is removed.", least=0.01, most=3650),
@@ -84,7 +84,7 @@ AGENT_RULES: Mapping[str, Rule] = {
     "queue.debounce_s": Rule(says="What waited is taken up once nothing more has come for so long.", least=0, most=60),
     "reset.daily_at": Rule(
         says="When its contexts begin anew each day, in the owner's zone; `never` for not.",
-        check=checks.daily_at,
+        check=validators.daily_at,
         example="04:00",
     ),
     "reset.idle_minutes": Rule(
@@ -97,7 +97,7 @@ AGENT_RULES: Mapping[str, Rule] = {
         least=0,
         most=CONTEXT_TOKENS_MOST,
     ),
-    "tools.profile": Rule(check=checks.tool_profile, example="coding"),
+    "tools.profile": Rule(check=validators.tool_profile, example="coding"),
     "delegation.allow": Rule(says="Which agents it sees and may write to: names, or patterns with `*`."),
     "delegation.deny": Rule(says="Which of these not."),
     "delegation.depth_max": Rule(
@@ -114,10 +114,10 @@ AGENT_RULES: Mapping[str, Rule] = {
     "subagents.allow": Rule(says="Whom it may send out beside itself: names, or patterns with `*`."),
     "subagents.model": Rule(
         says="The model of those it sends out; not set, their own.",
-        check=checks.model_reference,
+        check=validators.model_reference,
         example="anthropic/claude-haiku-5-5",
     ),
-    "subagents.effort": Rule(says="How hard that model is to think.", check=checks.effort, example="low"),
+    "subagents.effort": Rule(says="How hard that model is to think.", check=validators.effort, example="low"),
     "subagents.run_seconds_max": Rule(says="How long their runs may take.", least=1),
     "subagents.archive_after_s": Rule(
         says="How long after its end the session of one that was sent out is put away; 0 is never.", least=0
@@ -133,7 +133,9 @@ AGENT_RULES: Mapping[str, Rule] = {
     "attempts_max": Rule(least=1, most=1000),
     "replay_age_s": Rule(least=0),
     "approval_wait_s": Rule(least=0),
-    "icon": Rule(says="An emoji or a few letters, by which pages show it.", check=checks.icon, example="\N{FOX FACE}"),
+    "icon": Rule(
+        says="An emoji or a few letters, by which pages show it.", check=validators.icon, example="\N{FOX FACE}"
+    ),
     "colour": Rule(says="The colour in which pages show it.", example="teal"),
     "visible": Rule(says="Whether pages show it, and other agents see it."),
 }
@@ -202,14 +204,14 @@ def read_staff(tree: Table, faults: Faults, *, runners: frozenset[str] = RUNNERS
     With `guests`, a runner that is not known here may be one that a plug-in brings: `apply` looks at it once more.
     """
     known = None if guests else runners
-    templates = _Templates(_named(tree, "templates", checks.name, faults), faults, known)
-    agents = _agents(_named(tree, "agents", checks.agent_name, faults), templates, faults, known)
+    templates = _Templates(_named(tree, "templates", validators.name, faults), faults, known)
+    agents = _agents(_named(tree, "agents", validators.agent_name, faults), templates, faults, known)
     names = [agent.name for agent in agents]
     return Staff(
         agents=agents,
-        people=_people(_named(tree, "people", checks.name, faults), faults),
-        bindings=_bindings(_named(tree, "bindings", checks.name, faults), names, faults),
-        schedules=_schedules(_named(tree, "schedules", checks.name, faults), names, faults),
+        people=_people(_named(tree, "people", validators.name, faults), faults),
+        bindings=_bindings(_named(tree, "bindings", validators.name, faults), names, faults),
+        schedules=_schedules(_named(tree, "schedules", validators.name, faults), names, faults),
     )
 
 
@@ -228,7 +230,7 @@ def _named(tree: Table, section: str, check: Callable[[str], str | None], faults
     seen: dict[str, str] = {}
     for key, value in table_at(tree.get(section, {}), (section,), faults).items():
         path: KeyPath = (section, key)
-        name = normal_id(key) if checks.name(key) and re.search(r"[A-Za-z0-9]", key) else key
+        name = normal_id(key) if validators.name(key) and re.search(r"[A-Za-z0-9]", key) else key
         if wrong := check(name):
             faults.add(
                 path, wrong, because="it is part of addresses and paths", try_this="for example: ada, night-clerk, Ops2"
@@ -390,7 +392,7 @@ def _in_form(table: Table, path: KeyPath, faults: Faults) -> Table:
 
 def _with_mind(table: Table, path: KeyPath, faults: Faults) -> Table:
     """The keys of an agent with `model = { primary, fallbacks }` as two of them, and without what is `default`."""
-    own = {key: value for key, value in table.items() if key not in ("model", "effort") or value != checks.DEFAULT}
+    own = {key: value for key, value in table.items() if key not in ("model", "effort") or value != validators.DEFAULT}
     model = own.get("model")
     if not isinstance(model, dict):
         return own
@@ -403,7 +405,7 @@ def _with_mind(table: Table, path: KeyPath, faults: Faults) -> Table:
         )
     del own["model"]
     choice = values(ModelChoice, cast(Table, model), (*path, "model"), faults)
-    if choice.get("primary", checks.DEFAULT) != checks.DEFAULT:
+    if choice.get("primary", validators.DEFAULT) != validators.DEFAULT:
         own["model"] = choice["primary"]
     if "fallbacks" in choice:
         own["fallbacks"] = list(choice["fallbacks"])

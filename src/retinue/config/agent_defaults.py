@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from retinue.config import checks
+from retinue.config import validators
 from retinue.config.heartbeats import HeartbeatDefaults
-from retinue.config.rules import Effect, setting
+from retinue.config.setting_metadata import Effect, setting
 from retinue.domain.agent import ARCHIVE_AFTER_S, CONCURRENCY, RUN_SECONDS_MAX, Agent, SubagentRules
 from retinue.domain.display_options import Elevation, Manner, Verbosity
 
@@ -29,11 +29,11 @@ class SubagentDefaults:
         None,
         "The model they think with. Not set: their own.",
         effect=Effect.MESSAGE,
-        check=checks.model_reference,
+        check=validators.model_reference,
         example="anthropic/claude-haiku-5-5",
     )
     effort: str | None = setting(
-        None, "How hard that model is to think.", effect=Effect.MESSAGE, check=checks.effort, example="low"
+        None, "How hard that model is to think.", effect=Effect.MESSAGE, check=validators.effort, example="low"
     )
     run_seconds_max: float | None = setting(
         None,
@@ -70,7 +70,7 @@ class Defaults:
         None,
         "How hard models are to think. Not set: as each would have it.",
         effect=Effect.MESSAGE,
-        check=checks.effort,
+        check=validators.effort,
         example="medium",
     )
     verbose: Verbosity | None = setting(

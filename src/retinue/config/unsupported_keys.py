@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from retinue.config.faults import Faults, KeyPath
+from retinue.config.errors import Faults, KeyPath
 
 NOT_YET = "config.not-yet"
 SECTIONS = frozenset({"agents", "templates", "defaults"})

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
-from retinue.config import checks
-from retinue.config.rules import Effect, setting
+from retinue.config import validators
+from retinue.config.setting_metadata import Effect, setting
 from retinue.domain.agent import ToolLists
 
 
@@ -54,7 +54,7 @@ class Lists(ToolLists):
         None,
         "What to begin with: `minimal`, `coding`, `messaging` or `full`.",
         effect=Effect.MESSAGE,
-        check=checks.tool_profile,
+        check=validators.tool_profile,
         example="coding",
     )
     allow: tuple[str, ...] = setting(("*",), f"What may be used at all; an empty list is nothing. {_GLOBS}")
@@ -85,7 +85,7 @@ class OutsideLists(Lists):
         "minimal",
         "What outside senders begin with: `minimal`, `coding`, `messaging` or `full`.",
         effect=Effect.MESSAGE,
-        check=checks.tool_profile,
+        check=validators.tool_profile,
         example="messaging",
     )
 
@@ -106,7 +106,7 @@ class ExecSettings:
         (),
         "Commands that pass without a question.",
         effect=Effect.MESSAGE,
-        check=checks.command_rule,
+        check=validators.command_rule,
         example="git status",
     )
 

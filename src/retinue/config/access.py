@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from retinue.config.rules import Effect, setting
+from retinue.config.setting_metadata import Effect, setting
 from retinue.domain.access import EVERYONE, Activation, DmPolicy, GroupPolicy
 
 ID_CHARS_MAX = 512

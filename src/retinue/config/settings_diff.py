@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
 
-from retinue.config.faults import KeyPath, dotted
-from retinue.config.reading import rule_of
-from retinue.config.rules import Effect
+from retinue.config.declarations import Staff
+from retinue.config.errors import KeyPath, dotted
+from retinue.config.setting_metadata import Effect
 from retinue.config.settings import OWN_SECTIONS, Settings
-from retinue.config.staff import Staff
+from retinue.config.table_parser import rule_of
 
 
 @dataclass(frozen=True, slots=True, order=True)

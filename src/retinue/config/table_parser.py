@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 from zoneinfo import ZoneInfo
 
-from retinue.config import later
-from retinue.config.faults import Faults, KeyPath, dotted
-from retinue.config.rules import PLAIN, WHOLE_NUMBER_MAX, Rule
+from retinue.config import unsupported_keys
+from retinue.config.errors import Faults, KeyPath, dotted
 from retinue.config.secret import Secret
-from retinue.config.source import Table, shown
+from retinue.config.setting_metadata import PLAIN, WHOLE_NUMBER_MAX, Rule
+from retinue.config.toml_source import Table, shown
 from retinue.domain.errors import Invalid
 from retinue.domain.times import zone
 
@@ -101,7 +101,7 @@ def is_required(each: Field[Any]) -> bool:
 
 
 def unknown_key(key: str, path: KeyPath, known: Iterable[str], faults: Faults) -> None:
-    if path and path[0] in later.SECTIONS and later.refuse(key, path, faults):
+    if path and path[0] in unsupported_keys.SECTIONS and unsupported_keys.refuse(key, path, faults):
         return
     near = None if faults.is_full else nearest(key, known)
     faults.add(
