@@ -35,9 +35,11 @@ from retinue.mailroom.doorway import Doorway
 from retinue.mailroom.inbox import Inbox
 from retinue.mailroom.strangers import REFUSALS_MAX
 from retinue.real import RandomIds, RealClock
-from retinue.store import agents, bindings, identities, people
-from retinue.store.connection import Store
-from retinue.store.opening import open_store
+from retinue.store.agents import agents
+from retinue.store.channels import bindings, identities
+from retinue.store.core.connection import Store
+from retinue.store.core.open_store import open_store
+from retinue.store.people import people
 from retinue.testing.telegram_server import TelegramServer
 
 MESSAGES, ROOMS, AT_ONCE = 20_000, 100, 64

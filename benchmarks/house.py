@@ -28,7 +28,7 @@ from retinue.domain.tool import ToolSpec
 from retinue.engine.lanes import Slots
 from retinue.logs import set_up_logs
 from retinue.real import RandomIds, RealClock
-from retinue.store.connection import NO_FAULTS
+from retinue.store.core.connection import NO_FAULTS
 from retinue.tools.base import Scene, schema_of
 
 SESSIONS_MAX = 100

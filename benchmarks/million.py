@@ -20,9 +20,9 @@ from retinue.domain.session import Origin, OriginKind
 from retinue.engine.claims import Terms, claim
 from retinue.engine.custody import Work
 from retinue.mailroom.inbox import accept
-from retinue.store import agents
-from retinue.store.opening import open_store
-from retinue.store.sqlite import SqliteStore
+from retinue.store.agents import agents
+from retinue.store.core.open_store import open_store
+from retinue.store.core.sqlite import SqliteStore
 
 ROWS = 1_000_000
 SAMPLES = 400

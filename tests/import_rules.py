@@ -100,7 +100,7 @@ class Module:
 
     @property
     def part(self) -> str:
-        """The package or top module it belongs to: `store` for `retinue.store.sqlite`, empty for the root."""
+        """The package or top module it belongs to: `store` for `retinue.store.core.sqlite`, empty for the root."""
         return _part(self.name)
 
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from retinue.domain.errors import StoreError
-from retinue.store.connection import Store, follow_up
+from retinue.store.core.connection import Store, follow_up
 from retinue.testing.household import House, Household
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 

@@ -17,10 +17,13 @@ from retinue.domain.agent import Agent
 from retinue.domain.envelope import Settled
 from retinue.domain.person import Person, Role
 from retinue.domain.ports import Faults
-from retinue.store import agents, envelopes, people, sqlite
-from retinue.store import tables as t
-from retinue.store.connection import NO_FAULTS, Body, Store
-from retinue.store.opening import open_inline, open_store
+from retinue.store.agents import agents
+from retinue.store.core import sqlite
+from retinue.store.core import tables as t
+from retinue.store.core.connection import NO_FAULTS, Body, Store
+from retinue.store.core.open_store import open_inline, open_store
+from retinue.store.envelopes import envelopes
+from retinue.store.people import people
 from retinue.testing.household import House
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 

@@ -18,8 +18,9 @@ from retinue.domain.structs import replace
 from retinue.mailroom.doorkeeper import Doorkeeper, Keeper
 from retinue.mailroom.doorway import Press
 from retinue.mailroom.inbox import Inbox
-from retinue.store import bindings, envelopes, identities
-from retinue.store.connection import Store
+from retinue.store.channels import bindings, identities
+from retinue.store.core.connection import Store
+from retinue.store.envelopes import envelopes
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import says

@@ -19,7 +19,7 @@ from cli.house_process import environment as house_environment
 from retinue.cli import client
 from retinue.cli.errors import HouseClosed
 from retinue.logs import log_file
-from retinue.store.server_lock import LOCK_CLASS, SERVER
+from retinue.store.core.server_lock import LOCK_CLASS, SERVER
 from retinue.testing.failure_context import register
 from retinue.testing.fork_server import ForkedProcess, fork_server
 from retinue.testing.server_description import ServerSource

@@ -115,11 +115,12 @@ from retinue.schedules.checklists import Checklists
 from retinue.schedules.files import ScheduleFiles
 from retinue.schedules.heartbeats import Heartbeats, Wishes
 from retinue.schedules.labelled import look_for
-from retinue.store import agents, people, tokens
-from retinue.store.connection import LockRequest, Store
-from retinue.store.files import Files
-from retinue.store.house import Page
-from retinue.store.opening import open_store
+from retinue.store.agents import agents
+from retinue.store.core.connection import LockRequest, Store
+from retinue.store.core.open_store import open_store
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes.attachment_files import Files
+from retinue.store.people import people, tokens
 from retinue.text.redaction import Masks
 from retinue.tools.base import Tool
 from retinue.tools.earlier import EarlierWords

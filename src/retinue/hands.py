@@ -60,9 +60,9 @@ from retinue.sandbox.base import Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host
 from retinue.schedules.gates import Gates
-from retinue.store import labels
-from retinue.store.connection import Store
-from retinue.store.files import Files
+from retinue.store.agents import file_trust
+from retinue.store.core.connection import Store
+from retinue.store.envelopes.attachment_files import Files
 from retinue.tools.base import Scene, Tool
 from retinue.tools.delegate.agents import AgentsList, AgentsMessage
 from retinue.tools.delegate.messages import AgentsSwitch, SendAgentMessage
@@ -251,7 +251,7 @@ class Hands:
     async def open(self) -> None:
         """Once there is a mailroom, and before any lane runs: what was left running is ended, and said so."""
         await self._jobs.open()
-        if doubted := await self._store.scan(labels.doubted):
+        if doubted := await self._store.scan(file_trust.doubted):
             await settle(self._store, doubted)  # no command runs any more that could change these
 
     async def look_around(self) -> None:

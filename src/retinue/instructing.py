@@ -47,10 +47,13 @@ from retinue.policy.access.agent_visibility import visible_to
 from retinue.policy.tools.sandbox_settings import is_confined, is_main, sandbox_of
 from retinue.policy.tools.tools import Circumstances
 from retinue.runners.base import Assignment, Equip, Equipment
-from retinue.store import agents, delegations, envelopes, senders, sessions
-from retinue.store import tables as t
-from retinue.store.connection import Store
-from retinue.store.requesters import requesters_at
+from retinue.store.agents import agents
+from retinue.store.core import tables as t
+from retinue.store.core.connection import Store
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import delegating_agents, delegations
+from retinue.store.runs.run_requesters import requesters_at
+from retinue.store.sessions import sessions
 from retinue.tools.windows import Windows
 
 LISTS_MAX = 64  # of tools that are remembered as they are told
@@ -126,7 +129,9 @@ class Instructing:
         facts = self._facts(agent, assignment.session.mind)
         origin = assignment.session.origin
         sent = origin.kind is OriginKind.SUBAGENT
-        sent_by = await self._store.read(partial(senders.in_session, session=assignment.session)) if sent else ()
+        sent_by = (
+            await self._store.read(partial(delegating_agents.in_session, session=assignment.session)) if sent else ()
+        )
         sender = address.person(_person(origin)) if _person(origin) else None
         asked_by = await self._store.read(partial(requesters_at, addresses=(sender,))) if sender is not None else ()
         where = Circumstances(

@@ -39,12 +39,12 @@ from retinue.operations.health import examine as examine_health
 from retinue.operations.security_facts import Ground
 from retinue.premises import instance_lock
 from retinue.real import RandomIds, RealClock, new_token
-from retinue.store import principals
-from retinue.store.connection import Body, Store, Then, explain
-from retinue.store.files import Files
-from retinue.store.inspection import look
-from retinue.store.opening import SCHEMA
-from retinue.store.sqlite import configure
+from retinue.store.core.connection import Body, Store, Then, explain
+from retinue.store.core.file_inspection import look
+from retinue.store.core.open_store import SCHEMA
+from retinue.store.core.sqlite import configure
+from retinue.store.envelopes.attachment_files import Files
+from retinue.store.people import principals
 
 T = TypeVar("T")
 

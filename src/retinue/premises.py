@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from retinue.domain.errors import Busy, RetinueError
-from retinue.store.disk import put_private
+from retinue.store.core.durable_files import put_private
 
 SOCKET_PATH_LENGTH_MAX = 100  # the kernel takes 107; some leave less
 BACKLOG = 1024

@@ -20,8 +20,8 @@ from retinue.config.speech import SpeechMode
 from retinue.domain.attachment import Attachment
 from retinue.policy.speech import read_tags
 from retinue.sandbox.base import Sandbox
-from retinue.store.connection import Store
-from retinue.store.files import Files
+from retinue.store.core.connection import Store
+from retinue.store.envelopes.attachment_files import Files
 
 if TYPE_CHECKING:
     from retinue.mailroom.speech import Speech

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from retinue.domain.errors import Invalid
 from retinue.domain.ports import Faults
-from retinue.store.connection import NO_FAULTS
+from retinue.store.core.connection import NO_FAULTS
 
 ID_BYTES = 16
 IDS_DRAWN = 256

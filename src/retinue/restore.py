@@ -15,7 +15,7 @@ from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.times import to_ms
 from retinue.premises import instance_lock
 from retinue.real import RealClock
-from retinue.store import backup
+from retinue.store.core import backup
 
 
 def restore(settings: Settings, folder: Path, *, now: datetime) -> Path:

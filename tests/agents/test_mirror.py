@@ -16,7 +16,7 @@ from retinue.agents.three_files import NAMES
 from retinue.domain.session import OriginKind
 from retinue.engine.engine import EmbeddedEngine
 from retinue.runners.mirrored import Mirrored
-from retinue.store import sessions
+from retinue.store.sessions import sessions
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import wait_until

@@ -40,7 +40,8 @@ from retinue.operations.tools import tool_name
 from retinue.policy.access import permissions
 from retinue.policy.provenance.provenance_rules import house_policy
 from retinue.policy.tools.tools import Circumstances, Door
-from retinue.store import agents, tokens
+from retinue.store.agents import agents
+from retinue.store.people import tokens
 from retinue.testing.household import Household
 from retinue.testing.tools import AppendLine
 from retinue.tools.toolbox import Toolbox

@@ -25,8 +25,12 @@ from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolResult
 from retinue.models.base import Prompt
-from retinue.store import agents, envelopes, ledger, news, sessions
-from retinue.store.connection import Body, Store, Then, follow_up
+from retinue.store.agents import agents
+from retinue.store.core import events
+from retinue.store.core.connection import Body, Store, Then, follow_up
+from retinue.store.envelopes import envelopes
+from retinue.store.ledger import ledger
+from retinue.store.sessions import sessions
 from retinue.testing.household import House, Household
 from retinue.testing.waiting import wait_until
 
@@ -273,7 +277,7 @@ async def set_queue(house: House, session: str, queue: QueueOverride) -> None:
 
 
 async def all_news(house: House, *kinds: NewsKind) -> list[News]:
-    found = await house.store.scan(lambda conn: news.after(conn, 0, limit=100_000))
+    found = await house.store.scan(lambda conn: events.after(conn, 0, limit=100_000))
     return [piece for piece in found if not kinds or piece.kind in kinds]
 
 

@@ -44,8 +44,8 @@ from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt
-from retinue.store import grants
-from retinue.store.connection import NO_FAULTS
+from retinue.store.agents import grants
+from retinue.store.core.connection import NO_FAULTS
 from retinue.testing.household import House, Household, boss
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.permissions import RequestPermission

@@ -41,8 +41,8 @@ from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.models.base import Prompt
 from retinue.schedules.clock import TICK_MAX_S
-from retinue.store.connection import NO_FAULTS
-from retinue.store.opening import open_store
+from retinue.store.core.connection import NO_FAULTS
+from retinue.store.core.open_store import open_store
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.base import Scene, schema_of

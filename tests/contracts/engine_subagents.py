@@ -35,8 +35,11 @@ from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.engine.subagents import LOOK_AGAIN_MS
 from retinue.models.base import Prompt
-from retinue.store import agents, delegations, envelopes, sessions
-from retinue.store.connection import Store
+from retinue.store.agents import agents
+from retinue.store.core.connection import Store
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import delegations
+from retinue.store.sessions import sessions
 from retinue.testing.household import House, Household, Ways, boss
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.base import Tool

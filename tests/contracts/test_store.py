@@ -24,22 +24,15 @@ from retinue.domain.record import Body as RecordBody
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Stop, Summary, Usage, UserTurn, kind_of
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueueOverride, Wakefulness
 from retinue.domain.tool import Call, ToolResult
-from retinue.store import (
-    agents,
-    approvals,
-    envelopes,
-    forgetting,
-    money,
-    news,
-    people,
-    records,
-    runs,
-    sessions,
-    tokens,
-)
-from retinue.store import tables as t
-from retinue.store.connection import Body, Store
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.core import events
+from retinue.store.core import tables as t
+from retinue.store.core.connection import Body, Store
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.people import erase_person, people, tokens
+from retinue.store.runs import approvals, money, runs
+from retinue.store.sessions import records, sessions
 from retinue.testing.household import CountedIds
 
 TEXTS = [
@@ -140,19 +133,19 @@ async def test_the_news_of_one_session_is_found_among_all_a_stretch_at_a_time(
 
     async with place.open() as store:
         await store.write(tell, point="test")
-        monkeypatch.setattr(news, "LOOKED_THROUGH_MAX", 6)
+        monkeypatch.setattr(events, "LOOKED_THROUGH_MAX", 6)
         looks: list[tuple[list[int], int]] = []
         cursor, more = 0, True
         while more:
-            read = await store.read(lambda conn, since=cursor: news.next_of(conn, "mine", since, limit=2))
+            read = await store.read(lambda conn, since=cursor: events.next_of(conn, "mine", since, limit=2))
             looks.append(([piece.seq for piece in read.found], read.upto))
             cursor, more = read.upto, read.more
         # A full one ends with its last piece; of the others none looks through more than six.
         assert looks == [([2, 3], 3), ([4], 9), ([], 15), ([17], 20)]
-        assert await store.read(lambda conn: news.next_of(conn, "mine", 20, limit=2)) == news.Stretch(
+        assert await store.read(lambda conn: events.next_of(conn, "mine", 20, limit=2)) == events.Stretch(
             [], 20, more=False
         )
-        read = await store.read(lambda conn: news.next_of(conn, None, 0, limit=7))
+        read = await store.read(lambda conn: events.next_of(conn, None, 0, limit=7))
         assert ([piece.seq for piece in read.found], read.upto, read.more) == (list(range(1, 8)), 7, True)
 
 
@@ -169,7 +162,7 @@ async def test_numbers_follow_the_order_of_commits(place: Place) -> None:
     async def watch(store: Store, until: int) -> list[list[int]]:
         looks: list[list[int]] = []
         while not looks or len(looks[-1]) < until:
-            looks.append([piece.seq for piece in await store.scan(lambda conn: news.after(conn, 0, limit=1000))])
+            looks.append([piece.seq for piece in await store.scan(lambda conn: events.after(conn, 0, limit=1000))])
             await asyncio.sleep(0)
         return looks
 
@@ -519,10 +512,10 @@ async def test_a_long_session_is_read_back_as_it_was_and_no_chapter_outlives_wha
             await store.write(partial(records.add, records=written[at : at + 100]), point="test")
         assert await store.scan(_chapters) == [0, 1]
         assert await store.scan(partial(records.read, session=SESSION, first=1, last=599)) == (written, [])
-        await store.write(partial(forgetting.forget, person="maria", now_ms=9), point="test")
+        await store.write(partial(erase_person.forget, person="maria", now_ms=9), point="test")
         assert await store.scan(_chapters) == []
         found, _ = await store.scan(partial(records.read, session=SESSION, first=1, last=599))
-        assert {record.body.text for record in found if isinstance(record.body, UserTurn)} == {forgetting.FORGOTTEN}
+        assert {record.body.text for record in found if isinstance(record.body, UserTurn)} == {erase_person.FORGOTTEN}
 
 
 def _chapters(conn: sa.Connection) -> list[int]:
@@ -569,7 +562,7 @@ async def test_a_worker_with_an_old_epoch_can_write_nothing(place: Place) -> Non
 
         assert await store.read(counted) == []
         assert await store.read(lambda conn: records.read(conn, SESSION, first=0, last=9)) == ([], [])
-        assert await store.read(news.newest) == 0
+        assert await store.read(events.newest) == 0
         kept = await store.read(lambda conn: sessions.get(conn, SESSION))
         assert kept is not None and (kept.epoch, kept.record_seq) == (1, 1)
 
@@ -660,8 +653,8 @@ async def test_every_question_the_house_asks_is_understood_by_every_database(pla
         assert approvals.next_moment_ms(conn) is None and approvals.expiring(conn, 5, limit=3) == []
         assert approvals.overdue(conn, 5, limit=3) == []
         assert records.damaged(conn) == [] and records.get(conn, "s", 1) is None
-        assert news.after(conn, 0, limit=3) == [] and news.next_of(conn, "s", 0, limit=3).found == []
-        assert news.newest(conn) == 0 and news.oldest(conn) is None
+        assert events.after(conn, 0, limit=3) == [] and events.next_of(conn, "s", 0, limit=3).found == []
+        assert events.newest(conn) == 0 and events.oldest(conn) is None
         money.count_as_spent(conn, "r")
         approvals.release(conn, "r")
         approvals.close(conn, "r", at_ms=5)

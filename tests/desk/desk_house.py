@@ -16,8 +16,9 @@ from retinue.domain.principal import LEVEL_OF, TRUST_OF, Principal
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
-from retinue.store import agents, people
-from retinue.store.files import Files
+from retinue.store.agents import agents
+from retinue.store.envelopes.attachment_files import Files
+from retinue.store.people import people
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import says
 from retinue.tools.files import Ground

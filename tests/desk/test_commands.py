@@ -17,7 +17,9 @@ from retinue.domain.slash_command import CommandName
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.store import agents, approvals, ledger
+from retinue.store.agents import agents
+from retinue.store.ledger import ledger
+from retinue.store.runs import approvals
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls, says
 

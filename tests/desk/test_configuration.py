@@ -17,7 +17,9 @@ from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.token import hash_of
 from retinue.operations.keeper import Keeper
-from retinue.store import agents, ledger, people, principals
+from retinue.store.agents import agents
+from retinue.store.ledger import ledger
+from retinue.store.people import people, principals
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import says
 

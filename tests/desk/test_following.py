@@ -10,7 +10,7 @@ from desk.desk_house import desk_house, person
 
 from retinue.api.live import EVERYTHING, Feed
 from retinue.domain.ids import SessionId
-from retinue.store import news
+from retinue.store.core import events
 from retinue.testing.household import Household
 from retinue.testing.waiting import WAIT_LIMIT_S
 
@@ -25,10 +25,10 @@ async def test_whoever_follows_one_session_is_told_all_of_it_through_a_crowd_of_
         for number in range(6):
             await house.ask(OWNER, "session.create", agent="ada", name=f"Other {number}")
             await house.ask(OWNER, "session.rename", session=session, name=f"Name {number}")
-        read = await house.desk.store.read(lambda conn: news.next_of(conn, session, 0, limit=100))
+        read = await house.desk.store.read(lambda conn: events.next_of(conn, session, 0, limit=100))
         expected = [piece.seq for piece in read.found]
         assert len(expected) > 6 and not read.more
-        monkeypatch.setattr(news, "LOOKED_THROUGH_MAX", 4)
+        monkeypatch.setattr(events, "LOOKED_THROUGH_MAX", 4)
         for begins in (0, expected[3]):
             followed, joined = Feed(house.desk, OWNER), Feed(house.desk, OWNER)
             await followed.open(begins)

@@ -18,7 +18,8 @@ from retinue.domain.token import TokenKind, hash_of
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.people import INVITATION_DAYS, accept_invitation
 from retinue.policy.access import permissions
-from retinue.store import ledger, principals, tokens
+from retinue.store.ledger import ledger
+from retinue.store.people import principals, tokens
 from retinue.testing.household import Household
 
 OWNER, MARIA, GUS = person("owner"), person("maria"), person("gus")

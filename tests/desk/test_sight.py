@@ -17,7 +17,8 @@ from retinue.domain.errors import NotAllowed, NotFound, RetinueError
 from retinue.domain.principal import Principal
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.store import approvals, news, runs
+from retinue.store.core import events
+from retinue.store.runs import approvals, runs
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import Line, calls, says
 
@@ -148,7 +149,7 @@ async def test_an_agent_sees_its_own_sessions_and_no_others(house: DeskHouse) ->
 async def test_an_open_question_is_shown_to_whom_it_concerns_alone(house: DeskHouse) -> None:
     from retinue.domain.agent import ToolRules
     from retinue.domain.structs import replace
-    from retinue.store import agents
+    from retinue.store.agents import agents
 
     def ask_first(conn: Any) -> None:
         found = agents.find(conn, "ada")
@@ -174,7 +175,7 @@ async def test_news_tells_each_only_what_they_see(house: DeskHouse) -> None:
     await house.converse(person("noor"), "hello from noor")
 
     def told(who: Principal) -> Any:
-        return lambda conn: news.after(conn, 0, limit=1000, seen_by=who)
+        return lambda conn: events.after(conn, 0, limit=1000, seen_by=who)
 
     everything = await house.house.store.read(told(person("owner")))
     hers = await house.house.store.read(told(person("maria")))
@@ -233,5 +234,5 @@ async def test_a_client_begins_with_what_it_sees_and_goes_on_from_there(house: D
         assert others["sessions"] == [] and others["unread"] == 0
     house.house.household.model.rule = lambda prompt: says("ok")
     await house.converse(person("maria"), "more")
-    newer = await house.house.store.read(lambda conn: news.after(conn, begun["cursor"], limit=100))
+    newer = await house.house.store.read(lambda conn: events.after(conn, begun["cursor"], limit=100))
     assert newer and all(piece.seq > begun["cursor"] for piece in newer)

@@ -25,8 +25,8 @@ from retinue.domain.envelope import Envelope
 from retinue.domain.structs import replace
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.store import identities
-from retinue.store.files import Files
+from retinue.store.channels import identities
+from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.household import House
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import ScriptedModel, says

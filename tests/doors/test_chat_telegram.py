@@ -18,7 +18,7 @@ from retinue.domain.access import DmPolicy, Identity
 from retinue.engine.pressing import MEANS_NOTHING, NOT_YOURS
 from retinue.mailroom.doorkeeper import Doorkeeper
 from retinue.real import RealClock
-from retinue.store import identities
+from retinue.store.channels import identities
 from retinue.testing.household import Household
 from retinue.testing.telegram_place import MARIA
 from retinue.testing.telegram_server import TOKEN, TelegramServer

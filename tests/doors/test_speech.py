@@ -13,7 +13,7 @@ from retinue.mailroom.speech import FOLDER, Speech
 from retinue.policy.speech import cut, decide, order, read_tags, spoken_words
 from retinue.sandbox.base import Sandbox, SandboxFailed
 from retinue.sandbox.host import Host
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.loop_time import skipping_loop_time
 
 SPEAKS = SpeechCommand(command=("/bin/cp", "{input}", "{output}"), voice="alloy")

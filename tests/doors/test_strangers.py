@@ -31,7 +31,7 @@ from retinue.mailroom.reach import Reach
 from retinue.mailroom.sparing import LINES_PER_MINUTE
 from retinue.mailroom.strangers import REFUSALS_MAX
 from retinue.real import RealClock
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import says
 from retinue.testing.telegram_place import person

@@ -13,9 +13,9 @@ from retinue.connectors.telegram import TelegramSettings
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Envelope, Kind, Outcome
 from retinue.real import RealClock
-from retinue.store import envelopes
-from retinue.store.files import Files
-from retinue.store.tables import envelopes as envelope_table
+from retinue.store.core.tables import envelopes as envelope_table
+from retinue.store.envelopes import envelopes
+from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.household import House, Household
 from retinue.testing.telegram_html import utf16_length
 from retinue.testing.telegram_server import TOKEN, Fault, TelegramServer

@@ -17,7 +17,8 @@ from retinue.connectors.webhook.settings import HookKind, HookMapping, Proof, Wa
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.trust import Trust
-from retinue.store import envelopes, sessions
+from retinue.store.envelopes import envelopes
+from retinue.store.sessions import sessions
 from retinue.text.untrusted_wrapper import is_wrapped, unwrap
 
 PLAIN = WebhookSettings()

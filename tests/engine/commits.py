@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from retinue.store.connection import Body, Store, Then
+from retinue.store.core.connection import Body, Store, Then
 
 
 class Ledgerful:

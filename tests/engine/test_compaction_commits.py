@@ -21,8 +21,8 @@ from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.models.base import Prompt
 from retinue.runners.context import as_read
 from retinue.runners.keeping import COMPACTING, compacted_before_notice
-from retinue.store.connection import NO_FAULTS
-from retinue.store.opening import prepare_sqlite
+from retinue.store.core.connection import NO_FAULTS
+from retinue.store.core.open_store import prepare_sqlite
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.scripted_model import Line, says
 from retinue.tools.base import Scene, schema_of

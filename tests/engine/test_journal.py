@@ -25,7 +25,7 @@ from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import Call
 from retinue.engine.journal import Answers
 from retinue.models.base import Chunk, Prompt
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 
@@ -153,7 +153,7 @@ async def test_a_worker_whose_session_was_taken_over_can_write_nothing_more(desk
 
 
 async def test_a_stale_write_is_refused_by_name(desk: Desk) -> None:
-    from retinue.store import sessions
+    from retinue.store.sessions import sessions
 
     desk.household.model.will_reply("hello")
     async with desk.open() as house:

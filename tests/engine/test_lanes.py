@@ -21,7 +21,7 @@ from retinue.engine import engine as engine_module
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Ready, Slots, next_batch
 from retinue.mailroom.inbox import LaneWake
-from retinue.store import envelopes
+from retinue.store.envelopes import envelopes
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import says
 

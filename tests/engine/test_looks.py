@@ -17,7 +17,7 @@ from retinue.domain.errors import StoreError
 from retinue.domain.structs import replace
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.engine.journal import UNWRITTEN_S_MAX
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, calls

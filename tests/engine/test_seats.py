@@ -20,7 +20,7 @@ from retinue.domain.structs import replace
 from retinue.engine import engine as engine_module
 from retinue.engine.lanes import Slots
 from retinue.mailroom.inbox import Inbox, LaneWake
-from retinue.store import runs
+from retinue.store.runs import runs
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import says
 

@@ -23,9 +23,9 @@ from retinue.domain.trust import Trust
 from retinue.engine.live import DELTAS_WAITING_MAX, PARTIAL_CHARS_MAX, Live
 from retinue.engine.transcripts import Transcript, Transcripts, size_of
 from retinue.models.base import WireCache
-from retinue.store import records
-from retinue.store.opening import open_inline
-from retinue.store.sqlite import InlineStore
+from retinue.store.core.open_store import open_inline
+from retinue.store.core.sqlite import InlineStore
+from retinue.store.sessions import records
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import says
 

@@ -30,9 +30,11 @@ from retinue.domain.tool import Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.store import approvals, envelopes, records
-from retinue.store.tables import approvals as approvals_table
-from retinue.store.tables import envelopes as envelopes_table
+from retinue.store.core.tables import approvals as approvals_table
+from retinue.store.core.tables import envelopes as envelopes_table
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import approvals
+from retinue.store.sessions import records
 from retinue.testing.empty_store import place_empty_store
 from retinue.testing.failure_context import explained
 from retinue.testing.scripted_model import Line, ScriptedModel

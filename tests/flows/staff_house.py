@@ -18,8 +18,9 @@ from retinue.domain.record import UserTurn
 from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Prompt
-from retinue.store import envelopes, people
-from retinue.store.ledger import check
+from retinue.store.envelopes import envelopes
+from retinue.store.ledger.ledger import check
+from retinue.store.people import people
 from retinue.testing.scripted_model import Line, says
 from retinue.tools.base import Scene, schema_of
 

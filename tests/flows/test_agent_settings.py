@@ -16,7 +16,7 @@ from retinue.domain.envelope import Outcome, Receipt
 from retinue.domain.errors import NotFound, Unfit
 from retinue.domain.sandbox import SandboxMode
 from retinue.domain.structs import replace
-from retinue.store import envelopes
+from retinue.store.envelopes import envelopes
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import wait_until
 

@@ -15,7 +15,8 @@ from retinue.domain.envelope import Kind, Outcome
 from retinue.domain.event import News, NewsKind
 from retinue.domain.person import Role
 from retinue.domain.structs import replace
-from retinue.store import news, runs
+from retinue.store.core import events
+from retinue.store.runs import runs
 from retinue.testing.scripted_model import Line, calls
 
 
@@ -24,7 +25,7 @@ def switch(to: str = "bo", message: str = "They want to talk about chairs.") -> 
 
 
 async def switches(house: HandsHouse) -> list[News]:
-    found: list[News] = await house.house.store.scan(partial(news.after, cursor=0, limit=10_000))
+    found: list[News] = await house.house.store.scan(partial(events.after, cursor=0, limit=10_000))
     return [piece for piece in found if piece.kind is NewsKind.SESSION_SWITCHED]
 
 

@@ -17,7 +17,7 @@ from retinue.domain.envelope import Envelope, Kind, Outcome
 from retinue.domain.event import NewsKind
 from retinue.domain.record import Reply
 from retinue.domain.structs import replace
-from retinue.store import news
+from retinue.store.core import events
 from retinue.testing.scripted_model import Line, calls, says
 
 CY = Agent(name="cy", model="scripted")
@@ -38,7 +38,7 @@ async def answers(house: HandsHouse, session: str) -> list[Envelope]:
 
 async def turns_of(house: HandsHouse, session: str | None) -> int:
     """How many runs there were in a session."""
-    found = await house.house.store.scan(partial(news.next_of, session=session, cursor=0, limit=10_000))
+    found = await house.house.store.scan(partial(events.next_of, session=session, cursor=0, limit=10_000))
     return sum(piece.kind is NewsKind.RUN_STARTED for piece in found.found)
 
 

@@ -48,7 +48,10 @@ from retinue.domain.person import Role
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.store import agents, news, people, wholes
+from retinue.store.agents import agents
+from retinue.store.core import events
+from retinue.store.people import people
+from retinue.store.sessions import full_results
 from retinue.testing.household import Household, boss
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line
@@ -424,7 +427,7 @@ async def test_a_call_blocks_until_it_is_answered(household: Household, desk: De
 
 
 async def _news(desk: DeskHouse) -> list[News]:
-    return await desk.house.store.scan(lambda conn: news.after(conn, 0, limit=10_000))
+    return await desk.house.store.scan(lambda conn: events.after(conn, 0, limit=10_000))
 
 
 async def test_a_question_shows_the_exact_arguments_and_hides_nothing(desk: DeskHouse) -> None:
@@ -567,9 +570,9 @@ async def test_what_a_call_attaches_is_kept_whether_its_yes_came_in_time_or_late
         envelope, approval = await asked(house, do("draw", text="x"), sender="person:owner")
         if late:
             await house.outcome((await house.post("go on", sender="person:owner")).envelope)
-        assert await house.store.scan(wholes.named_files) == set()
+        assert await house.store.scan(full_results.named_files) == set()
         await desk.ask(OWNER, "approval.answer", id=approval, allow=True)
         await house.outcome(envelope)
         await house.quiet()
         assert "drawn" in read_by(household.model.prompts[-1])
-        assert await house.store.scan(wholes.named_files) == {PICTURE.hash}, "no purge takes it"
+        assert await house.store.scan(full_results.named_files) == {PICTURE.hash}, "no purge takes it"

@@ -26,8 +26,9 @@ from retinue.domain.tool import ToolSpec
 from retinue.domain.trust import Trust
 from retinue.engine.lanes import Slots
 from retinue.mailroom.background import FAILED
-from retinue.store import news, sessions
-from retinue.store.ledger import check
+from retinue.store.core import events
+from retinue.store.ledger.ledger import check
+from retinue.store.sessions import sessions
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.testing.waiting import wait_until
@@ -255,7 +256,7 @@ async def most_at_once(house: House, *, since: int = 0) -> int:
     def read(conn: Any) -> int:
         at_work: set[str] = set()
         most = 0
-        for piece in news.after(conn, cursor=since, limit=10_000):
+        for piece in events.after(conn, cursor=since, limit=10_000):
             session = sessions.get(conn, piece.session) if piece.session else None
             if session is None or session.origin.kind is not OriginKind.BACKGROUND:
                 continue
@@ -320,7 +321,7 @@ async def test_no_more_jobs_are_at_work_than_there_are_slots_also_after_a_crash(
         first = await open_jobs(house, 7)
         await begun(household, 2)
         assert await most_at_once(house) == 2
-        fallen = await house.store.scan(news.newest)
+        fallen = await house.store.scan(events.newest)
         house.crash()
     async with household.open() as house:
         await play_on(household, house, results_expected=7)

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from desk.desk_house import DeskHouse, desk_house
 from flows.asking import OWNER, asked, asking_household, does, line
 
-from retinue.store.why import why
+from retinue.store.runs.why import why
 
 
 async def because_of_calls(desk: DeskHouse) -> list[str]:

@@ -41,9 +41,10 @@ from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.policy.tools.tool_groups import GROUPS
 from retinue.policy.tools.tools import Circumstances
-from retinue.store import approvals, envelopes
-from retinue.store import tables as t
-from retinue.store.processes import ProcessState
+from retinue.store.core import tables as t
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import approvals
+from retinue.store.runs.processes import ProcessState
 from retinue.testing.failure_context import explained
 from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector

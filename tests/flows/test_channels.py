@@ -12,9 +12,9 @@ from outages import CrashAt, time_passing, until
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import UserTurn
 from retinue.models.base import Prompt
-from retinue.store import deliveries
-from retinue.store.dead import dead
-from retinue.store.deliveries import DeliveryState
+from retinue.store.channels import deliveries
+from retinue.store.channels.deliveries import DeliveryState
+from retinue.store.envelopes.dead_letters import dead
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector, Said
 from retinue.testing.scripted_model import Line, says

@@ -17,7 +17,9 @@ from retinue.domain.agent import ToolRules
 from retinue.domain.display_options import Elevation, Manner
 from retinue.domain.person import Person, Role
 from retinue.domain.structs import replace
-from retinue.store import envelopes, people, sessions
+from retinue.store.envelopes import envelopes
+from retinue.store.people import people
+from retinue.store.sessions import sessions
 from retinue.testing.scripted_model import calls, says
 
 CONFIG = '[skills]\ntrusted = ["house"]\n[sandbox]\nkind = "bubblewrap"\n'

@@ -29,8 +29,8 @@ from retinue.models.base import Prompt
 from retinue.runners.base import Equipment
 from retinue.runners.context import FLUSH_HEAD
 from retinue.runners.keeping import COMPACTING, OVERFLOWED
-from retinue.store import news
-from retinue.store.files import Files
+from retinue.store.core import events
+from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 from retinue.tools.base import Scene, schema_of
@@ -152,7 +152,7 @@ async def test_a_conversation_past_three_quarters_is_told_in_short_and_goes_on(h
         # The person was told, once, before the answer.
         mail = [envelope.text for envelope in await house.mail_for("maria")][-2:]
         assert mail == [COMPACTING, "On the roof."]
-        told = await house.store.scan(lambda conn: news.after(conn, 0, limit=1000))
+        told = await house.store.scan(lambda conn: events.after(conn, 0, limit=1000))
         (compacted,) = [each for each in told if each.kind is NewsKind.SESSION_COMPACTED]
         assert compacted.body["compactions"] == 1 and compacted.body["kept_from"] == after.context_from
         await books_hold(house)

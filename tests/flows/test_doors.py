@@ -30,7 +30,7 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.operations.mcp_door import Visitor
 from retinue.policy.tools.tool_groups import fits
 from retinue.policy.tools.tools import Chain, Circumstances, Door, layers_for
-from retinue.store import agents
+from retinue.store.agents import agents
 from retinue.testing.scripted_model import calls, says
 from retinue.tools.base import Scene, schema_of
 

@@ -23,7 +23,10 @@ from retinue.domain.record import Reply
 from retinue.domain.run import RunStatus
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.store import delegations, deliveries, envelopes, ledger, runs
+from retinue.store.channels import deliveries
+from retinue.store.envelopes import envelopes
+from retinue.store.ledger import ledger
+from retinue.store.runs import delegations, runs
 from retinue.testing.ports import free_port
 from retinue.testing.scripted_model import calls
 from retinue.testing.waiting import wait_until

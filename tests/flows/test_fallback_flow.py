@@ -31,7 +31,7 @@ from retinue.engine.engine import EmbeddedEngine
 from retinue.models.http import Target
 from retinue.models.market import Market as ModelMarket
 from retinue.runners.base import Assignment, Finished, Runner
-from retinue.store import credentials
+from retinue.store.agents import credentials
 from retinue.testing.household import House, Household
 
 PATIENCE_S = 0.3  # with a server that hangs

@@ -25,7 +25,8 @@ from retinue.domain.instruction_mode import InstructionMode
 from retinue.domain.person import Person, Role
 from retinue.plugins.base import Section as PluginSection
 from retinue.plugins.registry import Entry, Kind
-from retinue.store import instructions, people
+from retinue.store.people import people
+from retinue.store.sessions import instructions
 from retinue.testing.household import terminal
 from retinue.testing.scripted_model import calls
 

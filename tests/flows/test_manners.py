@@ -17,7 +17,7 @@ from retinue.domain.display_options import Manner, Reasoning, UsageLine, Verbosi
 from retinue.domain.envelope import Kind
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.record import Usage
-from retinue.store import approvals
+from retinue.store.runs import approvals
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.scripted_model import calls, says
 

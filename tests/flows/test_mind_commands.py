@@ -16,7 +16,7 @@ from retinue.domain.model import EFFORTS
 from retinue.domain.session import Mind
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.store import credentials
+from retinue.store.agents import credentials
 from retinue.testing.household import House, Household, terminal
 
 SPARE = "sk-spare-0123456789abcdefghij"

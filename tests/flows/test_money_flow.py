@@ -37,7 +37,7 @@ from retinue.domain.record import Reply
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.engine.lanes import Slots
-from retinue.store import ledger
+from retinue.store.ledger import ledger
 from retinue.testing.household import House, Household
 
 OUTPUT_TOKENS_MAX = 2_000

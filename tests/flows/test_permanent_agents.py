@@ -15,7 +15,7 @@ from retinue.domain.errors import Invalid, NotAllowed
 from retinue.domain.sandbox import SandboxMode
 from retinue.domain.structs import replace
 from retinue.operations.permanent import TOOL
-from retinue.store import agents
+from retinue.store.agents import agents
 from retinue.testing.scripted_model import calls
 
 MAKER = replace(

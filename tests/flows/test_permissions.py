@@ -34,7 +34,7 @@ from retinue.domain.errors import Conflict
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
 from retinue.engine import approvals
-from retinue.store import people
+from retinue.store.people import people
 from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector
 

@@ -23,7 +23,7 @@ from retinue.engine.engine import EmbeddedEngine
 from retinue.runners.asking import Asker
 from retinue.runners.loop import REPEATS_MAX, Loop
 from retinue.runners.media import FileMedia
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.household import House, Household
 from retinue.tools.base import Scene, schema_of
 from retinue.tools.toolbox import Toolbox

@@ -12,7 +12,8 @@ from flows.provider import Answer, Asked, Provider, calls_made, household_of, pr
 from retinue.domain.agent import Agent
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
-from retinue.store import agents, ledger
+from retinue.store.agents import agents
+from retinue.store.ledger import ledger
 from retinue.testing.household import House
 
 PRICED = '[models.entries."{ref}"]\ninput_usd = 1\noutput_usd = 10\n'

@@ -27,8 +27,8 @@ from retinue.domain.session_keys import ChatType
 from retinue.domain.trust import Trust
 from retinue.engine.commands import GREET
 from retinue.models.base import Prompt
-from retinue.store import envelopes
-from retinue.store.why import why
+from retinue.store.envelopes import envelopes
+from retinue.store.runs.why import why
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import calls, says

@@ -17,7 +17,8 @@ from retinue.domain.person import Role
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.store import runs, sessions
+from retinue.store.runs import runs
+from retinue.store.sessions import sessions
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.delegate.sessions import HISTORY_BYTES_MAX
 

@@ -14,7 +14,7 @@ from retinue.domain.record import UserTurn
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
 from retinue.models.base import Prompt
-from retinue.store import envelopes
+from retinue.store.envelopes import envelopes
 
 CONFIG = '[skills]\ntrusted = ["house"]\n'
 NOTE = "command-dispatch: tool\ncommand-tool: append_line\ncommand-argument: text\n"

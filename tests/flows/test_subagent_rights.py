@@ -17,9 +17,10 @@ from retinue.domain.person import Person, Role
 from retinue.domain.principal import Principal
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
-from retinue.store import delegations, people, runs, subagents
-from retinue.store import tables as t
-from retinue.store.subagents import Place
+from retinue.store.core import tables as t
+from retinue.store.people import people
+from retinue.store.runs import delegations, runs, subagents
+from retinue.store.runs.subagents import Place
 from retinue.testing.scripted_model import Line, calls
 
 BO = Agent(name="bo", model="scripted")

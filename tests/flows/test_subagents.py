@@ -18,7 +18,8 @@ from retinue.domain.record import UserTurn
 from retinue.domain.run import RunStatus
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
-from retinue.store import delegations, runs, sessions
+from retinue.store.runs import delegations, runs
+from retinue.store.sessions import sessions
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.testing.waiting import wait_until
 

@@ -10,7 +10,8 @@ from outages import time_passing
 from retinue.domain.model import Failure
 from retinue.domain.record import Stop, Usage
 from retinue.domain.times import to_ms
-from retinue.store import ledger, model_calls
+from retinue.store.ledger import ledger
+from retinue.store.runs import model_calls
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import Line
 

@@ -19,7 +19,8 @@ from flows.hands_house import HandsHouse, hands_house
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Invalid, NotAllowed
 from retinue.net.signatures import Purpose, signed
-from retinue.store import deliveries, envelopes
+from retinue.store.channels import deliveries
+from retinue.store.envelopes import envelopes
 from retinue.testing.scripted_model import Line, calls
 from retinue.testing.waiting import wait_until
 

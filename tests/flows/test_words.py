@@ -17,8 +17,8 @@ from retinue.domain.record import UserTurn
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.store import runs
-from retinue.store.tables import sessions as sessions_table
+from retinue.store.core.tables import sessions as sessions_table
+from retinue.store.runs import runs
 from retinue.testing.scripted_model import Line, calls, says
 
 CY = Agent(name="cy", model="scripted")
@@ -169,7 +169,7 @@ def _newest_first(conn: Any) -> list[Any]:
 
 
 async def _origin(house: HandsHouse, session: str | None) -> Origin:
-    from retinue.store import sessions
+    from retinue.store.sessions import sessions
 
     found = await house.house.store.scan(lambda conn: sessions.get(conn, session or ""))
     assert found is not None

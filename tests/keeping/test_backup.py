@@ -27,9 +27,9 @@ from retinue.domain.times import to_ms, zone
 from retinue.operations.health import Scene, examine
 from retinue.premises import instance_lock
 from retinue.restore import restore
-from retinue.store import ledger
-from retinue.store.backup import MANIFEST, STORE, UNDER_WAY, opened, verify
-from retinue.store.files import Files
+from retinue.store.core.backup import MANIFEST, STORE, UNDER_WAY, opened, verify
+from retinue.store.envelopes.attachment_files import Files
+from retinue.store.ledger import ledger
 from retinue.testing.household import Household
 from retinue.testing.waiting import wait_until
 
@@ -115,7 +115,7 @@ def lose_a_row(folder: Path) -> None:
     with closing(sqlite3.connect(folder / STORE, isolation_level=None)) as raw:
         raw.execute("DELETE FROM outcomes WHERE envelope = (SELECT min(envelope) FROM outcomes)")
     manifest = json.loads((folder / MANIFEST).read_text())
-    from retinue.store.backup import _described  # pyright: ignore[reportPrivateUsage]
+    from retinue.store.core.backup import _described  # pyright: ignore[reportPrivateUsage]
 
     part = _described(folder, folder / STORE)
     for each in manifest["parts"]:

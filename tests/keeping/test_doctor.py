@@ -28,7 +28,7 @@ from retinue.operations.checks import (
     file_system,
 )
 from retinue.operations.health import CHECKS, Check, Found, Health, Scene, examine, problem, register
-from retinue.store.opening import SCHEMA
+from retinue.store.core.open_store import SCHEMA
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import Household
 from retinue.testing.waiting import wait_until_sync

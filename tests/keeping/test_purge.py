@@ -28,12 +28,17 @@ from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
 from retinue.mailroom.retry import retry
 from retinue.operations.keeping import TIDY_EVERY_S, TIDY_FIRST_S, purge_house, tidy_forever, would_purge
-from retinue.store import answers, approvals, dead, labels, ledger, mail, news, purge, tokens
-from retinue.store.connection import Body, Store, Then
-from retinue.store.files import Files
-from retinue.store.purge import Horizon
-from retinue.store.threads import thread
-from retinue.store.why import why
+from retinue.store.agents import file_trust
+from retinue.store.core import events, idempotency, purge
+from retinue.store.core.connection import Body, Store, Then
+from retinue.store.core.purge import Horizon
+from retinue.store.envelopes import dead_letters, envelope_lists
+from retinue.store.envelopes.attachment_files import Files
+from retinue.store.envelopes.reply_threads import thread
+from retinue.store.ledger import ledger
+from retinue.store.people import tokens
+from retinue.store.runs import approvals
+from retinue.store.runs.why import why
 from retinue.testing.household import House, Household, boss
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.waiting import wait_until
@@ -139,11 +144,11 @@ async def test_the_newest_envelope_and_the_newest_news_stay(household: Household
         for _ in range(3):
             await house.answer_to((await house.post("hello")).envelope)
         await a_week_passes(house)
-        newest = await house.store.scan(news.newest)
+        newest = await house.store.scan(events.newest)
         await everything(house)
         await holds(house)
         assert await rows(house, "envelopes") >= 1
-        assert await house.store.scan(news.oldest) == newest
+        assert await house.store.scan(events.oldest) == newest
         receipt = await house.post("and on we go")
         assert await house.answer_to(receipt.envelope) == "very well"
         await holds(house)
@@ -194,7 +199,9 @@ async def test_unread_mail_stays_until_it_is_asked_for_by_name(household: Househ
         await a_week_passes(house)
         await everything(house, unread=False)
         assert (await house.envelope(note.envelope)).text == "a word for you"
-        await house.store.write(partial(mail.mark_read, ids=[note.envelope], person="noor", at_ms=1), point="test")
+        await house.store.write(
+            partial(envelope_lists.mark_read, ids=[note.envelope], person="noor", at_ms=1), point="test"
+        )
         assert (await everything(house, unread=False))["envelopes"] == 1
         await holds(house)
 
@@ -329,7 +336,7 @@ async def test_labels_go_with_the_files_they_are_about_and_stay_with_those_that_
     Path(paths[1]).touch()
     async with household.open() as house:
         now_ms = to_ms(household.clock.now())
-        await house.store.write(partial(labels.mark_untrusted, paths=paths, at_ms=now_ms, run=None), point="test")
+        await house.store.write(partial(file_trust.mark_untrusted, paths=paths, at_ms=now_ms, run=None), point="test")
         await house.outcome((await house.post("see this", attachments=(gone,))).envelope)
         assert await rows(house, "file_labels") == 3
         await purge_house(house.store, files, Horizon(), clock=household.clock)
@@ -348,9 +355,9 @@ async def test_old_answers_and_expired_tokens_go_and_revoked_ones_stay_known(hou
         now = household.clock.now()
 
         def settle_in(conn: Any) -> None:
-            for key, body in (("k", "{}"), ("cut off", answers.CLAIMED)):
-                answer = answers.Answer("x.y", "hash", body, to_ms(now))
-                answers.keep(conn, principal="person:maria", key=key, answer=answer)
+            for key, body in (("k", "{}"), ("cut off", idempotency.CLAIMED)):
+                answer = idempotency.Answer("x.y", "hash", body, to_ms(now))
+                idempotency.keep(conn, principal="person:maria", key=key, answer=answer)
             for number, expires in enumerate((timedelta(days=1), None)):
                 token = Token(
                     id=TokenId(f"{number:032x}"),
@@ -432,7 +439,7 @@ class Life:
         await self.rest(house)
 
     async def retry(self, house: House) -> None:
-        letters = await house.store.scan(partial(dead.dead, limit=20))
+        letters = await house.store.scan(partial(dead_letters.dead, limit=20))
         if letters:
             try:
                 await try_again(house, self.random.choice(letters).envelope.id)
@@ -452,10 +459,12 @@ class Life:
 
     async def read(self, house: House) -> None:
         person = self.random.choice(("maria", "noor"))
-        found = await house.store.scan(partial(mail.unread, person=person, limit=5))
+        found = await house.store.scan(partial(envelope_lists.unread, person=person, limit=5))
         if found:
             ids = [each.id for each in found]
-            await house.store.write(partial(mail.mark_read, ids=list(ids), person=person, at_ms=1), point="test")
+            await house.store.write(
+                partial(envelope_lists.mark_read, ids=list(ids), person=person, at_ms=1), point="test"
+            )
 
     async def days(self, house: House) -> None:
         await house.household.clock.advance(self.random.choice((60, 700, 86_400, 200_000)))
@@ -496,8 +505,8 @@ class Life:
                 await house.store.scan(partial(why, id_text=id_))
             except NotFound as gone:
                 assert gone.code == "envelope.purged"
-        await house.store.scan(partial(dead.dead, limit=100))
-        await house.store.scan(partial(news.after, cursor=0, limit=10_000))
+        await house.store.scan(partial(dead_letters.dead, limit=100))
+        await house.store.scan(partial(events.after, cursor=0, limit=10_000))
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("RETINUE_PURGE_SEEDS", "4"))))

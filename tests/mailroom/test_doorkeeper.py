@@ -18,7 +18,7 @@ from retinue.domain.session_keys import DmScope
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.mailroom.strangers import REFUSALS_MAX
-from retinue.store import bindings, pairings
+from retinue.store.channels import bindings, pairings
 from retinue.testing.household import House
 
 

@@ -43,10 +43,15 @@ from retinue.domain.session import LaneKind, Origin, OriginKind, Overflow, Queue
 from retinue.domain.times import to_ms
 from retinue.mailroom.inbox import ClockWake, Inbox, LaneWake, RoomWake, Wake, check, enter
 from retinue.runners import turn_input
-from retinue.store import agents, deliveries, envelopes, news, people, sessions
-from retinue.store import tables as t
-from retinue.store.connection import Store
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.channels import deliveries
+from retinue.store.core import events
+from retinue.store.core import tables as t
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.people import people
+from retinue.store.sessions import sessions
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import CountedIds, Household
 from retinue.testing.scripted_model import says
@@ -625,7 +630,7 @@ from retinue.domain.errors import TooLarge
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.times import to_ms
 from retinue.mailroom.inbox import Inbox
-from retinue.store.opening import open_store
+from retinue.store.core.open_store import open_store
 from retinue.testing.fake_clock import FakeClock
 
 def peak_mb() -> float:
@@ -805,7 +810,7 @@ async def test_inside_the_house_a_letter_to_nobody_is_kept_and_ends_refused(plac
 async def test_a_receipt_says_how_far_the_news_had_come_and_the_news_tells_of_the_letter(place: Place) -> None:
     async with desk_at(place) as desk:
         receipt = await desk.post("hello")
-        told = await desk.store.read(lambda conn: news.after(conn, 0, limit=10))
+        told = await desk.store.read(lambda conn: events.after(conn, 0, limit=10))
         assert [piece.kind.value for piece in told] == ["session.started", "envelope.accepted"]
         assert told[-1].seq == receipt.news_seq
         assert told[-1].body["text"] == "hello"

@@ -17,9 +17,9 @@ from retinue.domain.envelope import Kind, Outcome, Receipt
 from retinue.domain.record import UserTurn
 from retinue.domain.times import to_ms
 from retinue.mailroom.outbox import ROOMS_AT_ONCE_EACH_MAX, SENT_IN_TURN_MAX, Bounds
-from retinue.store import deliveries
-from retinue.store.dead import dead
-from retinue.store.deliveries import Attempt, DeliveryState
+from retinue.store.channels import deliveries
+from retinue.store.channels.deliveries import Attempt, DeliveryState
+from retinue.store.envelopes.dead_letters import dead
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector
 

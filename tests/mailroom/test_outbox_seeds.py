@@ -23,11 +23,12 @@ from retinue.domain.ids import EnvelopeId
 from retinue.domain.times import to_ms
 from retinue.mailroom.inbox import Inbox, RoomWake, Wake
 from retinue.mailroom.outbox import Bounds, Outbox
-from retinue.store import deliveries, envelopes
-from retinue.store.house import latest_ms
-from retinue.store.ledger import Ledger, check
-from retinue.store.opening import open_inline
-from retinue.store.sqlite import InlineStore
+from retinue.store.channels import deliveries
+from retinue.store.core.open_store import open_inline
+from retinue.store.core.sqlite import InlineStore
+from retinue.store.core.transaction import latest_ms
+from retinue.store.envelopes import envelopes
+from retinue.store.ledger.ledger import Ledger, check
 from retinue.testing.household import CountedIds
 from retinue.testing.quiet_connector import QuietConnector, Trouble
 from retinue.testing.virtual_time import VirtualClock, simulate

@@ -16,7 +16,7 @@ from retinue.domain.envelope import Context, Outcome, Receipt
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.reply_delivery import HumanDelay, Quoting, Words
 from retinue.mailroom.attempts import ATTEMPTS_MAX
-from retinue.store import deliveries, parts
+from retinue.store.channels import deliveries, delivery_parts
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector
 
@@ -49,7 +49,7 @@ async def a_while() -> None:
 
 
 async def kept(house: House, envelope: str) -> dict[int, str]:
-    return await house.store.read(partial(parts.of, envelope=envelope))
+    return await house.store.read(partial(delivery_parts.of, envelope=envelope))
 
 
 async def test_a_long_answer_arrives_in_parts_in_their_order_and_each_receipt_is_kept(household: Household) -> None:
@@ -71,7 +71,7 @@ async def test_a_short_answer_costs_no_commit_more_and_its_message_is_known(hous
         sent = await send(house, "Lunch with Noor.")
         await house.outcome(sent.envelope)
         [receipt] = (await kept(house, sent.envelope)).values()
-        found = await house.store.read(partial(parts.named, channel=LETTER, receipt=receipt))
+        found = await house.store.read(partial(delivery_parts.named, channel=LETTER, receipt=receipt))
 
     assert found == sent.envelope
 

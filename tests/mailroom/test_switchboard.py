@@ -37,7 +37,7 @@ from retinue.domain.structs import replace
 from retinue.mailroom.aside import from_json, to_json
 from retinue.mailroom.lines import AGAIN_MAX_S, ASKED_MAX_S, NEEDS_OWNER_S, STEADY_S, LineHealth, LineState, wait_s
 from retinue.mailroom.switchboard import TRIES_MAX, Needs, Switchboard
-from retinue.store import connector_words, set_aside
+from retinue.store.channels import connector_state, poison_messages
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.waiting import wait_until
@@ -213,7 +213,7 @@ async def test_how_far_a_connector_has_heard_outlives_the_house(household: House
         assert made[1].around is not None
         assert await made[1].around.shelf.get("offset") == "18"
         with pytest.raises(Invalid) as refused:
-            await made[1].around.shelf.put("offset", "1" * (connector_words.VALUE_CHARS_MAX + 1))
+            await made[1].around.shelf.put("offset", "1" * (connector_state.VALUE_CHARS_MAX + 1))
         assert refused.value.code == "connector.word-invalid"
         assert await made[1].around.shelf.get("offset") == "18"
 
@@ -555,14 +555,14 @@ async def test_a_message_that_is_poison_is_set_aside_and_the_next_is_heard(house
         assert bad.confirmed.result() is None  # confirmed, or it would come for ever
         assert good.confirmed.result() is not None
         assert over.tries == TRIES_MAX
-        [kept] = await house.store.read(set_aside.listed)
+        [kept] = await house.store.read(poison_messages.listed)
         assert (kept.instance, kept.room, kept.message_id, kept.tries) == ("quiet", "7", "13", TRIES_MAX)
         assert kept.because == "ValueError"  # what such an error says may be anything
 
         over.over.clear()
         assert await house.switchboard.offer_again(kept.id) is not None
-        assert await house.store.read(set_aside.listed) == []
-        [done] = await house.store.read(lambda conn: set_aside.listed(conn, every=True))
+        assert await house.store.read(poison_messages.listed) == []
+        [done] = await house.store.read(lambda conn: poison_messages.listed(conn, every=True))
         assert (done.state, done.body) == ("done", "")  # the words are in an envelope now, and only there
 
 
@@ -576,7 +576,7 @@ async def test_what_the_store_could_not_take_is_never_set_aside(household: House
             await until(lambda times=times: over.tries >= times)
             await household.clock.advance(AGAIN_MAX_S)
         assert not said.confirmed.done()
-        assert await house.store.read(set_aside.listed) == []
+        assert await house.store.read(poison_messages.listed) == []
         over.over.clear()
         await household.clock.advance(AGAIN_MAX_S)
         async with asyncio.timeout(120):
@@ -602,12 +602,12 @@ def test_a_message_that_was_set_aside_is_read_back_as_it_was_heard() -> None:
 
 
 async def test_a_flood_of_poison_does_not_fill_the_store(household: Household, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(set_aside, "WAITING_MAX", 3)
-    monkeypatch.setattr(set_aside, "_beyond", set_aside._beyond.offset(3))  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(poison_messages, "WAITING_MAX", 3)
+    monkeypatch.setattr(poison_messages, "_beyond", poison_messages._beyond.offset(3))  # pyright: ignore[reportPrivateUsage]
     async with household.open() as house:
         for number in range(10):
             await house.store.write(
-                lambda conn, n=number: set_aside.put(
+                lambda conn, n=number: poison_messages.put(
                     conn,
                     id_=f"{n:032x}",
                     instance="quiet",
@@ -620,5 +620,5 @@ async def test_a_flood_of_poison_does_not_fill_the_store(household: Household, m
                 ),
                 point="test",
             )
-        waiting = await house.store.read(set_aside.listed)
+        waiting = await house.store.read(poison_messages.listed)
         assert [each.message_id for each in waiting] == ["9", "8", "7"]

@@ -31,7 +31,7 @@ from retinue.domain.trust import Trust
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text
 from retinue.models.guide import ABILITIES, COUNT_MAX, PIECES_MAX, Guide, letters, pieces
 from retinue.runners.turn_input import render, render_note
-from retinue.store import envelopes
+from retinue.store.envelopes import envelopes
 from retinue.testing.fake_clock import START, FakeClock
 from retinue.testing.household import House, Household, boss
 from retinue.testing.waiting import wait_until

@@ -20,7 +20,8 @@ from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.operations import agent_files
 from retinue.operations.agent_files import shapes
-from retinue.store import labels, news
+from retinue.store.agents import file_trust
+from retinue.store.core import events
 from retinue.testing.household import Household
 
 OWNER, MARIA = person("owner"), person("maria")
@@ -62,7 +63,7 @@ async def listed(house: DeskHouse) -> list[str]:
 
 async def doubt(house: DeskHouse, path: Path) -> None:
     at_ms = to_ms(house.desk.clock.now())
-    mark = partial(labels.mark_untrusted, paths=[str(path.resolve())], at_ms=at_ms, run=None)
+    mark = partial(file_trust.mark_untrusted, paths=[str(path.resolve())], at_ms=at_ms, run=None)
     await house.house.store.write(mark, point="setup")
 
 
@@ -123,7 +124,7 @@ async def test_a_file_is_written_whole_over_what_was_read_and_told(house: DeskHo
     assert sorted(os.listdir(home)) == ["SOUL.md", "internal_space"], "nothing is left over"
     new = await write(house, "skills/tides/SKILL.md", "", "")
     assert new["created"] and (await read(house, "skills/tides/SKILL.md"))["content"] == ""
-    told = await house.house.store.scan(lambda conn: news.after(conn, 0, limit=1_000))
+    told = await house.house.store.scan(lambda conn: events.after(conn, 0, limit=1_000))
     assert [piece.body["file"] for piece in told if piece.kind == "agent.changed" and "file" in piece.body] == [
         "SOUL.md",
         "skills/tides/SKILL.md",

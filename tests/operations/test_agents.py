@@ -14,7 +14,7 @@ from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, Unfit
 from retinue.domain.times import to_ms
 from retinue.domain.token import hash_of
-from retinue.store import principals
+from retinue.store.people import principals
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import says
 from retinue.testing.waiting import wait_until

@@ -13,7 +13,7 @@ from retinue.domain.errors import Conflict, NotFound, RetinueError
 from retinue.domain.ports import Clock
 from retinue.operations import auditing
 from retinue.operations.base import Nothing
-from retinue.store import audit
+from retinue.store.agents import audit
 from retinue.testing.household import Household
 
 OWNER = person("owner")

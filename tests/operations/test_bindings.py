@@ -13,7 +13,7 @@ from desk.desk_house import DeskHouse, desk_house, person
 from retinue.domain.access import Pairing, PairingState
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
 from retinue.domain.times import to_ms
-from retinue.store import identities, pairings
+from retinue.store.channels import identities, pairings
 from retinue.testing.household import Household
 
 OWNER = person("owner")

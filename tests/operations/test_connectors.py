@@ -22,7 +22,7 @@ from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, Retin
 from retinue.domain.structs import replace
 from retinue.operations.connectors import typed
 from retinue.operations.keeper import Keeper
-from retinue.store import connector_words, set_aside
+from retinue.store.channels import connector_state, poison_messages
 from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.waiting import wait_until
@@ -233,12 +233,12 @@ async def test_one_that_is_removed_takes_its_secret_and_its_words_along(house: D
     await add(house)
     await add(house, "cote", secrets={}, settings={"token_file": str(mine)})
     store = house.house.store
-    await store.write(lambda conn: connector_words.put(conn, "loft", "offset", "1", at_ms=1), point="test")
+    await store.write(lambda conn: connector_state.put(conn, "loft", "offset", "1", at_ms=1), point="test")
     for name in ("loft", "cote"):
         assert (await house.ask(OWNER, "connector.remove", name=name))["removed"]
     assert await names(house) == {}
     assert list((house.desk.home / "secrets").iterdir()) == [] and mine.exists()
-    assert await store.read(lambda conn: connector_words.get(conn, "loft", "offset")) is None
+    assert await store.read(lambda conn: connector_state.get(conn, "loft", "offset")) is None
     assert "connectors" not in (house.desk.home / "retinue.toml").read_text()
     assert (await refused(house, NotFound, "connector.remove", name="loft")).code == "connector.not-found"
 
@@ -275,7 +275,7 @@ async def test_what_was_set_aside_is_listed_taken_in_after_all_or_let_go(house: 
     for number in (1, 2):
         body = json.dumps({"room": "7", "message_id": str(number), "text": "hello", "peer": "4711"})
         await store.write(
-            lambda conn, n=number, body=body: set_aside.put(
+            lambda conn, n=number, body=body: poison_messages.put(
                 conn,
                 id_=f"{n:08x}" + "0" * 24,
                 instance="loft",

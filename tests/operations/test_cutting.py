@@ -20,7 +20,8 @@ from retinue.domain.trust import Trust
 from retinue.operations import cutting
 from retinue.operations.base import Nothing
 from retinue.operations.sessions import RESTORABLE_DAYS
-from retinue.store import news, sessions
+from retinue.store.core import events
+from retinue.store.sessions import sessions
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import wait_until
@@ -86,7 +87,7 @@ async def records(house: DeskHouse, session: str) -> list[Record]:
 
 
 async def told(house: DeskHouse, session: str, after: int = 0, who: Principal = MARIA) -> list[News]:
-    look = partial(news.next_of, session=session, cursor=after, limit=1_000, seen_by=who)
+    look = partial(events.next_of, session=session, cursor=after, limit=1_000, seen_by=who)
     return (await house.house.store.scan(look)).found
 
 

@@ -16,7 +16,7 @@ from retinue.domain.binding import Binding, Match
 from retinue.domain.errors import NotFound
 from retinue.domain.structs import replace
 from retinue.operations.keeper import Keeper
-from retinue.store import bindings
+from retinue.store.channels import bindings
 from retinue.testing.household import Household
 
 OWNER = person("owner")

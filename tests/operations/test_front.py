@@ -23,8 +23,9 @@ from retinue.domain.tool import Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations import preferences as preference_operations
 from retinue.policy.questionnaires import ANSWER_LENGTH_MAX
-from retinue.store import news, notifications
-from retinue.store.connection import Store
+from retinue.store.core import events
+from retinue.store.core.connection import Store
+from retinue.store.people import notifications
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls, says
 from retinue.tools.base import Output, Scene, Tool, schema_of
@@ -85,7 +86,7 @@ async def opened(household: Household) -> AsyncGenerator[DeskHouse]:
 
 async def told(house: DeskHouse, who: Principal, kind: str) -> list[dict[str, Any]]:
     """The bodies of the news of this kind that someone sees."""
-    found = await house.desk.store.scan(partial(news.after, cursor=0, limit=500, seen_by=who))
+    found = await house.desk.store.scan(partial(events.after, cursor=0, limit=500, seen_by=who))
     return [piece.body for piece in found if piece.kind == kind]
 
 

@@ -23,7 +23,7 @@ from retinue.cli import client
 from retinue.cli.errors import HouseClosed
 from retinue.domain.errors import Conflict, NotAllowed, NotFound
 from retinue.domain.tool import Effect, ToolSpec
-from retinue.store import answers
+from retinue.store.core import idempotency
 from retinue.testing.waiting import wait_until_sync
 from retinue.tools.base import Output, Pending, Scene, ToolFailed, schema_of
 
@@ -165,7 +165,7 @@ async def test_releasing_a_key_leaves_an_answer_alone(house: HandsHouse, hold: H
     hold.go_on.set()
     first = await held(house, "k")
     await house.house.store.write(
-        lambda conn: answers.release(conn, principal="person:owner", key="k"), point="key-release"
+        lambda conn: idempotency.release(conn, principal="person:owner", key="k"), point="key-release"
     )
     assert await held(house, "k") == first and hold.begun == 1
 

@@ -14,8 +14,8 @@ from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.engine.lanes import Slots
 from retinue.operations import log_lines
-from retinue.store import approval_list, run_list
-from retinue.store.walking import Place
+from retinue.store.core.keyset_pagination import Place
+from retinue.store.runs import approval_list, run_list
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls, says
 

@@ -18,7 +18,7 @@ from retinue.domain.session import Mind
 from retinue.domain.structs import replace
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.declared import Kind, parameters
-from retinue.store import sessions
+from retinue.store.sessions import sessions
 from retinue.testing.household import Household
 
 OWNER, MARIA, GUS = person("owner"), person("maria"), person("gus")

@@ -16,7 +16,7 @@ from retinue.domain.errors import NotFound
 from retinue.domain.structs import replace
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.store import envelopes
+from retinue.store.envelopes import envelopes
 from retinue.testing.waiting import wait_until
 
 OWNER = person("owner")

@@ -56,8 +56,9 @@ from retinue.operations.security import CHECKS, Closing, Exposed, Severity, clos
 from retinue.operations.security_facts import Abilities, Facts, Ground, Held, plain_in
 from retinue.operations.security_facts import gather as gather_facts
 from retinue.sandbox.base import Probe
-from retinue.store import audit, sessions
-from retinue.store.house import Page
+from retinue.store.agents import audit
+from retinue.store.core.transaction import Page
+from retinue.store.sessions import sessions
 from retinue.testing.household import Household
 from retinue.text.redaction import Masks
 from retinue.tools.files import Read

@@ -21,7 +21,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Chunk, Prompt, Text
 from retinue.operations.base import Nothing
-from retinue.store import news
+from retinue.store.core import events
 from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, calls, says
@@ -51,7 +51,7 @@ async def ids(house: DeskHouse, who: Principal = MARIA, **kw: Any) -> list[str]:
 
 
 async def told(house: DeskHouse, who: Principal, session: str) -> list[News]:
-    look = partial(news.next_of, session=session, cursor=0, limit=1_000, seen_by=who)
+    look = partial(events.next_of, session=session, cursor=0, limit=1_000, seen_by=who)
     return (await house.house.store.scan(look)).found
 
 

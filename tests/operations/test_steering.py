@@ -13,7 +13,7 @@ from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.event import News
 from retinue.domain.principal import Principal
-from retinue.store import news
+from retinue.store.core import events
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import Line, says
 
@@ -42,7 +42,7 @@ async def send(house: DeskHouse, session: str, text: str, who: Principal = MARIA
 
 
 async def told(house: DeskHouse, session: str, kind: str, who: Principal = MARIA) -> list[News]:
-    found = await house.house.store.scan(lambda conn: news.next_of(conn, session, 0, limit=1_000, seen_by=who))
+    found = await house.house.store.scan(lambda conn: events.next_of(conn, session, 0, limit=1_000, seen_by=who))
     return [piece for piece in found.found if piece.kind == kind]
 
 

@@ -20,7 +20,7 @@ from retinue.domain.run import Run
 from retinue.domain.structs import replace
 from retinue.operations.keeper import Keeper
 from retinue.policy.limits.budgets import days
-from retinue.store import agents
+from retinue.store.agents import agents
 from retinue.testing.household import Household
 
 OWNER, MARIA, NOOR = person("owner"), person("maria"), person("noor")

@@ -13,7 +13,7 @@ from retinue.domain.credential import Credential
 from retinue.domain.envelope import Outcome
 from retinue.domain.model import Failure, ModelFacts
 from retinue.policy.limits import cooldowns
-from retinue.store import credentials
+from retinue.store.agents import credentials
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import Line, ScriptedModel
 

@@ -13,8 +13,9 @@ from retinue.domain.ids import ScheduleId
 from retinue.domain.schedule import Cron, Every, Once, Schedule, Slot, SlotState, When
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.store import ledger, schedules
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.ledger import ledger
+from retinue.store.schedules import schedules
 from retinue.testing.household import House, Household
 
 __all__ = ["Cron", "Every", "Once"]

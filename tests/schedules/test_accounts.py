@@ -28,8 +28,10 @@ from retinue.domain.record import Reply
 from retinue.domain.schedule import Cron, Gate, GateSaid, Missed, Once, Schedule, SlotState
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import ToolResult
-from retinue.store import agents, approvals, schedules
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.core.transaction import Page
+from retinue.store.runs import approvals
+from retinue.store.schedules import schedules
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, calls, says
 

@@ -29,8 +29,8 @@ from retinue.domain.ids import ScheduleId
 from retinue.domain.record import UserTurn
 from retinue.domain.schedule import By, Every, Gate, GateSaid, Missed, Once, Place, Schedule, SlotState
 from retinue.domain.session import OriginKind
-from retinue.store import schedules
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.schedules import schedules
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, calls, says

@@ -23,7 +23,7 @@ from retinue.domain.schedule import By, GateSaid, Kind, Once, Place, Schedule, S
 from retinue.domain.session import Session
 from retinue.domain.session_keys import ChatType
 from retinue.schedules.heartbeats import Beating, Wishes, beating, id_of, schedule_of
-from retinue.store import schedules
+from retinue.store.schedules import schedules
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, calls, says

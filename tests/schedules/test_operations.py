@@ -21,8 +21,10 @@ from retinue.domain.principal import Principal
 from retinue.domain.schedule import HISTORY_MAX
 from retinue.domain.structs import replace
 from retinue.operations.keeper import Keeper
-from retinue.store import agents, ledger, schedules
-from retinue.store.tables import schedule_slots
+from retinue.store.agents import agents
+from retinue.store.core.tables import schedule_slots
+from retinue.store.ledger import ledger
+from retinue.store.schedules import schedules
 from retinue.testing.household import Household, terminal
 from retinue.testing.scripted_model import Line
 

@@ -42,7 +42,7 @@ from retinue.rehearsal.plan import Asked
 from retinue.rehearsal.rehearsing import rehearse
 from retinue.rehearsal.told import Report, ScheduleTold, SkipKind
 from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.store.backup import STORE
+from retinue.store.core.backup import STORE
 from retinue.testing.fake_clock import START, FakeClock
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import says

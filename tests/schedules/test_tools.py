@@ -17,7 +17,8 @@ from retinue.domain.record import UserTurn
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
 from retinue.policy.tools.tools import Circumstances
-from retinue.store import schedules, sessions
+from retinue.store.schedules import schedules
+from retinue.store.sessions import sessions
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import wait_until
 

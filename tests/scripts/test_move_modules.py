@@ -8,7 +8,7 @@ PATHS = {"store/news": "store/core/events", "policy/tools": "policy/tools/tools"
 MOVED = Moves(PATHS, {*PATHS, "store/agents", "store/__init__"})
 
 BEFORE = '''\
-"""Reads `store/news`, as src/retinue/store/news.py has it; not its news."""
+"""Reads `store/core/events`, as src/retinue/store/core/events.py has it; not its news."""
 from retinue.policy.tools.tools import Rule as Rule, may_use
 from retinue.store import agents, news
 
@@ -24,7 +24,7 @@ def hide(news):
     return news
 
 
-command = ["-m", "retinue.service"], "retinue.service", "retinue.store.news.read"
+command = ["-m", "retinue.service"], "retinue.service", "retinue.store.core.events.read"
 '''
 AFTER = '''\
 """Reads `store/core/events`, as src/retinue/store/core/events.py has it; not its news."""

@@ -16,7 +16,8 @@ from retinue.domain.record import UserTurn
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult, ToolSpec
-from retinue.store import agents, news
+from retinue.store.agents import agents
+from retinue.store.core import events
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.testing.tools import AppendLineArguments
@@ -92,7 +93,7 @@ async def test_an_answer_that_finds_its_agent_gone_is_told_in_the_news(tmp_path:
         answer = (await house.outcome(asked.envelope)).answer
         assert answer is not None
         assert (await house.outcome(answer)).outcome == "refused"
-        told = await house.store.scan(lambda conn: news.after(conn, 0, limit=1000))
+        told = await house.store.scan(lambda conn: events.after(conn, 0, limit=1000))
         assert [n.body["because"] for n in told if n.kind is NewsKind.ENVELOPE_SETTLED] == ["agent-not-found"]
 
 

@@ -41,9 +41,10 @@ from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
 from retinue.operations import audit as asked
 from retinue.operations.base import Operation, perform
-from retinue.store import audit, sessions
-from retinue.store.connection import Store
-from retinue.store.house import Page
+from retinue.store.agents import audit
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.sessions import sessions
 from retinue.testing.household import Household
 
 SESSION, OTHER = "5e" * 16, "0f" * 16

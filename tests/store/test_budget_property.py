@@ -24,10 +24,11 @@ from retinue.domain.model import ModelRef, Price
 from retinue.domain.money import BudgetSpent, CallTerms, Caps, Days
 from retinue.domain.record import NO_USAGE, Usage
 from retinue.domain.run import Run
-from retinue.store import money, sqlite
-from retinue.store.connection import Body
-from retinue.store.house import Page
-from retinue.store.opening import prepare_sqlite
+from retinue.store.core import sqlite
+from retinue.store.core.connection import Body
+from retinue.store.core.open_store import prepare_sqlite
+from retinue.store.core.transaction import Page
+from retinue.store.runs import money
 
 T = TypeVar("T")
 

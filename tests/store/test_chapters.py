@@ -16,12 +16,13 @@ from retinue.domain.record import Body, Note, Plain, Record, Reply, Stop, Usage,
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.store import chapters, forgetting, records, sessions
-from retinue.store import tables as t
-from retinue.store.chapters import CHAPTER_RECORDS
-from retinue.store.house import Page
-from retinue.store.opening import prepare_sqlite
-from retinue.store.sqlite import connect
+from retinue.store.core import tables as t
+from retinue.store.core.open_store import prepare_sqlite
+from retinue.store.core.sqlite import connect
+from retinue.store.core.transaction import Page
+from retinue.store.people import erase_person
+from retinue.store.sessions import record_chunks, records, sessions
+from retinue.store.sessions.record_chunks import CHAPTER_RECORDS
 
 FILE = Attachment(hash="a" * 64, name="a.png", media_type="image/png", size_bytes=5)
 SESSION = SessionId("5e" * 16)
@@ -103,7 +104,7 @@ def test_records_are_the_same_with_chapters_and_without(conn: sa.Connection, fir
     assert _numbers(conn) == [0, 1, 2]
     expected = [record for record in written if first <= record.seq <= last]
     assert records.read(conn, session, first=first, last=last) == (expected, [])
-    chapters.forget(conn, session)
+    record_chunks.forget(conn, session)
     assert not _numbers(conn)
     assert records.read(conn, session, first=first, last=last) == (expected, [])
 
@@ -171,7 +172,7 @@ def test_chapters_that_no_context_has_any_more_are_let_go(conn: sa.Connection) -
 def test_what_a_person_said_is_forgotten_in_chapters_too(conn: sa.Connection) -> None:
     session, _ = _written(conn)
     assert any(SECRET.encode() in row.body for row in conn.execute(sa.select(t.chapters.c.body)))
-    forgetting.forget(conn, person="maria", now_ms=10_000)
+    erase_person.forget(conn, person="maria", now_ms=10_000)
     assert not _numbers(conn)
     found, _ = records.read(conn, session, first=1, last=MANY + 1)
     assert len(found) == MANY + 1

@@ -17,8 +17,8 @@ from retinue.domain.model import Failure
 from retinue.domain.times import to_ms
 from retinue.policy.limits import cooldowns
 from retinue.policy.limits.cooldowns import States, cooled
-from retinue.store import credentials
-from retinue.store.connection import Store
+from retinue.store.agents import credentials
+from retinue.store.core.connection import Store
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NOW_MS = to_ms(NOW)

@@ -17,8 +17,10 @@ from retinue.domain.ids import EnvelopeId
 from retinue.domain.times import to_ms
 from retinue.mailroom import retry as retrying
 from retinue.mailroom.inbox import Entered
-from retinue.store import approvals, envelopes, ledger
-from retinue.store.dead import DeadLetter, dead
+from retinue.store.envelopes import envelopes
+from retinue.store.envelopes.dead_letters import DeadLetter, dead
+from retinue.store.ledger import ledger
+from retinue.store.runs import approvals
 from retinue.testing.household import House, Household, boss
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import calls, says

@@ -15,10 +15,12 @@ from retinue.domain.agent import Agent
 from retinue.domain.binding import Binding, Match, PeerKind
 from retinue.domain.errors import Conflict, Invalid, NotFound, StoreError
 from retinue.domain.person import Person, Role
-from retinue.store import agents, bindings, forgetting, identities, overheard, pairings, people
-from retinue.store import tables as t
-from retinue.store.connection import Store
-from retinue.store.opening import open_store
+from retinue.store.agents import agents
+from retinue.store.channels import ambient_messages, bindings, identities, pairings
+from retinue.store.core import tables as t
+from retinue.store.core.connection import Store
+from retinue.store.core.open_store import open_store
+from retinue.store.people import erase_person, people
 
 NOW = datetime(2026, 11, 16, 9, tzinfo=UTC)
 NOW_MS = round(NOW.timestamp() * 1000)
@@ -146,15 +148,15 @@ async def test_a_person_who_is_forgotten_is_known_by_no_id_and_nothing_of_theirs
         pairings.admit(conn, "family", "7", by="person:owner", at_ms=NOW_MS)
         for speaker in ("7", "8"):
             row = {"message_id": speaker, "speaker": speaker, "name": "Maria", "text": "hi"}
-            overheard.add(conn, "family", "-1", **row, limit=9, at_ms=NOW_MS)
+            ambient_messages.add(conn, "family", "-1", **row, limit=9, at_ms=NOW_MS)
 
     await store.write(happened, point="test")
-    await store.write(partial(forgetting.forget, person="maria", now_ms=NOW_MS), point="test")
+    await store.write(partial(erase_person.forget, person="maria", now_ms=NOW_MS), point="test")
 
     assert await store.read(partial(identities.who, service="telegram", id_="7")) is None
     assert not await store.read(partial(pairings.is_admitted, instance="family", speaker="7"))
     assert await store.scan(partial(pairings.latest, limit=9)) == []
-    left = await store.scan(partial(overheard.read, instance="family", room="-1"))
+    left = await store.scan(partial(ambient_messages.read, instance="family", room="-1"))
     assert [each.speaker for each in left] == ["8"], "what others said is theirs"
 
 
@@ -233,7 +235,7 @@ async def test_what_was_decided_long_ago_goes_when_somebody_asks(store: Store) -
 async def test_of_what_is_overheard_the_last_is_kept_and_told_once(store: Store) -> None:
     def heard(conn: sa.Connection) -> None:
         for number in range(1, 6):
-            overheard.add(
+            ambient_messages.add(
                 conn,
                 "family",
                 "-1",
@@ -247,23 +249,23 @@ async def test_of_what_is_overheard_the_last_is_kept_and_told_once(store: Store)
 
     await store.write(heard, point="test")
     await store.write(heard, point="test")  # delivered again
-    kept = await store.scan(partial(overheard.read, instance="family", room="-1"))
+    kept = await store.scan(partial(ambient_messages.read, instance="family", room="-1"))
     assert [each.message_id for each in kept] == ["3", "4", "5"]
-    assert all(len(each.text) == overheard.TEXT_CHARS_MAX for each in kept)
-    await store.write(partial(overheard.told, instance="family", room="-1", upto=kept[1].seq), point="test")
-    left = await store.scan(partial(overheard.read, instance="family", room="-1"))
+    assert all(len(each.text) == ambient_messages.TEXT_CHARS_MAX for each in kept)
+    await store.write(partial(ambient_messages.told, instance="family", room="-1", upto=kept[1].seq), point="test")
+    left = await store.scan(partial(ambient_messages.read, instance="family", room="-1"))
     assert [each.message_id for each in left] == ["5"], "what came meanwhile is told next time"
 
 
 async def test_what_was_overheard_follows_its_room(store: Store) -> None:
     def body(conn: sa.Connection) -> None:
         row = {"message_id": "1", "speaker": "7", "name": "", "text": "hi"}
-        overheard.add(conn, "family", "-1", **row, limit=3, at_ms=NOW_MS)
-        overheard.move(conn, "family", "-1", "-1001")
+        ambient_messages.add(conn, "family", "-1", **row, limit=3, at_ms=NOW_MS)
+        ambient_messages.move(conn, "family", "-1", "-1001")
 
     await store.write(body, point="test")
-    assert await store.scan(partial(overheard.read, instance="family", room="-1")) == []
-    assert len(await store.scan(partial(overheard.read, instance="family", room="-1001"))) == 1
+    assert await store.scan(partial(ambient_messages.read, instance="family", room="-1")) == []
+    assert len(await store.scan(partial(ambient_messages.read, instance="family", room="-1001"))) == 1
 
 
 async def test_the_store_itself_holds_one_waiting_pairing_for_each_speaker(store: Store) -> None:

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retinue.domain.errors import Invalid, NotFound, RetinueError, StoreError, TooLarge
-from retinue.store import files as files_module
-from retinue.store.files import Files
+from retinue.store.envelopes import attachment_files as files_module
+from retinue.store.envelopes.attachment_files import Files
 
 BYTES = b"the plan of the house"
 HASH = hashlib.sha256(BYTES).hexdigest()
@@ -357,7 +357,7 @@ def test_bytes_are_synced_before_they_are_named(files: Files, monkeypatch: pytes
 def crash_at(call: str, root: Path) -> None:
     """Keep the bytes in another process that ends, as by a cut cable, when it comes to this call."""
     code = (
-        "import os, sys; from pathlib import Path; from retinue.store.files import Files\n"
+        "import os, sys; from pathlib import Path; from retinue.store.envelopes.attachment_files import Files\n"
         f"os.{call} = lambda *args, **kwargs: os._exit(9)\n"
         f"Files(Path(sys.argv[1])).keep([{BYTES!r}], name='x', media_type='')"
     )

@@ -10,9 +10,9 @@ import pytest
 from stores import POSTGRES, SQLITE, place_of
 
 from retinue.domain.ids import SessionId
-from retinue.store import instructions
-from retinue.store.connection import Store
-from retinue.store.instructions import Kept
+from retinue.store.core.connection import Store
+from retinue.store.sessions import instructions
+from retinue.store.sessions.instructions import Kept
 
 ONE = Kept(began="1/0", snapshot="{}", text="Be brief.", parts="[]", at_ms=1)
 

@@ -12,9 +12,9 @@ from stores import POSTGRES, SQLITE, Place, place_of
 
 from retinue.domain.ids import RunId
 from retinue.domain.trust import Trust
-from retinue.store import labels
-from retinue.store.connection import Body, Store
-from retinue.store.labels import CTIME_SLACK_MS, LABEL_REST_MS, LABELS_AT_ONCE_MAX
+from retinue.store.agents import file_trust
+from retinue.store.agents.file_trust import CTIME_SLACK_MS, LABEL_REST_MS, LABELS_AT_ONCE_MAX
+from retinue.store.core.connection import Body, Store
 
 RUN = RunId("6" * 32)
 NOW = 1_800_000_000_000
@@ -37,20 +37,20 @@ async def write(store: Store, body: Body[object]) -> object:
 
 
 async def untrusted(store: Store, *paths: str, at: int = NOW) -> None:
-    await write(store, partial(labels.mark_untrusted, paths=paths, at_ms=at, run=RUN))
+    await write(store, partial(file_trust.mark_untrusted, paths=paths, at_ms=at, run=RUN))
 
 
 async def clean(store: Store, path: str = FILE, *, ctime: int) -> None:
-    await write(store, partial(labels.mark_clean, path=path, ctime_ms=ctime, run=RUN))
+    await write(store, partial(file_trust.mark_clean, path=path, ctime_ms=ctime, run=RUN))
 
 
 async def tainted(store: Store, folder: str, *, at: int = NOW) -> None:
-    await write(store, partial(labels.taint_folder, path=folder, at_ms=at, run=RUN))
+    await write(store, partial(file_trust.taint_folder, path=folder, at_ms=at, run=RUN))
 
 
 async def doubted(store: Store, path: str = FILE, *, ctime: int = NOW, content: str = "") -> bool:
-    found = await store.read(partial(labels.label, path=path, ctime_ms=ctime, content=content))
-    every = await store.scan(partial(labels.below, folder=os.path.dirname(path)))
+    found = await store.read(partial(file_trust.label, path=path, ctime_ms=ctime, content=content))
+    every = await store.scan(partial(file_trust.below, folder=os.path.dirname(path)))
     if not content:  # one file looked at by itself, or among others: the same
         assert every.trust(path, ctime_ms=ctime) is found
     return found is Trust.UNTRUSTED
@@ -123,23 +123,23 @@ async def test_names_with_signs_of_sql_in_them_are_names(store: Store) -> None:
     assert not await doubted(store, "/work/100%/x")
     assert not await doubted(store, "/w_rk/1000/x")
     await untrusted(store, "/W/ä.md")
-    found = await store.scan(partial(labels.below, folder="/w"))
+    found = await store.scan(partial(file_trust.below, folder="/w"))
     assert not found.by_key
 
 
 async def test_bytes_from_outside_are_doubted_wherever_they_lie(store: Store) -> None:
     hash_ = "ab" * 32
     assert not await doubted(store, content=hash_)
-    await write(store, partial(labels.mark_content, hashes=[hash_], at_ms=NOW))
+    await write(store, partial(file_trust.mark_content, hashes=[hash_], at_ms=NOW))
     assert await doubted(store, content=hash_)
     assert await doubted(store, "/elsewhere", content=hash_)
     assert not await doubted(store, content="cd" * 32)
-    assert await store.read(partial(labels.content_trust, hash_=hash_)) is Trust.UNTRUSTED
-    assert await store.read(partial(labels.content_trust, hash_="cd" * 32)) is Trust.PRIVATE
+    assert await store.read(partial(file_trust.content_trust, hash_=hash_)) is Trust.UNTRUSTED
+    assert await store.read(partial(file_trust.content_trust, hash_="cd" * 32)) is Trust.PRIVATE
 
 
 async def begin(store: Store, *, readable: list[str], writable: list[str], bad: bool = False, at: int = NOW) -> bool:
-    body = partial(labels.begin_command, readable=readable, writable=writable, untrusted=bad, at_ms=at, run=RUN)
+    body = partial(file_trust.begin_command, readable=readable, writable=writable, untrusted=bad, at_ms=at, run=RUN)
     return await store.write(body, point="test") is Trust.UNTRUSTED
 
 
@@ -166,7 +166,7 @@ async def test_a_clean_command_cannot_launder_what_it_copies_or_moves(store: Sto
 
 async def test_where_nothing_is_untrusted_no_label_is_kept(store: Store) -> None:
     await clean(store, ctime=NOW)
-    assert not await store.read(partial(labels.is_needed, path=FILE))
+    assert not await store.read(partial(file_trust.is_needed, path=FILE))
     await untrusted(store, "/elsewhere")
     await clean(store, ctime=NOW)
     await tainted(
@@ -186,8 +186,8 @@ async def test_labels_of_files_that_are_gone_go_too(store: Store, tmp_path: Path
     await untrusted(store, *(f"{gone}/{number}" for number in range(LABELS_AT_ONCE_MAX + 1)), at=old)
     await tainted(store, str(folder), at=old)
     await tainted(store, gone, at=old)
-    await write(store, partial(labels.mark_content, hashes=["ab" * 32, "cd" * 32], at_ms=old))
-    swept = await labels.sweep(store, now_ms=NOW, named={"ab" * 32}.__contains__)
+    await write(store, partial(file_trust.mark_content, hashes=["ab" * 32, "cd" * 32], at_ms=old))
+    swept = await file_trust.sweep(store, now_ms=NOW, named={"ab" * 32}.__contains__)
     assert swept == LABELS_AT_ONCE_MAX + 1 + 3  # and: `gone`, `gone/`, one hash
     assert await doubted(store, here)
     assert await doubted(store, str(tmp_path / "about-to-be-written"))
@@ -195,12 +195,12 @@ async def test_labels_of_files_that_are_gone_go_too(store: Store, tmp_path: Path
     assert await doubted(store, content="ab" * 32)
     assert not await doubted(store, gone)
     assert not await doubted(store, content="cd" * 32)
-    assert await labels.sweep(store, now_ms=NOW, named={"ab" * 32}.__contains__) == 0
+    assert await file_trust.sweep(store, now_ms=NOW, named={"ab" * 32}.__contains__) == 0
 
 
 async def test_a_label_that_was_made_anew_meanwhile_is_not_swept_away(store: Store) -> None:
     await untrusted(store, FILE, at=NOW)
-    seen = await store.scan(partial(labels.around, path=FILE))
+    seen = await store.scan(partial(file_trust.around, path=FILE))
     await untrusted(store, FILE, at=NOW + 1)
-    assert await write(store, partial(labels.forget, labels=seen.by_key.values())) == 0
+    assert await write(store, partial(file_trust.forget, labels=seen.by_key.values())) == 0
     assert await doubted(store)

@@ -22,9 +22,13 @@ from retinue.domain.ports import Clock
 from retinue.domain.session import Origin, OriginKind, Overflow, QueueMode, QueuePolicy
 from retinue.domain.times import to_ms
 from retinue.mailroom.retry import retry
-from retinue.store import approvals, deliveries, envelopes, ledger, runs, sqlite
-from retinue.store.connection import Body, Store, Then
-from retinue.store.equations import RULES
+from retinue.store.channels import deliveries
+from retinue.store.core import sqlite
+from retinue.store.core.connection import Body, Store, Then
+from retinue.store.envelopes import envelopes
+from retinue.store.ledger import ledger
+from retinue.store.ledger.ledger_checks import RULES
+from retinue.store.runs import approvals, runs
 from retinue.testing.household import House, Household, boss
 from retinue.testing.postgres import PostgresServer
 from retinue.testing.quiet_connector import QuietConnector

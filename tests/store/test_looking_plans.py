@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from store.test_sqlite import plan_of, statements
 
-from retinue.store import approval_list, delegation_list, lane_list, marks, run_list, run_story, run_trace
-from retinue.store.opening import prepare_sqlite
+from retinue.store.core.open_store import prepare_sqlite
+from retinue.store.runs import approval_list, delegation_list, lanes, run_list, run_timeline, run_trace
+from retinue.store.sessions import unread
 
 # What may be gone through as a whole: a window that was looked at, the staff, and what is open, pending or dead.
 WHOLE = re.compile(
@@ -21,7 +22,7 @@ WHOLE = re.compile(
 
 @pytest.mark.parametrize(
     "module",
-    [approval_list, delegation_list, lane_list, marks, run_list, run_story, run_trace],
+    [approval_list, delegation_list, lanes, unread, run_list, run_timeline, run_trace],
     ids=lambda m: m.__name__,
 )
 def test_no_look_goes_through_a_whole_table(module: object, tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_a_look_uses_the_index_that_is_there_for_it(name: str, index: str, tmp_p
     prepare_sqlite(tmp_path / "house.db")
     found = {
         key: value
-        for module in (approval_list, delegation_list, lane_list, marks, run_list)
+        for module in (approval_list, delegation_list, lanes, unread, run_list)
         for key, value in statements(module).items()
     }
     with closing(sqlite3.connect(tmp_path / "house.db")) as raw:

@@ -19,10 +19,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from retinue.domain.errors import StoreError
-from retinue.store import ledger, sqlite
-from retinue.store import tables as t
-from retinue.store.migrations import HEAD
-from retinue.store.opening import (
+from retinue.store.core import sqlite
+from retinue.store.core import tables as t
+from retinue.store.core.open_store import (
     KNOWN_REVISIONS,
     SCHEMA,
     Schema,
@@ -31,6 +30,8 @@ from retinue.store.opening import (
     prepare_sqlite,
     stored_revision,
 )
+from retinue.store.ledger import ledger
+from retinue.store.migrations import HEAD
 from retinue.testing.household import Household
 from retinue.testing.postgres import PostgresServer
 

@@ -14,8 +14,9 @@ from stores import POSTGRES, SQLITE, place_of
 from retinue.domain.model import FREE, ModelRef, Price
 from retinue.domain.money import BudgetSpent, Caps, PriceUnknown
 from retinue.domain.record import NO_USAGE, Usage
-from retinue.store import forgetting, money
-from retinue.store import tables as t
+from retinue.store.core import tables as t
+from retinue.store.people import erase_person
+from retinue.store.runs import money
 
 ROW = "SELECT reserved_microusd, settled_microusd, released_microusd, held_microusd FROM money ORDER BY turn, attempt"
 SUMS = "SELECT calls, settled_microusd, held_microusd, input_tokens, output_tokens FROM spending"
@@ -312,7 +313,7 @@ async def test_of_a_forgotten_person_the_sums_stay_and_the_name_goes(till: Till)
         await till.fail(run, asked, unknown=True, error="maria wrote something terrible")
     await till.reserve(run_of("9"), terms())
 
-    await till.store.write(partial(forgetting.forget, person="maria", now_ms=AT_MS), point="forget")
+    await till.store.write(partial(erase_person.forget, person="maria", now_ms=AT_MS), point="forget")
 
     sums = "SELECT person, provider, calls, settled_microusd, held_microusd FROM spending ORDER BY person, provider"
     assert await till.rows(sums) == [

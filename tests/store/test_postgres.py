@@ -20,11 +20,12 @@ from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.envelope import Outcome, Status
 from retinue.domain.errors import StoreError
 from retinue.domain.session import QueueMode, QueuePolicy
-from retinue.store import approvals, envelopes, runs
-from retinue.store import tables as t
-from retinue.store.connection import Body
-from retinue.store.opening import open_store
-from retinue.store.postgres import POOL_SIZE, PostgresStore
+from retinue.store.core import tables as t
+from retinue.store.core.connection import Body
+from retinue.store.core.open_store import open_store
+from retinue.store.core.postgres import POOL_SIZE, PostgresStore
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import approvals, runs
 from retinue.testing.household import Household, boss
 from retinue.testing.postgres import PostgresServer
 from retinue.testing.scripted_model import calls, says

@@ -13,10 +13,10 @@ from retinue.domain.ids import RunId, SessionId
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.store import processes
-from retinue.store.connection import Store
-from retinue.store.opening import open_store
-from retinue.store.processes import Process, ProcessState
+from retinue.store.core.connection import Store
+from retinue.store.core.open_store import open_store
+from retinue.store.runs import processes
+from retinue.store.runs.processes import Process, ProcessState
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NOW_MS = to_ms(NOW)

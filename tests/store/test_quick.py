@@ -9,11 +9,11 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from retinue.store import quick
-from retinue.store.opening import open_inline
-from retinue.store.quick import QuickConnection
-from retinue.store.sqlite import connect
-from retinue.store.tables import outcomes, tally
+from retinue.store.core import fast_connection
+from retinue.store.core.fast_connection import QuickConnection
+from retinue.store.core.open_store import open_inline
+from retinue.store.core.sqlite import connect
+from retinue.store.core.tables import outcomes, tally
 
 _insert = tally.insert()
 _all = sa.select(tally).order_by(tally.c.day)
@@ -76,10 +76,10 @@ def test_statements_of_the_moment_do_not_keep_those_of_the_house_out(
     conn: sa.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = conn._prepared  # pyright: ignore
-    monkeypatch.setattr(quick, "PREPARED_MAX", len(prepared) + 3)
+    monkeypatch.setattr(fast_connection, "PREPARED_MAX", len(prepared) + 3)
     for day in range(10):
         conn.execute(sa.select(tally).where(tally.c.day == day))
-        assert len(prepared) <= quick.PREPARED_MAX
+        assert len(prepared) <= fast_connection.PREPARED_MAX
     conn.execute(_insert, _row(1))
     assert id(_insert) in prepared
 

@@ -42,9 +42,9 @@ from retinue.runners.base import SILENT_TOKENS
 from retinue.runners.context import as_read
 from retinue.runners.estimate import Meter
 from retinue.runners.pruning import Shortened, idle_s
-from retinue.store import records as stored
-from retinue.store import tables as t
-from retinue.store.sqlite import connect
+from retinue.store.core import tables as t
+from retinue.store.core.sqlite import connect
+from retinue.store.sessions import records as stored
 
 SESSION = SessionId("5e" * 16)
 IMAGE = "data:image/png;base64," + "iVBORw0KGgo" + "A" * 100

@@ -15,8 +15,10 @@ from retinue.domain.money import CallTerms
 from retinue.domain.record import Usage
 from retinue.domain.run import Run
 from retinue.domain.times import to_ms
-from retinue.store import ledger, purge, runs
-from retinue.store.why import why
+from retinue.store.core import purge
+from retinue.store.ledger import ledger
+from retinue.store.runs import runs
+from retinue.store.runs.why import why
 from retinue.testing.household import House, Household
 
 ADA_SAYS = "Turn 1: scripted replied in 0 ms."

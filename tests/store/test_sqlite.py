@@ -24,31 +24,18 @@ from stores import count, counted
 
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.errors import StoreError
-from retinue.store import (
-    agents,
-    approvals,
-    deliveries,
-    envelopes,
-    external_keys,
-    house,
-    instructions,
-    money,
-    news,
-    notifications,
-    people,
-    preferences,
-    questionnaires,
-    records,
-    runs,
-    sessions,
-    sqlite,
-    webhooks,
-)
-from retinue.store import tables as t
-from retinue.store.connection import Body
-from retinue.store.opening import open_store, prepare_sqlite
-from retinue.store.sight import PerScope, Scope
-from retinue.store.sqlite import SqliteStore
+from retinue.store.agents import agents
+from retinue.store.channels import deliveries
+from retinue.store.core import events, sqlite, transaction
+from retinue.store.core import tables as t
+from retinue.store.core.connection import Body
+from retinue.store.core.open_store import open_store, prepare_sqlite
+from retinue.store.core.row_visibility import PerScope, Scope
+from retinue.store.core.sqlite import SqliteStore
+from retinue.store.envelopes import envelopes, webhooks
+from retinue.store.people import notifications, people, preferences
+from retinue.store.runs import approvals, money, questionnaires, runs
+from retinue.store.sessions import external_keys, instructions, records, sessions
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
@@ -380,7 +367,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from stores import count
-from retinue.store.opening import open_store
+from retinue.store.core.open_store import open_store
 
 async def write(round_: int, out: int) -> None:
     store = await open_store(Path(sys.argv[1]))
@@ -577,10 +564,10 @@ MODULES = (
     deliveries,
     envelopes,
     external_keys,
-    house,
+    transaction,
     instructions,
     money,
-    news,
+    events,
     notifications,
     people,
     preferences,

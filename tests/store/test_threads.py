@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from retinue.domain.errors import Ambiguous, Invalid, NotFound
 from retinue.domain.ids import EnvelopeId, short
-from retinue.store import envelopes
-from retinue.store.threads import HOPS_MAX, SHOWN_MAX, Thread, thread
+from retinue.store.envelopes import envelopes
+from retinue.store.envelopes.reply_threads import HOPS_MAX, SHOWN_MAX, Thread, thread
 from retinue.testing.household import House, Household
 
 

@@ -17,9 +17,10 @@ from retinue.domain.ids import EnvelopeId, SessionId, short
 from retinue.domain.session import QueuePolicy
 from retinue.domain.times import to_ms
 from retinue.mailroom.retry import retry
-from retinue.store import approvals, envelopes
-from retinue.store.facts import FACTS_MAX, span
-from retinue.store.why import Why, why
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import approvals
+from retinue.store.runs.timeline import FACTS_MAX, span
+from retinue.store.runs.why import Why, why
 from retinue.testing.household import House, Household, boss
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, calls, says

@@ -17,10 +17,10 @@ from retinue.domain.record import Usage
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import LaneKind
 from retinue.domain.times import from_ms
-from retinue.store import money
-from retinue.store.connection import Store
-from retinue.store.equations import RULES, Finding
-from retinue.store.house import Page
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.ledger.ledger_checks import RULES, Finding
+from retinue.store.runs import money
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Permission, Withheld, default_rights
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.store import labels
-from retinue.store.connection import Store
-from retinue.store.files import Files
-from retinue.store.opening import open_store
+from retinue.store.agents import file_trust
+from retinue.store.core.connection import Store
+from retinue.store.core.open_store import open_store
+from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.fake_clock import FakeClock
 from retinue.tools.base import Output, Reaching, Scene, ToolFailed
 from retinue.tools.files import Ground, file_tools
@@ -85,8 +85,8 @@ class Desk:
         return [str(each) for each in needed]
 
     async def trust(self, path: Path) -> Trust:
-        ctime = labels.ctime_ms(path.stat())
-        return await self.store.read(partial(labels.label, path=str(path.resolve()), ctime_ms=ctime))
+        ctime = file_trust.ctime_ms(path.stat())
+        return await self.store.read(partial(file_trust.label, path=str(path.resolve()), ctime_ms=ctime))
 
     def _tool(self, name: str) -> Any:
         return next(tool for tool in self.tools if tool.spec.name == name)

@@ -26,9 +26,9 @@ from retinue.real import RandomIds, RealClock
 from retinue.sandbox.base import Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host
-from retinue.store.connection import Store
-from retinue.store.files import Files
-from retinue.store.opening import open_store
+from retinue.store.core.connection import Store
+from retinue.store.core.open_store import open_store
+from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.waiting import wait_until
 from retinue.tools.base import Output, Scene, Tool
 from retinue.tools.mcp.servers import FOLDER, Servers

@@ -26,12 +26,15 @@ from retinue.real import RandomIds
 from retinue.sandbox.base import Child, Confinement, Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host
-from retinue.store import agents, envelopes, processes, sessions
-from retinue.store import tables as t
-from retinue.store.connection import Store
-from retinue.store.house import Page
-from retinue.store.opening import open_store
-from retinue.store.processes import Process as Written
+from retinue.store.agents import agents
+from retinue.store.core import tables as t
+from retinue.store.core.connection import Store
+from retinue.store.core.open_store import open_store
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import processes
+from retinue.store.runs.processes import Process as Written
+from retinue.store.sessions import sessions
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.waiting import wait_until
 from retinue.tools.base import Output, Scene

@@ -24,7 +24,7 @@ from retinue.domain.permission import WEB
 from retinue.domain.structs import replace
 from retinue.domain.tool import Effect
 from retinue.domain.trust import Trust
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.waiting import wait_until
 from retinue.text.untrusted_wrapper import WARNING, unwrap

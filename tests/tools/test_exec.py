@@ -24,8 +24,8 @@ from retinue.domain.trust import Trust
 from retinue.policy.tools.exec_allowlist import rule
 from retinue.policy.tools.exec_placement import Asking, Elevated, ExecPolicy, Gates, Security
 from retinue.sandbox.host import Host
-from retinue.store import labels
-from retinue.store.processes import ProcessState
+from retinue.store.agents import file_trust
+from retinue.store.runs.processes import ProcessState
 from retinue.testing.waiting import wait_until
 from retinue.tools.base import Reaching, Scene, Tool, ToolFailed
 from retinue.tools.shell.book import Book, Caps
@@ -484,8 +484,8 @@ async def test_hosts_need_the_web_and_a_name(desk: Desk) -> None:
 
 
 async def believed(desk: Desk, path: Path) -> Trust:
-    ctime = labels.ctime_ms(os.stat(path))
-    return await desk.store.read(partial(labels.label, path=str(path), ctime_ms=ctime))
+    ctime = file_trust.ctime_ms(os.stat(path))
+    return await desk.store.read(partial(file_trust.label, path=str(path), ctime_ms=ctime))
 
 
 async def test_what_a_command_says_is_believed_as_far_as_what_it_was_told(desk: Desk) -> None:
@@ -520,7 +520,7 @@ async def test_what_comes_within_reach_of_a_running_command_counts(desk: Desk) -
     id_ = await desk.background("until test -e go; do sleep 0.02; done; cat new")
     assert (await desk.do("poll", id_)).trust is Trust.PRIVATE
     new = desk.workspace / "new"
-    body = partial(labels.mark_untrusted, paths=[str(new)], at_ms=0, run=None)
+    body = partial(file_trust.mark_untrusted, paths=[str(new)], at_ms=0, run=None)
     await desk.store.write(body, point="label")
     new.write_text("words from outside")
     (desk.workspace / "go").touch()

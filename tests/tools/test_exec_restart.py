@@ -20,8 +20,8 @@ from retinue.domain.envelope import Kind
 from retinue.domain.ids import RunId
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.store import processes
-from retinue.store.processes import Process, ProcessState
+from retinue.store.runs import processes
+from retinue.store.runs.processes import Process, ProcessState
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 from retinue.tools.shell.marks import end_left_over, mark_of
 

@@ -12,10 +12,10 @@ from retinue.domain.ids import GrantId, SessionId
 from retinue.domain.permission import Access, Permission
 from retinue.domain.session import OriginKind
 from retinue.domain.times import to_ms
-from retinue.store import grants
-from retinue.store.connection import Body
-from retinue.store.opening import prepare_sqlite
-from retinue.store.sqlite import SqliteStore
+from retinue.store.agents import grants
+from retinue.store.core.connection import Body
+from retinue.store.core.open_store import prepare_sqlite
+from retinue.store.core.sqlite import SqliteStore
 from retinue.testing.fake_clock import FakeClock
 from retinue.tools.grants import REMEMBERED, Grants
 

@@ -17,7 +17,7 @@ from retinue.domain.permission import Withheld
 from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolResult
 from retinue.policy.tools.tools import Circumstances
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import calls, says

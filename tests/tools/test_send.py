@@ -12,7 +12,7 @@ from flows.hands_house import HandsHouse, Visit, hands_house
 from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.scripted_model import calls
 
 SECRET = "the owner's own secret"

@@ -19,7 +19,7 @@ from retinue.domain.permission import WEB
 from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect
 from retinue.domain.trust import Trust
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.fake_clock import FakeClock
 from retinue.text.redaction import Masks
 from retinue.text.untrusted_wrapper import WARNING, is_wrapped, unwrap

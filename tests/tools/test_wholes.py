@@ -15,9 +15,9 @@ from retinue.domain.record import Record, RecordKind
 from retinue.domain.structs import replace
 from retinue.domain.tool import RESULT_CHARS_MAX, ToolResult
 from retinue.domain.trust import Trust
-from retinue.store import records
-from retinue.store import wholes as stored
-from retinue.store.wholes import ROWS_AT_ONCE_MAX
+from retinue.store.sessions import full_results as stored
+from retinue.store.sessions import records
+from retinue.store.sessions.full_results import ROWS_AT_ONCE_MAX
 from retinue.tools.wholes import Wholes
 
 LONG = "".join(f"line {number}\n" for number in range(1, 20_001))

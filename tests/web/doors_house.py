@@ -18,7 +18,7 @@ from retinue.connectors.base import Incoming, Speaker
 from retinue.domain.times import to_ms
 from retinue.mailroom.aside import to_json
 from retinue.real import RandomIds, RealClock
-from retinue.store import set_aside
+from retinue.store.channels import poison_messages
 from retinue.testing.telegram_place import Json, Room, person
 from retinue.testing.telegram_server import TelegramServer
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
@@ -122,7 +122,7 @@ def stumble(rim: Rim, text: str, *, message_id: str, because: str, by: str = "47
     )
     engine = sa.create_engine(f"sqlite:///{rim.process.home / 'house.db'}")
     with engine.begin() as conn:
-        set_aside.put(
+        poison_messages.put(
             conn,
             id_=RandomIds().new(),
             instance="family",

@@ -34,10 +34,12 @@ from retinue.domain.session import Session
 from retinue.domain.structs import replace
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
-from retinue.store import instructions, notifications, people, pins
-from retinue.store.connection import Store
-from retinue.store.house import Page
-from retinue.store.instructions import Kept
+from retinue.store.agents import approved_hashes
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.people import notifications, people
+from retinue.store.sessions import instructions
+from retinue.store.sessions.instructions import Kept
 
 log = logging.getLogger(__name__)
 
@@ -332,7 +334,7 @@ class Templates:
         return template
 
     async def _last_good(self, scope: str) -> Template | None:
-        pin = await self._store.read(partial(pins.find, kind=KIND, name=scope or "house"))
+        pin = await self._store.read(partial(approved_hashes.find, kind=KIND, name=scope or "house"))
         if pin is None:
             return None
         template = Template(msgspec.json.decode(pin.content, type=dict[str, str]))
@@ -367,10 +369,10 @@ class Templates:
 
 def _pin(conn: sa.Connection, *, scope: str, template: Template, at_ms: int) -> None:
     name = scope or "house"
-    pin = pins.find(conn, KIND, name)
+    pin = approved_hashes.find(conn, KIND, name)
     if pin is None or pin.hash != template.hash:
         content = _encode(dict(template.files)).decode()
-        pins.put(conn, KIND, name, hash_=template.hash, content=content, decided_by="house", at_ms=at_ms)
+        approved_hashes.put(conn, KIND, name, hash_=template.hash, content=content, decided_by="house", at_ms=at_ms)
 
 
 def _notify(conn: sa.Connection, *, notice: Notification, at_ms: int) -> None:

@@ -26,8 +26,10 @@ from retinue.domain.slash_command import BY_WORD, CommandName
 from retinue.domain.storable_text import storable
 from retinue.sandbox.base import Confinement, Limits, Sandbox
 from retinue.sandbox.once import run
-from retinue.store import news, pins, sessions
-from retinue.store.connection import Store
+from retinue.store.agents import approved_hashes
+from retinue.store.core import events as store_events
+from retinue.store.core.connection import Store
+from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 
@@ -125,12 +127,12 @@ class Hooks:
         settings = self._settings()
         workspaces = [self._home / Path(each).expanduser() for each in settings.folders]
         found = await asyncio.to_thread(find, self._home, workspaces)
-        good = await self._store.read(partial(pins.hashes, kind=KIND))
+        good = await self._store.read(partial(approved_hashes.hashes, kind=KIND))
         return found, standing(found.hooks, good, self._here(), settings=settings)
 
     async def start(self) -> None:
         """From now on: what happened while the house was shut is told to nobody."""
-        self._cursor = await self._store.read(news.newest)
+        self._cursor = await self._store.read(store_events.newest)
         self._store.on_commit(self._changed.set)
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._work())]
 
@@ -163,9 +165,9 @@ class Hooks:
 
     async def _catch_up(self) -> None:
         if not self._settings().enabled:
-            self._cursor = await self._store.read(news.newest)
+            self._cursor = await self._store.read(store_events.newest)
             return
-        while found := await self._store.scan(partial(news.after, cursor=self._cursor, limit=AT_ONCE_MAX)):
+        while found := await self._store.scan(partial(store_events.after, cursor=self._cursor, limit=AT_ONCE_MAX)):
             self._cursor = found[-1].seq
             for piece in found:
                 for event in happened(piece):

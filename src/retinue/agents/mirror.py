@@ -27,8 +27,9 @@ from retinue.agents import three_files
 from retinue.agents.three_files import DESCRIPTOR, HISTORY, NAMES, STATE, ThreeFiles
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
-from retinue.store import instructions, news, sessions
-from retinue.store.connection import Store
+from retinue.store.core import events
+from retinue.store.core.connection import Store
+from retinue.store.sessions import instructions, sessions
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Mirror:
             cursor = newest
         for session in sorted(self._owed):
             await self._sync(session)
-        while found := await self._store.scan(partial(news.after, cursor=cursor, limit=AT_ONCE_MAX)):
+        while found := await self._store.scan(partial(events.after, cursor=cursor, limit=AT_ONCE_MAX)):
             for session in dict.fromkeys(piece.session for piece in found if piece.session):
                 await self._sync(session)
             cursor = found[-1].seq
@@ -214,7 +215,7 @@ def _read(conn: sa.Connection, *, session: SessionId, first: int) -> tuple[Three
 
 
 def _bounds(conn: sa.Connection) -> tuple[int, int]:
-    return news.oldest(conn) or 1, news.newest(conn)
+    return events.oldest(conn) or 1, events.newest(conn)
 
 
 def _checked(session: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from retinue.agents.skills import DESCRIPTION_LENGTH_MAX, FILE
 from retinue.agents.skills_finding import cli_name
 from retinue.domain.errors import Conflict, Invalid
-from retinue.store.disk import sync
+from retinue.store.core.durable_files import sync
 
 PREFIX = "retinue-"
 EXTRA_FILE = "skill-extra.md"  # what the owner wants said as well; kept, and put at the end of SKILL.md

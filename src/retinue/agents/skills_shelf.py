@@ -28,8 +28,8 @@ from retinue.agents.skills_exposure import Exposed, expose
 from retinue.agents.skills_finding import Found, find, roots_of
 from retinue.config.settings import Settings
 from retinue.domain.structs import names
-from retinue.store import pins
-from retinue.store.connection import Store
+from retinue.store.agents import approved_hashes
+from retinue.store.core.connection import Store
 
 KIND = "skill"  # among the pins
 
@@ -88,7 +88,7 @@ class Shelf:
         if not any(root.path.exists() for root in roots):  # asked at every run, and most often the answer
             return Found(), ()
         found = await asyncio.to_thread(find, roots, contents=contents)
-        good = await self._store.read(partial(pins.hashes, kind=KIND)) if found.skills else {}
+        good = await self._store.read(partial(approved_hashes.hashes, kind=KIND)) if found.skills else {}
         here = surroundings(settings, self._environment)
         return found, standing(found.skills, good, here, settings=settings.skills, agent=agent)
 

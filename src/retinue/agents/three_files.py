@@ -20,9 +20,10 @@ from retinue.domain.session import Origin, OriginKind, Session
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.store import agents, exports, sessions
-from retinue.store.exports import Kept, Opening
-from retinue.store.records import Damage
+from retinue.store.agents import agents
+from retinue.store.sessions import imported_lines, sessions
+from retinue.store.sessions.imported_lines import Kept, Opening
+from retinue.store.sessions.records import Damage
 
 DESCRIPTOR, STATE, HISTORY = "descriptor.json", "state.json", "history.jsonl"
 NAMES = (DESCRIPTOR, STATE, HISTORY)
@@ -51,8 +52,8 @@ def read(conn: sa.Connection, id_: str, *, first: int = 1) -> ThreeFiles | None:
     session = sessions.get(conn, id_)
     if session is None:
         return None
-    opening = exports.opening(conn, id_)
-    kept, damaged = exports.read(conn, id_, first=first, last=session.record_seq)
+    opening = imported_lines.opening(conn, id_)
+    kept, damaged = imported_lines.read(conn, id_, first=first, last=session.record_seq)
     lines: list[str] = []
     size = 0
     for each in kept:

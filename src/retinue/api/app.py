@@ -34,8 +34,8 @@ from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.uploads import UPLOAD_BYTES_MAX
 from retinue.policy.access import permissions
-from retinue.store import news
-from retinue.store.sight import sees_session
+from retinue.store.core import events
+from retinue.store.core.row_visibility import sees_session
 
 if TYPE_CHECKING:
     from retinue.api.requests import RequestDoor
@@ -380,7 +380,7 @@ class App:
         return Answer(200, b'{"alive":true}', [JSON])
 
     async def _ready(self, _request: Request) -> Answer:
-        await self.desk.store.read(news.newest)
+        await self.desk.store.read(events.newest)
         return Answer(200, b'{"ready":true}', [JSON])
 
     async def _metrics(self, request: Request) -> Answer:

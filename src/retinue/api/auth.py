@@ -25,7 +25,7 @@ from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.operations.base import Desk, parse
 from retinue.operations.people import accept_invitation
-from retinue.store import principals, tokens
+from retinue.store.people import principals, tokens
 
 COOKIE = "retinue"
 WEB_EXPIRES_AFTER_S = 30 * 24 * 3600

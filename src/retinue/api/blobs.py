@@ -21,8 +21,9 @@ from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.principal import Principal
 from retinue.domain.record import Note, UserTurn
 from retinue.domain.tool import ToolResult
-from retinue.store import envelopes, records, sessions
-from retinue.store.files import Files
+from retinue.store.envelopes import envelopes
+from retinue.store.envelopes.attachment_files import Files
+from retinue.store.sessions import records, sessions
 
 PREFIX = "/api/blob/"
 CHUNK_BYTES = 256 * 1024

@@ -24,9 +24,9 @@ from retinue.domain.record import RecordKind
 from retinue.engine.live import Within
 from retinue.operations.base import Desk
 from retinue.operations.sessions import PartialShown, partial_form
-from retinue.store import news
-from retinue.store.news import Stretch
-from retinue.store.sight import sees_session
+from retinue.store.core import events as store_events
+from retinue.store.core.events import Stretch
+from retinue.store.core.row_visibility import sees_session
 
 NEWS_AT_ONCE_MAX = 200
 KEEP_ALIVE_S = 15.0
@@ -387,7 +387,7 @@ class Feed:
 
     async def _read(self, cursor: int, session: SessionId | None) -> Stretch:
         return await self._desk.store.read(
-            lambda conn: news.next_of(conn, session, cursor, limit=NEWS_AT_ONCE_MAX, seen_by=self._caller)
+            lambda conn: store_events.next_of(conn, session, cursor, limit=NEWS_AT_ONCE_MAX, seen_by=self._caller)
         )
 
     async def _told(self, piece: News, mask: Mask | None) -> list[Event]:
@@ -437,7 +437,7 @@ async def _quiet(changed: asyncio.Event) -> bool:
 
 
 def _bounds(conn: sa.Connection) -> tuple[int, int]:
-    return news.oldest(conn) or 1, news.newest(conn)
+    return store_events.oldest(conn) or 1, store_events.newest(conn)
 
 
 async def server_sent(feed: Feed, *, after: int | None) -> AsyncGenerator[bytes]:

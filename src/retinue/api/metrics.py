@@ -13,8 +13,8 @@ from retinue.domain.run import RunStatus
 from retinue.domain.times import to_ms
 from retinue.mailroom.lines import LineState
 from retinue.operations.base import Desk
-from retinue.store import set_aside
-from retinue.store import tables as t
+from retinue.store.channels import poison_messages
+from retinue.store.core import tables as t
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,7 +47,7 @@ async def page(desk: Desk, counts: Counts, gate: Gate) -> bytes:
         envelopes = {str(status): int(count) for status, count in conn.execute(_envelopes)}
         runs = {str(status): int(count) for status, count in conn.execute(_runs)}
         due = int(conn.execute(_due, {"now": now_ms}).scalar_one())
-        return envelopes, runs, due, set_aside.count_waiting(conn)
+        return envelopes, runs, due, poison_messages.count_waiting(conn)
 
     envelopes, runs, due, aside = await desk.store.scan(look)
     active = int(getattr(desk.engine, "active", 0))

@@ -17,7 +17,7 @@ from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.operations.base import Desk
-from retinue.store import sessions
+from retinue.store.sessions import sessions
 from retinue.tools.windows import Inventory, Panel, Window
 
 PROTOCOL = 1

@@ -1,7 +1,7 @@
 """How a cap is kept: what a call may cost at most is set aside before it is made, and no more than is left.
 
 An input that cannot be longer, at the dearest price of any input, and an output no longer than we ask for: nothing is
-estimated downwards, so a cap holds whatever the call comes to. `store/money` brings the sums, within the commit.
+estimated downwards, so a cap holds whatever the call comes to. `store/runs/money` brings the sums, within the commit.
 """
 
 from __future__ import annotations

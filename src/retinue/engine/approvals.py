@@ -40,9 +40,13 @@ from retinue.mailroom.routing import OWNER, who_listens
 from retinue.policy.access.permissions import reaches
 from retinue.policy.tools.approvals import LEAST_LEVEL, is_owners, may_decide, next_to_ask, scope_of
 from retinue.runners.base import Parked
-from retinue.store import agents, approvals, audit, envelopes, grants, people, records, runs, sessions
-from retinue.store.house import Page
-from retinue.store.wrote import who_wrote
+from retinue.store.agents import agents, audit, grants
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.envelopes.message_authors import who_wrote
+from retinue.store.people import people
+from retinue.store.runs import approvals, runs
+from retinue.store.sessions import records, sessions
 from retinue.text.answer_options import IN_ROOM
 from retinue.text.approval_text import PERMISSIONS_SHOWN_MAX, question, what
 from retinue.text.approval_text import words as in_words

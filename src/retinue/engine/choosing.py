@@ -20,8 +20,8 @@ from retinue.domain.record import Record
 from retinue.domain.session import DEBOUNCE_S_MAX, QUEUE_CAP_MAX, Mind, QueueOverride, QueuePolicy, Session
 from retinue.domain.slash_command import DEFAULT, DROPS, EFFORT_WORDS, QUEUE_MODES, CommandName
 from retinue.domain.trust import Trust
-from retinue.store import sessions
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.sessions import sessions
 
 WORD_SHOWN_MAX = 20
 

@@ -45,10 +45,13 @@ from retinue.mailroom.background import runner_of
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.policy.limits.reset_policy import keeps_awake
 from retinue.runners import turn_input
-from retinue.store import agents, approvals, delegations, envelopes, money, outcomes, records, runs, senders, sessions
-from retinue.store.house import Page
-from retinue.store.requesters import requesters
-from retinue.store.wrote import speakers
+from retinue.store.agents import agents
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes, outcomes
+from retinue.store.envelopes.message_authors import speakers
+from retinue.store.runs import approvals, delegating_agents, delegations, money, runs
+from retinue.store.runs.run_requesters import requesters
+from retinue.store.sessions import records, sessions
 
 CLOSED_AT_ONCE_MAX = 100
 LOOKED_AT_MAX = BATCH_MAX + 40
@@ -241,7 +244,7 @@ def _start_run(
         open_steps=steps,
         approvals=answered,
         stored=stored,
-        senders=senders.of(conn, run.lineage, agent=run.agent),
+        senders=delegating_agents.of(conn, run.lineage, agent=run.agent),
         speakers=speakers(conn, sender, batch),
         requesters=requesters(conn, session, batch, lineage),
         fresh=tuple(append.records),
@@ -488,7 +491,7 @@ def _take_up(
         open_steps=steps,
         approvals=(*asked, *late),
         stored=stored,
-        senders=senders.of(conn, run.lineage, agent=run.agent),
+        senders=delegating_agents.of(conn, run.lineage, agent=run.agent),
         speakers=speakers(conn, run.sender, held),
         requesters=requesters(conn, session, held, run.lineage),
     )

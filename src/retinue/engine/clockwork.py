@@ -32,10 +32,15 @@ from retinue.engine.endings import mark_reset
 from retinue.engine.heartbeats import no_checklists, why_still
 from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Wake, enter
 from retinue.mailroom.routing import OWNER
-from retinue.store import agents, envelopes, notifications, outcomes, people, runs, schedules, sessions
-from retinue.store.connection import Store
-from retinue.store.house import Page
-from retinue.store.schedules import Kept
+from retinue.store.agents import agents
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes, outcomes
+from retinue.store.people import notifications, people
+from retinue.store.runs import runs
+from retinue.store.schedules import schedules
+from retinue.store.schedules.schedules import Kept
+from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 

@@ -50,9 +50,14 @@ from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, Said, cancel_in
 from retinue.engine.skill_commands import Called, called, no_such_skill
 from retinue.mailroom.inbox import Wake, enter, keep_command, known_session, purged_before, seen_before
 from retinue.mailroom.routing import OWNER, answer_address
-from retinue.store import agents, envelopes, outcomes, people, purge, runs, sessions
-from retinue.store.connection import Store
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.core import purge
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes, outcomes
+from retinue.store.people import people
+from retinue.store.runs import runs
+from retinue.store.sessions import sessions
 
 CHILDREN_LOOKED_AT_MAX = 100
 GREET = (

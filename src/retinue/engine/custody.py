@@ -19,7 +19,7 @@ from retinue.domain.session import SENT_OUT, QueuePolicy, Session
 from retinue.domain.tool import Call
 from retinue.domain.trust import Trust, least
 from retinue.mailroom.inbox import Wake
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
 
 
 class Work(Struct, frozen=True, kw_only=True):

@@ -16,8 +16,9 @@ from retinue.domain.slash_command import Command, CommandName
 from retinue.domain.times import to_ms
 from retinue.engine.approvals import decide_in
 from retinue.mailroom.inbox import Wake
-from retinue.store import approvals, envelopes
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import approvals
 from retinue.text.answer_options import DENY, Option, by_number, question_in_room
 
 ID_SHOWN_MAX = 40

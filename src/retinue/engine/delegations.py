@@ -37,10 +37,13 @@ from retinue.mailroom.delegations import end
 from retinue.mailroom.inbox import Wake, enter, take_job
 from retinue.policy.access.session_access import may_reach
 from retinue.policy.tools.delegations import SENT_OUT, descends, may_hand_over
-from retinue.store import agents, delegations, envelopes, outcomes, runs, sessions, webhooks
-from retinue.store.behalf import came_of, sees, whose
-from retinue.store.house import Page
-from retinue.store.wrote import descent
+from retinue.store.agents import agents
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes, outcomes, webhooks
+from retinue.store.envelopes.message_authors import descent
+from retinue.store.runs import delegations, runs
+from retinue.store.runs.run_principal import came_of, sees, whose
+from retinue.store.sessions import sessions
 
 
 def delegation_id(run: str, call: str) -> EnvelopeId:

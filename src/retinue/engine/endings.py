@@ -32,8 +32,10 @@ from retinue.mailroom.inbox import HANDED_ON, ClockWake, LaneWake, Wake, enter, 
 from retinue.mailroom.routing import NOWHERE, answer_address, who_listens
 from retinue.policy.limits.reset_policy import keeps_awake
 from retinue.runners.base import Finished
-from retinue.store import approvals, delegations, envelopes, money, outcomes, records, runs, sessions
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes, outcomes
+from retinue.store.runs import approvals, delegations, money, runs
+from retinue.store.sessions import records, sessions
 
 CLEARED_MAX = 1000
 CHILDREN_MAX = 1000

@@ -50,9 +50,14 @@ from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Seat, Wake, ha
 from retinue.mailroom.presence import Presence
 from retinue.runners.base import Runner
 from retinue.schedules.clock import TICK_MAX_S, Alarm
-from retinue.store import agents, approvals, delegations, envelopes, runs, schedules, sessions, tables
-from retinue.store.connection import NO_FAULTS, Store
-from retinue.store.house import Page, latest_ms
+from retinue.store.agents import agents
+from retinue.store.core import tables
+from retinue.store.core.connection import NO_FAULTS, Store
+from retinue.store.core.transaction import Page, latest_ms
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import approvals, delegations, runs
+from retinue.store.schedules import schedules
+from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,11 @@ from retinue.domain.trust import Trust, least
 from retinue.engine.custody import Work
 from retinue.mailroom.routing import who_listens
 from retinue.runners.base import Finished
-from retinue.store import agents, delegations, envelopes, sessions
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import delegations
+from retinue.store.sessions import sessions
 
 REPLY_SKIP = "REPLY_SKIP"
 ANNOUNCE_SKIP = "ANNOUNCE_SKIP"

@@ -14,8 +14,10 @@ from retinue.domain.principal import Principal
 from retinue.domain.questionnaire import Answer, Questionnaire, QuestionnaireState
 from retinue.mailroom.inbox import Wake, check, enter
 from retinue.policy.questionnaires import faults, given, in_words, trust_of
-from retinue.store import agents, questionnaires, sessions
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.core.transaction import Page
+from retinue.store.runs import questionnaires
+from retinue.store.sessions import sessions
 
 
 def check_answerable(found: Questionnaire, by: Principal, now: datetime) -> None:

@@ -25,9 +25,12 @@ from retinue.domain.session_keys import ChatType
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.mailroom.routing import NOWHERE, OWNER, who_listens
-from retinue.store import envelopes, records, runs, schedules, sessions
-from retinue.store.house import Page
-from retinue.store.schedules import Kept
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import runs
+from retinue.store.schedules import schedules
+from retinue.store.schedules.schedules import Kept
+from retinue.store.sessions import records, sessions
 
 CONVERSATIONS_LOOKED_AT_MAX = 50
 RECORDS_LOOKED_AT_MAX = 50

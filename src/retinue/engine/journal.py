@@ -45,9 +45,11 @@ from retinue.policy.limits.budgets import days, input_bound
 from retinue.runners import turn_input
 from retinue.runners.base import is_silent
 from retinue.runners.estimate import weight_of
-from retinue.store import envelopes, money, records, runs, sessions
-from retinue.store.connection import Store
-from retinue.store.house import Page
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import money, runs
+from retinue.store.sessions import records, sessions
 
 SUMMARIES_MAX = 100  # of one worker over one run
 UNWRITTEN_S_MAX = 0.02  # so long what came back may wait for the end of a look, to be written with it

@@ -28,9 +28,11 @@ from retinue.engine.approvals import decide_in
 from retinue.engine.forms import check_answerable, submit_in
 from retinue.mailroom.doorway import Press
 from retinue.mailroom.inbox import Wake
-from retinue.store import approvals, audit, envelopes, questionnaires
-from retinue.store.connection import Store
-from retinue.store.house import Page
+from retinue.store.agents import audit
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import approvals, questionnaires
 from retinue.text.answer_options import PICK, Option, by_word, read_press
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,9 @@ from retinue.domain.reset_rules import NO_RULES, ResetRules, with_reason
 from retinue.domain.session import Session, Wakefulness
 from retinue.engine.endings import mark_reset
 from retinue.policy.limits.reset_policy import begins_something, rules_for, why_afresh, why_too_long
-from retinue.store import runs, sessions
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.runs import runs
+from retinue.store.sessions import sessions
 
 _SILENT = PLAIN.reset
 

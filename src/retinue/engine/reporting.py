@@ -21,9 +21,12 @@ from retinue.engine.choosing import Choices, queue_words, sending_words
 from retinue.engine.endings import Cancelled
 from retinue.engine.refreshing import rules_in
 from retinue.policy.limits.reset_policy import ahead
-from retinue.store import agents, envelopes, records, runs, spending
-from retinue.store.house import Page
-from retinue.store.spending import Used
+from retinue.store.agents import agents
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import runs, spend_report
+from retinue.store.runs.spend_report import Used
+from retinue.store.sessions import records
 
 PARTS_LISTED_MAX = 10  # of each kind, by `/context list`
 PARTS_SHOWN_MAX = 500  # by `/context detail`; by `/context json`, of all kinds
@@ -45,7 +48,7 @@ def status(
     run = runs.open_in(page.conn, session.id)
     mind, manner = session.mind, session.mind.manner.over(choices.manner(agent))
     context = _figures(page, session, agent, choices)
-    used = spending.of_session(page.conn, session.id)
+    used = spend_report.of_session(page.conn, session.id)
     asked = choices.status(page.conn, agent, mind)
     lines = {
         "now": show(from_ms(page.at_ms), zone),
@@ -140,7 +143,7 @@ def _listed(parts: Sequence[Part], *, limit: int) -> list[str]:
 
 def usage(page: Page, session: Session, agent: Agent, choices: Choices) -> str:
     """What this conversation has used since it began, whatever was forgotten in between."""
-    used = spending.of_session(page.conn, session.id)
+    used = spend_report.of_session(page.conn, session.id)
     lines: dict[str, str | int] = {
         "session": short(session.id),
         "calls": used.calls,

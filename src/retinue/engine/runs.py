@@ -36,9 +36,12 @@ from retinue.mailroom.background import runner_of
 from retinue.mailroom.inbox import Wake
 from retinue.mailroom.presence import Asked, Attendance, Attended, Presence
 from retinue.runners.base import Assignment, Finished, Parked, Runner
-from retinue.store import agents, delegations, envelopes, records, sessions
-from retinue.store.connection import HOPELESS, Store
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.core.connection import HOPELESS, Store
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import delegations
+from retinue.store.sessions import records, sessions
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from retinue.engine.custody import Work
 from retinue.engine.writing import Closing, Unwritten
 from retinue.mailroom.inbox import Wake, notify
 from retinue.mailroom.routing import answer_address
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
 
 ARGUMENT_CHARS_MAX = 60
 CALL_CHARS_MAX = 200

@@ -26,8 +26,8 @@ from retinue.engine.writing import Closing, Unwritten
 from retinue.mailroom.inbox import ClockWake, RoomWake, Wake, enter
 from retinue.mailroom.routing import answer_address
 from retinue.runners.base import SILENT_TOKENS, Finished
-from retinue.store import envelopes
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
 from retinue.text.answer_dedupe import unsaid
 
 SAID = "said"

@@ -12,8 +12,10 @@ from retinue.domain.envelope import Status
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import SessionId
 from retinue.domain.session import Session, Wakefulness
-from retinue.store import delegations, envelopes, runs, sessions
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import delegations, runs
+from retinue.store.sessions import sessions
 
 PUT_AWAY_AT_ONCE_MAX = 100
 LOOK_AGAIN_MS = 10_000  # after so long, where it could not be done yet

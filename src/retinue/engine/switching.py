@@ -20,9 +20,10 @@ from retinue.domain.session import Origin, OriginKind, Session, patched
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.trust import Trust
 from retinue.mailroom.inbox import Wake, enter
-from retinue.store import agents, records, sessions
-from retinue.store.house import Page
-from retinue.store.sight import sees_session
+from retinue.store.agents import agents
+from retinue.store.core.row_visibility import sees_session
+from retinue.store.core.transaction import Page
+from retinue.store.sessions import records, sessions
 
 BACK = "back"
 CAME_FROM = "cameFrom"  # among the `core` attributes of a session: where whoever came here last was before

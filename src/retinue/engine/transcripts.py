@@ -16,8 +16,8 @@ from retinue.domain.session import Session
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust, least
 from retinue.runners.context import arranged, as_read
-from retinue.store import records
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
+from retinue.store.sessions import records
 
 log = logging.getLogger(__name__)
 

@@ -27,11 +27,14 @@ from retinue.mailroom.inbox import Wake, enter
 from retinue.policy.access.agent_visibility import may_message
 from retinue.policy.access.session_access import may_reach
 from retinue.policy.tools.delegations import descends, may_hand_over
-from retinue.store import agents, delegations, envelopes, runs, sessions
-from retinue.store.behalf import came_of, sees, whose
-from retinue.store.house import Page
-from retinue.store.session_names import named
-from retinue.store.wrote import descent
+from retinue.store.agents import agents
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.envelopes.message_authors import descent
+from retinue.store.runs import delegations, runs
+from retinue.store.runs.run_principal import came_of, sees, whose
+from retinue.store.sessions import sessions
+from retinue.store.sessions.session_names import named
 
 CONVERSATIONS_LOOKED_AT_MAX = 100
 PEOPLE = frozenset({AddressKind.PERSON, AddressKind.CHANNEL})

@@ -14,7 +14,9 @@ from retinue.domain.record import NO_USAGE, Note, Reply, Summary, Usage
 from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.tool import ToolResult
 from retinue.engine.custody import Append
-from retinue.store import audit, money, runs, sessions
+from retinue.store.agents import audit
+from retinue.store.runs import money, runs
+from retinue.store.sessions import sessions
 
 ERROR_LENGTH_MAX = 1_000
 

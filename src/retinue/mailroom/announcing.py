@@ -13,8 +13,8 @@ from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust
 from retinue.mailroom.delegations import is_silent
-from retinue.store import runs, spending
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.runs import runs, spend_report
 from retinue.text.untrusted_wrapper import wrap
 
 HEAD_BYTES_MAX = 8 * 1024  # of what stands before the findings, and of the markers around them
@@ -69,6 +69,6 @@ def _took(page: Page, delegation: Delegation) -> list[str]:
     if delegation.started_at is None or delegation.to is None:
         return []
     seconds = (from_ms(page.at_ms) - delegation.started_at).total_seconds()
-    used = spending.of_session(page.conn, delegation.to)
+    used = spend_report.of_session(page.conn, delegation.to)
     tokens = f"{used.input_tokens:,} tokens in, {used.output_tokens:,} out"
     return [f"took: {seconds:.1f} s, {tokens}, {usd(used.cost_microusd)}"]

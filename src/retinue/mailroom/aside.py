@@ -17,8 +17,8 @@ from retinue.domain.envelope import NO_CONTEXT, Context
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.times import to_ms
-from retinue.store import connector_words, set_aside
-from retinue.store.connection import Store
+from retinue.store.channels import connector_state, poison_messages
+from retinue.store.core.connection import Store
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Aside:
     async def put(self, instance: str, incoming: Incoming, *, because: str, tries: int) -> None:
         """Once this returns, the message may be confirmed to its place."""
         body = partial(
-            set_aside.put,
+            poison_messages.put,
             id_=self._ids.new(),
             instance=instance,
             room=incoming.room,
@@ -77,7 +77,7 @@ class Aside:
 
     async def get(self, id_: str) -> tuple[str, Incoming]:
         """The instance that heard it, and the message as it was heard."""
-        found = await self._store.read(partial(set_aside.get, id_=id_))
+        found = await self._store.read(partial(poison_messages.get, id_=id_))
         if found is None:
             raise not_there(id_)
         if found.state is not SetAsideState.WAITING:
@@ -94,7 +94,7 @@ class Aside:
 
     async def close(self, id_: str, *, done: bool) -> None:
         state = SetAsideState.DONE if done else SetAsideState.DROPPED
-        if not await self._store.write(partial(set_aside.close, id_=id_, state=state), point="connector"):
+        if not await self._store.write(partial(poison_messages.close, id_=id_, state=state), point="connector"):
             raise not_there(id_)
 
     async def began(self, instance: str, *, anew: bool) -> int:
@@ -102,10 +102,10 @@ class Aside:
         now_ms = to_ms(self._clock.now())
 
         def body(conn: sa.Connection) -> int:
-            known = "" if anew else connector_words.get(conn, instance, TROUBLE) or ""
+            known = "" if anew else connector_state.get(conn, instance, TROUBLE) or ""
             if known.isdecimal():
                 return int(known)
-            connector_words.put(conn, instance, TROUBLE, str(now_ms), at_ms=now_ms)
+            connector_state.put(conn, instance, TROUBLE, str(now_ms), at_ms=now_ms)
             return now_ms
 
         return await self._store.write(body, point="connector")

@@ -31,9 +31,12 @@ from retinue.mailroom.quoting import setting_of
 from retinue.mailroom.reach import WhyNot, everywhere
 from retinue.policy.access.send_policy import may_send
 from retinue.policy.delivery_split import Cut
-from retinue.store import delegations, deliveries, envelopes, outcomes, parts, sessions, webhooks
-from retinue.store.deliveries import DeliveryState
-from retinue.store.house import Page
+from retinue.store.channels import deliveries, delivery_parts
+from retinue.store.channels.deliveries import DeliveryState
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes, outcomes, webhooks
+from retinue.store.runs import delegations
+from retinue.store.sessions import sessions
 
 ATTEMPTS_MAX = 5
 BACKOFF_FIRST_S = 1.0
@@ -157,7 +160,7 @@ def _taken(page: Page, envelope: Envelope, terms: Terms, wakes: tuple[Wake, ...]
     opened = replace(envelope, status=Status.CLAIMED, attempts=envelope.attempts + 1)
     if terms.able is None:
         return Taken(opened, wakes)
-    arrived = parts.of(page.conn, envelope.id) if envelope.attempts else {}
+    arrived = delivery_parts.of(page.conn, envelope.id) if envelope.attempts else {}
     cut = _cut_before(page, envelope) if arrived else None
     if cut is None:
         setting = setting_of(page.conn, envelope, terms.able, terms.words)
@@ -167,7 +170,7 @@ def _taken(page: Page, envelope: Envelope, terms: Terms, wakes: tuple[Wake, ...]
 
 def _cut_before(page: Page, envelope: Envelope) -> Cut | None:
     """As the parts that have arrived were cut, whatever the settings and the place say by now."""
-    kept = parts.cut_by(page.conn, envelope.id)
+    kept = delivery_parts.cut_by(page.conn, envelope.id)
     try:
         return _decode(kept) if kept else None
     except msgspec.MsgspecError:  # of another version of the house
@@ -180,7 +183,7 @@ def keep_part(
     """One part arrived, and there are more: whatever happens to those, it is not sent again, and they are cut as it
     was."""
     channel, cut_by = str(envelope.recipient), _encode(cut).decode() if cut is not None else None
-    parts.add(conn, envelope.id, part, channel=channel, receipt=receipt, at_ms=now_ms, cut_by=cut_by)
+    delivery_parts.add(conn, envelope.id, part, channel=channel, receipt=receipt, at_ms=now_ms, cut_by=cut_by)
 
 
 def _out_of_reach(page: Page, envelope: Envelope, terms: Terms) -> str:
@@ -265,7 +268,7 @@ def _close_failed(page: Page, envelope: Envelope, failed: Failed, terms: Terms, 
 
 def _in_vain(page: Page, envelope: Envelope) -> int:
     """Attempts since a part of it last arrived: a long letter that a place takes little by little is on its way."""
-    arrived_ms = parts.last_ms(page.conn, envelope.id)
+    arrived_ms = delivery_parts.last_ms(page.conn, envelope.id)
     if arrived_ms is None:
         return envelope.attempts
     return sum(attempt.opened_ms >= arrived_ms for attempt in deliveries.of(page.conn, envelope.id))

@@ -20,8 +20,10 @@ from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust
 from retinue.policy.tools.delegations import descends, may_hand_over
-from retinue.store import agents, delegations, sessions
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.core.transaction import Page
+from retinue.store.runs import delegations
+from retinue.store.sessions import sessions
 
 HERE = address.agent(BACKGROUND)
 TAKEN = "taken: a job in the background, whose result comes as a reply to this"

@@ -13,7 +13,7 @@ from retinue.connectors.base import OfferedFile
 from retinue.domain.attachment import Attachment, safe_name
 from retinue.domain.envelope import ATTACHMENTS_MAX
 from retinue.domain.errors import RetinueError, StoreError, TooLarge
-from retinue.store.files import READ_CHUNK_BYTES, Files
+from retinue.store.envelopes.attachment_files import READ_CHUNK_BYTES, Files
 
 log = logging.getLogger(__name__)
 

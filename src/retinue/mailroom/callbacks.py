@@ -29,9 +29,13 @@ from retinue.mailroom.delegations import end
 from retinue.mailroom.external import named
 from retinue.mailroom.inbox import Entered, Wake, enter, purged_before, seen_before
 from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, WINDOW_S, Purpose, is_recent, is_signed_by, signed
-from retinue.store import agents, delegations, envelopes, purge, sessions
-from retinue.store.connection import Store
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.core import purge
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import delegations
+from retinue.store.sessions import sessions
 
 OPEN_LOOKED_AT_MAX = 100
 UNREAD_MAX = 100  # words that nobody asked for and that wait to be read, in one session

@@ -6,8 +6,8 @@ from retinue.domain.delegation import Cleanup, Delegation, DelegationKind, Deleg
 from retinue.domain.envelope import Outcome
 from retinue.domain.event import NewsKind
 from retinue.domain.ids import EnvelopeId, RunId
-from retinue.store import delegations
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.runs import delegations
 
 READ_WITHIN_MS = 1_000  # most askers have read an answer by then; who has not is waited for
 STATE_OF = {Outcome.ANSWERED: DelegationState.DONE, Outcome.CANCELLED: DelegationState.CANCELLED}

@@ -30,11 +30,11 @@ from retinue.mailroom.sparing import Sparing
 from retinue.mailroom.strangers import Strangers, plain
 from retinue.policy.access.access import Facts, may_talk
 from retinue.policy.access.bindings import who_answers
-from retinue.store import bindings, connector_words, identities, overheard, pairings
-from retinue.store import tables as t
-from retinue.store.connection import Store
-from retinue.store.house import Page
-from retinue.store.moving import activation_key, move_room
+from retinue.store.channels import ambient_messages, bindings, connector_state, identities, pairings
+from retinue.store.channels.channel_migration import activation_key, move_room
+from retinue.store.core import tables as t
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Doorkeeper:
 
     async def told(self, instance: str, room: str, before: tuple[Overheard, ...]) -> None:
         if before:
-            body = partial(overheard.told, instance=instance, room=room, upto=before[-1].seq)
+            body = partial(ambient_messages.told, instance=instance, room=room, upto=before[-1].seq)
             await self._store.write(body, point="door")
 
     async def moved(self, instance: str, incoming: Incoming) -> None:
@@ -310,7 +310,7 @@ class Doorkeeper:
         if incoming.kind is not Heard.MESSAGE or not settings.history_limit or not incoming.text.strip():
             return
         body = partial(
-            overheard.add,
+            ambient_messages.add,
             instance=instance,
             room=incoming.room,
             message_id=storable(incoming.message_id)[:NAME_CHARS_MAX],
@@ -331,7 +331,7 @@ class Doorkeeper:
             self._lines.info("command refused at the door", instance)
             return True
         body = partial(
-            connector_words.put,
+            connector_state.put,
             instance=instance,
             key=activation_key(incoming.room),
             value=wanted.value,
@@ -401,13 +401,13 @@ def _look(
     speaker, direct = speaker_of(incoming), bool(incoming.peer)
     person = identities.who(conn, service, speaker) if incoming.speaker.vouched else None
     waiting = pairings.waiting(conn, instance, speaker, now_ms=now_ms) if direct and person is None else None
-    word = None if direct else connector_words.get(conn, instance, activation_key(incoming.room))
+    word = None if direct else connector_state.get(conn, instance, activation_key(incoming.room))
     return _Known(
         person=person,
         paired=pairings.is_admitted(conn, instance, speaker),
         bindings=tuple(bindings.everything(conn)) if bound is None else bound,
         activation=Activation(word) if word in tuple(Activation) else None,
-        before=() if direct else tuple(overheard.read(conn, instance, incoming.room)),
+        before=() if direct else tuple(ambient_messages.read(conn, instance, incoming.room)),
         waiting=waiting,
         full=direct and person is None and pairings.is_full(conn, instance, cap=cap, now_ms=now_ms),
     )

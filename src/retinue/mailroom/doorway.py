@@ -31,8 +31,8 @@ from retinue.mailroom.doorkeeper import Keeper, Welcome, speaker_of
 from retinue.mailroom.joining import Joiner
 from retinue.mailroom.letters import message_key, source_of
 from retinue.mailroom.sparing import Sparing
-from retinue.store import envelopes, joined
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
+from retinue.store.envelopes import envelopes, merged_messages
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ class Doorway:
         id_ = EnvelopeId(self._ids.new())
         # Before it is accepted: each of them is known the moment it is, and nothing is where it never was.
         body = partial(
-            joined.put,
+            merged_messages.put,
             envelope=id_,
             channel=f"channel:{instance}:{first.room}",
             message_ids=[storable(each.message_id) for each in texts],
@@ -372,7 +372,7 @@ class Doorway:
 
 def _seen(conn: sa.Connection, *, instance: str, room: str, message_id: str, ours: bool = False) -> _Seen:
     channel = f"channel:{instance}:{room}"
-    found = joined.find(conn, channel, storable(message_id))
+    found = merged_messages.find(conn, channel, storable(message_id))
     if found is not None and (ours or str(found.sender) == channel):
         return _Seen(found, is_joined=True)
     return _Seen(envelopes.by_key(conn, source_of(instance), message_key(room, message_id)))

@@ -32,8 +32,10 @@ from retinue.domain.session import Origin, OriginKind, Session
 from retinue.mailroom.posting import MakeHttp, bring
 from retinue.mailroom.routing import who_listens
 from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
-from retinue.store import agents, delegations, external_keys, sessions
-from retinue.store.connection import Store
+from retinue.store.agents import agents
+from retinue.store.core.connection import Store
+from retinue.store.runs import delegations
+from retinue.store.sessions import external_keys, sessions
 from retinue.tools.web.guard import Guard
 from retinue.tools.web.http import Http
 

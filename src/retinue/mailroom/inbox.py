@@ -43,9 +43,14 @@ from retinue.mailroom import background
 from retinue.mailroom.announcing import announced
 from retinue.mailroom.delegations import end, is_silent, is_told
 from retinue.mailroom.routing import origin_of
-from retinue.store import agents, delegations, envelopes, labels, outcomes, people, purge, runs, sessions, webhooks
-from retinue.store.connection import HOPELESS, Store
-from retinue.store.house import Page
+from retinue.store.agents import agents, file_trust
+from retinue.store.core import purge
+from retinue.store.core.connection import HOPELESS, Store
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes, outcomes, webhooks
+from retinue.store.people import people
+from retinue.store.runs import delegations, runs
+from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 
@@ -409,7 +414,7 @@ def _add(
     if draft.attachments and _is_from_outside(draft):
         # Wherever these bytes come to lie, they are no more to be believed than here. No bytes say nothing.
         hashes = [attachment.hash for attachment in draft.attachments if attachment.size_bytes]
-        labels.mark_content(page.conn, hashes, at_ms=page.at_ms)
+        file_trust.mark_content(page.conn, hashes, at_ms=page.at_ms)
     page.tell(NewsKind.ENVELOPE_ACCEPTED, session=session or draft.sender.session, envelope=draft.id)
     return seq
 

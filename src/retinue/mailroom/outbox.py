@@ -42,8 +42,8 @@ from retinue.mailroom.attempts import (
 from retinue.mailroom.inbox import ClockWake, Wake
 from retinue.mailroom.reach import WhyNot, everywhere
 from retinue.policy.delivery_split import shape
-from retinue.store import deliveries
-from retinue.store.connection import HOPELESS, NO_FAULTS, Store
+from retinue.store.channels import deliveries
+from retinue.store.core.connection import HOPELESS, NO_FAULTS, Store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -11,7 +11,10 @@ from retinue.domain.record import Reply, bare_model
 from retinue.domain.reply_delivery import Quoting, Words
 from retinue.mailroom.doorway import message_key
 from retinue.policy.delivery_split import CURRENT, NOTHING_KNOWN, Setting, is_agents_own, untagged, variables
-from retinue.store import envelopes, parts, records, runs, sessions
+from retinue.store.channels import delivery_parts
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import runs
+from retinue.store.sessions import records, sessions
 
 LOOKED_AT_MAX = 100  # records, from the newest back, for who replied last
 _OF_THE_MODEL = frozenset({"model", "modelfull", "provider"})
@@ -34,7 +37,7 @@ def message_of(conn: sa.Connection, letter: Envelope, channel: str) -> str:
     """What a room's platform calls the message that an envelope was or became there; empty where it was never there."""
     if str(letter.sender) == channel:
         return letter.context.platform_id
-    return (parts.first(conn, letter.id) or "") if str(letter.recipient) == channel else ""
+    return (delivery_parts.first(conn, letter.id) or "") if str(letter.recipient) == channel else ""
 
 
 def _quoted(conn: sa.Connection, envelope: Envelope, asked: str) -> str:
@@ -52,7 +55,7 @@ def _named(conn: sa.Connection, envelope: Envelope, asked: str) -> str:
     try:
         if envelopes.by_key(conn, f"connector:{to.name}", message_key(to.rest, asked)) is not None:
             return asked
-        if parts.named(conn, str(to), asked) is not None:
+        if delivery_parts.named(conn, str(to), asked) is not None:
             return asked
         letter = envelopes.get(conn, envelopes.resolve(conn, asked))
     except RetinueError:

@@ -20,8 +20,10 @@ from retinue.domain.ports import Post
 from retinue.domain.session import Origin, OriginKind
 from retinue.policy.access.access import group_of
 from retinue.policy.access.bindings import reaches
-from retinue.store import bindings, envelopes, identities, pairings, sessions
-from retinue.store.connection import Store
+from retinue.store.channels import bindings, identities, pairings
+from retinue.store.core.connection import Store
+from retinue.store.envelopes import envelopes
+from retinue.store.sessions import sessions
 
 WhyNot = Callable[[sa.Connection, Envelope], str]
 """Why an envelope does not leave the house; empty where it does."""

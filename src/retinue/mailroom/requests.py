@@ -31,8 +31,8 @@ from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
 from retinue.mailroom.callbacks import Unsigned
 from retinue.mailroom.routing import OWNER, who_listens
-from retinue.store import sessions
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
+from retinue.store.sessions import sessions
 from retinue.text.untrusted_wrapper import wrap
 
 _OWNER = Principal(address=OWNER, level=PermissionLevel.BOSS, trust=Trust.OWNER)

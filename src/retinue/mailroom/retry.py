@@ -9,9 +9,9 @@ from retinue.domain.envelope import Draft, Envelope, Kind
 from retinue.domain.errors import Conflict
 from retinue.domain.ids import EnvelopeId, short
 from retinue.mailroom.inbox import HANDED_ON, Entered, enter
-from retinue.store import envelopes
-from retinue.store.dead import DEAD, RETRIES_MAX, RETRY_SOURCE, first_letter, retries, retry_key
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.envelopes.dead_letters import DEAD, RETRIES_MAX, RETRY_SOURCE, first_letter, retries, retry_key
 
 
 def retry(conn: sa.Connection, *, id_text: str, new_id: EnvelopeId, now_ms: int) -> Entered:

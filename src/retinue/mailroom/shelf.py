@@ -7,8 +7,8 @@ from functools import partial
 
 from retinue.domain.ports import Clock
 from retinue.domain.times import to_ms
-from retinue.store import connector_words
-from retinue.store.connection import Store
+from retinue.store.channels import connector_state
+from retinue.store.core.connection import Store
 
 
 class StoreShelf:
@@ -20,9 +20,9 @@ class StoreShelf:
         self._instance = instance
 
     async def get(self, key: str) -> str | None:
-        return await self._store.read(partial(connector_words.get, instance=self._instance, key=key))
+        return await self._store.read(partial(connector_state.get, instance=self._instance, key=key))
 
     async def put(self, key: str, value: str) -> None:
         at_ms = to_ms(self._clock.now())
-        body = partial(connector_words.put, instance=self._instance, key=key, value=value, at_ms=at_ms)
+        body = partial(connector_state.put, instance=self._instance, key=key, value=value, at_ms=at_ms)
         await self._store.write(body, point="connector")

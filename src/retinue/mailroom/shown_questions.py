@@ -22,9 +22,11 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.ids import ApprovalId, short
 from retinue.domain.reply_delivery import Words, plain_words
 from retinue.policy.delivery_split import shape
-from retinue.store import approvals, envelopes, parts
-from retinue.store import tables as t
-from retinue.store.connection import Store
+from retinue.store.channels import delivery_parts
+from retinue.store.core import tables as t
+from retinue.store.core.connection import Store
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import approvals
 from retinue.text.answer_options import question_in_room
 from retinue.text.chunking import clipped
 
@@ -103,7 +105,7 @@ def _open(conn: sa.Connection) -> frozenset[ApprovalId]:
 def _standing(conn: sa.Connection, id_: ApprovalId) -> _Standing | None:
     """Where a question stands in a room; None where it was put to none, or has not arrived there."""
     question, approval = envelopes.get(conn, question_in_room(id_)), approvals.get(conn, id_)
-    arrived = parts.of(conn, question.id) if question is not None else {}
+    arrived = delivery_parts.of(conn, question.id) if question is not None else {}
     if question is None or approval is None or not arrived:
         return None
     last = max(arrived)

@@ -21,7 +21,7 @@ from retinue.domain.storable_text import storable
 from retinue.policy import speech
 from retinue.sandbox.base import Confinement, Network, Sandbox
 from retinue.sandbox.once import CommandFailed, run
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 
 log = logging.getLogger(__name__)
 

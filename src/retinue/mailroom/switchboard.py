@@ -42,7 +42,7 @@ from retinue.domain.ports import Clock, Ids
 from retinue.mailroom.aside import Aside
 from retinue.mailroom.lines import STEADY_S, LineHealth, LineState, wait_s
 from retinue.mailroom.shelf import StoreShelf
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from retinue.mailroom.external import USER_AGENT, way_out
 from retinue.mailroom.inbox import COMPLETION, is_completion
 from retinue.mailroom.posting import bring
 from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
-from retinue.store import delegations, envelopes, runs, webhooks
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
+from retinue.store.envelopes import envelopes, webhooks
+from retinue.store.runs import delegations, runs
 
 ATTEMPT_S = 10.0
 ATTEMPTS_MAX = 5

@@ -37,8 +37,9 @@ from retinue.models.shelf import Maker, Shelf
 from retinue.models.verdicts import Candidate
 from retinue.policy.limits.budgets import caps_of
 from retinue.policy.limits.cooldowns import States, cooled
-from retinue.store import credentials, sessions
-from retinue.store.connection import Store
+from retinue.store.agents import credentials
+from retinue.store.core.connection import Store
+from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from retinue.domain.times import from_ms, show, to_ms
 from retinue.domain.trust import Trust
 from retinue.operations.agents import find_agent
 from retinue.operations.base import Desk, Operation
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
 from retinue.tools.base import Scene, ToolFailed
 from retinue.tools.files.ground import Ground, done_in_thread
 from retinue.tools.files.kinds import binary_type

@@ -24,7 +24,8 @@ from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import Upload
 from retinue.operations.health import Check, Found, Scene, warning
 from retinue.policy.access import permissions
-from retinue.store import agents, instructions, sessions
+from retinue.store.agents import agents
+from retinue.store.sessions import instructions, sessions
 
 
 class Prompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -50,8 +50,11 @@ from retinue.operations.agent_values import in_force
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.tokens import new_token
 from retinue.policy.access.permissions import reaches
-from retinue.store import agents, bindings, grants, schedules, tokens
-from retinue.store.house import Page
+from retinue.store.agents import agents, grants
+from retinue.store.channels import bindings
+from retinue.store.core.transaction import Page
+from retinue.store.people import tokens
+from retinue.store.schedules import schedules
 
 WORDS_BYTES_MAX = 65_536  # of one text of a definition
 RULES_MAX = 200

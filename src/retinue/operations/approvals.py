@@ -18,7 +18,8 @@ from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import check_limit
 from retinue.operations.run_list import cursor_of, place_of
 from retinue.policy.tools.approvals import may_decide, scope_of
-from retinue.store import approval_list, approvals, sessions
+from retinue.store.runs import approval_list, approvals
+from retinue.store.sessions import sessions
 
 WAITING_SHOWN_MAX = 50
 LISTED_MIN, LISTED_MAX = 1, 50

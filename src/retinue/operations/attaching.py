@@ -20,8 +20,8 @@ from retinue.domain.times import to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.operations.deleting import bring_back
 from retinue.operations.sessions import RESTORABLE_DAYS, SessionSummary, agent_named, own_origin, summary
-from retinue.store import external_keys, sessions
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.sessions import external_keys, sessions
 
 ID_LENGTH_MAX = 128
 

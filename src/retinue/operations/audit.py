@@ -20,8 +20,9 @@ from retinue.domain.ids import ID_LENGTH, SessionId, short
 from retinue.domain.principal import Principal
 from retinue.domain.times import from_ms, parse_when, show, to_ms
 from retinue.operations.base import Desk, Operation
-from retinue.store import audit, sessions
-from retinue.store.audit import POSITION_MAX, Before, Place, Verified
+from retinue.store.agents import audit
+from retinue.store.agents.audit import POSITION_MAX, Before, Place, Verified
+from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from retinue.domain.audit import AuditKind, Entry, changed
 from retinue.domain.ports import Clock
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
-from retinue.store import agents, audit
-from retinue.store.connection import Body, Store, Then
+from retinue.store.agents import agents, audit
+from retinue.store.core.connection import Body, Store, Then
 
 T = TypeVar("T")
 

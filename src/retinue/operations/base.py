@@ -36,9 +36,10 @@ from retinue.operations.auditing import AuditedStore, line_of
 from retinue.operations.keeper import Keeper
 from retinue.operations.uploads import Uploads
 from retinue.policy.access import permissions
-from retinue.store import agents, answers
-from retinue.store.connection import Store
-from retinue.store.files import Files
+from retinue.store.agents import agents
+from retinue.store.core import idempotency
+from retinue.store.core.connection import Store
+from retinue.store.envelopes.attachment_files import Files
 from retinue.text.redaction import masked_error
 from retinue.tools.files.ground import Ground
 from retinue.tools.toolbox import Toolbox
@@ -143,7 +144,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     """`name` is `noun.verb`; the noun and verb make the route and the command.
 
     `permission` is the least level that may ask, unless the house's `permission_policy` says otherwise. What is asked
-    about is found by `store/lookup` and listed through `store/sight`: what the caller does not see is not there.
+    about is found by `store/core/lookup` and listed through `store/core/row_visibility`: what the caller does not see is not there.
 
     `claims_key`: a key that came with the request is claimed in a commit of its own before the handler begins, so that
     a request which was cut off is not done again under the same key. A handler that can be refused before its effect
@@ -271,24 +272,24 @@ async def once(
         )
     desk.in_progress.add((who, key))
     try:
-        earlier = await desk.store.read(partial(answers.get, principal=who, key=key))
+        earlier = await desk.store.read(partial(idempotency.get, principal=who, key=key))
         if earlier is not None:
             return _earlier_answer(desk, earlier, key, request_hash)
         if operation.claims_key:
-            claim = answers.Answer(operation.name, request_hash, answers.CLAIMED, to_ms(desk.clock.now()))
-            await desk.store.write(partial(answers.keep, principal=who, key=key, answer=claim), point="key-claim")
-            answer, keep = await _handle_claimed(desk, caller, operation, asked, key), answers.settle
+            claim = idempotency.Answer(operation.name, request_hash, idempotency.CLAIMED, to_ms(desk.clock.now()))
+            await desk.store.write(partial(idempotency.keep, principal=who, key=key, answer=claim), point="key-claim")
+            answer, keep = await _handle_claimed(desk, caller, operation, asked, key), idempotency.settle
         else:
-            answer, keep = await _handle(desk, caller, operation, asked), answers.keep
+            answer, keep = await _handle(desk, caller, operation, asked), idempotency.keep
         kept = without_secrets(answer, operation).decode()
-        made = answers.Answer(operation.name, request_hash, kept, to_ms(desk.clock.now()))
+        made = idempotency.Answer(operation.name, request_hash, kept, to_ms(desk.clock.now()))
         await desk.store.write(partial(keep, principal=who, key=key, answer=made), point="answer")
         return answer
     finally:
         desk.in_progress.discard((who, key))
 
 
-def _earlier_answer(desk: Desk, earlier: answers.Answer, key: str, request_hash: str) -> bytes:
+def _earlier_answer(desk: Desk, earlier: idempotency.Answer, key: str, request_hash: str) -> bytes:
     if earlier.request_hash != request_hash:
         raise Conflict(
             f"the key '{key[:64]}' was already used for something else",
@@ -317,7 +318,7 @@ async def _handle_claimed(
     except RetinueError:
         if not effect.begun:
             with suppress(StoreError):  # then the claim stays, and the caller needs to know the first error
-                release = partial(answers.release, principal=str(caller.address), key=key)
+                release = partial(idempotency.release, principal=str(caller.address), key=key)
                 await desk.store.write(release, point="key-release")
         raise
 

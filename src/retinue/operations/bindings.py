@@ -17,7 +17,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.storable_text import is_storable
 from retinue.domain.times import to_ms
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.store import bindings
+from retinue.store.channels import bindings
 
 PLACE_CHARS_MAX = 512
 

@@ -17,8 +17,8 @@ from retinue.domain.times import show, to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import check_limit
 from retinue.operations.schedules import zone_of
-from retinue.store import schedules
-from retinue.store.schedules import Kept
+from retinue.store.schedules import schedules
+from retinue.store.schedules.schedules import Kept
 
 DAYS_MAX = 31
 SCHEDULES_SHOWN_MAX = 200

@@ -24,10 +24,11 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.session import Mind
 from retinue.domain.times import from_ms, to_ms
 from retinue.operations.health import Check, Found, Scene, problem, warning
-from retinue.store import agents as staff
-from retinue.store import dead, ledger
-from retinue.store import tables as t
-from retinue.store.opening import SCHEMA, stored_revision
+from retinue.store.agents import agents as staff
+from retinue.store.core import tables as t
+from retinue.store.core.open_store import SCHEMA, stored_revision
+from retinue.store.envelopes import dead_letters as store_dead_letters
+from retinue.store.ledger import ledger
 
 PYTHON_LEAST = (3, 11)
 SQLITE_LEAST = (3, 35, 0)
@@ -123,7 +124,7 @@ def _look(conn: sa.Connection, *, now_ms: int) -> StoreFacts:
         now_ms=now_ms,
         staff=tuple(staff.everyone(conn)),
         waiting=tuple((row.agent, row.n, row.since) for row in due),
-        dead=sum(letter.retry is None for letter in dead.dead(conn, limit=DEAD_SHOWN_MAX)),
+        dead=sum(letter.retry is None for letter in store_dead_letters.dead(conn, limit=DEAD_SHOWN_MAX)),
     )
 
 
@@ -349,7 +350,7 @@ async def disk_facts(scene: Scene) -> DiskFacts | None:
 
 
 def _look_at_disk(home: Path, now_ms: int) -> DiskFacts:
-    from retinue.store.backup import UNDER_WAY
+    from retinue.store.core.backup import UNDER_WAY
 
     paths = [home, *(home / name for name in PRIVATE)]
     if (home / "socket").is_file():

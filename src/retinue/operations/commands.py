@@ -11,7 +11,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.slash_command import DIRECTIVES, SUMMARIES
 from retinue.operations.base import Desk, Operation
 from retinue.operations.skills import shelf
-from retinue.store import agents
+from retinue.store.agents import agents
 
 
 class CommandList(msgspec.Struct, forbid_unknown_fields=True):

@@ -37,8 +37,11 @@ from retinue.operations.declared_schedules import PlannedSchedule
 from retinue.operations.keeper import Keeper
 from retinue.operations.restarts import write_down
 from retinue.operations.tokens import new_token
-from retinue.store import agents, people, runs, sessions, tokens
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.core.transaction import Page
+from retinue.store.people import people, tokens
+from retinue.store.runs import runs
+from retinue.store.sessions import sessions
 
 FILE_BYTES_MAX = 1_000_000
 

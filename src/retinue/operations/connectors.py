@@ -30,8 +30,8 @@ from retinue.domain.times import show as show_time
 from retinue.mailroom.lines import LineHealth, LineState
 from retinue.mailroom.switchboard import Switchboard
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.store import connector_words
-from retinue.store.disk import put_private
+from retinue.store.channels import connector_state
+from retinue.store.core.durable_files import put_private
 
 SECRETS = "secrets"
 SECRET_LENGTH_MAX = 16 * 1024
@@ -199,7 +199,7 @@ async def remove(desk: Desk, caller: Principal, asked: One) -> ConnectorRemoved:
     await _write(desk, {"connectors": {asked.name: None}})
     for file in _own_files(desk, settings):
         await asyncio.to_thread(file.unlink, missing_ok=True)
-    await desk.store.write(lambda conn: connector_words.forget(conn, asked.name), point="connector")
+    await desk.store.write(lambda conn: connector_state.forget(conn, asked.name), point="connector")
     return ConnectorRemoved(asked.name, removed=True)
 
 

@@ -18,7 +18,7 @@ from retinue.models.credentials import is_found, secret_of
 from retinue.models.providers import BUILT_IN
 from retinue.operations.base import Desk
 from retinue.operations.credential_answers import environment_of
-from retinue.store.disk import put_private
+from retinue.store.core.durable_files import put_private
 
 KEYS = "keys"  # the folder of the home that holds what was given to us by value
 KEY_LENGTH_MAX = 8_192

@@ -43,7 +43,7 @@ from retinue.operations.credential_keys import (
 )
 from retinue.policy.limits import cooldowns
 from retinue.policy.limits.cooldowns import States, cooled
-from retinue.store import agents, credentials
+from retinue.store.agents import agents, credentials
 
 CREDENTIALS_MAX = 1_000
 

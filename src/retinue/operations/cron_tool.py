@@ -28,7 +28,9 @@ from retinue.domain.trust import Trust
 from retinue.mailroom.routing import who_listens
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.tools import sets_for_later
-from retinue.store import envelopes, records, schedules, sessions
+from retinue.store.envelopes import envelopes
+from retinue.store.schedules import schedules
+from retinue.store.sessions import records, sessions
 from retinue.tools.base import Output, Scene, Tool, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files.ground import Ground
 from retinue.tools.files.reading import Read, ReadArguments

@@ -31,8 +31,9 @@ from retinue.operations.sessions import (
     own_origin,
     summary,
 )
-from retinue.store import records, runs, sessions
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.runs import runs
+from retinue.store.sessions import records, sessions
 
 RECORDS_COPIED_MAX = 10_000
 

@@ -11,8 +11,8 @@ from msgspec import Struct
 from retinue.agents.applying import FILE, Planned, Step
 from retinue.domain.binding import Binding, Match, PeerKind
 from retinue.domain.ports import Ids
-from retinue.store import bindings
-from retinue.store.house import Page
+from retinue.store.channels import bindings
+from retinue.store.core.transaction import Page
 
 
 class PlannedBinding(Struct, frozen=True):

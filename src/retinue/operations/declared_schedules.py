@@ -21,9 +21,9 @@ from retinue.operations.base import Desk
 from retinue.operations.schedules import zone_of
 from retinue.schedules import forms
 from retinue.schedules.forms import Form, Setting
-from retinue.store import schedules
-from retinue.store.house import Page
-from retinue.store.schedules import Kept
+from retinue.store.core.transaction import Page
+from retinue.store.schedules import schedules
+from retinue.store.schedules.schedules import Kept
 
 SETTINGS = "settings"  # the source of what `apply` writes
 

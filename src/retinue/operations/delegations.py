@@ -23,10 +23,12 @@ from retinue.mailroom.announcing import one_line, outcome_of
 from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import check_limit, no_cursor
-from retinue.store import approvals, delegation_list, delegations, envelopes, model_calls, runs, sessions
-from retinue.store.house import Page
-from retinue.store.sight import sees_session
-from retinue.store.subagents import Place
+from retinue.store.core.row_visibility import sees_session
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import approvals, delegation_list, delegations, model_calls, runs
+from retinue.store.runs.subagents import Place
+from retinue.store.sessions import sessions
 
 LIST_MIN, LIST_MAX = 1, 100
 STOPPED_AT_ONCE_MAX = 1_000

@@ -24,8 +24,8 @@ from retinue.operations.sessions import (
     free_name,
     summary,
 )
-from retinue.store import sessions
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.sessions import sessions
 
 LISTED_MAX = 50
 

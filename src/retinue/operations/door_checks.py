@@ -12,7 +12,8 @@ from retinue.domain.access import EVERYONE, DmPolicy, GroupPolicy
 from retinue.domain.binding import Binding
 from retinue.mailroom.lines import LineHealth, LineState
 from retinue.operations.health import Check, Found, Scene, problem, warning
-from retinue.store import agents, bindings, set_aside
+from retinue.store.agents import agents
+from retinue.store.channels import bindings, poison_messages
 
 
 class DoorFacts(Struct, frozen=True, kw_only=True):
@@ -34,7 +35,7 @@ async def _gather(scene: Scene) -> DoorFacts:
         lines=tuple(board.health()) if board is not None else None,
         bindings=tuple(found),
         staff=frozenset(each.name for each in await scene.store.scan(agents.everyone)) if scene.store else frozenset(),
-        aside=await scene.store.scan(set_aside.count_waiting) if scene.store is not None else 0,
+        aside=await scene.store.scan(poison_messages.count_waiting) if scene.store is not None else 0,
     )
 
 

@@ -42,12 +42,15 @@ from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import check_own
 from retinue.policy.access.webhooks import check as check_webhook
 from retinue.policy.tools.delegations import descends
-from retinue.store import agents, deliveries, envelopes, outcomes, sessions, webhooks
-from retinue.store.dead import DeadLetter, dead
-from retinue.store.deliveries import Attempt, DeliveryState
-from retinue.store.files import safe_media_type
-from retinue.store.house import Page
-from retinue.store.threads import thread
+from retinue.store.agents import agents
+from retinue.store.channels import deliveries
+from retinue.store.channels.deliveries import Attempt, DeliveryState
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes, outcomes, webhooks
+from retinue.store.envelopes.attachment_files import safe_media_type
+from retinue.store.envelopes.dead_letters import DeadLetter, dead
+from retinue.store.envelopes.reply_threads import thread
+from retinue.store.sessions import sessions
 
 LISTED_MAX = 50
 WAITING_LOOKED_AT_MAX = 1_000

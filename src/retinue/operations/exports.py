@@ -21,8 +21,8 @@ from retinue.operations.sessions import (
     own_origin,
     summary,
 )
-from retinue.store import exports, sessions
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.sessions import imported_lines, sessions
 
 
 class Import(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ async def take_in(desk: Desk, caller: Principal, asked: Import) -> SessionSummar
         agent = agent_named(conn, asked.agent)
         origin = own_origin(caller, agent, id_)
         sessions.add(conn, id_, agent=agent.name, origin=origin, name="", at_ms=imported.created_ms)
-        exports.add(conn, imported.kept, opening=imported.opening)
+        imported_lines.add(conn, imported.kept, opening=imported.opening)
         sessions.fill(
             conn,
             id_,

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from retinue.domain.errors import RetinueError
 from retinue.models.catalog import Catalog
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
 
 if TYPE_CHECKING:
     from retinue.mailroom.switchboard import Switchboard

@@ -32,10 +32,11 @@ from retinue.schedules.forms import GateForm, form_of
 from retinue.schedules.heartbeat_files import Filed
 from retinue.schedules.heartbeats import HEARTBEATS_MAX, id_of
 from retinue.schedules.labelled import look_for
-from retinue.store import agents, labels, schedules
-from retinue.store.house import Page
-from retinue.store.labels import ctime_ms
-from retinue.store.schedules import Kept
+from retinue.store.agents import agents, file_trust
+from retinue.store.agents.file_trust import ctime_ms
+from retinue.store.core.transaction import Page
+from retinue.store.schedules import schedules
+from retinue.store.schedules.schedules import Kept
 
 Meta = msgspec.Meta
 WHOSE = "whose checklist; left out, an agent's own, or that of whoever answers by default"
@@ -238,12 +239,12 @@ async def _put(desk: Desk, caller: Principal, agent: Agent, task: Task, asked: A
     write = partial(heartbeat_files.put, home, task, asked.gate, overwrite=asked.overwrite)
     if caller.trust is Trust.UNTRUSTED:
         at_ms = to_ms(desk.clock.now())
-        await desk.store.write(partial(labels.mark_untrusted, paths=[real], at_ms=at_ms, run=None), point="label")
+        await desk.store.write(partial(file_trust.mark_untrusted, paths=[real], at_ms=at_ms, run=None), point="label")
         return await asyncio.to_thread(write)
     path = await asyncio.to_thread(write)
-    if await desk.store.read(partial(labels.is_needed, path=real)):
+    if await desk.store.read(partial(file_trust.is_needed, path=real)):
         status = await asyncio.to_thread(os.stat, real)
-        body = partial(labels.mark_clean, path=real, ctime_ms=ctime_ms(status), run=None)
+        body = partial(file_trust.mark_clean, path=real, ctime_ms=ctime_ms(status), run=None)
         await desk.store.write(body, point="label")
     return path
 

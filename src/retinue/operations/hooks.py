@@ -20,7 +20,8 @@ from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.mailroom.routing import OWNER, who_listens
 from retinue.operations.base import Desk, Operation
-from retinue.store import pins, sessions
+from retinue.store.agents import approved_hashes
+from retinue.store.sessions import sessions
 
 HASH_DIGITS_MIN = 8
 
@@ -109,7 +110,7 @@ async def enable(desk: Desk, caller: Principal, asked: Enable) -> HookShown:
 
 async def disable(desk: Desk, caller: Principal, asked: One) -> HookDisabled:
     hook = (await _one(desk, asked.name)).hook
-    gone = await desk.store.write(partial(pins.remove, kind=KIND, name=hook.key), point="hook")
+    gone = await desk.store.write(partial(approved_hashes.remove, kind=KIND, name=hook.key), point="hook")
     return HookDisabled(hook.name, gone)
 
 
@@ -136,7 +137,9 @@ async def say(desk: Desk, event: Happened, hook: Hook, text: str) -> None:
 
 
 def _pin(conn: sa.Connection, *, hook: Hook, caller: Principal, at_ms: int) -> None:
-    pins.put(conn, KIND, hook.key, hash_=hook.hash, content=hook.content, decided_by=str(caller.address), at_ms=at_ms)
+    approved_hashes.put(
+        conn, KIND, hook.key, hash_=hook.hash, content=hook.content, decided_by=str(caller.address), at_ms=at_ms
+    )
 
 
 async def _one(desk: Desk, name: str) -> Standing:

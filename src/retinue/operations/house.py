@@ -15,7 +15,11 @@ from retinue.domain.times import show, to_ms
 from retinue.operations.approvals import ApprovalShown, waiting
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.sessions import SessionListed, with_marks
-from retinue.store import agents, ledger, mail, news, sessions
+from retinue.store.agents import agents
+from retinue.store.core import events
+from retinue.store.envelopes import envelope_lists
+from retinue.store.ledger import ledger
+from retinue.store.sessions import sessions
 
 SESSIONS_SHOWN_MAX = 50
 
@@ -73,7 +77,7 @@ async def status(desk: Desk, caller: Principal, asked: Nothing) -> HouseStatus:
     def body(conn: sa.Connection) -> HouseStatus:
         return HouseStatus(
             version=desk.version,
-            cursor=news.newest(conn),
+            cursor=events.newest(conn),
             agents=(here := [_here(agent) for agent in agents.everyone(conn)]),
             default_agent=desk.default_agent(conn) if here else None,
             approvals=waiting(desk, conn, caller),
@@ -102,13 +106,13 @@ async def state(desk: Desk, caller: Principal, asked: State) -> HouseState:
     def body(conn: sa.Connection) -> HouseState:
         found = sessions.listed(conn, after=sessions.Place(), limit=SESSIONS_SHOWN_MAX, seen_by=caller)
         return HouseState(
-            cursor=news.newest(conn),
+            cursor=events.newest(conn),
             you=str(caller.address),
             level=caller.level,
             agents=[_here(agent) for agent in agents.everyone(conn) if agent.visible or asked.hidden],
             sessions=with_marks(desk, conn, caller, found),
             approvals=waiting(desk, conn, caller),
-            unread=mail.count_unread(conn, person) if person else 0,
+            unread=envelope_lists.count_unread(conn, person) if person else 0,
         )
 
     return await desk.store.scan(body)
@@ -120,7 +124,7 @@ async def check_ledger(desk: Desk, caller: Principal, asked: Nothing) -> LedgerC
 
 
 async def explain(desk: Desk, caller: Principal, asked: Why) -> Explained:
-    from retinue.store.why import why  # much SQL that is seldom asked for: a start does not wait for it
+    from retinue.store.runs.why import why  # much SQL that is seldom asked for: a start does not wait for it
 
     found = await desk.store.scan(partial(why, id_text=asked.id, seen_by=caller))
     return Explained(found.lines(desk.zone))

@@ -25,11 +25,11 @@ from retinue.domain.principal import Principal
 from retinue.domain.storable_text import is_storable
 from retinue.domain.times import show, to_ms
 from retinue.operations.base import Desk, Operation
-from retinue.store import labels
-from retinue.store import purge as store_purge
-from retinue.store.connection import Store
-from retinue.store.files import Files
-from retinue.store.purge import KEYS_OUTLIVE_MS, Horizon
+from retinue.store.agents import file_trust
+from retinue.store.core import purge as store_purge
+from retinue.store.core.connection import Store
+from retinue.store.core.purge import KEYS_OUTLIVE_MS, Horizon
+from retinue.store.envelopes.attachment_files import Files
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ async def purge_house(store: Store, files: Files, horizon: Horizon, *, clock: Cl
     before = clock.now() - timedelta(hours=FILES_REST_H)
     swept = await asyncio.to_thread(partial(files.sweep, keep=named.__contains__, before=before))
     # What is said of files goes when they are gone. Nobody's words: not counted.
-    await labels.sweep(
+    await file_trust.sweep(
         store, now_ms=to_ms(clock.now()), named=lambda hash_: hash_ in named or files.path(hash_).exists()
     )
     return went + Went({"files": swept})
@@ -252,7 +252,7 @@ async def tidy_forever(desk: Desk, retention: Callable[[], Retention]) -> None:
 
 
 async def back_up(desk: Desk, caller: Principal, asked: Backup) -> HouseBackedUp:
-    from retinue.store import backup as store_backup  # once a day, if at all
+    from retinue.store.core import backup as store_backup  # once a day, if at all
 
     now = desk.clock.now()
     with _alone(desk):
@@ -308,7 +308,7 @@ def _folder(desk: Desk, caller: Principal, to: str, now: datetime) -> Path:
 
 
 def _see_that_it_is_sound(folder: Path, *, now_ms: int) -> None:
-    from retinue.store import backup as store_backup
+    from retinue.store.core import backup as store_backup
 
     found = store_backup.verify(folder, now_ms=now_ms)
     if not found.ok:

@@ -24,8 +24,8 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.structs import names
 from retinue.models.credentials import secret_of
 from retinue.operations.credential_keys import KEYS
-from retinue.store import agents, credentials
-from retinue.store.connection import Store
+from retinue.store.agents import agents, credentials
+from retinue.store.core.connection import Store
 from retinue.text.redaction import Masks
 
 KEY_FILES_MAX = 1_000

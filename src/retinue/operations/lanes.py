@@ -19,9 +19,10 @@ from retinue.domain.times import from_ms, show
 from retinue.engine.lanes import Standing
 from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import check_limit
-from retinue.store import approvals, lane_list
-from retinue.store.facts import quoted
-from retinue.store.lane_list import Lane, Room
+from retinue.store.runs import approvals
+from retinue.store.runs import lanes as store_lanes
+from retinue.store.runs.lanes import Lane, Room
+from retinue.store.runs.timeline import quoted
 
 LANES_MIN, LANES_MAX = 1, 100
 MAIL_SHOWN_MAX = 10  # of one lane
@@ -120,8 +121,8 @@ async def show_lanes(desk: Desk, caller: Principal, asked: Lanes) -> LanesShown:
     standing = desk.engine.standing()
 
     def body(conn: sa.Connection) -> LanesShown:
-        found, left_out = lane_list.lanes(conn, limit=asked.limit, mail_limit=MAIL_SHOWN_MAX, seen_by=caller)
-        rooms, rooms_left_out = lane_list.rooms(conn, limit=ROOMS_SHOWN_MAX) if caller.sees_all else ([], 0)
+        found, left_out = store_lanes.lanes(conn, limit=asked.limit, mail_limit=MAIL_SHOWN_MAX, seen_by=caller)
+        rooms, rooms_left_out = store_lanes.rooms(conn, limit=ROOMS_SHOWN_MAX) if caller.sees_all else ([], 0)
         in_line = list(standing.in_line.values())
         return LanesShown(
             now=show(now, desk.zone),
@@ -133,8 +134,8 @@ async def show_lanes(desk: Desk, caller: Principal, asked: Lanes) -> LanesShown:
             ],
             rooms=[_room(desk, room) for room in rooms],
             rooms_left_out=rooms_left_out,
-            dead_count=lane_list.count_dead(conn, seen_by=caller),
-            counted_max=lane_list.COUNTED_MAX,
+            dead_count=store_lanes.count_dead(conn, seen_by=caller),
+            counted_max=store_lanes.COUNTED_MAX,
         )
 
     return await desk.store.scan(body)

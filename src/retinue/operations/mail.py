@@ -19,10 +19,10 @@ from retinue.mailroom.inbox import Wake, settle_and_tell
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import EnvelopeShown, envelope_form
 from retinue.operations.pages import check_limit
-from retinue.store import envelopes, mail
-from retinue.store.facts import quoted
-from retinue.store.house import Page
-from retinue.store.mail import MS_LAST, Wanted
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelope_lists, envelopes
+from retinue.store.envelopes.envelope_lists import MS_LAST, Wanted
+from retinue.store.runs.timeline import quoted
 
 LISTED_MIN, LISTED_MAX = 1, 50
 
@@ -79,7 +79,7 @@ class InboxShown(msgspec.Struct):
 
 async def listed(desk: Desk, caller: Principal, asked: Listing) -> EnvelopesListed:
     wanted = await _wanted(desk, caller, asked)
-    look = partial(mail.listed, wanted=wanted, limit=asked.limit, seen_by=caller)
+    look = partial(envelope_lists.listed, wanted=wanted, limit=asked.limit, seen_by=caller)
     if not asked.ack:
         found = await desk.store.scan(look)
         return EnvelopesListed(envelopes=[envelope_form(desk, envelope) for envelope in found], acknowledged=0)
@@ -93,7 +93,7 @@ async def listed(desk: Desk, caller: Principal, asked: Listing) -> EnvelopesList
             if envelope.status is Status.PENDING:
                 because = f"acknowledged by {caller.address}"
                 wakes += settle_and_tell(page, envelope, Outcome.NOTED, because=because, text=f"Read: {because}.")
-        mail.mark_read(conn, [envelope.id for envelope in mine], person=caller.address.name, at_ms=page.at_ms)
+        envelope_lists.mark_read(conn, [envelope.id for envelope in mine], person=caller.address.name, at_ms=page.at_ms)
         page.close()
         return found, len(mine), wakes
 
@@ -155,7 +155,7 @@ async def recent(desk: Desk, caller: Principal, asked: Recent) -> EnvelopesPasse
     _check_limit(asked.limit)
 
     def body(conn: sa.Connection) -> EnvelopesPassed:
-        found = mail.recent(conn, limit=asked.limit, seen_by=caller)
+        found = envelope_lists.recent(conn, limit=asked.limit, seen_by=caller)
         return EnvelopesPassed([_passed(desk, conn, envelope) for envelope in found])
 
     return await desk.store.scan(body)
@@ -193,12 +193,12 @@ async def inbox(desk: Desk, caller: Principal, asked: Inbox) -> InboxShown:
     _check_limit(asked.limit)
 
     def look(conn: sa.Connection) -> tuple[list[Envelope], int]:
-        return mail.unread(conn, name, limit=asked.limit), mail.count_unread(conn, name)
+        return envelope_lists.unread(conn, name, limit=asked.limit), envelope_lists.count_unread(conn, name)
 
     def read(conn: sa.Connection) -> tuple[list[Envelope], int]:
         page = Page(conn, to_ms(desk.clock.now()))
         found, count = look(conn)
-        marked = mail.mark_read(conn, [envelope.id for envelope in found], person=name, at_ms=page.at_ms)
+        marked = envelope_lists.mark_read(conn, [envelope.id for envelope in found], person=name, at_ms=page.at_ms)
         page.close()
         return found, count - marked
 

@@ -27,7 +27,7 @@ from retinue.operations.plugins import guests_of
 from retinue.operations.tools import tool_name
 from retinue.policy.access import permissions
 from retinue.policy.tools.tools import Circumstances, Door
-from retinue.store.requesters import requesters_at
+from retinue.store.runs.run_requesters import requesters_at
 from retinue.tools.base import schema_of
 
 SEND = "envelope.send"

@@ -22,7 +22,8 @@ from retinue.models.catalog import Catalog
 from retinue.models.providers import MODELS_KNOWN_ON
 from retinue.operations.agents import find_agent
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.store import agents, sessions
+from retinue.store.agents import agents
+from retinue.store.sessions import sessions
 
 NOT_KNOWN = "not known"
 FREE = "free"

@@ -18,8 +18,8 @@ from retinue.domain.storable_text import is_storable
 from retinue.domain.times import show, to_ms
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation
-from retinue.store import notifications, people
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.people import notifications, people
 
 LISTED_MAX = 100
 

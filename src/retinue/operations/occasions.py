@@ -26,8 +26,10 @@ from retinue.domain.trust import Trust
 from retinue.operations.base import Desk
 from retinue.policy.tools.tools import Circumstances, Door
 from retinue.runners.context import as_read
-from retinue.store import agents, records, senders, sessions
-from retinue.store.requesters import requesters_at, requesters_in
+from retinue.store.agents import agents
+from retinue.store.runs import delegating_agents
+from retinue.store.runs.run_requesters import requesters_at, requesters_in
+from retinue.store.sessions import records, sessions
 from retinue.tools.toolbox import Occasion
 
 
@@ -63,7 +65,7 @@ async def occasion_for(
                 code="session.not-found",
             )
         told, _ = records.read(conn, inside.id, first=inside.context_from, last=inside.record_seq)
-        return found, inside, as_read(told), senders.in_session(conn, inside)
+        return found, inside, as_read(told), delegating_agents.in_session(conn, inside)
 
     who, inside, context, sent_by = await desk.store.scan(read)
     if as_if is not None:

@@ -18,7 +18,7 @@ from retinue.domain.storable_text import is_storable
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.times import show as show_time
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.store import identities, pairings
+from retinue.store.channels import identities, pairings
 
 LISTED_MAX = 100
 ID_CHARS_MAX = 512

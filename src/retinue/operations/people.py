@@ -20,7 +20,7 @@ from retinue.domain.token import TokenKind, hash_of
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.tokens import new_token
 from retinue.policy.access.permissions import reaches
-from retinue.store import people, tokens
+from retinue.store.people import people, tokens
 
 INVITATION_DAYS = 7
 
@@ -180,11 +180,11 @@ async def forget(desk: Desk, caller: Principal, asked: Forget) -> PersonForgotte
             try_this=f"repeat the name in `confirm`: {person.name}",
             code="person.not-confirmed",
         )
-    from retinue.store import forgetting  # much SQL that is seldom asked for: a start does not wait for it
+    from retinue.store.people import erase_person  # much SQL that is seldom asked for: a start does not wait for it
 
-    for session in await desk.store.scan(partial(forgetting.own_sessions, person=person.name)):
+    for session in await desk.store.scan(partial(erase_person.own_sessions, person=person.name)):
         await desk.engine.cancel(session, by=str(caller.address), why=f"{person.name} is forgotten", clear_due=True)
-    told = await desk.store.write(partial(forgetting.forget, person=person.name, now_ms=now_ms), point="forget")
+    told = await desk.store.write(partial(erase_person.forget, person=person.name, now_ms=now_ms), point="forget")
     return PersonForgotten(person.name, sessions=told.sessions, envelopes=told.envelopes, records=told.records)
 
 

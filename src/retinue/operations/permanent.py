@@ -26,8 +26,8 @@ from retinue.operations.agents import check_text, find_agent, put_agent, tell_en
 from retinue.operations.base import Desk, Operation
 from retinue.operations.tools import OperationTool
 from retinue.policy.access.permissions import least_level
-from retinue.store import agents
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.core.transaction import Page
 from retinue.tools.base import Scene
 
 TOOL = "create_permanent_agent"

@@ -36,10 +36,12 @@ from retinue.operations.occasions import named_agent, occasion_for, whose_sessio
 from retinue.policy.provenance.provenance_rules import house_policy
 from retinue.policy.tools.tools import Circumstances, Door
 from retinue.runners.context import arranged
-from retinue.store import agents, audit, grants, records, runs, sessions
-from retinue.store.house import Page
-from retinue.store.requesters import requesters
-from retinue.store.wrote import letters_of
+from retinue.store.agents import agents, audit, grants
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes.message_authors import letters_of
+from retinue.store.runs import runs
+from retinue.store.runs.run_requesters import requesters
+from retinue.store.sessions import records, sessions
 from retinue.tools.files import as_granted
 from retinue.tools.toolbox import Occasion, Toolbox
 

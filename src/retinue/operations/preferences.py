@@ -16,8 +16,8 @@ from retinue.domain.principal import Principal
 from retinue.domain.storable_text import is_storable
 from retinue.domain.times import to_ms
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.store import preferences
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.people import preferences
 
 VALUE_BYTES_MAX = 32_768  # of one value, as JSON
 KEYS_MAX = 100  # of one person

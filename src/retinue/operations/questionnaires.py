@@ -18,8 +18,8 @@ from retinue.domain.trust import Trust
 from retinue.engine.forms import check_answerable, submit_in
 from retinue.mailroom.inbox import Wake
 from retinue.operations.base import Desk, Operation
-from retinue.store import questionnaires
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.runs import questionnaires
 
 LISTED_MAX = 50
 SENT_AT_ONCE_MAX = 100  # answers in one submit, before they are looked at

@@ -15,7 +15,7 @@ from retinue.domain.errors import NotFound, StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Ids, Post
 from retinue.domain.trust import Trust
-from retinue.store.disk import put_private
+from retinue.store.core.durable_files import put_private
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,12 @@ from retinue.domain.times import parse_when, show, to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import check_limit, no_cursor
 from retinue.operations.runs import Result, result_of, total_of
-from retinue.store import agents, model_calls, run_list, sessions
-from retinue.store.mail import MS_LAST
-from retinue.store.run_list import Wanted
-from retinue.store.walking import Place
+from retinue.store.agents import agents
+from retinue.store.core.keyset_pagination import Place
+from retinue.store.envelopes.envelope_lists import MS_LAST
+from retinue.store.runs import model_calls, run_list
+from retinue.store.runs.run_list import Wanted
+from retinue.store.sessions import sessions
 
 LISTED_MIN, LISTED_MAX = 1, 100
 

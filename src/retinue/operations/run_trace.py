@@ -25,10 +25,10 @@ from retinue.domain.ui_context import words_of
 from retinue.operations.base import Desk, Operation
 from retinue.operations.run_list import RunListed, listed
 from retinue.operations.runs import ById
-from retinue.store import runs
-from retinue.store.lookup import Noun, find
-from retinue.store.model_calls import CallMade
-from retinue.store.run_trace import StepTaken, Told, Trace, trace
+from retinue.store.core.lookup import Noun, find
+from retinue.store.runs import runs
+from retinue.store.runs.model_calls import CallMade
+from retinue.store.runs.run_trace import StepTaken, Told, Trace, trace
 
 ACTS_SHOWN_MAX = 1_000
 TEXT_CHARS_MAX = 2_000  # shown of a reply, of a result, and of one argument of a call

@@ -16,8 +16,8 @@ from retinue.domain.record import Usage
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.times import show
 from retinue.operations.base import Desk, Operation
-from retinue.store import model_calls, runs
-from retinue.store.lookup import Noun, find
+from retinue.store.core.lookup import Noun, find
+from retinue.store.runs import model_calls, runs
 
 TIMED_OUT = "run.timed-out"
 

@@ -51,9 +51,13 @@ from retinue.operations.schedule_answers import (
 from retinue.policy.tools.tools import Circumstances
 from retinue.schedules import forms
 from retinue.schedules.forms import Form, Setting
-from retinue.store import agents, people, schedules, sessions, sight
-from retinue.store.house import Page
-from retinue.store.schedules import Kept
+from retinue.store.agents import agents
+from retinue.store.core import row_visibility
+from retinue.store.core.transaction import Page
+from retinue.store.people import people
+from retinue.store.schedules import schedules
+from retinue.store.schedules.schedules import Kept
+from retinue.store.sessions import sessions
 from retinue.tools.toolbox import Toolbox
 
 LISTED_MAX = 200
@@ -195,7 +199,7 @@ def _check_recipient(conn: sa.Connection, caller: Principal, schedule: Schedule)
                     try_this="look at `retinue status` for who is here",
                     code="agent.not-found",
                 )
-            if to.session is not None and not sight.sees_session(
+            if to.session is not None and not row_visibility.sees_session(
                 conn, caller, sessions.by_prefix(conn, to.name, to.rest)
             ):
                 raise NotFound(

@@ -34,10 +34,11 @@ from retinue.operations.known_secrets import gather as secrets_in
 from retinue.policy.tools.tools import Circumstances
 from retinue.sandbox.base import Probe
 from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.store import agents, audit, people
-from retinue.store import tables as t
-from retinue.store.connection import Store
-from retinue.store.tokens import VALID, token_of
+from retinue.store.agents import agents, audit
+from retinue.store.core import tables as t
+from retinue.store.core.connection import Store
+from retinue.store.people import people
+from retinue.store.people.tokens import VALID, token_of
 from retinue.text.redaction import Masks, by_shape
 from retinue.tools.toolbox import Toolbox
 

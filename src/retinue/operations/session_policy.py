@@ -21,8 +21,9 @@ from retinue.engine.refreshing import rules_in
 from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import OfSession
 from retinue.policy.limits.reset_policy import ahead
-from retinue.store import agents, sessions
-from retinue.store.house import Page
+from retinue.store.agents import agents
+from retinue.store.core.transaction import Page
+from retinue.store.sessions import sessions
 
 
 class Refresh(msgspec.Struct, forbid_unknown_fields=True):

@@ -12,8 +12,10 @@ from retinue.domain.times import to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.operations.mail import whose_inbox
 from retinue.operations.sessions import OfSession
-from retinue.store import mail, marks, sessions
-from retinue.store.house import Page
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelope_lists
+from retinue.store.sessions import sessions
+from retinue.store.sessions import unread as store_unread
 
 
 class SessionRead(msgspec.Struct, frozen=True):
@@ -31,12 +33,12 @@ async def read(desk: Desk, caller: Principal, asked: OfSession) -> SessionRead:
     def body(conn: sa.Connection) -> SessionRead:
         page = Page(conn, to_ms(desk.clock.now()))
         session = sessions.resolve(conn, asked.session, seen_by=caller)
-        found = marks.unread_from(conn, person, agent=session.agent, session=session.id)
-        marked = mail.mark_read(conn, found, person=person, at_ms=page.at_ms)
+        found = store_unread.unread_from(conn, person, agent=session.agent, session=session.id)
+        marked = envelope_lists.mark_read(conn, found, person=person, at_ms=page.at_ms)
         if marked:
             page.tell(NewsKind.SESSION_CHANGED, session=session.id, read_by=person)
         page.close()
-        return SessionRead(session=session.id, read=marked, unread=mail.count_unread(conn, person))
+        return SessionRead(session=session.id, read=marked, unread=envelope_lists.count_unread(conn, person))
 
     return await desk.store.write(body, point="ack")
 

@@ -39,9 +39,14 @@ from retinue.domain.times import show, to_ms
 from retinue.engine.live import Partial
 from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import no_cursor
-from retinue.store import agents, approvals, marks, news, people, records, runs, sessions, shares
-from retinue.store.house import Page
-from retinue.store.records import Damage
+from retinue.store.agents import agents
+from retinue.store.core import events
+from retinue.store.core.transaction import Page
+from retinue.store.people import people
+from retinue.store.runs import approvals, runs
+from retinue.store.sessions import records, session_shares, sessions
+from retinue.store.sessions import unread as store_unread
+from retinue.store.sessions.records import Damage
 
 RECORDS_SHOWN_MAX = 200
 LISTED_MAX = 50
@@ -274,7 +279,7 @@ async def state(desk: Desk, caller: Principal, asked: OfSession) -> SessionState
         damaged = [each for each in damaged if not found or each.seq > found[0].seq]
         run = runs.open_in(conn, session.id)
         return SessionState(
-            cursor=news.newest(conn),
+            cursor=events.newest(conn),
             session=session.id,
             agent=session.agent,
             revision=session.revision,
@@ -385,9 +390,9 @@ async def listed(desk: Desk, caller: Principal, asked: Listing) -> SessionsListe
 
 def with_marks(desk: Desk, conn: sa.Connection, caller: Principal, found: Sequence[Session]) -> list[SessionListed]:
     """Sessions as a list shows them to whoever asks."""
-    at_work = marks.at_work(conn, [session.id for session in found])
+    at_work = store_unread.at_work(conn, [session.id for session in found])
     is_person = caller.address.kind is AddressKind.PERSON
-    unread = marks.unread(conn, caller.address.name) if is_person else dict[SessionId, int]()
+    unread = store_unread.unread(conn, caller.address.name) if is_person else dict[SessionId, int]()
     return [
         SessionListed(
             **msgspec.structs.asdict(summary(desk, session)),
@@ -551,15 +556,15 @@ async def share(desk: Desk, caller: Principal, asked: Share) -> SessionShared:
     def act(page: Page, session: Session) -> list[str]:
         check_own(caller, session, people_only=True)
         person = _person(page.conn, asked.person)
-        if len(shares.people(page.conn, session.id)) >= SHARES_MAX:
+        if len(session_shares.people(page.conn, session.id)) >= SHARES_MAX:
             raise TooLarge(
                 f"session {short(session.id)} is shared with {SHARES_MAX} people",
                 because="that is the most there can be",
                 try_this="take it back from someone first",
                 code="session.shared-too-widely",
             )
-        shares.add(page.conn, session.id, person, at_ms=page.at_ms)
-        return shares.people(page.conn, session.id)
+        session_shares.add(page.conn, session.id, person, at_ms=page.at_ms)
+        return session_shares.people(page.conn, session.id)
 
     return await _share(desk, caller, asked, act)
 
@@ -571,14 +576,14 @@ async def unshare(desk: Desk, caller: Principal, asked: Share) -> SessionShared:
         person = _person(page.conn, asked.person)
         if (caller.address.kind, caller.address.name) != (AddressKind.PERSON, person):
             check_own(caller, session, people_only=True)
-        if not shares.remove(page.conn, session.id, person):
+        if not session_shares.remove(page.conn, session.id, person):
             raise NotFound(
                 f"session {short(session.id)} is not shared with {person}",
                 because="it never was, or no longer is",
                 try_this="look again with whom it is shared",
                 code="session.not-shared",
             )
-        return shares.people(page.conn, session.id)
+        return session_shares.people(page.conn, session.id)
 
     return await _share(desk, caller, asked, act)
 

@@ -16,7 +16,7 @@ from retinue.domain.times import show as show_time
 from retinue.mailroom.aside import closed, not_there
 from retinue.operations.base import Desk, Operation
 from retinue.operations.connectors import board_of
-from retinue.store import set_aside
+from retinue.store.channels import poison_messages
 
 LISTED_MAX = 200
 
@@ -60,7 +60,7 @@ class SetAsideDropped(msgspec.Struct, frozen=True):
 
 
 async def listed(desk: Desk, caller: Principal, asked: Listing) -> SetAsideListed:
-    found = await desk.store.scan(partial(set_aside.listed, limit=asked.limit, every=asked.every))
+    found = await desk.store.scan(partial(poison_messages.listed, limit=asked.limit, every=asked.every))
     return SetAsideListed([_form(desk, each) for each in found])
 
 
@@ -72,12 +72,12 @@ async def retry(desk: Desk, caller: Principal, asked: One) -> SetAsideRetried:
 
 async def drop(desk: Desk, caller: Principal, asked: One) -> SetAsideDropped:
     found = await _waiting(desk, asked.id)
-    close = partial(set_aside.close, id_=found.id, state=SetAsideState.DROPPED)
+    close = partial(poison_messages.close, id_=found.id, state=SetAsideState.DROPPED)
     return SetAsideDropped(found.id, dropped=await desk.store.write(close, point="connector"))
 
 
 async def _waiting(desk: Desk, id_: str) -> SetAside:
-    found = await desk.store.read(partial(set_aside.find, prefix=prefix(id_)))
+    found = await desk.store.read(partial(poison_messages.find, prefix=prefix(id_)))
     if not found:
         raise not_there(id_)
     if len(found) > 1:

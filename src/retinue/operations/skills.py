@@ -30,7 +30,7 @@ from retinue.operations.base import Desk, Operation
 from retinue.operations.declared import parameters
 from retinue.operations.health import Check, Found, Scene, warning
 from retinue.operations.plugins import guests_of
-from retinue.store import agents, pins
+from retinue.store.agents import agents, approved_hashes
 
 if TYPE_CHECKING:
     from retinue.agents.skill_bundles import Bundle, Command
@@ -189,7 +189,7 @@ async def listed(desk: Desk, caller: Principal, asked: List) -> SkillsListed:
 
 async def show(desk: Desk, caller: Principal, asked: Show) -> SkillRead:
     stood = await _one(desk, asked)
-    pin = await desk.store.read(partial(pins.find, kind=KIND, name=stood.skill.key))
+    pin = await desk.store.read(partial(approved_hashes.find, kind=KIND, name=stood.skill.key))
     content, difference = _visible(stood.skill.content), _difference(pin.content if pin else "", stood.skill)
     good = f"found good by {pin.decided_by}, {show_time(pin.at, desk.zone)}" if pin else "found good by nobody yet"
     changes = ["", "since then:", *difference] if pin and difference else []
@@ -207,7 +207,7 @@ async def approve(desk: Desk, caller: Principal, asked: Approve) -> SkillApprove
     """Find a skill good, as it was read: one that changed in between is not."""
     stood = await _one(desk, asked)
     skill = stood.skill
-    pin = await desk.store.read(partial(pins.find, kind=KIND, name=skill.key))
+    pin = await desk.store.read(partial(approved_hashes.find, kind=KIND, name=skill.key))
     difference = _difference(pin.content if pin else "", skill)
     of = f" --agent {asked.agent}" if asked.agent else ""
     of += f" --workspace {shlex.quote(asked.workspace)}" if asked.workspace else ""
@@ -231,7 +231,7 @@ async def approve(desk: Desk, caller: Principal, asked: Approve) -> SkillApprove
 async def revoke(desk: Desk, caller: Principal, asked: Show) -> SkillRevoked:
     """Not found good any more: it is not used until someone looks at it again."""
     skill = (await _one(desk, asked)).skill
-    gone = await desk.store.write(partial(pins.remove, kind=KIND, name=skill.key), point="skill")
+    gone = await desk.store.write(partial(approved_hashes.remove, kind=KIND, name=skill.key), point="skill")
     return SkillRevoked(skill.name, gone)
 
 
@@ -343,7 +343,7 @@ async def _one(desk: Desk, asked: Show | Approve) -> Standing:
 
 
 def _pin(conn: sa.Connection, *, skill: Skill, caller: Principal, at_ms: int) -> None:
-    pins.put(
+    approved_hashes.put(
         conn,
         KIND,
         skill.key,

@@ -20,8 +20,10 @@ from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import Send, Sent, send
 from retinue.operations.pages import check_limit, no_cursor
 from retinue.operations.sessions import History, SessionHistory, history
-from retinue.store import delegations, envelopes, sessions, spending, subagents
-from retinue.store.subagents import Place
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import delegations, spend_report, subagents
+from retinue.store.runs.subagents import Place
+from retinue.store.sessions import sessions
 
 LIST_MIN, LIST_MAX = 1, 100
 STOPPED_AT_ONCE_MAX = 1_000
@@ -122,7 +124,7 @@ async def shown(desk: Desk, caller: Principal, asked: OfSubagent) -> SubagentSho
     def body(conn: sa.Connection) -> SubagentShown:
         found = subagents.resolve(conn, asked.id, seen_by=caller)
         result = envelopes.get(conn, found.result) if found.result else None
-        used = spending.of_session(conn, found.to or "")
+        used = spend_report.of_session(conn, found.to or "")
         listed = msgspec.structs.replace(_listed(desk, conn, found), task=found.task)
         return SubagentShown(
             **msgspec.structs.asdict(listed),

@@ -18,7 +18,8 @@ from retinue.domain.principal import Principal
 from retinue.domain.times import show, to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.store import agents, people, tokens
+from retinue.store.agents import agents
+from retinue.store.people import people, tokens
 
 LABEL_LENGTH_MAX = 80
 TOKENS_MAX = 100  # for each principal

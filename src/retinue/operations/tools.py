@@ -19,9 +19,9 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation, perform, without_secrets
 from retinue.policy.access.permissions import least_level, reaches
-from retinue.store import runs
-from retinue.store.behalf import whose
-from retinue.store.wrote import descent
+from retinue.store.envelopes.message_authors import descent
+from retinue.store.runs import runs
+from retinue.store.runs.run_principal import whose
 from retinue.tools.base import SCHEMAS_KEPT_MAX, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files.instruction_guard import instructions_refused
 

@@ -19,7 +19,10 @@ from retinue.mailroom.announcing import outcome_of
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import AttachmentShown, attachments_form
 from retinue.operations.sessions import PartialShown, RecordDamaged, RunShown, damaged_form, partial_form, shown
-from retinue.store import delegations, envelopes, news, records, runs, sessions
+from retinue.store.core import events
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import delegations, runs
+from retinue.store.sessions import records, sessions
 
 LINES_DEFAULT, LINES_MAX = 100, 500
 
@@ -97,7 +100,7 @@ async def transcript(desk: Desk, caller: Principal, asked: Transcript) -> Transc
         found, damaged = records.read(conn, session.id, first=first, last=last)
         run = runs.open_in(conn, session.id)
         return TranscriptRead(
-            cursor=news.newest(conn),
+            cursor=events.newest(conn),
             session=session.id,
             agent=session.agent,
             revision=session.revision,

@@ -16,7 +16,7 @@ from retinue.domain.errors import NotFound, TooLarge
 from retinue.domain.structs import replace
 
 UPLOAD_BYTES_MAX = 20 * 1024 * 1024  # of one file
-REST_S = 3000.0  # less than `store/files` keeps from a sweep whatever has just come
+REST_S = 3000.0  # less than `store/envelopes/attachment_files` keeps from a sweep whatever has just come
 EACH_MAX = 64  # files of one principal that wait to be named
 BYTES_EACH_MAX = 256 * 1024 * 1024  # and all of these together
 

@@ -20,8 +20,10 @@ from retinue.domain.times import YEAR_MIN, parse_when
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.pages import check_limit
 from retinue.policy.limits.budgets import days
-from retinue.store import agents, people, spending
-from retinue.store.spending import Amounts, By, Spent, Used, Wanted
+from retinue.store.agents import agents
+from retinue.store.people import people
+from retinue.store.runs import spend_report
+from retinue.store.runs.spend_report import Amounts, By, Spent, Used, Wanted
 
 DAYS_SHOWN = 30
 ROWS_LEAST, ROWS_MAX = 1, 1_000
@@ -131,7 +133,7 @@ async def show(desk: Desk, caller: Principal, asked: Usage) -> UsageShown:
     check_limit(asked.limit, least=ROWS_LEAST, most=ROWS_MAX, try_this=fewer)
     first, last = _span(desk, asked.from_, asked.to)
 
-    def body(conn: sa.Connection) -> spending.Usages:
+    def body(conn: sa.Connection) -> spend_report.Usages:
         wanted = Wanted(
             by=asked.by,
             first_day=day_number(first),
@@ -140,7 +142,7 @@ async def show(desk: Desk, caller: Principal, asked: Usage) -> UsageShown:
             person=_spelled(people.find(conn, asked.person), asked.person),
             limit=asked.limit,
         )
-        return spending.usage(conn, wanted=wanted, seen_by=caller)
+        return spend_report.usage(conn, wanted=wanted, seen_by=caller)
 
     found = await desk.store.scan(body)
     return UsageShown(
@@ -172,10 +174,10 @@ async def in_days(desk: Desk, caller: Principal, asked: InDays) -> DaysShown:
             code="usage.too-many-days",
         )
 
-    def body(conn: sa.Connection) -> tuple[dict[str, list[tuple[int, Used]]], spending.Usages]:
+    def body(conn: sa.Connection) -> tuple[dict[str, list[tuple[int, Used]]], spend_report.Usages]:
         wanted = Wanted(by=By(asked.by), first_day=day_number(first), last_day=day_number(last), limit=1)
-        found = spending.in_days(conn, wanted=wanted, seen_by=caller)
-        return found, spending.usage(conn, wanted=wanted, seen_by=caller)
+        found = spend_report.in_days(conn, wanted=wanted, seen_by=caller)
+        return found, spend_report.usage(conn, wanted=wanted, seen_by=caller)
 
     found, whole = await desk.store.scan(body)
     ranked = sorted(found, key=lambda key: (-_sum(found[key], "cost_microusd"), -_sum(found[key], "calls"), key))
@@ -249,7 +251,7 @@ async def budgets(desk: Desk, caller: Principal, asked: Nothing) -> BudgetsShown
     now = days(desk.clock.now(), desk.zone)
 
     def body(conn: sa.Connection) -> list[BudgetShown]:
-        spent = spending.spent(conn, now)
+        spent = spend_report.spent(conn, now)
         everyone, staff = [person.name for person in people.everyone(conn)], agents.everyone(conn)
         if caller.sees_all:
             return [

@@ -12,7 +12,9 @@ from retinue.domain.times import to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import EnvelopeShown, envelope_form
 from retinue.operations.sessions import RunShown, agent_named
-from retinue.store import envelopes, runs, sessions
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import runs
+from retinue.store.sessions import sessions
 
 LISTED_MAX = 50
 

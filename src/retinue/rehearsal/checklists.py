@@ -25,8 +25,8 @@ from retinue.rehearsal.stage import Scene, assumed_open
 from retinue.schedules.checklists import Checklists
 from retinue.schedules.heartbeats import Heartbeats, Wishes
 from retinue.schedules.labelled import look_for
-from retinue.store.connection import Store
-from retinue.store.files import Files
+from retinue.store.core.connection import Store
+from retinue.store.envelopes.attachment_files import Files
 from retinue.tools.files.ground import Ground
 
 NOT_READ = GateSaid(open=False, because="there is nothing here that could read its checklist")

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.record import Usage
-from retinue.store import tables as t
+from retinue.store.core import tables as t
 
 LOOKED_AT_MAX = 20  # of the last runs
 ASSUMED_S = 30.0

@@ -27,8 +27,8 @@ from retinue.rehearsal.stage import GATE_OUTPUT, Scene, assumed_open
 from retinue.sandbox.base import Child, Confinement, Probe, Sandbox, SandboxFailed
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.schedules.gates import Gates
-from retinue.store import sessions
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
+from retinue.store.sessions import sessions
 from retinue.tools.grants import Grants
 from retinue.tools.shell.confining import Confining
 

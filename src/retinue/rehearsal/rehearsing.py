@@ -23,8 +23,8 @@ from retinue.rehearsal.plan import Asked, Plan, plan
 from retinue.rehearsal.stage import Tell, nobody_watches
 from retinue.rehearsal.told import Report
 from retinue.schedules.files import ScheduleFiles
-from retinue.store.backup import STORE
-from retinue.store.sqlite import InlineStore
+from retinue.store.core.backup import STORE
+from retinue.store.core.sqlite import InlineStore
 from retinue.testing.fake_clock import FakeClock
 
 

@@ -35,8 +35,8 @@ from retinue.rehearsal.told import (
     Sums,
     SumsOf,
 )
-from retinue.store import tables as t
-from retinue.store.schedules import Kept
+from retinue.store.core import tables as t
+from retinue.store.schedules.schedules import Kept
 
 BUSIEST_MAX = 5
 LATE_S = 60

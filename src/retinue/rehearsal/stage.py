@@ -36,13 +36,14 @@ from retinue.models.minds import Minds
 from retinue.rehearsal.estimates import Estimates
 from retinue.rehearsal.plan import Plan
 from retinue.rehearsal.understudy import Understudy
-from retinue.store import agents, schedules
-from retinue.store import tables as t
-from retinue.store.connection import NO_FAULTS, Store
-from retinue.store.house import Page
-from retinue.store.opening import open_inline
-from retinue.store.schedules import Kept
-from retinue.store.sqlite import InlineStore
+from retinue.store.agents import agents
+from retinue.store.core import tables as t
+from retinue.store.core.connection import NO_FAULTS, Store
+from retinue.store.core.open_store import open_inline
+from retinue.store.core.sqlite import InlineStore
+from retinue.store.core.transaction import Page
+from retinue.store.schedules import schedules
+from retinue.store.schedules.schedules import Kept
 from retinue.testing.virtual_time import VirtualClock, simulate
 
 RUNS_MAX = 100_000

@@ -23,8 +23,8 @@ from retinue.domain.trust import Trust, least
 from retinue.domain.ui_context import words_of
 from retinue.runners.base import Assignment, Finished, Parked
 from retinue.runners.turn_input import shown
-from retinue.store import envelopes
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
+from retinue.store.envelopes import envelopes
 
 CALL = EXTERNAL  # a run hands its mail out once, so its one call needs no other name
 NOTHING_TO_SAY = "NO_REPLY"

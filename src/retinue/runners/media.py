@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import RetinueError
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 
 
 class FileMedia:

@@ -30,7 +30,7 @@ from retinue.domain.trust import Trust
 from retinue.policy.tools.exec_placement import ExecPolicy, Where
 from retinue.policy.tools.grants import missing
 from retinue.sandbox.base import Child, Confinement, Ended, Limits, Network
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
 from retinue.text.untrusted_wrapper import wrap
 from retinue.tools.base import Scene, ToolFailed
 from retinue.tools.files.paths import locate, reach_of

@@ -32,10 +32,12 @@ from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.schedules.heartbeat_files import folder_of, listed
 from retinue.schedules.watching import Looking, Watcher
-from retinue.store import agents, schedules, tables
-from retinue.store.connection import Store
-from retinue.store.house import Page
-from retinue.store.schedules import Kept
+from retinue.store.agents import agents
+from retinue.store.core import tables
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.schedules import schedules
+from retinue.store.schedules.schedules import Kept
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from retinue.agents.instruction_files import FILE_BYTES_MAX, Looked
 from retinue.domain.trust import least
-from retinue.store import labels
+from retinue.store.agents import file_trust
 from retinue.tools.files.ground import Ground
 from retinue.tools.files.looking import look_if_there
 
@@ -24,6 +24,6 @@ async def look_for(ground: Ground, path: str) -> Looked | None:
             return None
         trust = await ground.trust_of(real, found)
         if real != path:
-            made_ms = labels.ctime_ms(os.lstat(path))
-            trust = least((trust, await ground.store.read(partial(labels.label, path=path, ctime_ms=made_ms))))
+            made_ms = file_trust.ctime_ms(os.lstat(path))
+            trust = least((trust, await ground.store.read(partial(file_trust.label, path=path, ctime_ms=made_ms))))
         return Looked(found.data, trust)

@@ -26,10 +26,13 @@ from retinue.engine.journal import RunJournal
 from retinue.mailroom import callbacks
 from retinue.mailroom.callbacks import Callback
 from retinue.mailroom.inbox import Inbox, Wake, enter
-from retinue.store import delegations, envelopes, schedules, sessions
-from retinue.store import tables as t
-from retinue.store.house import Page
-from retinue.store.schedules import Kept
+from retinue.store.core import tables as t
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import delegations
+from retinue.store.schedules import schedules
+from retinue.store.schedules.schedules import Kept
+from retinue.store.sessions import sessions
 
 COMMITS_AFTER_S = 0.1
 

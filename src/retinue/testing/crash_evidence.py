@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from retinue.store import ledger
-from retinue.store.sqlite import connect
+from retinue.store.core.sqlite import connect
+from retinue.store.ledger import ledger
 from retinue.testing import crash_script as script
 from retinue.testing.crash_log import LogEntry, read_log
 

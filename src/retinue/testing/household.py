@@ -61,11 +61,14 @@ from retinue.sandbox.base import Sandbox
 from retinue.sandbox.host import Host
 from retinue.schedules.checklists import Checklists
 from retinue.schedules.labelled import look_for
-from retinue.store import agents, envelopes, people, records, sessions
-from retinue.store.connection import NO_FAULTS, Store
-from retinue.store.files import Files
-from retinue.store.opening import open_store
-from retinue.store.tables import envelopes as envelope_table
+from retinue.store.agents import agents
+from retinue.store.core.connection import NO_FAULTS, Store
+from retinue.store.core.open_store import open_store
+from retinue.store.core.tables import envelopes as envelope_table
+from retinue.store.envelopes import envelopes
+from retinue.store.envelopes.attachment_files import Files
+from retinue.store.people import people
+from retinue.store.sessions import records, sessions
 from retinue.testing.empty_store import place_empty_store
 from retinue.testing.failure_context import explained
 from retinue.testing.fake_clock import FakeClock

@@ -23,7 +23,8 @@ from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt
 from retinue.runners.context import as_read
-from retinue.store import ledger, records, sessions
+from retinue.store.ledger import ledger
+from retinue.store.sessions import records, sessions
 from retinue.testing.simulated_house import WITNESSED, Disk, SimulatedHouse, conversation, is_summary
 from retinue.testing.timekeeper import OF_THE_CLOCK, Timekeeper, keep_time
 from retinue.tools.base import Scene

@@ -19,7 +19,9 @@ from retinue.engine.custody import Append
 from retinue.engine.journal import RunJournal
 from retinue.mailroom import callbacks
 from retinue.mailroom.inbox import Inbox
-from retinue.store import delegations, schedules, sessions
+from retinue.store.runs import delegations
+from retinue.store.schedules import schedules
+from retinue.store.sessions import sessions
 from retinue.testing.crash_bugs import BUGS
 
 

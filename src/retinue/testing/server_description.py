@@ -22,10 +22,10 @@ from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Ambiguous, NotFound
 from retinue.domain.times import MS_MAX
 from retinue.logs import masked
-from retinue.store import sqlite
-from retinue.store import tables as t
-from retinue.store.lookup import Noun, find
-from retinue.store.why import why
+from retinue.store.core import sqlite
+from retinue.store.core import tables as t
+from retinue.store.core.lookup import Noun, find
+from retinue.store.runs.why import why
 from retinue.testing.failure_context import LINE_CHARS_MAX, SERVER_LOG, WHY, Description, clipped, last_lines
 
 T = TypeVar("T")

@@ -49,11 +49,13 @@ from retinue.operations.cron_tool import Cron
 from retinue.runners.external import External
 from retinue.runners.keeping import WRITE_TOOL
 from retinue.schedules.files import ScheduleFiles
-from retinue.store import agents, people, schedules
-from retinue.store.connection import Body, Listeners, Then, explain, follow_up
-from retinue.store.files import Files
-from retinue.store.house import Page
-from retinue.store.sqlite import InlineStore
+from retinue.store.agents import agents
+from retinue.store.core.connection import Body, Listeners, Then, explain, follow_up
+from retinue.store.core.sqlite import InlineStore
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes.attachment_files import Files
+from retinue.store.people import people
+from retinue.store.schedules import schedules
 from retinue.testing.scripted_model import Line, ScriptedModel
 from retinue.testing.simulated_elsewhere import BASE, ENVIRONMENT, FarEnd, Wire
 from retinue.testing.simulated_jobs import StartJob

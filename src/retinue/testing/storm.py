@@ -32,9 +32,12 @@ from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.models.base import Prompt
-from retinue.store import agents, approvals, grants, schedules, sessions
-from retinue.store.house import Page
-from retinue.store.opening import open_inline
+from retinue.store.agents import agents, grants
+from retinue.store.core.open_store import open_inline
+from retinue.store.core.transaction import Page
+from retinue.store.runs import approvals
+from retinue.store.schedules import schedules
+from retinue.store.sessions import sessions
 from retinue.testing import simulated_clock
 from retinue.testing.household import CountedIds, boss
 from retinue.testing.invariants import Judge, keep_watch

@@ -15,7 +15,7 @@ from retinue.runners.asking import Asker
 from retinue.runners.base import Equip
 from retinue.runners.choices import HouseChoices
 from retinue.runners.loop import Loop
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
 from retinue.tools.toolbox import Toolbox
 
 

@@ -21,7 +21,7 @@ from retinue.domain.address import AddressKind
 from retinue.domain.ids import short
 from retinue.domain.schedule import HISTORY_MAX, LATE_S_MAX, SKIPS_COUNTED_MAX, Once, Schedule
 from retinue.domain.times import from_ms, to_ms
-from retinue.store.schedules import GONE, IS_OVER, NEVER
+from retinue.store.schedules.schedules import GONE, IS_OVER, NEVER
 from retinue.testing.almanac import slots_between
 from retinue.testing.simulated_house import Disk, SimulatedHouse
 

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from retinue.domain.ids import SessionId
 from retinue.domain.record import Record, Summary
-from retinue.store import records
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
+from retinue.store.sessions import records
 
 OWNER_TURNS_MAX = 200  # that a summary stands for, and which still explain
 

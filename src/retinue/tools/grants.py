@@ -12,8 +12,9 @@ from retinue.domain.ports import Clock
 from retinue.domain.session import OriginKind
 from retinue.domain.times import to_ms
 from retinue.policy.tools.grants import in_force
-from retinue.store import grants, tables
-from retinue.store.connection import Store
+from retinue.store.agents import grants
+from retinue.store.core import tables
+from retinue.store.core.connection import Store
 
 REMEMBERED = timedelta(seconds=1)
 AGENTS_REMEMBERED_MAX = 1_000

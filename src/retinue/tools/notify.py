@@ -20,9 +20,10 @@ from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust, least
-from retinue.store import notifications, people, sessions
-from retinue.store.connection import Store
-from retinue.store.house import Page
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.people import notifications, people
+from retinue.store.sessions import sessions
 from retinue.tools.base import Scene, ToolFailed, schema_of
 
 

@@ -24,10 +24,11 @@ from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.policy.access.permissions import reaches
 from retinue.policy.tools.approvals import LEAST_LEVEL
-from retinue.store import agents, grants, runs
-from retinue.store.behalf import whose
-from retinue.store.connection import Store
-from retinue.store.house import Page
+from retinue.store.agents import agents, grants
+from retinue.store.core.connection import Store
+from retinue.store.core.transaction import Page
+from retinue.store.runs import runs
+from retinue.store.runs.run_principal import whose
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files import as_granted
 from retinue.tools.grants import Grants

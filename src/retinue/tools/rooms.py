@@ -27,7 +27,10 @@ from retinue.domain.principal import Principal
 from retinue.domain.record import Note, UserTurn, believed
 from retinue.domain.tool import Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust, least
-from retinue.store import envelopes, parts, records, runs, sessions
+from retinue.store.channels import delivery_parts
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import runs
+from retinue.store.sessions import records, sessions
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files import Ground
 from retinue.tools.files.looking import look
@@ -221,7 +224,7 @@ def _message(conn: sa.Connection, *, named: str, scene: Scene) -> tuple[Address,
     letter = _named(conn, named, scene)
     for room in (letter.sender, letter.recipient) if letter is not None else ():
         if letter is not None and room.kind is AddressKind.CHANNEL and not room.is_external:
-            message = letter.context.platform_id if room == letter.sender else parts.first(conn, letter.id)
+            message = letter.context.platform_id if room == letter.sender else delivery_parts.first(conn, letter.id)
             if message:
                 return room, message
     raise ToolFailed(

@@ -24,7 +24,7 @@ from retinue.domain.ports import Post
 from retinue.domain.principal import Principal
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust, least
-from retinue.store import envelopes
+from retinue.store.envelopes import envelopes
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files import Ground
 from retinue.tools.files.looking import look

@@ -13,8 +13,9 @@ from retinue.domain.ports import Clock
 from retinue.domain.session import Session
 from retinue.domain.times import show, show_by_12, to_ms, zone
 from retinue.domain.tool import ToolSpec
-from retinue.store import envelopes, sessions
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
+from retinue.store.envelopes import envelopes
+from retinue.store.sessions import sessions
 from retinue.tools.base import Scene, ToolFailed, schema_of
 
 

@@ -16,9 +16,9 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.tool import RESULT_CHARS_MAX, ToolResult
-from retinue.store import wholes
-from retinue.store.connection import Store
-from retinue.store.files import ATTACHMENT_BYTES_MAX, Files
+from retinue.store.core.connection import Store
+from retinue.store.envelopes.attachment_files import ATTACHMENT_BYTES_MAX, Files
+from retinue.store.sessions import full_results
 from retinue.tools.base import ToolFailed
 from retinue.tools.paging import go_on, page
 
@@ -57,7 +57,11 @@ class Wholes(Struct, frozen=True):
     async def read(self, path: str, session: SessionId) -> tuple[str, ToolResult]:
         """The whole text behind a `result:ID` of this session, and the result that it belongs to."""
         id_ = path.removeprefix(RESULT).strip().lower()
-        found = await self.store.scan(partial(wholes.find, session=session, prefix=id_)) if _ID.fullmatch(id_) else None
+        found = (
+            await self.store.scan(partial(full_results.find, session=session, prefix=id_))
+            if _ID.fullmatch(id_)
+            else None
+        )
         if found is None:
             raise ToolFailed(
                 f"there is no '{RESULT}{id_[:64]}' here",

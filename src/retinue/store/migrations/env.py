@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from retinue.store.tables import metadata
+from retinue.store.core.tables import metadata
 
 connection = context.config.attributes["connection"]
 context.configure(

@@ -18,8 +18,8 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.webhook import Webhook
 from retinue.policy.access.agent_visibility import visible_to
 from retinue.policy.access.webhooks import check
-from retinue.store import agents
-from retinue.store.connection import Store
+from retinue.store.agents import agents
+from retinue.store.core.connection import Store
 from retinue.tools.base import Output, Pending, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.delegate.answers import told
 from retinue.tools.web.guard import missing, require_web

@@ -15,8 +15,9 @@ from retinue.domain.record import Reply
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust, least
-from retinue.store import records, run_trace, runs, sessions
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
+from retinue.store.runs import run_trace, runs
+from retinue.store.sessions import records, sessions
 from retinue.tools.base import Output
 
 RESPONSE_BYTES_MAX = 40_000

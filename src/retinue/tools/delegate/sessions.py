@@ -29,10 +29,13 @@ from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust, least
 from retinue.policy.access.session_access import may_reach
-from retinue.store import agents, envelopes, records, runs, sessions
-from retinue.store.behalf import came_of, sees, whose
-from retinue.store.connection import Store
-from retinue.store.session_names import key_of, labelled, named
+from retinue.store.agents import agents
+from retinue.store.core.connection import Store
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import runs
+from retinue.store.runs.run_principal import came_of, sees, whose
+from retinue.store.sessions import records, sessions
+from retinue.store.sessions.session_names import key_of, labelled, named
 from retinue.tools.base import Output, Pending, Scene, ToolFailed, as_tool_failed, schema_of
 
 LISTED_DEFAULT, LISTED_MAX = 20, 50

@@ -22,8 +22,8 @@ from retinue.domain.slash_command import EFFORT_WORDS
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.models.catalog import Catalog
-from retinue.store import agents
-from retinue.store.connection import Store
+from retinue.store.agents import agents
+from retinue.store.core.connection import Store
 from retinue.tools.base import Output, Scene, schema_of
 
 RUN_TIMEOUT_S_MAX = 86_400.0

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from retinue.domain.permission import Access, Permission, is_seen
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import least
-from retinue.store import labels
+from retinue.store.agents import file_trust
 from retinue.tools.base import Output, Scene, ToolFailed
 from retinue.tools.files import globs
 from retinue.tools.files.arguments import PathArguments, shown_schema
@@ -168,7 +168,7 @@ class Search:
         shown = below if is_seen(below) else seen(below)
         if not self._text:
             mark = "/" if stat.S_ISDIR(status.st_mode) else ""
-            yield Hit(shown + mark, real, labels.ctime_ms(status))
+            yield Hit(shown + mark, real, file_trust.ctime_ms(status))
             return
         if not stat.S_ISREG(status.st_mode):
             return
@@ -181,7 +181,7 @@ class Search:
             return
         for number, line in enumerate(data.decode(errors="replace").split("\n"), 1):
             if self._text in (line.lower() if self._arguments.ignore_case else line):
-                yield Hit(f"{shown}:{number}: {self._around(line)}", real, max(changed, labels.ctime_ms(status)))
+                yield Hit(f"{shown}:{number}: {self._around(line)}", real, max(changed, file_trust.ctime_ms(status)))
 
     def _read(self, folder: int, name: str) -> tuple[bytes, int]:
         with os.fdopen(open_plain(name, folder, text=name), "rb") as file:
@@ -190,7 +190,7 @@ class Search:
         self._bytes += len(data)
         if len(data) > FIND_FILE_BYTES_MAX:
             self._notices[f"of large files only the first {FIND_FILE_BYTES_MAX} bytes were looked through"] = None
-        return data[:FIND_FILE_BYTES_MAX], labels.ctime_ms(status)
+        return data[:FIND_FILE_BYTES_MAX], file_trust.ctime_ms(status)
 
     def _around(self, line: str) -> str:
         """The line, or of a long one the part with the text in it."""

@@ -14,9 +14,9 @@ from retinue.domain.permission import Withheld
 from retinue.domain.ports import Clock
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.store import labels
-from retinue.store.connection import Store
-from retinue.store.files import Files
+from retinue.store.agents import file_trust
+from retinue.store.core.connection import Store
+from retinue.store.envelopes.attachment_files import Files
 from retinue.tools.base import Scene
 from retinue.tools.files.looking import Looked
 
@@ -49,19 +49,21 @@ class Ground:
         hash_ = (
             looked.hash if len(looked.data) <= HASHED_AT_ONCE_BYTES else await asyncio.to_thread(lambda: looked.hash)
         )
-        return await self.store.read(partial(labels.label, path=real, ctime_ms=looked.ctime_ms, content=hash_))
+        return await self.store.read(partial(file_trust.label, path=real, ctime_ms=looked.ctime_ms, content=hash_))
 
-    async def below(self, folder: str) -> labels.Labels:
-        return await self.store.scan(partial(labels.below, folder=folder))
+    async def below(self, folder: str) -> file_trust.Labels:
+        return await self.store.scan(partial(file_trust.below, folder=folder))
 
     async def mark_untrusted(self, paths: Sequence[str], scene: Scene) -> None:
         at_ms = to_ms(self.clock.now())
-        await self.store.write(partial(labels.mark_untrusted, paths=paths, at_ms=at_ms, run=scene.run), point="label")
+        await self.store.write(
+            partial(file_trust.mark_untrusted, paths=paths, at_ms=at_ms, run=scene.run), point="label"
+        )
 
     async def mark_clean(self, real: str, scene: Scene, *, ctime_ms: int) -> None:
         """Costs a look where nothing in the house is untrusted, and a commit where something is."""
-        if await self.store.read(partial(labels.is_needed, path=real)):
-            body = partial(labels.mark_clean, path=real, ctime_ms=ctime_ms, run=scene.run)
+        if await self.store.read(partial(file_trust.is_needed, path=real)):
+            body = partial(file_trust.mark_clean, path=real, ctime_ms=ctime_ms, run=scene.run)
             await self.store.write(body, point="label")
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 from retinue.domain.permission import Access, Permission, is_seen
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import least
-from retinue.store import labels
+from retinue.store.agents import file_trust
 from retinue.tools.base import Output, Scene
 from retinue.tools.files.arguments import PathArguments, shown_schema
 from retinue.tools.files.ground import Ground
@@ -78,7 +78,7 @@ class Ls(Struct, frozen=True):
         since = await self.ground.below(place.real)
         # Names are words, too: a file may be called what somebody wants an agent to read.
         trust = least(
-            each.trust(os.path.join(place.real, entry.name), ctime_ms=labels.ctime_ms(entry.status))
+            each.trust(os.path.join(place.real, entry.name), ctime_ms=file_trust.ctime_ms(entry.status))
             for entry in entries
             for each in (known, since)
         )

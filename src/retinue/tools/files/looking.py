@@ -7,7 +7,7 @@ import os
 
 from msgspec import Struct
 
-from retinue.store.labels import ctime_ms
+from retinue.store.agents.file_trust import ctime_ms
 from retinue.tools.base import ToolFailed
 from retinue.tools.files.paths import opened, seen
 

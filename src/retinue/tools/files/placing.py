@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from msgspec import Struct
 
 from retinue.domain.permission import within
-from retinue.store.labels import ctime_ms
+from retinue.store.agents.file_trust import ctime_ms
 from retinue.tools.base import ToolFailed
 from retinue.tools.files.paths import Place, enter_or_make, entered, explain, open_plain, seen
 

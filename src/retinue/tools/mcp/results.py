@@ -16,7 +16,7 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.storable_text import storable
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 from retinue.text.untrusted_wrapper import WRAPPING_CHARS_MAX, harmless, wrap
 from retinue.tools.base import Output
 

@@ -19,9 +19,9 @@ from retinue.domain.ports import Clock, Ids
 from retinue.domain.times import to_ms
 from retinue.policy.tools.tool_groups import fits
 from retinue.policy.tools.tools import Layer
-from retinue.store import pins
-from retinue.store.connection import Store
-from retinue.store.files import Files
+from retinue.store.agents import approved_hashes
+from retinue.store.core.connection import Store
+from retinue.store.envelopes.attachment_files import Files
 from retinue.tools.base import Tool
 from retinue.tools.mcp.naming import PREFIX
 from retinue.tools.mcp.standing import Needs, SandboxOf, Standing, State, same_line
@@ -166,7 +166,7 @@ class Servers:
         if offered is None or not offered.hash.startswith(hash_):
             return False
         put = partial(
-            pins.put,
+            approved_hashes.put,
             kind=KIND,
             name=name,
             hash_=offered.hash,
@@ -181,12 +181,12 @@ class Servers:
     async def revoke(self, name: str) -> bool:
         """Its tools are not used until someone looks at them again."""
         server = self._one(name)
-        gone = await self._store.write(partial(pins.remove, kind=KIND, name=name), point="mcp")
+        gone = await self._store.write(partial(approved_hashes.remove, kind=KIND, name=name), point="mcp")
         server.look_again()
         return gone
 
-    async def found_good(self, name: str) -> pins.Pin | None:
-        return await self._store.read(partial(pins.find, kind=KIND, name=name))
+    async def found_good(self, name: str) -> approved_hashes.Pin | None:
+        return await self._store.read(partial(approved_hashes.find, kind=KIND, name=name))
 
     async def _approved(self, name: str) -> str | None:
         pin = await self.found_good(name)

@@ -12,7 +12,7 @@ from retinue.config.mcp import McpServer
 from retinue.domain.ports import Ids
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.policy.tools.tool_groups import fits
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 from retinue.tools.base import Output, Scene, ToolFailed, schema_of
 from retinue.tools.mcp import results
 from retinue.tools.mcp.listing import READS, RESOURCES, Offer

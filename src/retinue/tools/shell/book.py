@@ -20,9 +20,9 @@ from retinue.domain.ports import Clock, Post
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.sandbox.base import MIB
-from retinue.store import processes
-from retinue.store.connection import Store
-from retinue.store.processes import Process, ProcessState
+from retinue.store.core.connection import Store
+from retinue.store.runs import processes
+from retinue.store.runs.processes import Process, ProcessState
 from retinue.tools.base import ToolFailed
 from retinue.tools.shell import logs
 from retinue.tools.shell.marks import end_left_over

@@ -25,8 +25,8 @@ from retinue.sandbox.base import Confinement, Network, Probe, Sandbox, SandboxFa
 from retinue.sandbox.choosing import Asked, Choice, Facts, choose
 from retinue.sandbox.secrets import applicable, with_secrets
 from retinue.sandbox.walls import is_guardable
-from retinue.store import labels
-from retinue.store.connection import Store
+from retinue.store.agents import file_trust
+from retinue.store.core.connection import Store
 from retinue.tools.base import Scene
 
 
@@ -50,7 +50,7 @@ class PathGuard(Struct, frozen=True):
     run: RunId
 
     async def begin(self) -> None:
-        body = partial(labels.doubt_changes, paths=self.unguarded, since_ms=self.since_ms, run=self.run)
+        body = partial(file_trust.doubt_changes, paths=self.unguarded, since_ms=self.since_ms, run=self.run)
         await self.store.write(body, point="label")
 
     async def settle(self, paths: Sequence[str]) -> None:
@@ -69,12 +69,12 @@ def guard_of(placed: Placed, *, store: Store, now: datetime, run: RunId) -> Path
 async def settle(store: Store, paths: Sequence[str]) -> None:
     """The last command has ended that could change these: what it left alone is not doubted for it."""
     changed = await asyncio.to_thread(lambda: {path: _ctime_ms(path) for path in paths})
-    await store.write(partial(labels.settle_changes, changed=changed), point="label")
+    await store.write(partial(file_trust.settle_changes, changed=changed), point="label")
 
 
 def _ctime_ms(path: str) -> int | None:
     try:
-        return labels.ctime_ms(os.lstat(path))
+        return file_trust.ctime_ms(os.lstat(path))
     except OSError:
         return None
 
@@ -87,10 +87,10 @@ async def believed(
     networked = placed.confinement.network is not None or not placed.confined
     doubted = untrusted or networked or scene.trust is Trust.UNTRUSTED
     # Mostly there is nothing untrusted in the house: then a look is enough, without a commit.
-    if not doubted and not await store.read(partial(labels.is_needed, path="")):
+    if not doubted and not await store.read(partial(file_trust.is_needed, path="")):
         return Trust.PRIVATE
     body = partial(
-        labels.begin_command,
+        file_trust.begin_command,
         readable=[str(each) for each in placed.confinement.readable],
         writable=[str(each) for each in placed.confinement.writable],
         untrusted=doubted,

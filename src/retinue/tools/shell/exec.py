@@ -24,7 +24,7 @@ from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.policy.tools import exec_allowlist, exec_placement
 from retinue.policy.tools.exec_placement import Asking, ExecPolicy, Gates, Resolved, Security, Where, Wish
 from retinue.sandbox.base import Child, Confinement, Limits, Network, Sandbox, SandboxFailed
-from retinue.store.connection import Store
+from retinue.store.core.connection import Store
 from retinue.text.shell_parser import parse
 from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files.instruction_guard import guarded_paths

@@ -20,8 +20,8 @@ from retinue.domain.storable_text import storable
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.sandbox.base import Child, Ended
-from retinue.store.connection import HOPELESS
-from retinue.store.processes import Process, ProcessState
+from retinue.store.core.connection import HOPELESS
+from retinue.store.runs.processes import Process, ProcessState
 from retinue.tools.base import Scene, ToolFailed
 from retinue.tools.shell.book import Book
 from retinue.tools.shell.confining import PathGuard

@@ -16,7 +16,7 @@ from retinue.domain.ids import short
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.domain.trust import Trust, least
 from retinue.sandbox.base import SandboxFailed
-from retinue.store.processes import Process as Written
+from retinue.store.runs.processes import Process as Written
 from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files.instruction_guard import instructions_refused
 from retinue.tools.shell import keys, logs

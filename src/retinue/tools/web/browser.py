@@ -21,7 +21,7 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 from retinue.text.untrusted_wrapper import wrap
 from retinue.tools.base import Output, Scene, ToolFailed, schema_of
 from retinue.tools.web.cdp import BrowserFailed

@@ -17,7 +17,7 @@ from retinue.domain.permission import Permission
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.store.files import Files
+from retinue.store.envelopes.attachment_files import Files
 from retinue.text.redaction import masked_part
 from retinue.text.untrusted_wrapper import WRAPPING_CHARS_MAX, wrap
 from retinue.tools.base import Output, Scene, schema_of

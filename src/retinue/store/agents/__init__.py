@@ -1,0 +1,1 @@
+"""Agents and what belongs to them: credentials, grants, audit."""

@@ -1,0 +1,142 @@
+"""Agents in the store."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.agent import Agent, AgentVersion
+from retinue.domain.ids import SessionId
+from retinue.domain.structs import replace
+from retinue.domain.times import from_ms
+from retinue.store.core import tables as t
+
+_b = sa.bindparam
+_encode = msgspec.json.Encoder().encode
+_agent = msgspec.json.Decoder(Agent)
+AGENTS_CACHED_MAX = 1024
+
+_find = sa.select(t.agents.c.name, t.agents.c.version, t.agents.c.body, t.agents.c.removed_ms).where(
+    t.agents.c.folded == _b("folded")
+)
+_insert = t.agents.insert()
+_change = (
+    t.agents.update()
+    .where(t.agents.c.name == _b("the_name"))
+    .values(body=_b("new_body"), version=_b("new_version"), source=_b("new_source"), removed_ms=None)
+)
+_remove = t.agents.update().where(t.agents.c.folded == _b("the_name")).values(removed_ms=_b("now"))
+_all = sa.select(t.agents.c.body).where(t.agents.c.removed_ms.is_(None)).order_by(t.agents.c.name)
+_sources = sa.select(t.agents.c.name, t.agents.c.source).where(t.agents.c.removed_ms.is_(None))
+_add_version = t.agent_versions.insert()
+_versions = (
+    sa.select(t.agent_versions)
+    .where(t.agent_versions.c.agent == _b("agent"), t.agent_versions.c.version < _b("before"))
+    .order_by(t.agent_versions.c.version.desc())
+    .limit(_b("limit"))
+)
+_version = sa.select(t.agent_versions).where(
+    t.agent_versions.c.agent == _b("agent"), t.agent_versions.c.version == _b("version")
+)
+_busy = sa.select(t.runs.c.session).where(t.runs.c.agent == _b("agent"), t.runs.c.status.in_(t.OPEN_RUN))
+
+
+@functools.lru_cache(maxsize=AGENTS_CACHED_MAX)
+def _read(body: str) -> Agent:
+    return _agent.decode(body)
+
+
+def find(conn: sa.Connection, name: str) -> Agent | None:
+    """The agent of this name, in whatever case it is written; None where there is none, or no longer."""
+    row = conn.execute(_find, {"folded": name.casefold()}).one_or_none()
+    if row is None or row.removed_ms is not None:
+        return None
+    return _read(row.body)
+
+
+def was_here(conn: sa.Connection, name: str) -> bool:
+    """Whether there is or ever was an agent of this name."""
+    return conn.execute(_find, {"folded": name.casefold()}).one_or_none() is not None
+
+
+def put(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_by: str = "house") -> Agent:
+    """Add an agent, or make this its next version. Its first spelling stays, and so does every earlier version."""
+    row = conn.execute(_find, {"folded": agent.name.casefold()}).one_or_none()
+    if row is None:
+        conn.execute(
+            _insert,
+            {
+                "name": agent.name,
+                "folded": agent.name.casefold(),
+                "version": agent.version,
+                "body": _encode(agent).decode(),
+                "source": source,
+                "created_ms": at_ms,
+                "removed_ms": None,
+            },
+        )
+        _keep(conn, agent, source=source, changed_by=changed_by, at_ms=at_ms)
+        return agent
+    changed = replace(agent, name=row.name, version=row.version + 1)
+    conn.execute(
+        _change,
+        {
+            "the_name": row.name,
+            "new_body": _encode(changed).decode(),
+            "new_version": changed.version,
+            "new_source": source,
+        },
+    )
+    _keep(conn, changed, source=source, changed_by=changed_by, at_ms=at_ms)
+    return changed
+
+
+def _keep(conn: sa.Connection, agent: Agent, *, source: str, changed_by: str, at_ms: int) -> None:
+    conn.execute(
+        _add_version,
+        {
+            "agent": agent.name,
+            "version": agent.version,
+            "body": _encode(agent).decode(),
+            "source": source,
+            "changed_by": changed_by,
+            "at_ms": at_ms,
+        },
+    )
+
+
+def _version_of(row: sa.Row[Any]) -> AgentVersion:
+    return AgentVersion(agent=_read(row.body), source=row.source, changed_by=row.changed_by, at=from_ms(row.at_ms))
+
+
+def versions(conn: sa.Connection, name: str, *, limit: int, before: int = 2**31 - 1) -> Sequence[AgentVersion]:
+    """What an agent has been, the newest first."""
+    return [_version_of(row) for row in conn.execute(_versions, {"agent": name, "before": before, "limit": limit})]
+
+
+def version(conn: sa.Connection, name: str, number: int) -> AgentVersion | None:
+    row = conn.execute(_version, {"agent": name, "version": number}).one_or_none()
+    return _version_of(row) if row else None
+
+
+def at_work(conn: sa.Connection, name: str) -> list[SessionId]:
+    """The sessions in which a run of this agent is open, parked ones too."""
+    return [SessionId(id_) for id_ in conn.execute(_busy, {"agent": name}).scalars()]
+
+
+def remove(conn: sa.Connection, name: str, *, at_ms: int) -> None:
+    """Let an agent go. Its sessions and runs stay readable."""
+    conn.execute(_remove, {"the_name": name.casefold(), "now": at_ms})
+
+
+def sources(conn: sa.Connection) -> dict[str, str]:
+    """By which road each agent became what it is."""
+    return {row.name: row.source for row in conn.execute(_sources)}
+
+
+def everyone(conn: sa.Connection) -> list[Agent]:
+    return [_read(row.body) for row in conn.execute(_all)]

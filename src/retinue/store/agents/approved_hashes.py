@@ -1,0 +1,80 @@
+"""What was looked at and found good: a skill, the tools of an MCP server. What has changed since asks again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain.times import from_ms
+from retinue.store.core import tables as t
+
+CONTENT_CHARS_MAX = 500_000
+NAME_LENGTH_MAX = 256
+
+_b = sa.bindparam
+_p = t.pins.c
+_mine = sa.and_(_p.kind == _b("the_kind"), _p.name == _b("the_name"))
+_find = sa.select(t.pins).where(_mine)
+_hashes = sa.select(_p.name, _p.hash).where(_p.kind == _b("the_kind"))
+_all = sa.select(t.pins).where(_p.kind == _b("the_kind")).order_by(_p.name)
+_insert = t.pins.insert()
+_change = (
+    t.pins.update()
+    .where(_mine)
+    .values(hash=_b("new_hash"), content=_b("new_content"), decided_by=_b("who"), at_ms=_b("now"))
+)
+_remove = t.pins.delete().where(_mine)
+
+
+class Pin(Struct, frozen=True, kw_only=True):
+    """`content` is what was found good, to show a difference by."""
+
+    kind: str
+    name: str
+    hash: str
+    content: str
+    decided_by: str
+    at: datetime
+
+
+def _pin(row: sa.Row[Any]) -> Pin:
+    return Pin(
+        kind=row.kind,
+        name=row.name,
+        hash=row.hash,
+        content=row.content,
+        decided_by=row.decided_by,
+        at=from_ms(row.at_ms),
+    )
+
+
+def find(conn: sa.Connection, kind: str, name: str) -> Pin | None:
+    row = conn.execute(_find, {"the_kind": kind, "the_name": name}).one_or_none()
+    return _pin(row) if row else None
+
+
+def hashes(conn: sa.Connection, kind: str) -> dict[str, str]:
+    """By name, the hash of what was found good: all that a run needs to know."""
+    return {row.name: row.hash for row in conn.execute(_hashes, {"the_kind": kind})}
+
+
+def everything(conn: sa.Connection, kind: str) -> list[Pin]:
+    return [_pin(row) for row in conn.execute(_all, {"the_kind": kind})]
+
+
+def put(conn: sa.Connection, kind: str, name: str, *, hash_: str, content: str, decided_by: str, at_ms: int) -> None:
+    """Found good, in place of whatever was before. A content beyond the bound is cut, and the hash stands for it."""
+    content = content[:CONTENT_CHARS_MAX]
+    values = {"new_hash": hash_, "new_content": content, "who": decided_by, "now": at_ms}
+    if conn.execute(_change, {"the_kind": kind, "the_name": name, **values}).rowcount:
+        return
+    row = {"kind": kind, "name": name, "hash": hash_, "content": content, "decided_by": decided_by, "at_ms": at_ms}
+    conn.execute(_insert, row)
+
+
+def remove(conn: sa.Connection, kind: str, name: str) -> bool:
+    """No longer found good. False where it never was."""
+    return bool(conn.execute(_remove, {"the_kind": kind, "the_name": name}).rowcount)

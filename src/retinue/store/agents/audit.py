@@ -1,0 +1,332 @@
+"""The audit in the store: lines that commit with what they tell of, anchors of where chains stood, and the verifier.
+
+Lines are written on an open page, which stands in one line with every other write: nobody else can be writing the same
+position. A line costs one look for the chain's head and one insert; several at once cost one look.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain.audit import (
+    BECAUSE_CHARS_MAX,
+    BEGINNING,
+    CUT_SHORT,
+    HOUSE_CHAIN,
+    NAME_CHARS_MAX,
+    NOT_ANCHORED,
+    Anchor,
+    AuditKind,
+    Checker,
+    Entry,
+    Flaw,
+    Link,
+    anchors_hash,
+    link_hash,
+)
+from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.storable_text import storable
+from retinue.store.core import tables as t
+from retinue.store.core.row_visibility import PerScope, in_sessions, me, scope_of
+from retinue.store.core.transaction import Page
+
+FLAWS_MAX = 100
+LINES_AT_ONCE = 2_000
+POSITION_MAX = 2**62
+Place = tuple[str, int]  # a chain, and a position in it
+Before = tuple[int, str, int]  # the moment, chain and position of a line
+FIRST: Place = (HOUSE_CHAIN, -POSITION_MAX)
+AFTER_ALL_CHAINS = "g"  # which comes after every hex digit
+_AGENT_CHARS_MAX = 64
+_VERDICT_CHARS_MAX = 16
+
+_b = sa.bindparam
+_a, _n = t.audit, t.audit_anchors
+_head = sa.select(_a.c.position, _a.c.hash).where(_a.c.chain == _b("chain")).order_by(_a.c.position.desc()).limit(1)
+_insert = _a.insert()
+_insert_anchor = _n.insert()
+
+
+# --- writing ---
+
+
+def append(page: Page, chain: str, entries: Sequence[Entry]) -> None:
+    """Write lines to the end of a chain: a session's id, or `HOUSE_CHAIN`. Part of whatever commit the page is of.
+
+    The first line of a session's chain is told of in the house's: a chain that is gone as a whole is missed there.
+    """
+    if not entries:
+        return
+    conn = page.conn
+    head = conn.execute(_head, {"chain": chain}).first()
+    position, before = (head.position, head.hash) if head is not None else (0, BEGINNING)
+    if head is None and chain != HOUSE_CHAIN:
+        append(page, HOUSE_CHAIN, (Entry(kind=AuditKind.CHAIN_BEGUN, who="house", subject=chain),))
+    rows: list[dict[str, Any]] = []
+    at_ms = page.at_ms
+    for entry in entries:
+        position += 1
+        row: dict[str, Any] = {
+            "chain": chain,
+            "position": position,
+            "at_ms": at_ms,
+            "kind": entry.kind.value,
+            "who": _bounded(entry.who, NAME_CHARS_MAX),
+            "agent": _bounded(entry.agent, _AGENT_CHARS_MAX),
+            "run": entry.run,
+            "subject": _bounded(entry.subject, NAME_CHARS_MAX),
+            "verdict": _bounded(entry.verdict, _VERDICT_CHARS_MAX),
+            "because": _bounded(entry.because, BECAUSE_CHARS_MAX),
+            "content": entry.content,
+        }
+        before = row["hash"] = link_hash(before, row)
+        rows.append(row)
+    conn.execute(_insert, rows)
+
+
+def on_its_own(conn: sa.Connection, entries: Sequence[Entry], *, now_ms: int, chain: str = HOUSE_CHAIN) -> None:
+    """For a commit that opens no page. One that does takes `append`: a page is opened once."""
+    page = Page(conn, now_ms)
+    append(page, chain, entries)
+    page.close()
+
+
+def _bounded(text: str, chars_max: int) -> str:
+    return text if text.isascii() and len(text) <= chars_max and "\0" not in text else storable(text)[:chars_max]
+
+
+# --- anchors ---
+
+_last_anchor = sa.select(sa.func.max(_n.c.at_ms))
+_moved = (
+    sa.select(_a.c.chain, sa.func.max(_a.c.position).label("position"))
+    .where(_a.c.at_ms >= _b("since"))
+    .group_by(_a.c.chain)
+)
+_at = sa.select(_a.c.hash).where(_a.c.chain == _b("chain"), _a.c.position == _b("position"))
+_latest_anchor_of = sa.select(sa.func.max(_n.c.position)).where(_n.c.chain == _b("chain"), _n.c.at_ms == _b("since"))
+
+
+def anchor(conn: sa.Connection, *, now_ms: int) -> Anchor | None:
+    """Write down where every chain stands that has moved since the last time; None where none has.
+
+    What comes back is where the house's own chain stands, which covers all the others: to be kept outside of the store,
+    as a line of the log. `verify` takes it from there.
+    """
+    page = Page(conn, now_ms)
+    since: int = conn.execute(_last_anchor).scalar() or 0
+    moved = [
+        Anchor(page.at_ms, row.chain, row.position, _hash_at(conn, row.chain, row.position))
+        for row in conn.execute(_moved, {"since": since}).all()
+        if row.position != conn.execute(_latest_anchor_of, {"chain": row.chain, "since": since}).scalar()
+    ]
+    if not moved or page.at_ms <= since:
+        return None
+    others = [each for each in moved if each.chain != HOUSE_CHAIN]
+    entry = Entry(kind=AuditKind.ANCHORED, who="house", subject=f"{len(others)}", content=anchors_hash(others))
+    append(page, HOUSE_CHAIN, (entry,))
+    head = conn.execute(_head, {"chain": HOUSE_CHAIN}).one()
+    own = Anchor(page.at_ms, HOUSE_CHAIN, head.position, head.hash)
+    conn.execute(_insert_anchor, [_anchor_row(each) for each in (*others, own)])
+    page.close()
+    return own
+
+
+def _hash_at(conn: sa.Connection, chain: str, position: int) -> str:
+    return conn.execute(_at, {"chain": chain, "position": position}).scalar() or ""
+
+
+def _anchor_row(anchor: Anchor) -> dict[str, Any]:
+    return {"at_ms": anchor.at_ms, "chain": anchor.chain, "position": anchor.position, "hash": anchor.hash}
+
+
+# --- verifying ---
+
+_COLUMNS = (
+    _a.c.chain,
+    _a.c.position,
+    _a.c.at_ms,
+    _a.c.kind,
+    _a.c.who,
+    _a.c.agent,
+    _a.c.run,
+    _a.c.subject,
+    _a.c.verdict,
+    _a.c.because,
+    _a.c.content,
+    _a.c.hash,
+)
+_in_order = (
+    sa.select(*_COLUMNS)
+    .where(sa.tuple_(_a.c.chain, _a.c.position) > sa.tuple_(_b("after_chain"), _b("after_position")))
+    .order_by(_a.c.chain, _a.c.position)
+    .limit(_b("limit"))
+)
+_of_chain = (
+    sa.select(*_COLUMNS)
+    .where(_a.c.chain == _b("after_chain"), _a.c.position > _b("after_position"))
+    .order_by(_a.c.position)
+    .limit(_b("limit"))
+)
+_not_there = (
+    sa.select(_n.c.chain, _n.c.position, _a.c.hash)
+    .outerjoin_from(_n, _a, sa.and_(_a.c.chain == _n.c.chain, _a.c.position == _n.c.position))
+    .where(sa.or_(_a.c.hash.is_(None), _a.c.hash != _n.c.hash))
+    .order_by(_n.c.chain, _n.c.position)
+    .limit(FLAWS_MAX)
+)
+_anchors = (
+    sa.select(_n.c.at_ms, _n.c.chain, _n.c.position, _n.c.hash)
+    .where(
+        sa.tuple_(_n.c.chain, _n.c.position) > sa.tuple_(_b("after_chain"), _b("after_position")),
+        sa.tuple_(_n.c.chain, _n.c.position) <= sa.tuple_(_b("last_chain"), _b("last_position")),
+    )
+    .order_by(_n.c.at_ms, _n.c.chain)
+)
+_anchorings = (
+    sa.select(_a.c.position, _a.c.at_ms, _a.c.content)
+    .where(_a.c.chain == HOUSE_CHAIN, _a.c.kind == AuditKind.ANCHORED.value)
+    .order_by(_a.c.position)
+)
+_anchors_at = sa.select(_n.c.at_ms, _n.c.chain, _n.c.position, _n.c.hash).where(_n.c.at_ms == _b("at"))
+
+
+class Verified(Struct, frozen=True, kw_only=True):
+    """What was gone through, and what of it is not as it was written. Of flaws the first hundred are told."""
+
+    lines: int
+    chains: int
+    anchors: int
+    flaws: tuple[Flaw, ...]
+
+    @property
+    def holds(self) -> bool:
+        return not self.flaws
+
+
+def verify(conn: sa.Connection, *, chain: str | None = None, outside: Sequence[Anchor] = ()) -> Verified:
+    """Go through every chain, or one. `outside` are anchors that were kept elsewhere, such as in a log."""
+    checker, flaws = Checker(), _Flaws()
+    for link in links(conn, chain):
+        flaws.add(checker.follow(link))
+    if chain is None:
+        flaws.add(checker.end())
+    flaws.add(_flaws_of_anchors(conn, chain))
+    flaws.add(_flaws_of_anchorings(conn) if chain in (None, HOUSE_CHAIN) else iter(()))
+    for each in outside:
+        found = _hash_at(conn, each.chain, each.position)
+        if found != each.hash:
+            flaws.add(iter((Flaw(each.chain, each.position, NOT_ANCHORED if found else CUT_SHORT),)))
+    anchors = conn.execute(sa.select(sa.func.count()).select_from(_n)).scalar_one()
+    return Verified(lines=checker.lines, chains=checker.chains, anchors=anchors, flaws=tuple(flaws.kept))
+
+
+class _Flaws:
+    def __init__(self) -> None:
+        self.kept: list[Flaw] = []
+
+    def add(self, flaws: Iterator[Flaw]) -> None:
+        for flaw in flaws:
+            if len(self.kept) < FLAWS_MAX and flaw not in self.kept:
+                self.kept.append(flaw)
+
+
+def _flaws_of_anchors(conn: sa.Connection, chain: str | None) -> Iterator[Flaw]:
+    for row in conn.execute(_not_there).all():
+        if chain in (None, row.chain):
+            yield Flaw(row.chain, row.position, CUT_SHORT if row.hash is None else NOT_ANCHORED)
+
+
+def _flaws_of_anchorings(conn: sa.Connection) -> Iterator[Flaw]:
+    """Anchors that were changed or taken away, as the house's chain remembers them."""
+    known: set[int] = set()
+    for row in conn.execute(_anchorings).all():
+        known.add(row.at_ms)
+        found = [Anchor(*each) for each in conn.execute(_anchors_at, {"at": row.at_ms}).all()]
+        own = [each for each in found if each.chain == HOUSE_CHAIN]
+        others = [each for each in found if each.chain != HOUSE_CHAIN]
+        if anchors_hash(others) != row.content or [each.position for each in own] != [row.position]:
+            yield Flaw(HOUSE_CHAIN, row.position, "the anchors that were taken with it are not as they were")
+    for (at_ms,) in conn.execute(sa.select(_n.c.at_ms).distinct()).all():
+        if at_ms not in known:
+            yield Flaw(HOUSE_CHAIN, 0, f"nothing tells of the anchors of {at_ms}")
+
+
+def links(conn: sa.Connection, chain: str | None = None) -> Iterator[Link]:
+    """Chain by chain, each in its order, with a bounded part of it in memory."""
+    place: Place = (chain or HOUSE_CHAIN, -POSITION_MAX)
+    while found := some(conn, chain=chain, after=place, limit=LINES_AT_ONCE):
+        yield from found
+        place = (found[-1].chain, found[-1].position)
+
+
+def some(conn: sa.Connection, *, chain: str | None, after: Place, limit: int) -> list[Link]:
+    """The next lines after a place in all chains, or in one."""
+    bounds = {"after_chain": after[0], "after_position": after[1], "limit": limit}
+    return [Link(*row) for row in conn.execute(_in_order if chain is None else _of_chain, bounds)]
+
+
+def anchors(conn: sa.Connection, *, after: Place = FIRST, last: Place | None = None) -> list[Anchor]:
+    """Those of places after one, up to another, or all that follow: no more than there were lines."""
+    last_chain, last_position = last or (AFTER_ALL_CHAINS, POSITION_MAX)
+    bounds = {"after_chain": after[0], "after_position": after[1]}
+    rows = conn.execute(_anchors, {**bounds, "last_chain": last_chain, "last_position": last_position})
+    return [Anchor(*row) for row in rows]
+
+
+# --- listing ---
+
+_FILTERS: dict[str, sa.ColumnElement[bool]] = {
+    "chain": _a.c.chain == _b("the_chain"),
+    "kind": _a.c.kind == _b("the_kind"),
+    "agent": _a.c.agent == _b("the_agent"),
+    "who": _a.c.who == _b("the_who"),
+    "since": _a.c.at_ms >= _b("the_since"),
+}
+_COMBINATIONS = [
+    frozenset(some) for size in range(len(_FILTERS) + 1) for some in itertools.combinations(_FILTERS, size)
+]
+_latest_first = PerScope(
+    lambda scope: {
+        filtered: sa.select(*_COLUMNS)
+        .where(
+            in_sessions(scope, _a.c.chain),
+            sa.or_(
+                _a.c.at_ms < _b("at"),
+                sa.and_(_a.c.at_ms == _b("at"), _a.c.chain > _b("after_chain")),
+                sa.and_(_a.c.at_ms == _b("at"), _a.c.chain == _b("after_chain"), _a.c.position < _b("before_position")),
+            ),
+            *(_FILTERS[name] for name in sorted(filtered)),
+        )
+        .order_by(_a.c.at_ms.desc(), _a.c.chain, _a.c.position.desc())
+        .limit(_b("limit"))
+        for filtered in _COMBINATIONS
+    }
+)
+
+
+def listed(
+    conn: sa.Connection,
+    *,
+    limit: int,
+    before: Before | None = None,
+    chain: str | None = None,
+    kind: str = "",
+    agent: str = "",
+    who: str = "",
+    since_ms: int | None = None,
+    seen_by: Principal = HOUSE,
+) -> list[Link]:
+    """The newest lines first, of chains that are seen: the house's own is the owner's."""
+    at_ms, after_chain, position = before or (POSITION_MAX, HOUSE_CHAIN, 0)
+    wanted = {"chain": chain, "kind": kind or None, "agent": agent or None, "who": who or None, "since": since_ms}
+    given = {f"the_{name}": value for name, value in wanted.items() if value is not None}
+    filtered = frozenset(name for name, value in wanted.items() if value is not None)
+    bounds = {"at": at_ms, "after_chain": after_chain, "before_position": position, "limit": limit}
+    rows = conn.execute(_latest_first[scope_of(seen_by)][filtered], {**bounds, **given, **me(seen_by)})
+    return [Link(*row) for row in rows]

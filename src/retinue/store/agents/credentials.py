@@ -1,0 +1,168 @@
+"""Credentials in the store, and how they fared. Keys are not among what is stored: only where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from retinue.domain.credential import FORGOTTEN_AFTER, Cooling, Credential, CredentialKind, Mark
+from retinue.domain.model import Failure
+from retinue.domain.times import from_ms, to_ms
+from retinue.store.core import tables as t
+
+_FORGOTTEN_AFTER_MS = FORGOTTEN_AFTER // timedelta(milliseconds=1)
+
+_b = sa.bindparam
+_c, _d = t.credentials.c, t.cooldowns.c
+_all = sa.select(t.credentials).order_by(_c.agent, _c.id)
+_find = sa.select(t.credentials).where(_c.agent == _b("agent"), _c.id == _b("id"))
+_insert = t.credentials.insert()
+_mine = sa.and_(_c.agent == _b("the_agent"), _c.id == _b("the_id"))
+_remove = t.credentials.delete().where(_mine)
+_used = t.credentials.update().where(_mine).values(used_ms=_b("now"))
+_place = t.credentials.update().where(_mine).values(position=_b("place"))
+_no_order = (
+    t.credentials.update()
+    .where(_c.agent == _b("the_agent"), _c.provider == _b("the_provider"), _c.position.is_not(None))
+    .values(position=None)
+)
+
+_states = (
+    sa.select(t.cooldowns)
+    .where(sa.or_(_d.until_ms > _b("now"), _d.failed_ms >= _b("remembered")))
+    .order_by(_d.agent, _d.credential, _d.model)
+)
+_its = sa.and_(_d.agent == _b("the_agent"), _d.credential == _b("the_id"))
+_state = sa.select(t.cooldowns).where(_its, _d.model == _b("the_model"))
+_begin = t.cooldowns.insert()
+_forget = t.cooldowns.delete().where(_its)
+_forget_model = t.cooldowns.delete().where(_its, _d.model == _b("the_model"))
+_recover = t.cooldowns.delete().where(
+    _its, sa.or_(_d.model == "", _d.model == _b("the_model")), _d.failed_ms <= _b("asked")
+)
+_recover_all = t.cooldowns.delete().where(_its, _d.failed_ms <= _b("asked"))
+
+
+def _credential(row: sa.Row[Any]) -> Credential:
+    return Credential(
+        id=row.id,
+        provider=row.provider,
+        source=row.source,
+        kind=CredentialKind(row.kind),
+        agent=row.agent,
+        region=row.region,
+        position=row.position,
+        used_at=from_ms(row.used_ms) if row.used_ms is not None else None,
+    )
+
+
+def _cooling(row: sa.Row[Any]) -> Cooling:
+    return Cooling(
+        agent=row.agent,
+        credential=row.credential,
+        model=row.model,
+        failure=Failure(row.reason),
+        errors=row.errors,
+        until=from_ms(row.until_ms),
+        failed_at=from_ms(row.failed_ms),
+    )
+
+
+def everyone(conn: sa.Connection) -> list[Credential]:
+    """Of the house and of every agent."""
+    return [_credential(row) for row in conn.execute(_all)]
+
+
+def find(conn: sa.Connection, agent: str, id_: str) -> Credential | None:
+    row = conn.execute(_find, {"agent": agent, "id": id_}).one_or_none()
+    return _credential(row) if row else None
+
+
+def add(conn: sa.Connection, credential: Credential, *, at_ms: int) -> bool:
+    """Whether there was room for it: one that is there already stays as it is."""
+    if find(conn, *credential.key) is not None:
+        return False
+    conn.execute(
+        _insert,
+        {
+            "agent": credential.agent,
+            "id": credential.id,
+            "provider": credential.provider,
+            "kind": credential.kind.value,
+            "source": credential.source,
+            "region": credential.region,
+            "position": credential.position,
+            "created_ms": at_ms,
+            "used_ms": to_ms(credential.used_at) if credential.used_at else None,
+        },
+    )
+    return True
+
+
+def remove(conn: sa.Connection, agent: str, id_: str) -> bool:
+    """Whether there was something to remove. How it fared goes with it."""
+    conn.execute(_forget, {"the_agent": agent, "the_id": id_})
+    return conn.execute(_remove, {"the_agent": agent, "the_id": id_}).rowcount == 1
+
+
+def set_order(conn: sa.Connection, agent: str, provider: str, order: Sequence[Credential], *, at_ms: int) -> None:
+    """From now on in this order; those that are not in it come after. An empty one leaves it to their last use."""
+    conn.execute(_no_order, {"the_agent": agent, "the_provider": provider})
+    for place, credential in enumerate(order):
+        add(conn, credential, at_ms=at_ms)  # one that was found, in the environment or the settings, has no row yet
+        conn.execute(_place, {"the_agent": agent, "the_id": credential.id, "place": place})
+
+
+def mark_used(
+    conn: sa.Connection, credential: Credential, *, at_ms: int, model: str | None = None, asked_ms: int | None = None
+) -> None:
+    """It served. What had failed for this model, or for all of them, is forgiven; without a model, everything is.
+
+    A call that was begun before the failure says nothing about it: `asked_ms` is when this one was.
+    """
+    add(conn, credential, at_ms=at_ms)
+    whose = {"the_agent": credential.agent, "the_id": credential.id}
+    conn.execute(_used, {**whose, "now": at_ms})
+    asked = {"asked": at_ms if asked_ms is None else asked_ms}
+    if model is None:
+        conn.execute(_recover_all, whose | asked)
+    else:
+        conn.execute(_recover, {**whose, **asked, "the_model": model})
+
+
+def mark_failed(conn: sa.Connection, mark: Mark, judge: Callable[[Cooling | None, Mark], Cooling]) -> Cooling:
+    """It failed. How long it is left alone is judged by what is stored now, in the commit that stores the outcome."""
+    place = {"the_agent": mark.credential.agent, "the_id": mark.credential.id, "the_model": mark.model}
+    row = conn.execute(_state, place).one_or_none()
+    cooling = judge(_cooling(row) if row else None, mark)
+    conn.execute(_forget_model, place)
+    conn.execute(
+        _begin,
+        {
+            "agent": cooling.agent,
+            "credential": cooling.credential,
+            "model": cooling.model,
+            "reason": cooling.failure.value,
+            "errors": cooling.errors,
+            "until_ms": to_ms(cooling.until),
+            "failed_ms": to_ms(cooling.failed_at),
+        },
+    )
+    return cooling
+
+
+def clear(conn: sa.Connection, agent: str, id_: str, *, model: str | None = None) -> int:
+    """Forget its failures: for one model, or all of them. How many there were."""
+    whose = {"the_agent": agent, "the_id": id_}
+    if model is None:
+        return conn.execute(_forget, whose).rowcount
+    return conn.execute(_forget_model, {**whose, "the_model": model}).rowcount
+
+
+def states(conn: sa.Connection, *, now_ms: int) -> list[Cooling]:
+    """Failures that still count: those that cool, and those that would count with the next one."""
+    found = conn.execute(_states, {"now": now_ms, "remembered": now_ms - _FORGOTTEN_AFTER_MS})
+    return [_cooling(row) for row in found]

@@ -1,0 +1,125 @@
+"""Grants in the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from retinue.domain import permission
+from retinue.domain.grant import Grant
+from retinue.domain.ids import ApprovalId, GrantId, SessionId
+from retinue.domain.times import from_ms, to_ms
+from retinue.store.core import tables as t
+
+GRANTS_READ_MAX = 1_000  # of one agent
+GRANTS_LISTED_MAX = 500
+
+_b = sa.bindparam
+_insert = t.grants.insert()
+_good = sa.and_(
+    t.grants.c.revoked_ms.is_(None), sa.or_(t.grants.c.expires_ms.is_(None), t.grants.c.expires_ms > _b("now"))
+)
+_of_agent = (
+    sa.select(t.grants)
+    .where(t.grants.c.agent == _b("the_agent"), _good)
+    .order_by(t.grants.c.at_ms, t.grants.c.id)
+    .limit(GRANTS_READ_MAX)
+)
+_listed = sa.select(t.grants).where(_good).order_by(t.grants.c.at_ms, t.grants.c.id).limit(_b("limit"))
+_found = sa.select(t.grants).where(t.grants.c.id.startswith(_b("prefix"))).limit(2)
+_given = sa.select(t.grants).where(t.grants.c.granted_by == _b("giver"), _good).limit(GRANTS_READ_MAX)
+_revoke = (
+    t.grants.update()
+    .where(t.grants.c.id == _b("the_id"), t.grants.c.revoked_ms.is_(None))
+    .values(revoked_ms=_b("at"), revoked_by=_b("who"))
+)
+
+
+def handed_on_by(agent: str) -> str:
+    """How a grant says that an agent gave it. A person's is a bare name."""
+    return f"agent:{agent}"
+
+
+def is_handed_on(grant: Grant) -> bool:
+    return ":" in grant.granted_by
+
+
+def _grant(row: sa.Row[Any]) -> Grant:
+    return Grant(
+        id=GrantId(row.id),
+        agent=row.agent,
+        session=SessionId(row.session) if row.session else None,
+        permission=permission.parse(row.permission),
+        granted_by=row.granted_by,
+        because=row.because,
+        at=from_ms(row.at_ms),
+        approval=ApprovalId(row.approval) if row.approval else None,
+        expires_at=from_ms(row.expires_ms) if row.expires_ms is not None else None,
+        revoked_at=from_ms(row.revoked_ms) if row.revoked_ms is not None else None,
+        revoked_by=row.revoked_by,
+    )
+
+
+def add(conn: sa.Connection, grant: Grant) -> None:
+    conn.execute(
+        _insert,
+        {
+            "id": grant.id,
+            "agent": grant.agent,
+            "session": grant.session,
+            "permission": str(grant.permission),
+            "granted_by": grant.granted_by,
+            "because": grant.because,
+            "approval": grant.approval,
+            "at_ms": to_ms(grant.at),
+            "expires_ms": to_ms(grant.expires_at) if grant.expires_at is not None else None,
+            "revoked_ms": None,
+            "revoked_by": "",
+        },
+    )
+
+
+def add_once(conn: sa.Connection, grant: Grant) -> bool:
+    """The same for a call that may be made again after a crash: whether it was the first time."""
+    if find(conn, grant.id):
+        return False
+    add(conn, grant)
+    return True
+
+
+def of_agent(conn: sa.Connection, agent: str, *, now_ms: int) -> list[Grant]:
+    """Those that are good now, in this session or that."""
+    return [_grant(row) for row in conn.execute(_of_agent, {"the_agent": agent, "now": now_ms})]
+
+
+def listed(conn: sa.Connection, *, now_ms: int, limit: int = GRANTS_LISTED_MAX) -> list[Grant]:
+    return [_grant(row) for row in conn.execute(_listed, {"now": now_ms, "limit": limit})]
+
+
+def find(conn: sa.Connection, prefix: str) -> list[Grant]:
+    """At most two: one is the one that was meant."""
+    return [_grant(row) for row in conn.execute(_found, {"prefix": prefix})]
+
+
+def revoke_all(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
+    """All that an agent was granted, and what it has handed on: whoever has its name next begins with nothing."""
+    ended = of_agent(conn, agent, now_ms=at_ms)
+    for grant in ended:
+        revoke(conn, grant.id, by=by, at_ms=at_ms)
+    return [*ended, *revoke_handed_on(conn, agent, by=by, at_ms=at_ms)]
+
+
+def revoke_handed_on(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
+    """What an agent has handed on and no longer holds. Nobody hands on what was handed to them, so it ends there."""
+    own = [grant for grant in of_agent(conn, agent, now_ms=at_ms) if not is_handed_on(grant)]
+    given = [_grant(row) for row in conn.execute(_given, {"giver": handed_on_by(agent), "now": at_ms})]
+    ended = [heir for heir in given if not any(held.permission.covers(heir.permission) for held in own)]
+    for heir in ended:
+        revoke(conn, heir.id, by=by, at_ms=at_ms)
+    return ended
+
+
+def revoke(conn: sa.Connection, id_: str, *, by: str, at_ms: int) -> bool:
+    """Whether it was still good."""
+    return conn.execute(_revoke, {"the_id": id_, "at": at_ms, "who": by}).rowcount == 1

@@ -1,0 +1,1 @@
+"""Bindings, deliveries, identities and pairings."""

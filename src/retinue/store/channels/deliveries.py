@@ -1,0 +1,163 @@
+"""Deliveries in the store: each attempt on a channel is written down before it is made."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain.envelope import Envelope
+from retinue.store.core import tables as t
+from retinue.store.core.transaction import latest_ms
+from retinue.store.envelopes.envelopes import envelope_of
+
+_b = sa.bindparam
+
+
+class DeliveryState(StrEnum):
+    SENDING = "sending"
+    SENT = "sent"
+    UNKNOWN = "unknown"
+    FAILED = "failed"
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    envelope: str
+    attempt: int
+    state: DeliveryState
+    receipt: str | None
+    error_kind: str | None
+    error: str | None
+    opened_ms: int
+    closed_ms: int | None
+
+
+_insert = t.deliveries.insert()
+_close = (
+    t.deliveries.update()
+    .where(
+        t.deliveries.c.envelope == _b("the_envelope"),
+        t.deliveries.c.attempt == _b("the_attempt"),
+        t.deliveries.c.state == t.word("'sending'"),
+    )
+    .values(state=_b("new_state"), receipt=_b("proof"), error_kind=_b("what"), error=_b("why"), closed_ms=_b("now"))
+)
+_sending = t.deliveries.c.state == t.word("'sending'")
+_cut_off = (
+    sa.select(t.envelopes)
+    .join_from(t.deliveries, t.envelopes, t.deliveries.c.envelope == t.envelopes.c.id)
+    .where(_sending, t.envelopes.c.recipient == _b("recipient"))
+    .order_by(t.envelopes.c.seq)
+)
+_cut_off_rooms = (
+    sa.select(t.envelopes.c.recipient)
+    .join_from(t.deliveries, t.envelopes, t.deliveries.c.envelope == t.envelopes.c.id)
+    .where(_sending)
+    .distinct()
+)
+# Mail for people waits outside of lanes, too, until its time has come: the clock hands it over.
+_waits = sa.and_(
+    t.envelopes.c.status == t.PENDING, t.envelopes.c.session.is_(None), t.envelopes.c.recipient.like("channel:%")
+)
+_begun = (
+    sa.select(t.envelopes)
+    .where(_waits, t.envelopes.c.recipient == _b("recipient"), t.envelopes.c.attempts > 0)
+    .order_by(t.envelopes.c.due_ms, t.envelopes.c.seq)
+    .limit(1)
+)
+_due_rooms = (
+    sa.select(t.envelopes.c.recipient)
+    .where(
+        _waits,
+        t.envelopes.c.due_ms <= _b("at"),
+        t.envelopes.c.recipient > _b("after"),
+    )
+    .distinct()
+    .order_by(t.envelopes.c.recipient)
+    .limit(_b("limit"))
+)
+_of = sa.select(t.deliveries).where(t.deliveries.c.envelope == _b("envelope")).order_by(t.deliveries.c.attempt)
+
+
+def open_attempt(conn: sa.Connection, envelope: str, attempt: int, *, at_ms: int) -> None:
+    conn.execute(
+        _insert,
+        {
+            "envelope": envelope,
+            "attempt": attempt,
+            "state": DeliveryState.SENDING.value,
+            "receipt": None,
+            "error_kind": None,
+            "error": None,
+            "opened_ms": at_ms,
+            "closed_ms": None,
+        },
+    )
+
+
+def close_attempt(
+    conn: sa.Connection,
+    envelope: str,
+    attempt: int,
+    state: DeliveryState,
+    *,
+    at_ms: int,
+    receipt: str | None = None,
+    error_kind: str | None = None,
+    error: str | None = None,
+) -> bool:
+    """Whether the attempt was still ours to close."""
+    values = {
+        "the_envelope": envelope,
+        "the_attempt": attempt,
+        "new_state": state.value,
+        "proof": receipt,
+        "what": error_kind,
+        "why": error,
+        "now": at_ms,
+    }
+    return conn.execute(_close, values).rowcount == 1
+
+
+def cut_off(conn: sa.Connection, recipient: str) -> list[Envelope]:
+    """Envelopes to a channel whose attempt was opened and never closed. Asked where nobody sends: so nobody knows
+    whether they arrived."""
+    return [envelope_of(row) for row in conn.execute(_cut_off, {"recipient": recipient})]
+
+
+def cut_off_rooms(conn: sa.Connection) -> list[str]:
+    """The channels with an attempt that was never closed: never more than are sent to at once."""
+    return [row.recipient for row in conn.execute(_cut_off_rooms)]
+
+
+def begun(conn: sa.Connection, recipient: str) -> Envelope | None:
+    """The envelope to a channel that was tried before and waits for its next attempt. There is one at most, and it is
+    the first in line: its due time has moved, but nothing behind it is tried before it has ended.
+
+    Reads everything that waits for this channel, so ask only when one may be there.
+    """
+    row = conn.execute(_begun, {"recipient": recipient}).one_or_none()
+    return envelope_of(row) if row else None
+
+
+def due_rooms(conn: sa.Connection, now_ms: int, *, after: str, limit: int) -> list[str]:
+    """The channels for which something is due, in the order of their addresses, from `after` on."""
+    at_ms = max(now_ms, latest_ms(conn))  # as a claim would have it: the house's time never goes back
+    return [row.recipient for row in conn.execute(_due_rooms, {"at": at_ms, "after": after, "limit": limit})]
+
+
+def of(conn: sa.Connection, envelope: str) -> list[Attempt]:
+    return [
+        Attempt(
+            envelope=r.envelope,
+            attempt=r.attempt,
+            state=DeliveryState(r.state),
+            receipt=r.receipt,
+            error_kind=r.error_kind,
+            error=r.error,
+            opened_ms=r.opened_ms,
+            closed_ms=r.closed_ms,
+        )
+        for r in conn.execute(_of, {"envelope": envelope})
+    ]

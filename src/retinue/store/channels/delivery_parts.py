@@ -1,0 +1,52 @@
+"""Parts in the store: which message of a platform each part of an envelope became."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from retinue.domain.ids import EnvelopeId
+from retinue.store.core import tables as t
+
+_b = sa.bindparam
+_p = t.parts
+_insert = _p.insert()
+_of = sa.select(_p.c.part, _p.c.receipt).where(_p.c.envelope == _b("envelope")).order_by(_p.c.part)
+_cut_by = sa.select(_p.c.cut_by).where(_p.c.envelope == _b("envelope"), _p.c.cut_by.is_not(None)).limit(1)
+_last_ms = sa.select(sa.func.max(_p.c.at_ms)).where(_p.c.envelope == _b("envelope"))
+_by_receipt = sa.select(_p.c.envelope).where(_p.c.channel == _b("channel"), _p.c.receipt == _b("receipt")).limit(1)
+
+
+def add(
+    conn: sa.Connection, envelope: str, part: int, *, channel: str, receipt: str, at_ms: int, cut_by: str | None = None
+) -> None:
+    """It arrived. Kept once: a commit whose answer was lost is made again. `cut_by` is kept with the first."""
+    arrived = of(conn, envelope)
+    if part not in arrived:
+        row = {"envelope": envelope, "part": part, "channel": channel, "receipt": receipt, "at_ms": at_ms}
+        conn.execute(_insert, {**row, "cut_by": None if arrived else cut_by})
+
+
+def cut_by(conn: sa.Connection, envelope: str) -> str | None:
+    """What an envelope was cut by when its first part arrived."""
+    return conn.execute(_cut_by, {"envelope": envelope}).scalar()
+
+
+def last_ms(conn: sa.Connection, envelope: str) -> int | None:
+    """When a part of an envelope last arrived."""
+    return conn.execute(_last_ms, {"envelope": envelope}).scalar()
+
+
+def of(conn: sa.Connection, envelope: str) -> dict[int, str]:
+    """What arrived of an envelope: each part's receipt."""
+    return {row.part: row.receipt for row in conn.execute(_of, {"envelope": envelope})}
+
+
+def first(conn: sa.Connection, envelope: str) -> str | None:
+    """The message with which an envelope begins, where it has arrived."""
+    return of(conn, envelope).get(0)
+
+
+def named(conn: sa.Connection, channel: str, receipt: str) -> EnvelopeId | None:
+    """The envelope that a message of ours in a room was part of."""
+    found: str | None = conn.execute(_by_receipt, {"channel": channel, "receipt": receipt}).scalar()
+    return EnvelopeId(found) if found is not None else None

@@ -1,0 +1,1 @@
+"""Connections, transactions, tables and what all queries share."""

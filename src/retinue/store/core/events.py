@@ -1,0 +1,121 @@
+"""News in the store: what happened, in commit order, to be resumed by cursor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain.event import News, NewsKind
+from retinue.domain.ids import SessionId
+from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.times import from_ms
+from retinue.store.core import row_visibility
+from retinue.store.core import tables as t
+from retinue.store.core.row_visibility import PerScope, Scope, me, scope_of
+
+LOOKED_THROUGH_MAX = 5_000  # pieces of news, of any session, that one look for those of one session goes through
+
+_b = sa.bindparam
+_body = msgspec.json.Decoder(dict[str, Any])
+_KINDS = {kind.value: kind for kind in NewsKind}
+_newest = sa.select(t.house.c.news_seq)
+_oldest = sa.select(sa.func.min(t.news.c.seq))
+_columns = (
+    t.news,
+    t.envelopes.c.sender.label("e_sender"),
+    t.envelopes.c.recipient.label("e_recipient"),
+    t.envelopes.c.kind.label("e_kind"),
+    t.envelopes.c.text.label("e_text"),
+    t.envelopes.c.reply_to.label("e_reply_to"),
+    t.records.c.kind.label("r_kind"),
+    t.records.c.body.label("r_body"),
+)
+
+
+def _seen(scope: Scope) -> sa.ColumnElement[bool]:
+    if scope is Scope.ALL:
+        return sa.true()
+    mail = sa.and_(t.envelopes.c.id.is_not(None), row_visibility.envelopes(scope))
+    seen = sa.or_(row_visibility.in_sessions(scope, t.news.c.session), mail)
+    return sa.or_(seen, t.news.c.person == _b("my_name")) if scope is Scope.PERSON else seen
+
+
+_after = PerScope(
+    lambda scope: (
+        sa.select(*_columns)
+        .outerjoin_from(t.news, t.envelopes, t.news.c.envelope == t.envelopes.c.id)
+        .outerjoin(t.records, sa.and_(t.news.c.session == t.records.c.session, t.news.c.record_seq == t.records.c.seq))
+        .where(t.news.c.seq > _b("after"), _seen(scope))
+        .order_by(t.news.c.seq)
+        .limit(_b("limit"))
+    )
+)
+_after_in = PerScope(lambda scope: _after[scope].where(t.news.c.session == _b("session"), t.news.c.seq <= _b("upto")))
+
+
+class Stretch(Struct, frozen=True):
+    """What was found from one cursor up to another, and whether there may be more behind it."""
+
+    found: list[News]
+    upto: int
+    more: bool
+
+
+def newest(conn: sa.Connection) -> int:
+    return conn.execute(_newest).scalar_one()
+
+
+def oldest(conn: sa.Connection) -> int | None:
+    return conn.execute(_oldest).scalar()
+
+
+def news_of(row: sa.Row[Any]) -> News:
+    """A piece of news with the words it points to: they are kept once, where they belong."""
+    body: dict[str, Any] = _body.decode(row.body) if row.body else {}
+    if row.envelope:
+        body["envelope"] = row.envelope
+        if row.e_sender is not None:
+            body |= {
+                "from": row.e_sender,
+                "to": row.e_recipient,
+                "kind": row.e_kind,
+                "text": row.e_text,
+                "reply_to": row.e_reply_to,
+            }
+    if row.run:
+        body["run"] = row.run
+    if row.record_seq is not None and row.r_body is not None:
+        body["record"] = {"seq": row.record_seq, "kind": row.r_kind, "body": msgspec.Raw(row.r_body.encode())}
+    return News(
+        seq=row.seq,
+        kind=_KINDS[row.kind],
+        session=SessionId(row.session) if row.session else None,
+        at=from_ms(row.at_ms),
+        body=body,
+    )
+
+
+def after(conn: sa.Connection, cursor: int, *, limit: int, seen_by: Principal = HOUSE) -> list[News]:
+    """What is newer than the cursor, oldest first."""
+    rows = conn.execute(_after[scope_of(seen_by)], {"after": cursor, "limit": limit, **me(seen_by)})
+    return [news_of(row) for row in rows]
+
+
+def next_of(
+    conn: sa.Connection, session: str | None, cursor: int, *, limit: int, seen_by: Principal = HOUSE
+) -> Stretch:
+    """The next of one session, or of all.
+
+    News has one order and no index by session: whoever asks for one goes through the others' too, so many at a time."""
+    if session is None:
+        found = after(conn, cursor, limit=limit, seen_by=seen_by)
+        return Stretch(found, found[-1].seq if found else cursor, len(found) == limit)
+    end = newest(conn)  # first: what comes in meanwhile is for the next time
+    upto = min(end, cursor + LOOKED_THROUGH_MAX)
+    bounds = {"after": cursor, "upto": upto, "limit": limit, "session": session, **me(seen_by)}
+    found = [news_of(row) for row in conn.execute(_after_in[scope_of(seen_by)], bounds)]
+    upto = found[-1].seq if len(found) == limit else max(upto, cursor)
+    return Stretch(found, upto, upto < end)

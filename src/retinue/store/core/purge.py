@@ -1,0 +1,379 @@
+"""Purging: what has been done with for long enough leaves the store, and the ledger still holds.
+
+What goes together goes in one commit: the letters of one run, which share an answer; a dead letter with its retries. An
+answer goes with its question or after it. The newest envelope and the newest news stay, because the house counts on
+from them. What goes is counted where it was counted when it came, and its key outlives it by a month, without a word of
+it, so that what is delivered again is still recognised. Sessions and their records are not touched: whoever wants those
+gone resets or deletes the session. Nor is money: what was spent stays known.
+
+Each body here is one short commit over a bounded number of rows; `operations/keeping` goes on until nothing is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain import address
+from retinue.domain.address import Address
+from retinue.domain.attachment import Attachment
+from retinue.domain.envelope import Draft, Kind, Outcome, Status
+from retinue.domain.ids import EnvelopeId, SessionId
+from retinue.store.core import tables as t
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelopes
+from retinue.store.envelopes.dead_letters import DEAD, RETRY_SOURCE, first_letter, retries
+from retinue.store.envelopes.envelopes import MS_PER_DAY, envelope_of
+from retinue.store.runs import runs
+from retinue.store.sessions.full_results import named_files
+
+KEYS_OUTLIVE_MS = 30 * MS_PER_DAY
+LOOKED_AT_ONCE_MAX = 50
+ROWS_AT_ONCE_MAX = 250
+GROUP_MAX = 500  # more than this hanging together is left where it is
+
+_b = sa.bindparam
+_e, _o, _n, _r = t.envelopes, t.outcomes, t.news, t.runs
+_encode = msgspec.json.Encoder().encode
+_attachments = msgspec.json.Decoder(list[Attachment])
+
+
+class Horizon(Struct, frozen=True, kw_only=True):
+    """What was done with before these moments may go. None: that kind is kept."""
+
+    envelopes_ms: int | None = None
+    news_ms: int | None = None
+    runs_ms: int | None = None
+    unread: bool = False  # whether mail that its reader has not marked as read may go too
+
+    @property
+    def told_ms(self) -> int | None:
+        """News may not outlive the letters it tells of."""
+        return max((each for each in (self.news_ms, self.envelopes_ms) if each is not None), default=None)
+
+
+class Key(Struct, frozen=True, kw_only=True):
+    """What is left of a purged envelope."""
+
+    envelope: EnvelopeId
+    session: SessionId | None
+    recipient: Address
+    content_hash: str
+    outcome: Outcome
+    accepted_ms: int
+    purged_ms: int
+
+
+# Keys of what was purged
+
+_key = sa.select(t.purged).where(t.purged.c.source == _b("source"), t.purged.c.dedupe_key == _b("key"))
+_purged_id = sa.select(t.purged.c.purged_ms).where(t.purged.c.envelope == _b("id")).limit(1)
+
+
+def by_key(conn: sa.Connection, source: str, key: str) -> Key | None:
+    """What was here under this key, and was purged."""
+    row = conn.execute(_key, {"source": source, "key": key}).one_or_none()
+    if row is None:
+        return None
+    return Key(
+        envelope=EnvelopeId(row.envelope),
+        session=SessionId(row.session) if row.session else None,
+        recipient=address.parse(row.recipient),
+        content_hash=row.content_hash,
+        outcome=Outcome(row.outcome),
+        accepted_ms=row.accepted_ms,
+        purged_ms=row.purged_ms,
+    )
+
+
+def was_purged(conn: sa.Connection, id_: str) -> bool:
+    """Whether an envelope of this id was here and is known to have been purged."""
+    return conn.execute(_purged_id, {"id": id_}).scalar() is not None
+
+
+def content_hash(draft: Draft) -> str:
+    """Tells whether the same thing is sent again, without keeping what it was."""
+    return _hash(str(draft.sender), draft.kind, draft.text, _encode(draft.attachments).decode())
+
+
+def _hash(sender: str, kind: Kind, text: str, attachments: str) -> str:
+    return hashlib.sha256(_encode([sender, kind, text, attachments])).hexdigest()
+
+
+# Envelopes
+
+_newest = sa.select(t.house.c.envelope_seq)
+_last_told = sa.select(_n.c.envelope).where(_n.c.seq == sa.select(t.house.c.news_seq).scalar_subquery())
+_old = (
+    sa.select(_e.c.seq, _e.c.id)
+    .where(_e.c.seq > _b("after"), _e.c.status == t.DONE, _e.c.settled_ms < _b("before"))
+    .order_by(_e.c.seq)
+    .limit(_b("limit"))
+)
+_row = sa.select(_e).where(_e.c.id == _b("id"))
+_outcome_row = sa.select(_o.c.outcome, _o.c.answer).where(_o.c.envelope == _b("id"))
+_unread = sa.select(sa.literal(1)).where(t.inbox.c.envelope == _b("id"), t.inbox.c.read_ms.is_(None))
+_gone = (
+    t.inbox.delete().where(t.inbox.c.envelope == _b("the_id")),
+    t.deliveries.delete().where(t.deliveries.c.envelope == _b("the_id")),
+    t.webhooks.delete().where(t.webhooks.c.letter == _b("the_id")),
+    t.parts.delete().where(t.parts.c.envelope == _b("the_id")),
+    _o.delete().where(_o.c.envelope == _b("the_id")),
+    _e.delete().where(_e.c.id == _b("the_id")),
+)
+_count_gone = (
+    t.tally.update()
+    .where(t.tally.c.day == _b("the_day"), t.tally.c.source == _b("the_source"))
+    .values(purged=t.tally.c.purged + _b("n"))
+)
+_key_again = t.purged.delete().where(t.purged.c.source == _b("the_source"), t.purged.c.dedupe_key == _b("the_key"))
+_key_insert = t.purged.insert()
+
+
+def old_envelopes(conn: sa.Connection, *, after: int, before_ms: int) -> list[tuple[int, EnvelopeId]]:
+    """Done envelopes by their numbers, from one on. Whether each may go is judged by `purge_envelopes`."""
+    bounds = {"after": after, "before": before_ms, "limit": LOOKED_AT_ONCE_MAX}
+    return [(row.seq, EnvelopeId(row.id)) for row in conn.execute(_old, bounds)]
+
+
+def may_go(conn: sa.Connection, ids: Iterable[str], horizon: Horizon) -> dict[str, Any]:
+    """Of these and what hangs together with them, the envelopes that may go, with their rows."""
+    going: dict[str, Any] = {}
+    staying: set[str] = set()
+    protected = {conn.execute(_last_told).scalar()}
+    newest: int = conn.execute(_newest).scalar_one()
+    for id_ in ids:
+        if id_ in going or id_ in staying:
+            continue
+        group = _group(conn, id_, horizon, newest=newest, protected=protected)
+        if group is None:
+            staying.add(id_)
+        else:
+            going |= group
+    return going
+
+
+def _group(
+    conn: sa.Connection, id_: str, horizon: Horizon, *, newest: int, protected: set[str | None]
+) -> dict[str, Any] | None:
+    """Everything that must go with this envelope; None where some of it must stay."""
+    group: dict[str, Any] = {}
+    todo = [id_]
+    while todo:
+        id_ = todo.pop()
+        if id_ in group or (row := conn.execute(_row, {"id": id_}).one_or_none()) is None:
+            continue
+        if row.seq >= newest or id_ in protected or not _is_old(conn, row, horizon) or len(group) == GROUP_MAX:
+            return None
+        group[id_] = row
+        todo += _together(conn, row)
+    return group
+
+
+def _is_old(conn: sa.Connection, row: Any, horizon: Horizon) -> bool:
+    if horizon.envelopes_ms is None or row.status != Status.DONE or row.settled_ms >= horizon.envelopes_ms:
+        return False
+    return horizon.unread or conn.execute(_unread, {"id": row.id}).scalar() is None
+
+
+def _together(conn: sa.Connection, row: Any) -> list[str]:
+    """What an envelope cannot go without."""
+    others: list[str] = []
+    # The letters of one run name one answer, and only the last of them is named by it.
+    run = runs.get(conn, row.run) if row.run else None
+    if run is not None:
+        others += run.envelopes
+    if row.reply_to:
+        question = conn.execute(_outcome_row, {"id": row.reply_to}).one_or_none()
+        if question is not None and question.answer == row.id:
+            others.append(row.reply_to)
+    # Retries are found by counting up from the first.
+    ended = conn.execute(_outcome_row, {"id": row.id}).one_or_none()
+    if row.source == RETRY_SOURCE or (ended is not None and ended.outcome in DEAD):
+        envelope = envelope_of(row)
+        others += [first_letter(envelope), *(each.id for each in retries(conn, envelope))]
+    return others
+
+
+def purge_envelopes(conn: sa.Connection, *, ids: Sequence[str], horizon: Horizon, now_ms: int) -> int:
+    """Take out those of these that may go, and what hangs together with them. Says how many went."""
+    page = Page(conn, now_ms)
+    going = may_go(conn, ids, horizon)
+    if going:
+        _keep_keys(conn, going, at_ms=page.at_ms)
+        counts = Counter((row.accepted_ms // MS_PER_DAY, row.source) for row in going.values())
+        conn.execute(
+            _count_gone, [{"the_day": day, "the_source": source, "n": n} for (day, source), n in counts.items()]
+        )
+        for statement in _gone:
+            conn.execute(statement, [{"the_id": id_} for id_ in going])
+    page.close()
+    return len(going)
+
+
+def _keep_keys(conn: sa.Connection, going: dict[str, Any], *, at_ms: int) -> None:
+    conn.execute(_key_again, [{"the_source": row.source, "the_key": row.dedupe_key} for row in going.values()])
+    conn.execute(
+        _key_insert,
+        [
+            {
+                "source": row.source,
+                "dedupe_key": row.dedupe_key,
+                "envelope": row.id,
+                "session": row.session,
+                "recipient": row.recipient,
+                "content_hash": _hash(
+                    row.sender, Kind(row.kind), row.text, row.attachments if row.attachments else "[]"
+                ),
+                "outcome": conn.execute(_outcome_row, {"id": row.id}).one().outcome,
+                "accepted_ms": row.accepted_ms,
+                "purged_ms": at_ms,
+            }
+            for row in going.values()
+        ],
+    )
+
+
+# News, which stands in the order of its times
+
+_oldest_news = sa.select(_n.c.seq, _n.c.at_ms).order_by(_n.c.seq).limit(_b("limit"))
+_newest_news = sa.select(t.house.c.news_seq)
+_news_gone = _n.delete().where(_n.c.seq <= _b("upto"))
+_count_news = sa.select(sa.func.count()).where(_n.c.at_ms < _b("before"), _n.c.seq < _newest_news.scalar_subquery())
+
+
+def count_news(conn: sa.Connection, *, before_ms: int) -> int:
+    return conn.execute(_count_news, {"before": before_ms}).scalar_one()
+
+
+def purge_news(conn: sa.Connection, *, before_ms: int, now_ms: int) -> int:
+    """Take out the oldest news, but never the newest."""
+    page = Page(conn, now_ms)
+    oldest = conn.execute(_oldest_news, {"limit": ROWS_AT_ONCE_MAX}).all()
+    going = [row.seq for row in oldest if row.at_ms < before_ms and row.seq < page.news_seq]
+    if going:
+        conn.execute(_news_gone, {"upto": going[-1]})
+    page.close()
+    return len(going)
+
+
+# Runs: their steps, which nobody takes up again; the run itself once none of its letters is here
+
+_ended = sa.and_(_r.c.status.not_in(t.OPEN_RUN), _r.c.ended_ms < _b("before"))
+_has_steps = sa.exists().where(t.steps.c.run == _r.c.id)
+_old_runs = sa.select(_r.c.id).where(_r.c.id > _b("after"), _ended).order_by(_r.c.id).limit(_b("limit"))
+_count_runs = sa.select(sa.func.count()).select_from(_r).where(_ended, _has_steps)
+_is_ended = sa.select(_r.c.id).where(_r.c.id == _b("id"), _ended)
+_asked = sa.select(t.approvals).where(t.approvals.c.run == _b("run"))
+_steps_gone = t.steps.delete().where(t.steps.c.run == _b("the_run"))
+_approvals_gone = t.approvals.delete().where(t.approvals.c.run == _b("the_run"))
+_run_gone = _r.delete().where(_r.c.id == _b("the_run"))
+
+
+def count_runs(conn: sa.Connection, *, before_ms: int) -> int:
+    return conn.execute(_count_runs, {"before": before_ms}).scalar_one()
+
+
+def old_runs(conn: sa.Connection, *, after: str, before_ms: int) -> list[str]:
+    bounds = {"after": after, "before": before_ms, "limit": LOOKED_AT_ONCE_MAX}
+    return [row.id for row in conn.execute(_old_runs, bounds)]
+
+
+def purge_runs(conn: sa.Connection, *, ids: Sequence[str], before_ms: int, now_ms: int) -> int:
+    """Take out the steps of these ended runs, and whole runs of whose letters none is left. Says of how many."""
+    page = Page(conn, now_ms)
+    trimmed = 0
+    for id_ in ids:
+        if conn.execute(_is_ended, {"id": id_, "before": before_ms}).scalar() is None:
+            continue
+        trimmed += conn.execute(_steps_gone, {"the_run": id_}).rowcount > 0
+        if _is_forgotten(conn, id_, before_ms):
+            conn.execute(_approvals_gone, {"the_run": id_})
+            conn.execute(_run_gone, {"the_run": id_})
+    page.close()
+    return trimmed
+
+
+def _is_forgotten(conn: sa.Connection, id_: str, before_ms: int) -> bool:
+    """Whether no letter of a run is here any more, and no question it asked is open or was decided lately."""
+    run = runs.get(conn, id_)
+    if run is None or any(conn.execute(_row, {"id": each}).one_or_none() is not None for each in run.envelopes):
+        return False
+    for asked in conn.execute(_asked, {"run": id_}).all():
+        if asked.decided_ms is None or asked.decided_ms >= before_ms:
+            return False
+        decision = envelopes.by_key(conn, f"person:{asked.decided_by}", f"{asked.id}/decision")
+        if decision is not None and decision.status is not Status.DONE:
+            return False
+    return True
+
+
+# Keys, answers and the like that are past their time. All of them are small: counted as they go.
+
+_old_keys = t.purged.c.purged_ms < _b("before")
+_old_answers = t.answers.c.at_ms < _b("before")
+# Not what was merely revoked: the hash of a revoked token must stay known, or its file would be taken for a new one.
+_old_tokens = sa.and_(t.tokens.c.expires_ms.is_not(None), t.tokens.c.expires_ms < _b("before"))
+# What nobody has read stays: each person has a bounded number of them.
+_old_notifications = sa.and_(t.notifications.c.read_ms.is_not(None), t.notifications.c.at_ms < _b("before"))
+_old_questionnaires = t.questionnaires.c.expires_ms < _b("before")
+_PAST: tuple[tuple[str, Any, Any], ...] = (
+    ("keys", t.purged, _old_keys),
+    ("answers", t.answers, _old_answers),
+    ("tokens", t.tokens, _old_tokens),
+    ("notifications", t.notifications, _old_notifications),
+    ("questionnaires", t.questionnaires, _old_questionnaires),
+)
+_count_past = {name: sa.select(sa.func.count()).select_from(table).where(where) for name, table, where in _PAST}
+_some_past = {
+    name: sa.select(*table.primary_key.columns).where(where).limit(_b("limit")) for name, table, where in _PAST
+}
+_past_gone = {
+    name: table.delete().where(*(column == _b(f"the_{column.name}") for column in table.primary_key.columns))
+    for name, table, _where in _PAST
+}
+
+
+def count_past(conn: sa.Connection, *, before_ms: int) -> dict[str, int]:
+    return {name: conn.execute(_count_past[name], {"before": before_ms}).scalar_one() for name, _, _ in _PAST}
+
+
+def purge_past(conn: sa.Connection, *, before_ms: int, now_ms: int) -> dict[str, int]:
+    """Keys of what was purged, answers to keyed requests, expired tokens and the like, some of each. Says how many."""
+    page = Page(conn, now_ms)
+    went: dict[str, int] = {}
+    for name, table, _where in _PAST:
+        rows = conn.execute(_some_past[name], {"before": before_ms, "limit": ROWS_AT_ONCE_MAX}).all()
+        names = [f"the_{column.name}" for column in table.primary_key.columns]
+        if rows:
+            conn.execute(_past_gone[name], [dict(zip(names, row, strict=True)) for row in rows])
+        went[name] = len(rows)
+    page.close()
+    return went
+
+
+# Attachments
+
+_with_attachments = (
+    sa.select(_e.c.seq, _e.c.attachments)
+    .where(_e.c.seq > _b("after"), _e.c.attachments.is_not(None))
+    .order_by(_e.c.seq)
+    .limit(_b("limit"))
+)
+
+
+def named_attachments(conn: sa.Connection) -> set[str]:
+    """The hashes of all files that an envelope names, or the result of a tool."""
+    named = named_files(conn)
+    after = 0
+    while rows := conn.execute(_with_attachments, {"after": after, "limit": ROWS_AT_ONCE_MAX}).all():
+        for row in rows:
+            named |= {attachment.hash for attachment in _attachments.decode(row.attachments)}
+        after = rows[-1].seq
+    return named

@@ -1,0 +1,132 @@
+"""What a principal sees, as conditions for queries. Every list, look-up, stream and search takes it from here.
+
+The owner sees all. A person sees sessions whose origin is theirs or that were shared with them, those of subagents that
+were sent out there, and envelopes they sent or received or that are in those sessions. An agent sees its own sessions
+and those it spawned. What is not seen is not there: its answer is "not found".
+
+Statements are built once for each scope (`PerScope`), and the principal comes in as parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from retinue.domain.address import AddressKind
+from retinue.domain.principal import Principal
+from retinue.store.core import tables as t
+
+T = TypeVar("T")
+
+_b = sa.bindparam
+_AFTER_SLASH = "0"  # the character after "/": a range from "x/" to "x0" holds all that begins with "x/"
+
+
+class Scope(StrEnum):
+    ALL = "all"
+    PERSON = "person"
+    AGENT = "agent"
+
+
+def scope_of(principal: Principal) -> Scope:
+    if principal.sees_all:
+        return Scope.ALL
+    return Scope.PERSON if principal.address.kind is AddressKind.PERSON else Scope.AGENT
+
+
+def me(principal: Principal) -> dict[str, Any]:
+    """The parameters that say who asks."""
+    if scope_of(principal) is Scope.ALL:
+        return {}
+    address = f"{principal.address.kind}:{principal.address.name}"
+    # As it stands in a list of JSON. No name holds a character that means something in a pattern.
+    return {**under("me", address), "my_name": principal.address.name, "me_listed": f'%"{address}"%'}
+
+
+def under(name: str, address: str) -> dict[str, str]:
+    """The parameters of `is_under`."""
+    return {name: address, f"{name}_from": f"{address}/", f"{name}_to": f"{address}{_AFTER_SLASH}"}
+
+
+def is_under(name: str, column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Whether it is the address that parameter `name` names, or one below it: an agent's session, a conversation."""
+    return sa.or_(column == _b(name), sa.and_(column >= _b(f"{name}_from"), column < _b(f"{name}_to")))
+
+
+class PerScope(dict[Scope, T]):
+    """The same statement for each scope, each built when it is first asked for: few houses have all three."""
+
+    def __init__(self, build: Callable[[Scope], T]) -> None:
+        self._build = build
+
+    def __missing__(self, scope: Scope) -> T:
+        return self.setdefault(scope, self._build(scope))
+
+
+def _mine(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    return is_under("me", column)
+
+
+def sessions(scope: Scope, table: Any = t.sessions) -> sa.ColumnElement[bool]:
+    """Which sessions are seen."""
+    match scope:
+        case Scope.ALL:
+            return sa.true()
+        case Scope.PERSON:
+            parent = t.sessions.alias("parent")
+            below = sa.exists().where(parent.c.id == table.c.parent, sa.or_(origin_is(parent), _is_shared(parent)))
+            return sa.or_(origin_is(table), _is_shared(table), below)
+        case Scope.AGENT:
+            parent = t.sessions.alias("parent")
+            spawned = sa.exists().where(parent.c.id == table.c.parent, parent.c.agent == _b("my_name"))
+            return sa.or_(table.c.agent == _b("my_name"), spawned)
+
+
+def _is_shared(table: Any) -> sa.ColumnElement[bool]:
+    return sa.exists().where(t.shares.c.session == table.c.id, t.shares.c.person == _b("my_name"))
+
+
+def origin_is(table: Any) -> sa.ColumnElement[bool]:
+    """Sessions that belong to the person who asks."""
+    return sa.and_(table.c.origin_kind.in_((t.word("'terminal'"), t.word("'web'"))), _mine(table.c.origin_key))
+
+
+def envelopes(scope: Scope) -> sa.ColumnElement[bool]:
+    """Which envelopes are seen: those sent or received, and those of sessions that are seen."""
+    if scope is Scope.ALL:
+        return sa.true()
+    return sa.or_(
+        _mine(t.envelopes.c.sender), _mine(t.envelopes.c.recipient), in_sessions(scope, t.envelopes.c.session)
+    )
+
+
+def in_sessions(scope: Scope, column: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Whatever belongs to a session that is seen: runs, records, approvals, news."""
+    if scope is Scope.ALL:
+        return sa.true()
+    seen = t.sessions.alias("seen")
+    return sa.exists().where(seen.c.id == column, sessions(scope, seen))
+
+
+def approvals(scope: Scope) -> sa.ColumnElement[bool]:
+    """Questions of sessions that are seen, and those that were put to whoever asks."""
+    if scope is not Scope.PERSON:
+        return in_sessions(scope, t.approvals.c.session)
+    return sa.or_(in_sessions(scope, t.approvals.c.session), t.approvals.c.asked_of.like(_b("me_listed")))
+
+
+_session = PerScope(lambda scope: sa.select(t.sessions.c.id).where(t.sessions.c.id == _b("id"), sessions(scope)))
+_envelope = PerScope(lambda scope: sa.select(t.envelopes.c.id).where(t.envelopes.c.id == _b("id"), envelopes(scope)))
+
+
+def sees_session(conn: sa.Connection, principal: Principal, id_: str | None) -> bool:
+    if id_ is None:
+        return False
+    return conn.execute(_session[scope_of(principal)], {"id": id_, **me(principal)}).scalar() is not None
+
+
+def sees_envelope(conn: sa.Connection, principal: Principal, id_: str) -> bool:
+    return conn.execute(_envelope[scope_of(principal)], {"id": id_, **me(principal)}).scalar() is not None

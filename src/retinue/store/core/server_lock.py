@@ -1,0 +1,286 @@
+"""One server for each PostgreSQL database: an advisory lock that is held for as long as the server is open.
+
+There are two locks (docs/decisions/0017-one-server-per-postgresql-database.md):
+
+    SERVER        exclusive, held by one connection of its own: whose database this is
+    CONNECTIONS   shared, held by every connection that the store makes. A server that has just taken SERVER waits until
+                  it can have this one alone for a moment: then no connection of the server before it can still commit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from msgspec import Struct
+from sqlalchemy import exc
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from retinue.domain.errors import StoreError
+from retinue.store.core.connection import LockRequest, explain
+
+log = logging.getLogger(__name__)
+
+LOCK_CLASS = 1_380_275_273  # advisory locks are numbers that all programs of a database share; this one is "RETI"
+SERVER, CONNECTIONS = 1, 2
+
+RETAKE_S = 1.0
+"""Time between two attempts to take a lost lock again."""
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 15, 5, 3
+LABEL_BYTES_MAX = 63  # of an application_name, all that PostgreSQL keeps
+HOST_BYTES_MAX = 24
+
+_LOCK_NOT_AVAILABLE = "55P03"
+# A machine that vanished closes no connection. PostgreSQL waits two hours for it unless it is asked to look.
+_KEEPALIVES: Mapping[str, str] = {
+    "tcp_keepalives_idle": str(KEEPALIVE_IDLE_S),
+    "tcp_keepalives_interval": str(KEEPALIVE_INTERVAL_S),
+    "tcp_keepalives_count": str(KEEPALIVE_COUNT),
+}
+_KEEPALIVES_HERE: Mapping[str, object] = {
+    "keepalives": 1,
+    "keepalives_idle": KEEPALIVE_IDLE_S,
+    "keepalives_interval": KEEPALIVE_INTERVAL_S,
+    "keepalives_count": KEEPALIVE_COUNT,
+}
+_HOLDERS = """
+    SELECT l.pid, a.application_name, host(a.client_addr), a.backend_start
+    FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
+      AND l.classid::bigint = {lock_class} AND l.objid::bigint = {key} AND l.pid <> pg_backend_pid()
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    ORDER BY a.backend_start LIMIT 1
+"""
+
+
+class Unguarded(Exception):
+    """A new connection has found that this server does not hold the lock. Take the lock again, and retry."""
+
+
+class Holder(Struct, frozen=True):
+    """The connection that has a lock."""
+
+    pid: int
+    label: str
+    address: str
+    since: datetime | None
+
+
+def label_of(*, host: str, process: int, directory: str) -> str:
+    """Name a server in as many bytes as PostgreSQL keeps. A long directory loses its beginning."""
+    start = f"retinue pid {process} on {_ascii(host)[:HOST_BYTES_MAX]} "
+    room = LABEL_BYTES_MAX - len(start)
+    shown = _ascii(directory)
+    return start + (shown if len(shown) <= room else f"...{shown[len(shown) - room + 3 :]}")
+
+
+def _ascii(text: str) -> str:
+    """PostgreSQL keeps no other characters in an application_name."""
+    return "".join(each if " " <= each <= "~" else "?" for each in text)
+
+
+class ServerLock:
+    """Held from `take` to `close`. A lost connection is noticed at once, and the lock is taken again."""
+
+    def __init__(self, url: sa.URL, request: LockRequest) -> None:
+        self.label = label_of(host=request.host, process=request.process, directory=str(request.directory))
+        self._request = request
+        self._engine = create_async_engine(
+            url,
+            poolclass=NullPool,
+            isolation_level="AUTOCOMMIT",
+            connect_args={**_KEEPALIVES_HERE, "application_name": self.label},
+        )
+        self._conn: AsyncConnection | None = None
+        self._pid = 0
+        self._held = False
+        self._taken_by: Holder | None = None
+        self._retaking = asyncio.Lock()
+        self._lost = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def take(self) -> None:
+        """Take the lock at the start of a server; raises `store.locked` if another server has it."""
+        try:
+            conn = await self._connect()
+            for key in (SERVER, CONNECTIONS):
+                if (holder := await self._lock(conn, key)) is not None:
+                    raise _locked(holder)
+            await conn.execute(sa.text(f"SELECT pg_advisory_unlock({LOCK_CLASS}, {CONNECTIONS})"))
+            await self._hold_by(conn)
+        except exc.SQLAlchemyError as error:
+            await self.close()
+            raise explain(error) from error
+        except BaseException:
+            await self.close()
+            raise
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def hold(self) -> None:
+        """Return if this server holds the lock; take it again if it was lost; raise if neither is possible."""
+        if self._held:
+            return
+        async with self._retaking:
+            if not self._held:
+                await self._retake()
+
+    def admit(self, connection: Any, _record: object) -> None:
+        """Have a new connection of the store share CONNECTIONS, and then see that SERVER is ours.
+
+        In this order: whoever takes SERVER after our look waits for CONNECTIONS, and so for this connection's end.
+        """
+        held_by = self._pid
+        cursor = connection.cursor()
+        cursor.execute(f"SELECT pg_try_advisory_lock_shared({LOCK_CLASS}, {CONNECTIONS})")
+        shares: bool = cursor.fetchone()[0]
+        cursor.execute(_HOLDERS.format(lock_class=LOCK_CLASS, key=SERVER))
+        found: tuple[Any, ...] | None = cursor.fetchone()
+        cursor.execute(_settings(_KEEPALIVES))
+        cursor.close()
+        connection.commit()
+        if shares and found is not None and found[0] == self._pid:
+            return
+        connection.close()
+        if self._pid == held_by:  # otherwise it was taken again while we looked
+            self._doubt()
+        raise Unguarded
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._keeping, self._watching) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._disconnect()
+        await self._engine.dispose()
+
+    async def _connect(self) -> AsyncConnection:
+        self._conn = conn = await self._engine.connect()
+        settings = {
+            **_KEEPALIVES,
+            "lock_timeout": f"{int(self._request.wait_s * 1000)}ms",
+            "statement_timeout": "0",
+            "idle_session_timeout": "0",  # it idles for as long as the server is open
+        }
+        await conn.execute(sa.text(_settings(settings)))
+        return conn
+
+    async def _disconnect(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            with contextlib.suppress(exc.SQLAlchemyError, psycopg.Error):
+                await conn.invalidate()  # what is to be freed is freed with the connection, and it may be broken
+                await conn.close()
+
+    async def _lock(self, conn: AsyncConnection, key: int) -> Holder | None:
+        """Take one lock, or return who has it."""
+        while not await _acquired(conn, key):
+            row = (await conn.execute(sa.text(_HOLDERS.format(lock_class=LOCK_CLASS, key=key)))).one_or_none()
+            if row is None:
+                continue  # freed meanwhile
+            holder = Holder(row[0], row[1] or "a program without a name", row[2] or "", row[3])
+            if holder.pid != self._pid:
+                return holder
+            # Our own connection from before, which PostgreSQL does not know to be gone.
+            await conn.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": self._pid})
+        return None
+
+    async def _hold_by(self, conn: AsyncConnection) -> None:
+        self._pid = (await conn.execute(sa.text("SELECT pg_backend_pid()"))).scalar_one()
+        driver: Any = (await conn.get_raw_connection()).driver_connection
+        self._watching = asyncio.create_task(self._watch(driver))
+        self._held = True
+        self._lost.clear()
+
+    async def _watch(self, driver: Any) -> None:
+        """Wait for the end of the connection: nobody sends it anything, so there is nothing else to hear."""
+        with contextlib.suppress(psycopg.Error, OSError):
+            async for _ in driver.notifies():
+                pass
+        log.warning("database lock lost", extra={"backend": self._pid})
+        self._doubt()
+
+    def _doubt(self) -> None:
+        self._held = False
+        self._lost.set()
+
+    async def _keep(self) -> None:
+        """Take a lost lock again, also while nobody writes."""
+        while True:
+            await self._lost.wait()
+            try:
+                await self.hold()
+            except StoreError:
+                if self._taken_by is not None:
+                    return
+                await asyncio.sleep(RETAKE_S)
+
+    async def _retake(self) -> None:
+        if self._taken_by is not None:
+            raise _taken(self._taken_by)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._disconnect()
+        try:
+            conn = await self._connect()
+            holder = await self._lock(conn, SERVER)
+            if holder is None:
+                await self._hold_by(conn)
+                log.info("database lock taken again", extra={"backend": self._pid})
+                return
+        except exc.SQLAlchemyError as error:
+            raise explain(error) from error
+        await self._disconnect()
+        self._taken_by = holder
+        error = _taken(holder)
+        log.error("database taken by another server", extra={"holder": holder.label})
+        self._request.lost(error)
+        raise error
+
+
+async def _acquired(conn: AsyncConnection, key: int) -> bool:
+    try:
+        await conn.execute(sa.text(f"SELECT pg_advisory_lock({LOCK_CLASS}, {key})"))
+    except exc.DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE:
+            return False
+        raise
+    return True
+
+
+def _settings(wanted: Mapping[str, str]) -> str:
+    """Set those for this session that this version of PostgreSQL has."""
+    values = ", ".join(f"('{name}', '{value}')" for name, value in wanted.items())
+    return f"SELECT set_config(name, value, false) FROM pg_settings JOIN (VALUES {values}) w(name, value) USING (name)"
+
+
+def _described(holder: Holder) -> str:
+    place = f" from {holder.address}" if holder.address else ""
+    since = f" since {holder.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if holder.since else ""
+    return f"{holder.label}, connected{place}{since} (PostgreSQL process {holder.pid})"
+
+
+def _locked(holder: Holder) -> StoreError:
+    return StoreError(
+        "another server uses this database",
+        because=f"it is locked by {_described(holder)}",
+        try_this="stop that server, or set house.store to a database of its own",
+        code="store.locked",
+    )
+
+
+def _taken(holder: Holder) -> StoreError:
+    return StoreError(
+        "another server has taken over this database, so this one stops",
+        because=f"the connection that held the lock was lost, and now it is locked by {_described(holder)}",
+        try_this="stop one of the two servers, then start the other again",
+        code="store.taken",
+    )

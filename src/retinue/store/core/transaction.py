@@ -1,0 +1,83 @@
+"""One commit's page in the house's book. Opened first in every write, so that writes stand in one line.
+
+The house row is locked from here to COMMIT: on PostgreSQL that makes sequence numbers follow commit order (a
+sequence would not) and gives every write one lock order; on SQLite there is one writer anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.event import NewsKind
+from retinue.store.core import tables as t
+
+_open = sa.select(t.house.c.news_seq, t.house.c.envelope_seq, t.house.c.latest_ms).with_for_update()
+_close = t.house.update().values(
+    news_seq=sa.bindparam("news_seq"), envelope_seq=sa.bindparam("envelope_seq"), latest_ms=sa.bindparam("latest_ms")
+)
+_latest = sa.select(t.house.c.latest_ms)
+_tell = t.news.insert()
+_encode = msgspec.json.Encoder().encode
+
+
+def latest_ms(conn: sa.Connection) -> int:
+    """The time of the newest commit: no later one will bear an earlier time."""
+    return conn.execute(_latest).scalar_one()
+
+
+class Page:
+    """What one commit may use: its time, which never goes back, and its numbers; and the news it tells."""
+
+    def __init__(self, conn: sa.Connection, now_ms: int) -> None:
+        self.conn = conn
+        row = conn.execute(_open).one()
+        self.at_ms = max(now_ms, row.latest_ms)
+        self._news_seq: int = row.news_seq
+        self._envelope_seq: int = row.envelope_seq
+        self._news: list[dict[str, Any]] = []
+
+    @property
+    def news_seq(self) -> int:
+        """The newest news once this page is closed."""
+        return self._news_seq
+
+    def next_envelope_seq(self) -> int:
+        self._envelope_seq += 1
+        return self._envelope_seq
+
+    def tell(
+        self,
+        kind: NewsKind,
+        *,
+        session: str | None = None,
+        envelope: str | None = None,
+        run: str | None = None,
+        record_seq: int | None = None,
+        person: str | None = None,
+        **body: Any,
+    ) -> None:
+        """`person`: for them too, whether or not they see its session."""
+        self._news_seq += 1
+        self._news.append(
+            {
+                "seq": self._news_seq,
+                "kind": kind.value,
+                "session": session,
+                "envelope": envelope,
+                "run": run,
+                "record_seq": record_seq,
+                "body": _encode(body).decode() if body else None,
+                "at_ms": self.at_ms,
+                "person": person,
+            }
+        )
+
+    def close(self) -> None:
+        self.conn.execute(
+            _close, {"news_seq": self._news_seq, "envelope_seq": self._envelope_seq, "latest_ms": self.at_ms}
+        )
+        if self._news:
+            self.conn.execute(_tell, self._news)

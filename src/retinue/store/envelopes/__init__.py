@@ -1,0 +1,1 @@
+"""Envelopes, outcomes, dead letters and attachments."""

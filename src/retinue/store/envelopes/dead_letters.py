@@ -1,0 +1,96 @@
+"""Dead letters: envelopes that ended without an answer through no choice of anyone's, kept to be looked at and retried.
+
+A retry is a new envelope (`mailroom/retry` posts it); what is done stays done. All retries of one letter, and the
+retries of those, are numbered in one line under the first letter's id, so that finding them needs no search.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain.envelope import Envelope, Outcome, Settled
+from retinue.domain.ids import EnvelopeId
+from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.times import to_ms
+from retinue.store.core import row_visibility
+from retinue.store.core import tables as t
+from retinue.store.core.row_visibility import PerScope, me, scope_of
+from retinue.store.envelopes.envelopes import by_key, envelope_of, get, resolve, settled
+
+RETRY_SOURCE = "retry"
+RETRIES_MAX = 100
+
+DEAD = (Outcome.DEAD, Outcome.INTERRUPTED)
+
+_b = sa.bindparam
+_newest = PerScope(
+    lambda scope: (
+        sa.select(t.envelopes)
+        .join_from(t.outcomes, t.envelopes, t.outcomes.c.envelope == t.envelopes.c.id)
+        .where(
+            t.outcomes.c.outcome.in_(tuple(t.word(f"'{outcome}'") for outcome in DEAD)), row_visibility.envelopes(scope)
+        )
+        .order_by(t.outcomes.c.at_ms.desc(), t.envelopes.c.seq.desc())
+        .limit(_b("limit"))
+    )
+)
+_before = PerScope(
+    lambda scope: _newest[scope].where(
+        sa.or_(
+            t.outcomes.c.at_ms < _b("at"),
+            sa.and_(t.outcomes.c.at_ms == _b("at"), t.envelopes.c.seq < _b("seq")),
+        )
+    )
+)
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True):
+    envelope: Envelope
+    settled: Settled
+    retry: Envelope | None = None  # the latest
+
+
+def dead(conn: sa.Connection, *, limit: int, before: str | None = None, seen_by: Principal = HOUSE) -> list[DeadLetter]:
+    """Dead letters, newest first. `before` is the id of the last one that was shown."""
+    scope, who = scope_of(seen_by), me(seen_by)
+    if before is None:
+        rows = conn.execute(_newest[scope], {"limit": limit, **who}).all()
+    else:
+        last = resolve(conn, before, seen_by=seen_by)
+        envelope, ended = get(conn, last), settled(conn, last)
+        if envelope is None or ended is None:
+            return []
+        bounds = {"limit": limit, "at": to_ms(ended.at), "seq": envelope.seq}
+        rows = conn.execute(_before[scope], {**bounds, **who}).all()
+    letters: list[DeadLetter] = []
+    for row in rows:
+        envelope = envelope_of(row)
+        ended = settled(conn, envelope.id)
+        assert ended is not None  # the row was found by its outcome, in the same picture of the store
+        retried = retries(conn, envelope)
+        letters.append(DeadLetter(envelope=envelope, settled=ended, retry=retried[-1] if retried else None))
+    return letters
+
+
+def retry_key(first: EnvelopeId, number: int) -> str:
+    return f"{first}/{number}"
+
+
+def first_letter(envelope: Envelope) -> EnvelopeId:
+    """The letter at the head of the line: a retry carries its id in its own key."""
+    if envelope.source != RETRY_SOURCE:
+        return envelope.id
+    return EnvelopeId(envelope.key.partition("/")[0])
+
+
+def retries(conn: sa.Connection, envelope: Envelope) -> list[Envelope]:
+    """Every retry in the line this letter belongs to, oldest first."""
+    first = first_letter(envelope)
+    found: list[Envelope] = []
+    for number in range(1, RETRIES_MAX + 1):
+        retried = by_key(conn, RETRY_SOURCE, retry_key(first, number))
+        if retried is None:
+            break
+        found.append(retried)
+    return found

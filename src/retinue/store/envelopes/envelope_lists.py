@@ -1,0 +1,110 @@
+"""Lists of envelopes: by who sent or received them, by status, by when; and what lies unread in an inbox."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain.address import Address
+from retinue.domain.envelope import Envelope, Status
+from retinue.domain.principal import HOUSE, Principal
+from retinue.store.core import row_visibility
+from retinue.store.core import tables as t
+from retinue.store.core.row_visibility import PerScope, is_under, me, scope_of, under
+from retinue.store.envelopes.envelopes import envelope_of
+
+RECENT_LOOKED_AT_MAX = 5_000  # for those that somebody sees who does not see all
+MS_LAST = 253_402_300_799_999  # the last millisecond of the year 9999
+
+_b = sa.bindparam
+_SIDES = {"from": t.envelopes.c.sender, "to": t.envelopes.c.recipient}
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """Which envelopes. An agent's address means all of its sessions. `due_ms`: only what may be read by then."""
+
+    side: str  # "from" or "to"
+    address: Address
+    status: Status
+    after_ms: int = 0
+    before_ms: int = MS_LAST
+    due_ms: int = MS_LAST
+    older_than_seq: int = 2**62
+
+
+_listed = PerScope(
+    lambda scope: {
+        side: sa.select(t.envelopes)
+        .where(
+            is_under("who", column),
+            t.envelopes.c.status == _b("status"),
+            t.envelopes.c.accepted_ms >= _b("after"),
+            t.envelopes.c.accepted_ms < _b("before"),
+            t.envelopes.c.due_ms <= _b("due"),
+            t.envelopes.c.seq < _b("older"),
+            row_visibility.envelopes(scope),
+        )
+        .order_by(t.envelopes.c.seq.desc())
+        .limit(_b("limit"))
+        for side, column in _SIDES.items()
+    }
+)
+_recent = PerScope(
+    lambda scope: (
+        sa.select(t.envelopes)
+        .where(
+            t.envelopes.c.seq > sa.select(sa.func.max(t.envelopes.c.seq) - RECENT_LOOKED_AT_MAX).scalar_subquery(),
+            row_visibility.envelopes(scope),
+        )
+        .order_by(t.envelopes.c.seq.desc())
+        .limit(_b("limit"))
+    )
+)
+_unread = (
+    sa.select(t.envelopes)
+    .join_from(t.inbox, t.envelopes, t.inbox.c.envelope == t.envelopes.c.id)
+    .where(t.inbox.c.person == _b("person"), t.inbox.c.read_ms.is_(None), t.inbox.c.seq > _b("after"))
+    .order_by(t.inbox.c.seq)
+    .limit(_b("limit"))
+)
+_count_unread = sa.select(sa.func.count()).where(t.inbox.c.person == _b("person"), t.inbox.c.read_ms.is_(None))
+_read = (
+    t.inbox.update()
+    .where(t.inbox.c.envelope == _b("the_id"), t.inbox.c.person == _b("the_person"), t.inbox.c.read_ms.is_(None))
+    .values(read_ms=_b("now"))
+)
+
+
+def listed(conn: sa.Connection, wanted: Wanted, *, limit: int, seen_by: Principal = HOUSE) -> list[Envelope]:
+    """Newest first."""
+    values = {
+        **under("who", str(wanted.address)),
+        "status": wanted.status.value,
+        "after": wanted.after_ms,
+        "before": wanted.before_ms,
+        "due": wanted.due_ms,
+        "older": wanted.older_than_seq,
+        "limit": limit,
+        **me(seen_by),
+    }
+    return [envelope_of(row) for row in conn.execute(_listed[scope_of(seen_by)][wanted.side], values)]
+
+
+def recent(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Envelope]:
+    """The newest of all that is seen, newest first: who wrote to whom."""
+    return [envelope_of(row) for row in conn.execute(_recent[scope_of(seen_by)], {"limit": limit, **me(seen_by)})]
+
+
+def unread(conn: sa.Connection, person: str, *, limit: int, after_seq: int = 0) -> list[Envelope]:
+    """What a person has not read yet, oldest first."""
+    return [envelope_of(row) for row in conn.execute(_unread, {"person": person, "limit": limit, "after": after_seq})]
+
+
+def count_unread(conn: sa.Connection, person: str) -> int:
+    return conn.execute(_count_unread, {"person": person}).scalar_one()
+
+
+def mark_read(conn: sa.Connection, ids: list[str], *, person: str, at_ms: int) -> int:
+    if not ids:
+        return 0
+    return sum(conn.execute(_read, {"the_id": id_, "the_person": person, "now": at_ms}).rowcount for id_ in ids)

@@ -1,0 +1,500 @@
+"""Envelopes in the store: added, found, claimed, settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain import address
+from retinue.domain.address import Address
+from retinue.domain.attachment import Attachment
+from retinue.domain.envelope import NO_CONTEXT, Context, Draft, Envelope, Kind, Outcome, Settled, Status
+from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.times import MS_MAX, from_ms, to_ms
+from retinue.domain.trust import Trust
+from retinue.store.core import tables as t
+from retinue.store.core.lookup import Noun, find
+
+MS_PER_DAY = 86_400_000
+
+_encode = msgspec.json.Encoder().encode
+_attachments = msgspec.json.Decoder(tuple[Attachment, ...])
+_context = msgspec.json.Decoder(Context)
+
+SAID_LOOKED_AT_MAX = 50  # letters of one run to one room
+
+_b = sa.bindparam
+_insert = t.envelopes.insert()
+_by_id = sa.select(t.envelopes).where(t.envelopes.c.id == _b("id"))
+_by_key = sa.select(t.envelopes).where(t.envelopes.c.source == _b("source"), t.envelopes.c.dedupe_key == _b("key"))
+_due = (
+    sa.select(t.envelopes)
+    .where(
+        t.envelopes.c.session == _b("session"),
+        t.envelopes.c.status == t.PENDING,
+        # All the ranks there are: named, they let the index stop at what is due, before all that is not yet.
+        t.envelopes.c.rank.in_((t.word("0"), t.word("1"))),
+        t.envelopes.c.due_ms <= _b("now"),
+    )
+    .order_by(t.envelopes.c.rank, t.envelopes.c.due_ms, t.envelopes.c.seq)
+    .limit(_b("limit"))
+)
+_any_due = (
+    sa.select(sa.literal(1))
+    .where(t.envelopes.c.session == _b("session"), t.envelopes.c.status == t.PENDING, t.envelopes.c.due_ms <= _b("now"))
+    .limit(1)
+)
+_count_due = sa.select(sa.func.count()).where(
+    t.envelopes.c.session == _b("session"),
+    t.envelopes.c.status == t.PENDING,
+    t.envelopes.c.rank == 1,
+    t.envelopes.c.due_ms <= _b("now"),
+    t.envelopes.c.silent == sa.false(),
+)
+# Letters that ask for something: what a queue's cap is for, and what may give way to newer.
+_asks = t.envelopes.c.kind.in_((t.word("'message'"), t.word("'delegation'"), t.word("'system'")))
+_count_asking = _count_due.where(_asks)
+_oldest_asking = _due.where(t.envelopes.c.rank == 1, t.envelopes.c.silent == sa.false(), _asks)
+_outbox_next = (
+    sa.select(t.envelopes)
+    .where(
+        t.envelopes.c.recipient == _b("recipient"),
+        t.envelopes.c.session.is_(None),
+        t.envelopes.c.status == t.PENDING,
+        t.envelopes.c.due_ms <= _b("now"),
+    )
+    .order_by(t.envelopes.c.due_ms, t.envelopes.c.seq)
+    .limit(1)
+)
+_due_lanes = (
+    sa.select(t.envelopes.c.session, t.sessions.c.agent, t.sessions.c.origin_kind)
+    .join_from(t.envelopes, t.sessions, t.envelopes.c.session == t.sessions.c.id)
+    .where(t.envelopes.c.status == t.PENDING, t.envelopes.c.due_ms <= _b("now"), t.envelopes.c.due_ms > _b("since"))
+    .distinct()
+    .limit(_b("limit"))
+)
+# The rank is always 1 outside of lanes; named, it lets the lane's index go straight to what is due.
+_due_outside = sa.and_(
+    t.envelopes.c.status == t.PENDING,
+    t.envelopes.c.session.is_(None),
+    t.envelopes.c.rank == 1,
+    t.envelopes.c.due_ms <= _b("now"),
+)
+_for_people = t.envelopes.c.recipient.like("person:%")
+_due_for_people = (
+    sa.select(t.envelopes)
+    .where(_due_outside, _for_people)
+    .order_by(t.envelopes.c.due_ms, t.envelopes.c.seq)
+    .limit(_b("limit"))
+)
+_due_rooms = sa.select(t.envelopes.c.recipient).where(_due_outside, sa.not_(_for_people)).distinct().limit(_b("limit"))
+_next_due = sa.select(sa.func.min(t.envelopes.c.due_ms)).where(
+    t.envelopes.c.status == t.PENDING, t.envelopes.c.due_ms > _b("now")
+)
+_next_expiry = sa.select(sa.func.min(t.envelopes.c.expires_ms)).where(
+    t.envelopes.c.status == t.PENDING, t.envelopes.c.expires_ms.is_not(None)
+)
+_expired = (
+    sa.select(t.envelopes)
+    .where(
+        t.envelopes.c.status == t.PENDING,
+        t.envelopes.c.expires_ms.is_not(None),
+        t.envelopes.c.expires_ms <= _b("now"),
+    )
+    .order_by(t.envelopes.c.expires_ms)
+    .limit(_b("limit"))
+)
+_claim = (
+    t.envelopes.update()
+    .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status == t.PENDING)
+    .values(status="claimed", run=_b("the_run"), claimed_ms=_b("now"), attempts=t.envelopes.c.attempts + 1)
+)
+_steered = t.envelopes.update().where(t.envelopes.c.id == _b("the_id")).values(steered_into=_b("the_run"))
+_hold = t.envelopes.update().where(t.envelopes.c.run == _b("the_run"), t.envelopes.c.status.in_(t.HELD))
+_park = _hold.values(status="parked")
+_unpark = _hold.values(status="claimed")
+_again = _hold.values(attempts=t.envelopes.c.attempts + 1)
+_held = (
+    sa.select(t.envelopes)
+    .where(t.envelopes.c.run == _b("the_run"), t.envelopes.c.status.in_(t.HELD))
+    .order_by(t.envelopes.c.rank, t.envelopes.c.due_ms, t.envelopes.c.seq)
+)
+_settle = (
+    t.envelopes.update()
+    .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status != t.DONE)
+    .values(status="done", settled_ms=_b("now"))
+)
+_back_to_pending = (
+    t.envelopes.update()
+    .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status.in_(t.HELD))
+    .values(status="pending", due_ms=_b("due"))
+)
+_was_sent = (
+    sa.select(t.envelopes.c.id)
+    .where(
+        t.envelopes.c.source == "run",
+        t.envelopes.c.dedupe_key >= _b("low"),
+        t.envelopes.c.dedupe_key < _b("high"),
+        t.envelopes.c.recipient == _b("recipient"),
+    )
+    .limit(1)
+)
+_said = sa.and_(
+    t.envelopes.c.source == "run",
+    t.envelopes.c.dedupe_key >= _b("low"),
+    t.envelopes.c.dedupe_key < _b("high"),
+    t.envelopes.c.recipient == _b("recipient"),
+)
+_said_by = sa.select(t.envelopes.c.text).where(_said).order_by(t.envelopes.c.seq).limit(_b("limit"))
+_said_and_waiting = (
+    sa.select(t.envelopes)
+    .where(_said, t.envelopes.c.status == t.PENDING, t.envelopes.c.attempts == 0)
+    .order_by(t.envelopes.c.seq.desc())
+    .limit(1)
+)
+_let_go = (
+    t.envelopes.update()
+    .where(t.envelopes.c.id == _b("the_id"), t.envelopes.c.status == t.PENDING)
+    .values(due_ms=_b("due"), session=_b("the_session"), recipient=_b("the_recipient"), text=_b("the_text"))
+)
+_set_session = t.envelopes.update().where(t.envelopes.c.id == _b("the_id")).values(session=_b("the_session"))
+_outcome = t.outcomes.insert()
+_outcome_of = sa.select(t.outcomes).where(t.outcomes.c.envelope == _b("id"))
+_into_inbox = t.inbox.insert()
+_tally = (
+    t.tally.update()
+    .where(t.tally.c.day == _b("the_day"), t.tally.c.source == _b("the_source"))
+    .values(accepted=t.tally.c.accepted + 1)
+)
+_tally_new = t.tally.insert()
+
+
+def envelope_of(row: sa.Row[Any]) -> Envelope:
+    return Envelope(
+        seq=row.seq,
+        id=EnvelopeId(row.id),
+        sender=address.parse(row.sender),
+        recipient=address.parse(row.recipient),
+        session=SessionId(row.session) if row.session else None,
+        kind=Kind(row.kind),
+        text=row.text,
+        attachments=_attachments.decode(row.attachments) if row.attachments else (),
+        context=_context.decode(row.context) if row.context else NO_CONTEXT,
+        reply_to=EnvelopeId(row.reply_to) if row.reply_to else None,
+        trust=Trust(row.trust),
+        source=row.source,
+        key=row.dedupe_key,
+        silent=row.silent,
+        deliver_at=from_ms(row.deliver_ms) if row.deliver_ms is not None else None,
+        expires_at=from_ms(row.expires_ms) if row.expires_ms is not None else None,
+        due_at=from_ms(row.due_ms),
+        status=Status(row.status),
+        attempts=row.attempts,
+        accepted_at=from_ms(row.accepted_ms),
+        claimed_at=from_ms(row.claimed_ms) if row.claimed_ms is not None else None,
+        settled_at=from_ms(row.settled_ms) if row.settled_ms is not None else None,
+        run=RunId(row.run) if row.run else None,
+        steered_into=RunId(row.steered_into) if row.steered_into else None,
+        retry_of=EnvelopeId(row.retry_of) if row.retry_of else None,
+    )
+
+
+def add(
+    conn: sa.Connection,
+    draft: Draft,
+    *,
+    seq: int,
+    at_ms: int,
+    session: str | None,
+    recipient: str,
+    outcome: Outcome | None = None,
+    because: str = "",
+    run: RunId | None = None,
+    held: bool = False,
+) -> None:
+    """Store a draft, and count it in the same commit.
+
+    It is pending; or done, where it has come to its end already; or claimed by a run that begins with it. What is
+    `held` is not due, whatever its time is, until it is let go.
+    """
+    status = Status.DONE if outcome is not None else Status.PENDING if run is None else Status.CLAIMED
+    deliver_ms = to_ms(draft.deliver_at) if draft.deliver_at else None
+    conn.execute(
+        _insert,
+        {
+            "seq": seq,
+            "id": draft.id,
+            "sender": str(draft.sender),
+            "recipient": recipient,
+            "session": session,
+            "kind": draft.kind.value,
+            "text": draft.text,
+            "attachments": _encode(draft.attachments).decode() if draft.attachments else None,
+            "context": _encode(draft.context).decode() if draft.context != NO_CONTEXT else None,
+            "reply_to": draft.reply_to,
+            "trust": draft.trust.value,
+            "source": draft.source,
+            "dedupe_key": draft.key,
+            "rank": 0 if draft.kind is Kind.DECISION else 1,
+            "silent": draft.silent,
+            "deliver_ms": deliver_ms,
+            "expires_ms": to_ms(draft.expires_at) if draft.expires_at else None,
+            "due_ms": MS_MAX if held else max(at_ms, deliver_ms) if deliver_ms is not None else at_ms,
+            "status": status.value,
+            "attempts": 0 if run is None else 1,
+            "accepted_ms": at_ms,
+            "claimed_ms": None if run is None else at_ms,
+            "settled_ms": None if outcome is None else at_ms,
+            "run": run,
+            "steered_into": None,
+            "retry_of": draft.retry_of,
+        },
+    )
+    day = at_ms // MS_PER_DAY
+    if conn.execute(_tally, {"the_day": day, "the_source": draft.source}).rowcount == 0:
+        conn.execute(_tally_new, {"day": day, "source": draft.source, "accepted": 1, "purged": 0})
+    if outcome is not None:
+        _write_outcomes(conn, [draft.id], outcome, because=because, at_ms=at_ms)
+
+
+def as_accepted(draft: Draft, *, seq: int, at_ms: int, session: SessionId, recipient: Address) -> Envelope:
+    """What a lane reads of a draft that was accepted a moment ago, and is due at once."""
+    at = from_ms(at_ms)
+    return Envelope(
+        seq=seq,
+        id=draft.id,
+        sender=draft.sender,
+        recipient=recipient,
+        session=session,
+        kind=draft.kind,
+        text=draft.text,
+        attachments=draft.attachments,
+        context=draft.context,
+        reply_to=draft.reply_to,
+        trust=draft.trust,
+        source=draft.source,
+        key=draft.key,
+        silent=draft.silent,
+        deliver_at=None,
+        expires_at=draft.expires_at,
+        due_at=at,
+        status=Status.PENDING,
+        attempts=0,
+        accepted_at=at,
+        claimed_at=None,
+        settled_at=None,
+        run=None,
+        steered_into=None,
+        retry_of=draft.retry_of,
+    )
+
+
+def get(conn: sa.Connection, id_: str) -> Envelope | None:
+    row = conn.execute(_by_id, {"id": id_}).one_or_none()
+    return envelope_of(row) if row else None
+
+
+def by_key(conn: sa.Connection, source: str, key: str) -> Envelope | None:
+    row = conn.execute(_by_key, {"source": source, "key": key}).one_or_none()
+    return envelope_of(row) if row else None
+
+
+def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> EnvelopeId:
+    """The one envelope a short id names. More than one is an error that lists them."""
+    return EnvelopeId(find(conn, text, (Noun.ENVELOPE,), seen_by=seen_by)[1])
+
+
+def due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
+    """What waits in a lane and may be worked now, in order: decisions first, then by due time and sequence."""
+    rows = conn.execute(_due, {"session": session, "now": now_ms, "limit": limit})
+    return [envelope_of(row) for row in rows]
+
+
+def oldest_asking(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
+    """The oldest mail that waits in a lane and may give way to newer: never an answer or a notice."""
+    rows = conn.execute(_oldest_asking, {"session": session, "now": now_ms, "limit": limit})
+    return [envelope_of(row) for row in rows]
+
+
+def count_asking(conn: sa.Connection, session: str, now_ms: int) -> int:
+    """How much waits in a lane of what its cap is for."""
+    return conn.execute(_count_asking, {"session": session, "now": now_ms}).scalar_one()
+
+
+def any_due(conn: sa.Connection, session: str, now_ms: int) -> bool:
+    """Whether a lane has anything to do now, loud or silent."""
+    return conn.execute(_any_due, {"session": session, "now": now_ms}).scalar() is not None
+
+
+def count_due(conn: sa.Connection, session: str, now_ms: int) -> int:
+    return conn.execute(_count_due, {"session": session, "now": now_ms}).scalar_one()
+
+
+def outbox_next(conn: sa.Connection, recipient: str, now_ms: int) -> Envelope | None:
+    row = conn.execute(_outbox_next, {"recipient": recipient, "now": now_ms}).one_or_none()
+    return envelope_of(row) if row else None
+
+
+class DueLane(Struct, frozen=True):
+    session: SessionId
+    agent: str
+    origin_kind: str
+
+
+def due_lanes(conn: sa.Connection, *, since_ms: int, now_ms: int, limit: int) -> list[DueLane]:
+    """The lanes in which something came due in (since, now]."""
+    rows = conn.execute(_due_lanes, {"since": since_ms, "now": now_ms, "limit": limit})
+    return [DueLane(SessionId(r.session), r.agent, r.origin_kind) for r in rows]
+
+
+def due_rooms(conn: sa.Connection, now_ms: int, *, limit: int) -> list[str]:
+    """The channels for which something waits to be delivered."""
+    return [row.recipient for row in conn.execute(_due_rooms, {"now": now_ms, "limit": limit})]
+
+
+def due_for_people(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Envelope]:
+    """Mail for people whose time has come."""
+    return [envelope_of(row) for row in conn.execute(_due_for_people, {"now": now_ms, "limit": limit})]
+
+
+def next_moment_ms(conn: sa.Connection, now_ms: int) -> int | None:
+    """When the clock has something to do next: the earliest due time after now, or expiry."""
+    moments = [
+        conn.execute(_next_due, {"now": now_ms}).scalar(),
+        next_expiry_ms(conn),
+    ]
+    return min((m for m in moments if m is not None), default=None)
+
+
+def next_expiry_ms(conn: sa.Connection) -> int | None:
+    return conn.execute(_next_expiry).scalar()
+
+
+def expired(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Envelope]:
+    return [envelope_of(row) for row in conn.execute(_expired, {"now": now_ms, "limit": limit})]
+
+
+def claim(conn: sa.Connection, ids: Iterable[str], *, run: str | None, now_ms: int) -> None:
+    conn.execute(_claim, [{"the_id": id_, "the_run": run, "now": now_ms} for id_ in ids])
+
+
+def mark_steered(conn: sa.Connection, ids: Iterable[str], *, run: str) -> None:
+    """Remember that this run has read these, although they still wait for a run of their own."""
+    conn.execute(_steered, [{"the_id": id_, "the_run": run} for id_ in ids])
+
+
+def park(conn: sa.Connection, run: str) -> None:
+    conn.execute(_park, {"the_run": run})
+
+
+def unpark(conn: sa.Connection, run: str) -> None:
+    conn.execute(_unpark, {"the_run": run})
+
+
+def count_attempt(conn: sa.Connection, run: str) -> None:
+    conn.execute(_again, {"the_run": run})
+
+
+def held(conn: sa.Connection, run: str) -> list[Envelope]:
+    """What an open run holds."""
+    return [envelope_of(row) for row in conn.execute(_held, {"the_run": run})]
+
+
+def back_to_pending(conn: sa.Connection, id_: str, *, due_ms: int) -> None:
+    """A delivery that failed for now waits for its next attempt."""
+    conn.execute(_back_to_pending, {"the_id": id_, "due": due_ms})
+
+
+def was_sent(conn: sa.Connection, *, run: str, recipient: str) -> bool:
+    """Whether a run has written to someone, beside the answer it owes."""
+    values = {"low": f"{run}/", "high": f"{run}0", "recipient": recipient}
+    return conn.execute(_was_sent, values).first() is not None
+
+
+def said_by(conn: sa.Connection, *, run: str, recipient: str) -> list[str]:
+    """What a run has sent to someone before its answer: by a tool, and between its calls."""
+    found: list[str] = []
+    for low, high in ((f"{run}/", f"{run}0"), (f"said/{run}/", f"said/{run}0")):
+        values = {"low": low, "high": high, "recipient": recipient, "limit": SAID_LOOKED_AT_MAX}
+        found += conn.execute(_said_by, values).scalars()
+    return found
+
+
+def said_and_waiting(conn: sa.Connection, *, run: str, recipient: str) -> Envelope | None:
+    """What a run has last said between its calls, where nobody has begun to send it."""
+    values = {"low": f"said/{run}/", "high": f"said/{run}0", "recipient": recipient}
+    row = conn.execute(_said_and_waiting, values).one_or_none()
+    return envelope_of(row) if row else None
+
+
+def let_go(conn: sa.Connection, id_: str, *, due_ms: int, session: str | None, recipient: Address, text: str) -> None:
+    """What was held is due from now on, where it was found to belong."""
+    values = {"due": due_ms, "the_session": session, "the_recipient": str(recipient), "the_text": text}
+    conn.execute(_let_go, {"the_id": id_, **values})
+
+
+def settle(
+    conn: sa.Connection,
+    ids: Sequence[str],
+    outcome: Outcome,
+    *,
+    because: str,
+    at_ms: int,
+    answer: str | None = None,
+    silent: bool = False,
+) -> None:
+    """For `outcomes.settle`, which also has schedules go on: nobody else ends what was accepted."""
+    conn.execute(_settle, [{"the_id": id_, "now": at_ms} for id_ in ids])
+    _write_outcomes(conn, ids, outcome, because=because, at_ms=at_ms, answer=answer, silent=silent)
+
+
+def _write_outcomes(
+    conn: sa.Connection,
+    ids: Sequence[str],
+    outcome: Outcome,
+    *,
+    because: str,
+    at_ms: int,
+    answer: str | None = None,
+    silent: bool = False,
+) -> None:
+    conn.execute(
+        _outcome,
+        [
+            {
+                "envelope": id_,
+                "outcome": outcome.value,
+                "because": because,
+                "answer": answer,
+                "silent": silent,
+                "at_ms": at_ms,
+            }
+            for id_ in ids
+        ],
+    )
+
+
+def into_inbox(conn: sa.Connection, id_: str, *, person: str, seq: int) -> None:
+    conn.execute(_into_inbox, {"envelope": id_, "person": person, "seq": seq, "read_ms": None})
+
+
+def set_session(conn: sa.Connection, id_: str, session: str | None) -> None:
+    conn.execute(_set_session, {"the_id": id_, "the_session": session})
+
+
+def settled(conn: sa.Connection, id_: str) -> Settled | None:
+    row = conn.execute(_outcome_of, {"id": id_}).one_or_none()
+    if row is None:
+        return None
+    return Settled(
+        envelope=EnvelopeId(row.envelope),
+        outcome=Outcome(row.outcome),
+        because=row.because,
+        at=from_ms(row.at_ms),
+        answer=EnvelopeId(row.answer) if row.answer else None,
+    )

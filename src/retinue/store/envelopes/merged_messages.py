@@ -1,0 +1,39 @@
+"""Which envelope a message of a platform became, where its own key does not say so: as a part of one of ours, or as one
+of several that were taken in together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from retinue.domain.envelope import Envelope
+from retinue.domain.ids import EnvelopeId
+from retinue.store.core import tables as t
+from retinue.store.envelopes.envelopes import envelope_of
+
+_b = sa.bindparam
+_p = t.parts.c
+# Only where the envelope is there: who joined them may have stopped before it was accepted.
+_find = (
+    sa.select(t.envelopes)
+    .join(t.parts, _p.envelope == t.envelopes.c.id)
+    .where(_p.channel == _b("channel"), _p.receipt == _b("message_id"))
+    .order_by(t.envelopes.c.seq.desc())
+    .limit(1)
+)
+_insert = t.parts.insert()
+
+
+def find(conn: sa.Connection, channel: str, message_id: str) -> Envelope | None:
+    row = conn.execute(_find, {"channel": channel, "message_id": message_id}).one_or_none()
+    return envelope_of(row) if row else None
+
+
+def put(conn: sa.Connection, envelope: EnvelopeId, channel: str, message_ids: Sequence[str], *, at_ms: int) -> None:
+    """Before it is accepted, so that each of these is known the moment it is."""
+    rows = [
+        {"envelope": envelope, "part": part, "channel": channel, "receipt": message_id, "at_ms": at_ms}
+        for part, message_id in enumerate(message_ids)
+    ]
+    conn.execute(_insert, rows)

@@ -1,0 +1,63 @@
+"""Threads: what an envelope replies to, and what that replied to, back to where it began."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain.envelope import Envelope
+from retinue.domain.ids import EnvelopeId
+from retinue.domain.principal import HOUSE, Principal
+from retinue.store.core import tables as t
+from retinue.store.core.purge import was_purged
+from retinue.store.core.row_visibility import sees_envelope
+from retinue.store.envelopes.envelopes import get, resolve
+
+SHOWN_MAX = 20
+HOPS_MAX = 5_000
+
+_b = sa.bindparam
+_first = sa.select(t.envelopes.c.id, t.envelopes.c.reply_to, sa.literal(0).label("hop")).where(
+    t.envelopes.c.id == _b("id")
+)
+_chain = _first.cte("chain", recursive=True)
+# Every envelope replies to at most one other, so each hop finds one row at most: a circle only ends at the bound.
+_chain = _chain.union_all(
+    sa.select(t.envelopes.c.id, t.envelopes.c.reply_to, _chain.c.hop + 1)
+    .join_from(_chain, t.envelopes, t.envelopes.c.id == _chain.c.reply_to)
+    .where(_chain.c.hop < _b("hops"))
+)
+_walk = sa.select(_chain.c.id, _chain.c.reply_to).order_by(_chain.c.hop)
+
+
+class Thread(Struct, frozen=True, kw_only=True):
+    """A chain of replies, the envelope that was asked about first and the root last.
+
+    Of a longer one, the nearest and the root are here; `left_out` stood between them.
+    """
+
+    envelopes: tuple[Envelope, ...]
+    total: int
+    whole: bool  # whether the last one is where it began: false in a circle, behind a gap, or beyond the bound
+    purged: bool = False  # whether what stood before the last one was purged, as far as is still known
+
+    @property
+    def left_out(self) -> int:
+        return self.total - len(self.envelopes)
+
+
+def thread(conn: sa.Connection, id_text: str, *, seen_by: Principal = HOUSE) -> Thread:
+    """The chain from the envelope that a short id names back to its root, or as far as it is seen."""
+    ids: dict[EnvelopeId, None] = {}  # in the order in which they were met
+    earlier: str | None = None
+    for row in conn.execute(_walk, {"id": resolve(conn, id_text, seen_by=seen_by), "hops": HOPS_MAX - 1}):
+        if row.id in ids or not (seen_by.sees_all or sees_envelope(conn, seen_by, row.id)):
+            break
+        ids[EnvelopeId(row.id)] = None
+        earlier = row.reply_to
+    met = list(ids)
+    shown = met if len(met) <= SHOWN_MAX else [*met[: SHOWN_MAX - 1], met[-1]]
+    found = tuple(envelope for id_ in shown if (envelope := get(conn, id_)) is not None)
+    # Only where the chain ends in a gap, and not at a door that the asker does not see through.
+    gone = earlier is not None and get(conn, earlier) is None and was_purged(conn, earlier)
+    return Thread(envelopes=found, total=len(met), whole=earlier is None, purged=gone)

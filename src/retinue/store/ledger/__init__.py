@@ -1,0 +1,1 @@
+"""The ledger: sums and equations over the whole store."""

@@ -1,0 +1,134 @@
+"""The sums of the ledger: what came in, how it ended, what is open, and what it cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.store.core import tables as t
+
+SOURCES_SHOWN_MAX = 20
+
+_accepted = (
+    sa.select(t.tally.c.source, sa.func.sum(t.tally.c.accepted).label("n"))
+    .group_by(t.tally.c.source)
+    .order_by(sa.desc("n"), t.tally.c.source)
+    .limit(SOURCES_SHOWN_MAX)
+)
+_totals = sa.select(
+    sa.func.coalesce(sa.func.sum(t.tally.c.accepted), 0).label("accepted"),
+    sa.func.coalesce(sa.func.sum(t.tally.c.purged), 0).label("purged"),
+    sa.func.count(t.tally.c.source.distinct()).label("sources"),
+)
+_outcomes = (
+    sa.select(t.outcomes.c.outcome, sa.func.count().label("n")).group_by(t.outcomes.c.outcome).order_by(sa.desc("n"))
+)
+_open = (
+    # Told apart by the planner's own words, so that only what is open is looked at.
+    sa.union_all(
+        sa.select(t.PENDING.label("status"), sa.func.count().label("n")).where(t.envelopes.c.status == t.PENDING),
+        sa.select(t.envelopes.c.status, sa.func.count())
+        .where(t.envelopes.c.status.in_(t.HELD))
+        .group_by(t.envelopes.c.status),
+    )
+)
+_excess = t.money.c.settled_microusd - t.money.c.reserved_microusd
+_money = sa.select(
+    *(
+        sa.func.coalesce(sa.func.sum(t.money.c[f"{name}_microusd"]), 0).label(name)
+        for name in ("reserved", "settled", "released", "held")
+    ),
+    sa.func.coalesce(sa.func.sum(sa.case((_excess > 0, _excess), else_=0)), 0).label("excess"),
+)
+
+
+class Money(Struct, frozen=True, kw_only=True):
+    reserved_microusd: int
+    settled_microusd: int
+    released_microusd: int  # less what calls took beyond what was reserved for them
+    held_microusd: int
+    excess_microusd: int  # so much they took beyond it
+
+
+class Sums(Struct, frozen=True, kw_only=True):
+    accepted: int
+    purged: int
+    sources: int
+    by_source: dict[str, int]  # the largest; `sources` says how many there are
+    by_outcome: dict[str, int]
+    by_open_status: dict[str, int]
+    money: Money
+
+    @property
+    def done(self) -> int:
+        return sum(self.by_outcome.values())
+
+    @property
+    def open(self) -> int:
+        return sum(self.by_open_status.values())
+
+    def lines(self) -> list[str]:
+        left_out = self.sources - len(self.by_source)
+        lines = [
+            f"accepted {_parts(self.accepted, self.by_source)}"
+            + (f", and the rest from {left_out:,} other sources" if left_out else ""),
+            f"done {_parts(self.done, self.by_outcome)}",
+            f"open {_parts(self.open, self.by_open_status)}",
+        ]
+        if self.purged:
+            lines.append(f"purged {self.purged:,}")
+        money = self.money
+        if money.reserved_microusd or money.settled_microusd:
+            lines.append(
+                f"reserved {_usd(money.reserved_microusd)}: {_usd(money.settled_microusd)} settled, "
+                f"{_usd(money.released_microusd)} released, {_usd(money.held_microusd)} held"
+                + (f"; {_usd(money.excess_microusd)} was spent beyond it" if money.excess_microusd else "")
+            )
+        return lines
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "accepted": self.accepted,
+            "purged": self.purged,
+            "sources": self.sources,
+            "by-source": self.by_source,
+            "done": self.done,
+            "by-outcome": self.by_outcome,
+            "open": self.open,
+            "by-open-status": self.by_open_status,
+            "reserved-microusd": self.money.reserved_microusd,
+            "settled-microusd": self.money.settled_microusd,
+            "released-microusd": self.money.released_microusd,
+            "held-microusd": self.money.held_microusd,
+            "excess-microusd": self.money.excess_microusd,
+        }
+
+
+def take(conn: sa.Connection) -> Sums:
+    totals = conn.execute(_totals).one()
+    money = conn.execute(_money).one()
+    return Sums(
+        accepted=int(totals.accepted),
+        purged=int(totals.purged),
+        sources=totals.sources,
+        by_source={row.source: int(row.n) for row in conn.execute(_accepted)},
+        by_outcome={row.outcome: row.n for row in conn.execute(_outcomes)},
+        by_open_status={row.status: row.n for row in conn.execute(_open) if row.n},
+        money=Money(
+            reserved_microusd=int(money.reserved),
+            settled_microusd=int(money.settled),
+            released_microusd=int(money.released),
+            held_microusd=int(money.held),
+            excess_microusd=int(money.excess),
+        ),
+    )
+
+
+def _parts(total: int, parts: dict[str, int]) -> str:
+    return f"{total:,}: " + ", ".join(f"{n:,} {name}" for name, n in parts.items()) if parts else f"{total:,}"
+
+
+def _usd(microusd: int) -> str:
+    return f"${microusd / 1e6:.6f}"

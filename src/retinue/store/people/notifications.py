@@ -1,0 +1,125 @@
+"""Notifications in the store: a bounded number for each person, of which the oldest go first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from retinue.domain.event import NewsKind
+from retinue.domain.ids import NotificationId, SessionId
+from retinue.domain.notification import Notification
+from retinue.domain.times import from_ms, to_ms
+from retinue.domain.trust import Trust
+from retinue.store.core import tables as t
+from retinue.store.core.transaction import Page
+
+KEPT_MAX = 500  # for one person
+
+_b = sa.bindparam
+_n = t.notifications.c
+_theirs = _n.person == _b("the_person")
+_unread = sa.and_(_theirs, _n.read_ms.is_(None))
+_newest_first = (_n.at_ms.desc(), _n.id.desc())
+_insert = t.notifications.insert()
+_find = sa.select(t.notifications).where(_n.id == _b("the_id"))
+_by_prefix = sa.select(t.notifications).where(_n.id >= _b("low"), _n.id < _b("high"), _theirs).limit(2)
+_count = sa.select(sa.func.count()).select_from(t.notifications).where(_unread)
+_older = sa.or_(_n.at_ms < _b("before_ms"), sa.and_(_n.at_ms == _b("before_ms"), _n.id < _b("before_id")))
+_listed = sa.select(t.notifications).where(_theirs, _older).order_by(*_newest_first).limit(_b("limit"))
+_listed_unread = sa.select(t.notifications).where(_unread, _older).order_by(*_newest_first).limit(_b("limit"))
+_read = t.notifications.update().where(_n.id == _b("the_id"), _unread).values(read_ms=_b("now"))
+_read_all = t.notifications.update().where(_unread).values(read_ms=_b("now"))
+_clear = t.notifications.delete().where(_n.id == _b("the_id"), _theirs)
+_clear_all = t.notifications.delete().where(_theirs)
+_beyond = sa.select(_n.id).where(_theirs).order_by(*_newest_first).limit(1_000).offset(KEPT_MAX)
+_LAST_MS = 2**62
+
+
+def _notification(row: sa.Row[Any]) -> Notification:
+    return Notification(
+        id=NotificationId(row.id),
+        person=row.person,
+        sender=row.sender,
+        session=SessionId(row.session) if row.session else None,
+        title=row.title,
+        text=row.text,
+        trust=Trust(row.trust),
+        at=from_ms(row.at_ms),
+        read_at=from_ms(row.read_ms) if row.read_ms is not None else None,
+    )
+
+
+def get(conn: sa.Connection, id_: str) -> Notification | None:
+    row = conn.execute(_find, {"the_id": id_}).one_or_none()
+    return _notification(row) if row else None
+
+
+def find(conn: sa.Connection, person: str, prefix: str) -> list[Notification]:
+    """Of this person's, at most two that fit: one is the one that was meant."""
+    bounds = {"the_person": person, "low": prefix, "high": prefix + "g"}
+    return [_notification(row) for row in conn.execute(_by_prefix, bounds)]
+
+
+def listed(
+    conn: sa.Connection, person: str, *, limit: int, unread: bool = False, before: Notification | None = None
+) -> list[Notification]:
+    """Newest first, from the one after `before` on."""
+    bounds = {
+        "the_person": person,
+        "limit": limit,
+        "before_ms": to_ms(before.at) if before else _LAST_MS,
+        "before_id": before.id if before else "",
+    }
+    return [_notification(row) for row in conn.execute(_listed_unread if unread else _listed, bounds)]
+
+
+def count_unread(conn: sa.Connection, person: str) -> int:
+    return conn.execute(_count, {"the_person": person}).scalar_one()
+
+
+def add(page: Page, notification: Notification) -> bool:
+    """Whether it is new: a call that is made again after a crash makes no second one."""
+    conn = page.conn
+    if get(conn, notification.id) is not None:
+        return False
+    conn.execute(
+        _insert,
+        {
+            "id": notification.id,
+            "person": notification.person,
+            "sender": notification.sender,
+            "session": notification.session,
+            "title": notification.title,
+            "text": notification.text,
+            "trust": notification.trust.value,
+            "at_ms": page.at_ms,
+            "read_ms": None,
+        },
+    )
+    for row in conn.execute(_beyond, {"the_person": notification.person}).all():
+        conn.execute(_clear, {"the_id": row.id, "the_person": notification.person})
+    tell(page, notification.person, change="created", notification=notification.id)
+    return True
+
+
+def read(page: Page, person: str, id_: str | None) -> int:
+    """Mark one as read, or all of them. Says how many were not."""
+    if id_ is None:
+        return page.conn.execute(_read_all, {"the_person": person, "now": page.at_ms}).rowcount
+    return page.conn.execute(_read, {"the_person": person, "the_id": id_, "now": page.at_ms}).rowcount
+
+
+def clear(page: Page, person: str, id_: str | None) -> int:
+    """Take one away, or all of them. Says how many."""
+    if id_ is None:
+        return page.conn.execute(_clear_all, {"the_person": person}).rowcount
+    return page.conn.execute(_clear, {"the_person": person, "the_id": id_}).rowcount
+
+
+def tell(page: Page, person: str, *, change: str, notification: str | None = None) -> None:
+    """That something is different now, to whoever it is for. The words are read where they lie."""
+    unread = count_unread(page.conn, person)
+    page.tell(
+        NewsKind.NOTIFICATION_CHANGED, person=person, to=person, change=change, notification=notification, unread=unread
+    )

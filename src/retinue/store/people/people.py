@@ -1,0 +1,55 @@
+"""People in the store. What proves who they are is in `tokens`."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from retinue.domain.person import Person, Role
+from retinue.store.core import tables as t
+
+_b = sa.bindparam
+_columns = (t.people.c.name, t.people.c.role)
+_here = t.people.c.forgotten_ms.is_(None)
+_find = sa.select(*_columns).where(t.people.c.folded == _b("folded"), _here)
+_all = sa.select(*_columns).where(_here).order_by(t.people.c.folded)
+_taken = sa.select(t.people.c.name).where(t.people.c.folded == _b("folded"))
+_insert = t.people.insert()
+_role = t.people.update().where(t.people.c.name == _b("the_name")).values(role=_b("new_role"))
+_forget = t.people.update().where(t.people.c.name == _b("the_name")).values(forgotten_ms=_b("now"))
+
+
+def find(conn: sa.Connection, name: str) -> Person | None:
+    """The person of this name, in whatever case it is written; None where there is none, or no longer."""
+    row = conn.execute(_find, {"folded": name.casefold()}).one_or_none()
+    return Person(name=row.name, role=Role(row.role)) if row else None
+
+
+def is_taken(conn: sa.Connection, name: str) -> bool:
+    """Whether there is, or was, a person of this name."""
+    return conn.execute(_taken, {"folded": name.casefold()}).scalar() is not None
+
+
+def everyone(conn: sa.Connection) -> list[Person]:
+    return [Person(name=row.name, role=Role(row.role)) for row in conn.execute(_all)]
+
+
+def add(conn: sa.Connection, person: Person, *, at_ms: int) -> None:
+    conn.execute(
+        _insert,
+        {
+            "name": person.name,
+            "folded": person.name.casefold(),
+            "role": person.role.value,
+            "created_ms": at_ms,
+            "forgotten_ms": None,
+        },
+    )
+
+
+def set_role(conn: sa.Connection, name: str, role: Role) -> None:
+    conn.execute(_role, {"the_name": name, "new_role": role.value})
+
+
+def forget(conn: sa.Connection, name: str, *, at_ms: int) -> None:
+    """Nobody of this name is here any more. The name itself stays taken, so that no one else inherits the mail."""
+    conn.execute(_forget, {"the_name": name, "now": at_ms})

@@ -1,0 +1,1 @@
+"""Runs, their steps and costs, approvals and delegations."""

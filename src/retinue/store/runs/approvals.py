@@ -1,0 +1,227 @@
+"""Approvals in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain import address, permission
+from retinue.domain.address import Address
+from retinue.domain.approval import Approval, ApprovalState
+from retinue.domain.grant import GrantScope
+from retinue.domain.ids import ApprovalId, RunId, SessionId
+from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.times import from_ms, to_ms
+from retinue.domain.tool import Call
+from retinue.store.core import row_visibility
+from retinue.store.core import tables as t
+from retinue.store.core.lookup import Noun, find
+from retinue.store.core.row_visibility import PerScope, me, scope_of
+
+
+class _Reach(msgspec.Struct):
+    """What a yes gives, as it is written down."""
+
+    gives: list[str] = []
+    would_grant: list[str] = []
+
+
+_b = sa.bindparam
+_encode = msgspec.json.Encoder().encode
+_calls = msgspec.json.Decoder(tuple[Call, ...])
+_texts = msgspec.json.Decoder(list[str])
+_reach = msgspec.json.Decoder(_Reach)
+_OPEN = t.word("'open'")
+
+_insert = t.approvals.insert()
+_get = sa.select(t.approvals).where(t.approvals.c.id == _b("id"))
+_of_run = (
+    sa.select(t.approvals).where(t.approvals.c.run == _b("run")).order_by(t.approvals.c.asked_ms, t.approvals.c.id)
+)
+_decide = (
+    t.approvals.update()
+    .where(t.approvals.c.id == _b("the_id"), t.approvals.c.state == _OPEN)
+    .values(
+        state=_b("new_state"), decided_by=_b("who"), decided_ms=_b("now"), scope=_b("new_scope"), words=_b("new_words")
+    )
+)
+_release = t.approvals.update().where(t.approvals.c.run == _b("the_run")).values(released=True)
+_close = (
+    t.approvals.update()
+    .where(t.approvals.c.run == _b("the_run"), t.approvals.c.state == _OPEN)
+    .values(state="closed", decided_ms=_b("now"))
+)
+_close_in = (
+    t.approvals.update()
+    .where(t.approvals.c.session == _b("the_session"), t.approvals.c.state == _OPEN)
+    .values(state="closed", decided_ms=_b("now"))
+)
+_open_in = (
+    sa.select(t.approvals)
+    .where(t.approvals.c.session == _b("session"), t.approvals.c.state == _OPEN)
+    .order_by(t.approvals.c.asked_ms, t.approvals.c.id)
+    .limit(_b("limit"))
+)
+_release_one = t.approvals.update().where(t.approvals.c.id == _b("the_id")).values(released=True)
+_expiring = (
+    sa.select(t.approvals)
+    .where(t.approvals.c.state == _OPEN, t.approvals.c.expires_ms <= _b("now"))
+    .order_by(t.approvals.c.expires_ms)
+    .limit(_b("limit"))
+)
+_overdue = (
+    sa.select(t.approvals)
+    .where(t.approvals.c.state == _OPEN, t.approvals.c.escalate_ms <= _b("now"))
+    .order_by(t.approvals.c.escalate_ms)
+    .limit(_b("limit"))
+)
+_set_asked = (
+    t.approvals.update()
+    .where(t.approvals.c.id == _b("the_id"))
+    .values(asked_of=_b("addresses"), escalate_ms=_b("next_ms"))
+)
+_next_expiry = sa.select(sa.func.min(t.approvals.c.expires_ms), sa.func.min(t.approvals.c.escalate_ms)).where(
+    t.approvals.c.state == _OPEN
+)
+_listed = PerScope(
+    lambda scope: (
+        sa.select(t.approvals)
+        .where(t.approvals.c.state == _OPEN, row_visibility.approvals(scope))
+        .order_by(t.approvals.c.asked_ms)
+        .limit(_b("limit"))
+    )
+)
+
+
+def approval_of(row: sa.Row[Any]) -> Approval:
+    reach = _reach.decode(row.needs) if row.needs.startswith("{") else _Reach(would_grant=_texts.decode(row.needs))
+    return Approval(
+        id=ApprovalId(row.id),
+        session=SessionId(row.session),
+        run=RunId(row.run),
+        calls=_calls.decode(row.calls),
+        because=row.because,
+        state=ApprovalState(row.state),
+        asked_at=from_ms(row.asked_ms),
+        expires_at=from_ms(row.expires_ms),
+        decided_by=row.decided_by,
+        decided_at=from_ms(row.decided_ms) if row.decided_ms is not None else None,
+        released=row.released,
+        gives=tuple(permission.parse(tag) for tag in reach.gives),
+        would_grant=tuple(permission.parse(tag) for tag in reach.would_grant),
+        asked_of=tuple(address.parse(text) for text in _texts.decode(row.asked_of)),
+        scope=GrantScope(row.scope) if row.scope else None,
+        words=row.words,
+        agent=row.agent,
+        escalate_at=from_ms(row.escalate_ms) if row.escalate_ms is not None else None,
+    )
+
+
+def add(conn: sa.Connection, approval: Approval, *, turn: int) -> None:
+    conn.execute(
+        _insert,
+        {
+            "id": approval.id,
+            "session": approval.session,
+            "run": approval.run,
+            "turn": turn,
+            "calls": _encode(approval.calls).decode(),
+            "because": approval.because,
+            "state": approval.state.value,
+            "released": False,
+            "decided_by": "",
+            "asked_ms": to_ms(approval.asked_at),
+            "expires_ms": to_ms(approval.expires_at),
+            "decided_ms": None,
+            "needs": _encode(
+                _Reach([str(each) for each in approval.gives], [str(each) for each in approval.would_grant])
+            ).decode(),
+            "scope": "",
+            "asked_of": _encode([str(each) for each in approval.asked_of]).decode(),
+            "escalate_ms": to_ms(approval.escalate_at) if approval.escalate_at is not None else None,
+            "words": "",
+            "agent": approval.agent,
+        },
+    )
+
+
+def get(conn: sa.Connection, id_: str) -> Approval | None:
+    row = conn.execute(_get, {"id": id_}).one_or_none()
+    return approval_of(row) if row else None
+
+
+def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> Approval:
+    """The one approval a short id names."""
+    approval = get(conn, find(conn, text, (Noun.APPROVAL,), seen_by=seen_by)[1])
+    assert approval is not None  # found by its id, in the same picture of the store
+    return approval
+
+
+def of_run(conn: sa.Connection, run: str) -> list[Approval]:
+    return [approval_of(row) for row in conn.execute(_of_run, {"run": run})]
+
+
+def decide(
+    conn: sa.Connection,
+    id_: str,
+    state: ApprovalState,
+    *,
+    by: str,
+    at_ms: int,
+    scope: GrantScope | None = None,
+    words: str = "",
+) -> bool:
+    """Whether this answer was the first."""
+    said = {"new_state": state.value, "who": by, "new_scope": scope.value if scope else "", "new_words": words}
+    return conn.execute(_decide, {"the_id": id_, "now": at_ms, **said}).rowcount == 1
+
+
+def release(conn: sa.Connection, run: str) -> None:
+    """The run went on without an answer."""
+    conn.execute(_release, {"the_run": run})
+
+
+def close(conn: sa.Connection, run: str, *, at_ms: int) -> None:
+    conn.execute(_close, {"the_run": run, "now": at_ms})
+
+
+def close_in(conn: sa.Connection, session: str, *, at_ms: int) -> None:
+    """Nobody in this session waits for an answer any more."""
+    conn.execute(_close_in, {"the_session": session, "now": at_ms})
+
+
+def open_in(conn: sa.Connection, session: str, *, limit: int) -> list[Approval]:
+    return [approval_of(row) for row in conn.execute(_open_in, {"session": session, "limit": limit})]
+
+
+def release_one(conn: sa.Connection, id_: str) -> None:
+    conn.execute(_release_one, {"the_id": id_})
+
+
+def expiring(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
+    return [approval_of(row) for row in conn.execute(_expiring, {"now": now_ms, "limit": limit})]
+
+
+def overdue(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
+    """Open ones that have waited so long that the next person is to be asked."""
+    return [approval_of(row) for row in conn.execute(_overdue, {"now": now_ms, "limit": limit})]
+
+
+def set_asked(conn: sa.Connection, id_: str, asked: Sequence[Address], *, escalate_ms: int | None) -> None:
+    addresses = _encode([str(each) for each in asked]).decode()
+    conn.execute(_set_asked, {"the_id": id_, "addresses": addresses, "next_ms": escalate_ms})
+
+
+def next_moment_ms(conn: sa.Connection) -> int | None:
+    """When the next one expires, or is put to someone else."""
+    row = conn.execute(_next_expiry).one()
+    return min((ms for ms in row if ms is not None), default=None)
+
+
+def listed(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Approval]:
+    """The open ones that someone may answer."""
+    rows = conn.execute(_listed[scope_of(seen_by)], {"limit": limit, **me(seen_by)})
+    return [approval_of(row) for row in rows]

@@ -1,0 +1,220 @@
+"""Delegations in the store: the terms beside a letter that hands work on, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.delegation import Cleanup, Delegation, DelegationKind, DelegationState, Lineage, Notify
+from retinue.domain.ids import EnvelopeId, RunId, SessionId
+from retinue.domain.times import from_ms, to_ms
+from retinue.store.core import tables as t
+
+_b = sa.bindparam
+_encode = msgspec.json.Encoder().encode
+_lineage = msgspec.json.Decoder(Lineage)
+_d = t.delegations
+_is_open = _d.c.state == t.word("'open'")
+
+_insert = _d.insert()
+_get = sa.select(_d).where(_d.c.id == _b("id"))
+_waiting = sa.select(_d).where(_d.c.run == _b("run"), _d.c.wait_ms.is_not(None)).order_by(_d.c.created_ms, _d.c.id)
+_release = _d.update().where(_d.c.run == _b("the_run"), _d.c.wait_ms.is_not(None)).values(wait_ms=None)
+_hush = (
+    _d.update()
+    .where(_d.c.run == _b("the_run"), _is_open)
+    .values(notify=sa.case((_d.c.notify == t.word("'wake'"), t.word("'note'")), else_=_d.c.notify))
+)
+_hush_into = (
+    _d.update()
+    .where(_d.c.child == _b("the_child"), _is_open)
+    .values(wait_ms=None, notify=sa.case((_d.c.notify == t.word("'wake'"), t.word("'note'")), else_=_d.c.notify))
+)
+_release_one = _d.update().where(_d.c.id == _b("the_id")).values(wait_ms=None)
+_begin = (
+    _d.update()
+    .where(_d.c.id == _b("the_id"))
+    .values(worked_by=_b("the_run"), started_ms=sa.func.coalesce(_d.c.started_ms, _b("now")))
+)
+_end = (
+    _d.update()
+    .where(_d.c.id == _b("the_id"), _is_open)
+    .values(
+        state=_b("new_state"),
+        because=_b("why"),
+        result=_b("the_result"),
+        ended_ms=_b("now"),
+        archive_ms=_b("archive"),
+    )
+)
+_count_open = sa.select(sa.func.count()).where(_d.c.session == _b("session"), _is_open)
+_open_of = sa.select(_d).where(_d.c.session == _b("session"), _is_open).order_by(_d.c.id).limit(_b("limit"))
+_of_session = (
+    sa.select(_d).where(_d.c.session == _b("session")).order_by(_d.c.created_ms.desc(), _d.c.id).limit(_b("limit"))
+)
+_into = sa.select(_d).where(_d.c.child == _b("child")).order_by(_d.c.created_ms.desc(), _d.c.id).limit(_b("limit"))
+_by_result = sa.select(_d).where(_d.c.result == _b("result"))
+_to_archive = (
+    sa.select(_d)
+    .where(_d.c.archive_ms.is_not(None), _d.c.archived_ms.is_(None), _d.c.archive_ms <= _b("now"))
+    .order_by(_d.c.archive_ms, _d.c.id)
+    .limit(_b("limit"))
+)
+_next_archive = sa.select(sa.func.min(_d.c.archive_ms)).where(_d.c.archive_ms.is_not(None), _d.c.archived_ms.is_(None))
+_archive_later = _d.update().where(_d.c.id == _b("the_id")).values(archive_ms=_b("then"))
+_archived = _d.update().where(_d.c.id == _b("the_id")).values(archived_ms=_b("now"))
+
+
+def delegation_of(row: sa.Row[Any]) -> Delegation:
+    return Delegation(
+        id=EnvelopeId(row.id),
+        kind=DelegationKind(row.kind),
+        run=RunId(row.run),
+        call=row.call,
+        agent=row.agent,
+        session=SessionId(row.session),
+        target=row.target,
+        to=SessionId(row.child) if row.child else None,
+        task=row.task,
+        above=_lineage.decode(row.above),
+        lineage=_lineage.decode(row.lineage),
+        notify=Notify(row.notify),
+        wait_until=from_ms(row.wait_ms) if row.wait_ms is not None else None,
+        label=row.label,
+        cleanup=Cleanup(row.cleanup),
+        state=DelegationState(row.state),
+        because=row.because,
+        result=EnvelopeId(row.result) if row.result else None,
+        worked_by=RunId(row.worked_by) if row.worked_by else None,
+        created_at=from_ms(row.created_ms),
+        started_at=from_ms(row.started_ms) if row.started_ms is not None else None,
+        ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
+        archive_after_s=row.archive_after_ms / 1000 if row.archive_after_ms is not None else None,
+        archive_at=from_ms(row.archive_ms) if row.archive_ms is not None else None,
+        archived_at=from_ms(row.archived_ms) if row.archived_ms is not None else None,
+    )
+
+
+def add(conn: sa.Connection, made: Delegation) -> None:
+    conn.execute(
+        _insert,
+        {
+            "id": made.id,
+            "kind": made.kind.value,
+            "run": made.run,
+            "call": made.call,
+            "agent": made.agent,
+            "session": made.session,
+            "target": made.target,
+            "child": made.to,
+            "task": made.task,
+            "above": _encode(made.above).decode(),
+            "lineage": _encode(made.lineage).decode(),
+            "notify": made.notify.value,
+            "wait_ms": to_ms(made.wait_until) if made.wait_until else None,
+            "label": made.label,
+            "cleanup": made.cleanup.value,
+            "state": made.state.value,
+            "because": made.because,
+            "result": made.result,
+            "worked_by": made.worked_by,
+            "created_ms": to_ms(made.created_at),
+            "started_ms": None,
+            "ended_ms": to_ms(made.ended_at) if made.ended_at else None,
+            "archive_after_ms": round(made.archive_after_s * 1000) if made.archive_after_s is not None else None,
+            "archive_ms": None,
+            "archived_ms": None,
+        },
+    )
+
+
+def get(conn: sa.Connection, id_: str) -> Delegation | None:
+    row = conn.execute(_get, {"id": id_}).one_or_none()
+    return delegation_of(row) if row else None
+
+
+def waiting(conn: sa.Connection, run: str) -> list[Delegation]:
+    """What this run holds calls open for."""
+    return [delegation_of(row) for row in conn.execute(_waiting, {"run": run})]
+
+
+def release(conn: sa.Connection, run: str) -> None:
+    """This run goes on without what it waited for: the answers come as mail."""
+    conn.execute(_release, {"the_run": run})
+
+
+def hush(conn: sa.Connection, run: str) -> None:
+    """This run was stopped: what still comes of its work wakes nobody."""
+    conn.execute(_hush, {"the_run": run})
+
+
+def hush_into(conn: sa.Connection, session: str) -> None:
+    """This session is stopped along with the one it works for: what comes of its work wakes nobody."""
+    conn.execute(_hush_into, {"the_child": session})
+
+
+def release_one(conn: sa.Connection, id_: str) -> None:
+    conn.execute(_release_one, {"the_id": id_})
+
+
+def begin(conn: sa.Connection, id_: str, *, run: str, at_ms: int) -> None:
+    """Somebody works on it."""
+    conn.execute(_begin, {"the_id": id_, "the_run": run, "now": at_ms})
+
+
+def end(
+    conn: sa.Connection,
+    id_: str,
+    state: DelegationState,
+    *,
+    because: str,
+    result: str | None,
+    at_ms: int,
+    archive_ms: int | None,
+) -> bool:
+    """What came of it, once: a second end changes nothing, and says so."""
+    values = {"new_state": state.value, "why": because, "the_result": result, "now": at_ms, "archive": archive_ms}
+    return conn.execute(_end, {"the_id": id_, **values}).rowcount == 1
+
+
+def count_open(conn: sa.Connection, session: str) -> int:
+    return conn.execute(_count_open, {"session": session}).scalar_one()
+
+
+def open_of(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
+    return [delegation_of(row) for row in conn.execute(_open_of, {"session": session, "limit": limit})]
+
+
+def of_session(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
+    """What a session has handed out, the last first."""
+    return [delegation_of(row) for row in conn.execute(_of_session, {"session": session, "limit": limit})]
+
+
+def into(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
+    """What was handed to a session, the last first."""
+    return [delegation_of(row) for row in conn.execute(_into, {"child": session, "limit": limit})]
+
+
+def by_result(conn: sa.Connection, envelope: str) -> Delegation | None:
+    """The delegation of which this letter tells what came of it."""
+    row = conn.execute(_by_result, {"result": envelope}).one_or_none()
+    return delegation_of(row) if row else None
+
+
+def to_archive(conn: sa.Connection, now_ms: int, *, limit: int) -> Sequence[Delegation]:
+    return [delegation_of(row) for row in conn.execute(_to_archive, {"now": now_ms, "limit": limit})]
+
+
+def next_archive_ms(conn: sa.Connection) -> int | None:
+    return conn.execute(_next_archive).scalar()
+
+
+def archive_later(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
+    conn.execute(_archive_later, {"the_id": id_, "then": at_ms})
+
+
+def archived(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
+    conn.execute(_archived, {"the_id": id_, "now": at_ms})

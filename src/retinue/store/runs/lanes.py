@@ -1,0 +1,168 @@
+"""What waits in the house, and where: lanes with a run or with mail, and rooms with something to be delivered.
+
+Lanes are found by going from one to the next along the index of what is pending, so that a thousand letters in one of
+them cost no more than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain.envelope import Envelope
+from retinue.domain.ids import SessionId
+from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.run import Run, RunStatus, StepKind
+from retinue.domain.session import Session
+from retinue.domain.times import to_ms
+from retinue.domain.tool import Call
+from retinue.store.channels import deliveries
+from retinue.store.core import row_visibility
+from retinue.store.core import tables as t
+from retinue.store.core.row_visibility import PerScope, me, scope_of, sees_session
+from retinue.store.envelopes import envelopes
+from retinue.store.envelopes.dead_letters import DEAD
+from retinue.store.envelopes.envelopes import envelope_of
+from retinue.store.runs.run_trace import call_of
+from retinue.store.runs.runs import run_of
+from retinue.store.sessions import sessions
+
+LANES_LOOKED_AT_MAX = 1_000
+ROOM_MAIL_LOOKED_AT_MAX = 5_000
+COUNTED_MAX = 1_000  # of what waits in one place, and of dead letters
+
+_b = sa.bindparam
+_e = t.envelopes
+_pending = _e.c.status == t.PENDING
+_open_runs = sa.select(t.runs).where(t.runs.c.status.in_(t.OPEN_RUN)).limit(LANES_LOOKED_AT_MAX)
+_next_lane = sa.select(sa.func.min(_e.c.session)).where(_pending, _e.c.session > _b("after"))
+_in_lane = (
+    sa.select(_e)
+    .where(_pending, _e.c.session == _b("session"))
+    .order_by(_e.c.rank, _e.c.due_ms, _e.c.seq)
+    .limit(_b("limit"))
+)
+_outside = sa.and_(_pending, _e.c.session.is_(None))
+# The rank is always 1 outside of lanes; named, it lets the lane's index give what is due first.
+_for_rooms = (
+    sa.select(_e.c.recipient, _e.c.id)
+    .where(_outside, _e.c.rank == t.word("1"), _e.c.recipient.like("channel:%"))
+    .order_by(_e.c.due_ms, _e.c.seq)
+    .limit(ROOM_MAIL_LOOKED_AT_MAX)
+)
+_count_in_lane = sa.select(sa.func.count()).select_from(
+    sa.select(sa.literal(1)).where(_pending, _e.c.session == _b("session")).limit(COUNTED_MAX).subquery()
+)
+_step = (
+    sa.select(t.steps.c.kind, t.steps.c.turn, t.steps.c.call, t.steps.c.opened_ms)
+    .where(t.steps.c.run == _b("run"), t.steps.c.state == t.word("'open'"))
+    .order_by(t.steps.c.turn.desc(), t.steps.c.idx.desc())
+    .limit(1)
+)
+_count_dead = PerScope(
+    lambda scope: sa.select(sa.func.count()).select_from(
+        sa.select(sa.literal(1))
+        .join_from(t.outcomes, _e, t.outcomes.c.envelope == _e.c.id)
+        .where(
+            t.outcomes.c.outcome.in_(tuple(t.word(f"'{outcome}'") for outcome in DEAD)), row_visibility.envelopes(scope)
+        )
+        .limit(COUNTED_MAX)
+        .subquery()
+    )
+)
+
+
+class StepNow(Struct, frozen=True):
+    """What a run is at."""
+
+    kind: StepKind
+    turn: int
+    call: Call | None
+    opened_ms: int
+
+
+class Lane(Struct, frozen=True, kw_only=True):
+    """`mail` is the beginning of what waits, in the order in which it is read, and `count` all of it, up to a bound."""
+
+    session: Session
+    run: Run | None
+    step: StepNow | None
+    mail: list[Envelope]
+    count: int
+
+
+class Room(Struct, frozen=True, kw_only=True):
+    channel: str
+    count: int
+    next: Envelope
+    error: str | None  # of its last attempt
+
+
+def lanes(conn: sa.Connection, *, limit: int, mail_limit: int, seen_by: Principal = HOUSE) -> tuple[list[Lane], int]:
+    """Those at work first, then those whose run rests, then those where mail waits; and how many are left out."""
+    at_work = {run.session: run for run in map(run_of, conn.execute(_open_runs))}
+    with_mail = [SessionId(id_) for id_ in _walk(conn, _next_lane, after="", most=LANES_LOOKED_AT_MAX)]
+    seen = [id_ for id_ in dict.fromkeys([*at_work, *with_mail]) if sees_session(conn, seen_by, id_)]
+    seen.sort(key=lambda id_: _standing(at_work.get(id_)))
+    return [_lane(conn, id_, at_work.get(id_), mail_limit) for id_ in seen[:limit]], max(0, len(seen) - limit)
+
+
+def rooms(conn: sa.Connection, *, limit: int) -> tuple[list[Room], int]:
+    """The channels for which something waits to be delivered, what is due first; and how many are left out."""
+    waiting: dict[str, list[str]] = {}
+    for row in conn.execute(_for_rooms):
+        waiting.setdefault(row.recipient, []).append(row.id)
+    shown = list(waiting.items())[:limit]
+    found = [room for channel, ids in shown if (room := _room(conn, channel, ids)) is not None]
+    return found, max(0, len(waiting) - limit)
+
+
+def count_dead(conn: sa.Connection, *, seen_by: Principal = HOUSE) -> int:
+    """Dead letters that somebody sees, up to a bound."""
+    return conn.execute(_count_dead[scope_of(seen_by)], me(seen_by)).scalar_one()
+
+
+def _walk(conn: sa.Connection, following: sa.Select[Any], *, after: str, most: int) -> Iterator[str]:
+    """One key after another."""
+    for _ in range(most):
+        found = conn.execute(following, {"after": after}).scalar()
+        if found is None:
+            return
+        yield found
+        after = found
+
+
+def _standing(run: Run | None) -> tuple[int, int]:
+    if run is None:
+        return 2, 0
+    return (0 if run.status is RunStatus.RUNNING else 1), to_ms(run.started_at)
+
+
+def _lane(conn: sa.Connection, id_: SessionId, run: Run | None, mail_limit: int) -> Lane:
+    session = sessions.get(conn, id_)
+    assert session is not None  # seen in the same picture of the store
+    return Lane(
+        session=session,
+        run=run,
+        step=_step_of(conn, run) if run is not None else None,
+        mail=[envelope_of(row) for row in conn.execute(_in_lane, {"session": id_, "limit": mail_limit})],
+        count=conn.execute(_count_in_lane, {"session": id_}).scalar_one(),
+    )
+
+
+def _step_of(conn: sa.Connection, run: Run) -> StepNow | None:
+    row = conn.execute(_step, {"run": run.id}).first()
+    if row is None:
+        return None
+    return StepNow(StepKind(row.kind), row.turn, call_of(row.call) if row.call else None, row.opened_ms)
+
+
+def _room(conn: sa.Connection, channel: str, ids: Sequence[str]) -> Room | None:
+    following = envelopes.get(conn, ids[0])
+    if following is None:
+        return None
+    attempts = deliveries.of(conn, following.id)
+    return Room(channel=channel, count=len(ids), next=following, error=attempts[-1].error if attempts else None)

@@ -1,0 +1,68 @@
+"""The calls of models that a run has made, one after another, as `money` has them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain.model import ModelRef
+from retinue.domain.record import Usage
+from retinue.domain.times import from_ms
+from retinue.store.core import tables as t
+
+_of_run = (
+    sa.select(t.money)
+    .where(t.money.c.run == sa.bindparam("run"))
+    .order_by(t.money.c.at_ms, t.money.c.turn, t.money.c.idx, t.money.c.attempt)
+)
+
+
+class CallMade(Struct, frozen=True, kw_only=True):
+    """What one call came to. `index` is negative for a summary. `unknown`: it may have cost less."""
+
+    turn: int
+    index: int
+    attempt: int
+    ref: ModelRef
+    credential: str
+    usage: Usage
+    settled_microusd: int
+    unknown: bool
+    failure: str | None
+    next_move: str | None
+    error: str | None
+    at: datetime
+    ended_at: datetime | None
+    person: str  # for whom it was made; empty where it was for nobody
+
+
+def of_run(conn: sa.Connection, run: str) -> list[CallMade]:
+    return [
+        CallMade(
+            turn=row.turn,
+            index=row.idx,
+            attempt=row.attempt,
+            ref=ModelRef(row.provider, row.model),
+            credential=row.credential,
+            usage=Usage(
+                input_tokens=row.input_tokens,
+                output_tokens=row.output_tokens,
+                cost_microusd=row.settled_microusd,
+                cache_read_tokens=row.cache_read_tokens,
+                cache_write_tokens=row.cache_write_tokens,
+                reasoning_tokens=row.reasoning_tokens,
+                estimated=row.estimated,
+            ),
+            settled_microusd=row.settled_microusd,
+            unknown=row.unknown,
+            failure=row.failure,
+            next_move=row.next_move,
+            error=row.error,
+            at=from_ms(row.at_ms),
+            ended_at=from_ms(row.ended_ms) if row.ended_ms is not None else None,
+            person=row.person,
+        )
+        for row in conn.execute(_of_run, {"run": run})
+    ]

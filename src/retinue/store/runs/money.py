@@ -1,0 +1,380 @@
+"""Money in the store: reserved before a call is made, settled or released with its step.
+
+Each call has a row of its own in `money`; `spending` has the sums of a day, and moves in the same commits. A cap is
+judged here, within the commit that reserves: of many runs that would each fit, only as many are let through as fit
+together. The caller's page must be open, because it is what makes commits stand in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.address import AddressKind
+from retinue.domain.budget_caps import Payer, Standing, bound_microusd, grant, warning
+from retinue.domain.money import CallTerms, Caps, Days, Granted, PriceUnknown
+from retinue.domain.record import NO_USAGE, Usage
+from retinue.domain.run import Run
+from retinue.store.core import tables as t
+
+ERROR_CHARS_MAX = 1_000
+TOKEN_SORTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+KEY = ("day", "agent", "person", "provider", "model")  # of the sums
+SUMMED = ("calls", "settled_microusd", "held_microusd", *TOKEN_SORTS)
+_THE_KEY = tuple((f"the_{name}", name) for name in KEY)
+_MORE = tuple((f"more_{name}", name) for name in SUMMED)
+_CLOSED = (
+    *("settled_microusd", "released_microusd", "held_microusd", "unknown", *TOKEN_SORTS, "estimated"),
+    *("failure", "next_move", "error", "ended_ms"),
+)
+
+_b = sa.bindparam
+_m, _s = t.money, t.spending
+_this = sa.and_(*(_m.c[name] == _b(f"the_{name}") for name in ("run", "turn", "idx", "attempt")))
+_insert = _m.insert()
+_get = sa.select(_m).where(_this)
+_close = _m.update().where(_this).values(**{name: _b(f"new_{name}") for name in _CLOSED})
+_held = sa.select(_m).where(_m.c.run == _b("run"), _m.c.held_microusd > 0)
+_lost = (
+    _m.update()
+    .where(_m.c.run == _b("the_run"), _m.c.held_microusd > 0)
+    .values(settled_microusd=_m.c.settled_microusd + _m.c.held_microusd, held_microusd=0, unknown=True)
+)
+_last = (
+    sa.select(_m.c.settled_microusd, _m.c.day)
+    .where(_m.c.run == _b("run"), _m.c.held_microusd == 0)
+    .order_by(_m.c.at_ms.desc(), _m.c.turn.desc(), _m.c.idx.desc(), _m.c.attempt.desc())
+    .limit(1)
+)
+_sender = sa.select(t.runs.c.sender).where(t.runs.c.id == _b("run"))
+
+# The sums, raised and lowered. Update first, as the row is there after the first call of a day.
+
+_raise = (
+    _s.update()
+    .where(*(_s.c[name] == _b(the_name) for the_name, name in _THE_KEY))
+    .values(**{name: _s.c[name] + _b(more_name) for more_name, name in _MORE})
+)
+_begin = _s.insert()
+
+# What caps are compared with
+
+
+def sum_of(column: sa.ColumnElement[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    """Of the rows for which this holds; 0 where there are none."""
+    return sa.func.coalesce(sa.func.sum(sa.case((sa.and_(*where), column), else_=0) if where else column), 0)
+
+
+_sums = (sum_of(_m.c.settled_microusd).label("settled"), sum_of(_m.c.held_microusd).label("held"))
+_of_run = sa.select(*_sums).where(_m.c.run == _b("run"))
+_below = sa.and_(_m.c.root == _b("root"), _m.c.root != _m.c.run)  # the words of its partial index
+_of_tree = sa.select(*_sums).where(sa.or_(_m.c.run == _b("root"), _below))
+_WHO: dict[str, tuple[sa.ColumnElement[bool], ...]] = {
+    "agent": (_s.c.agent == _b("the_agent"),),
+    "person": (_s.c.person == _b("the_person"),),
+    "house": (),
+}
+_WHEN: dict[str, tuple[sa.ColumnElement[bool], ...]] = {"day": (_s.c.day == _b("the_day"),), "month": ()}
+_of_days = sa.select(
+    *(
+        sum_of(_s.c[f"{kind}_microusd"], *who, *when).label(f"{name}_{period}_{kind}")
+        for name, who in _WHO.items()
+        for period, when in _WHEN.items()
+        for kind in ("settled", "held")
+    )
+).where(_s.c.day >= _b("day_from"), _s.c.day <= _b("day_to"))
+
+
+def reserve(
+    conn: sa.Connection,
+    run: Run,
+    *,
+    turn: int,
+    index: int,
+    attempt: int,
+    terms: CallTerms,
+    days: Days,
+    root: str,
+    at_ms: int,
+) -> Granted:
+    """Set aside what a call may cost, with as much output as the tightest cap affords.
+
+    Raises BudgetSpent where that is too little, and PriceUnknown where there is a cap to keep and no price; nothing is
+    written before, so that a larger commit may go on without the call. What costs nothing has nothing set aside; what
+    costs something has, also without a cap: a crash must be accounted for.
+    """
+    price = terms.price
+    if price is None:
+        if terms.caps.any:
+            raise PriceUnknown(terms.ref)
+        return Granted(output_tokens_max=terms.output_tokens_max)
+    if price.is_free:
+        return Granted(output_tokens_max=terms.output_tokens_max)
+    above = run.lineage.agents[:-1] if run.lineage is not None else ()
+    payer = Payer(agent=run.agent, person=_person(conn, run, root), above=above)
+    standings = _standings(conn, run, terms.caps, payer, days, root)
+    output = grant(terms, price, standings, payer=payer, days=days)
+    microusd = bound_microusd(price, input_tokens=terms.input_tokens_bound, output_tokens=output)
+    warnings = _crossed(conn, run, standings, terms.caps, payer, days)
+    row = _new_row(run, payer, terms, turn=turn, index=index, attempt=attempt, day=days.day, root=root, at_ms=at_ms)
+    row |= {"reserved_microusd": microusd, "held_microusd": microusd}
+    conn.execute(_insert, row)
+    add(conn, row, calls=1, held_microusd=microusd)
+    return Granted(output_tokens_max=output, reserved_microusd=microusd, warnings=warnings)
+
+
+def settle(
+    conn: sa.Connection,
+    run: Run,
+    *,
+    turn: int,
+    index: int,
+    attempt: int,
+    terms: CallTerms,
+    usage: Usage,
+    days: Days,
+    root: str,
+    at_ms: int,
+) -> int:
+    """Write down what a call came to. Says how much that is.
+
+    What its provider says counts, then what its tokens cost. Without either all that was reserved is taken as spent,
+    and marked as unknown. It may be more than was reserved: then less than nothing is released.
+    """
+    row, is_new = _row_of(conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms)
+    microusd, unknown = _cost(terms, usage, row["reserved_microusd"])
+    changed = {name: getattr(usage, name) for name in TOKEN_SORTS}
+    changed |= {"estimated": usage.estimated, "unknown": unknown, "settled_microusd": microusd, "ended_ms": at_ms}
+    _write(conn, row, changed, is_new=is_new)
+    return microusd
+
+
+def fail(
+    conn: sa.Connection,
+    run: Run,
+    *,
+    turn: int,
+    index: int,
+    attempt: int,
+    terms: CallTerms,
+    failure: str,
+    next_move: str,
+    error: str,
+    unknown: bool,
+    days: Days,
+    root: str,
+    at_ms: int,
+    usage: Usage | None = None,
+) -> None:
+    """Write down that a call failed, why, and what is tried next.
+
+    `unknown`: it may have cost something, so all that was reserved is taken as spent, unless `usage` says what it came
+    to. Otherwise it is released.
+    """
+    row, is_new = _row_of(conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms)
+    may_have_cost = unknown and (terms.price is None or not terms.price.is_free)
+    changed: dict[str, Any] = {
+        "settled_microusd": row["reserved_microusd"] if may_have_cost else 0,
+        "unknown": may_have_cost,
+    }
+    if usage is not None:
+        microusd, not_known = _cost(terms, usage, row["reserved_microusd"])
+        changed = {"settled_microusd": microusd, "unknown": not_known, "estimated": usage.estimated}
+        changed |= {name: getattr(usage, name) for name in TOKEN_SORTS}
+    changed |= {
+        "failure": failure,
+        "next_move": next_move,
+        "error": error[:ERROR_CHARS_MAX],
+        "ended_ms": at_ms,
+    }
+    _write(conn, row, changed, is_new=is_new)
+
+
+def count_as_spent(conn: sa.Connection, run: str) -> None:
+    """A call whose end nobody saw may have cost everything that was reserved for it."""
+    held = conn.execute(_held, {"run": run}).all()
+    if not held:
+        return
+    conn.execute(_lost, {"the_run": run})
+    for row in held:
+        key = {name: getattr(row, name) for name in KEY}
+        add(conn, key, settled_microusd=row.held_microusd, held_microusd=-row.held_microusd)
+
+
+def spent_by(conn: sa.Connection, run: str) -> int:
+    """What the calls of a run have come to so far."""
+    return int(conn.execute(_of_run, {"run": run}).one().settled)
+
+
+def crossed(conn: sa.Connection, run: Run, *, terms: CallTerms, days: Days, root: str) -> tuple[str, ...]:
+    """The warnings due for what the run's last call has spent, one for each cap it took over its share.
+
+    For the commit that settles a run's last call. Every other call is followed by a reservation, which says the same.
+    """
+    payer = Payer(agent=run.agent, person=_person(conn, run, root))
+    standings = _standings(conn, run, terms.caps, payer, days, root)
+    return _crossed(conn, run, standings, terms.caps, payer, days)
+
+
+def _person(conn: sa.Connection, run: Run, root: str) -> str:
+    """For whom money is spent: who sent the run, or who sent the one it came of."""
+    sender = run.sender
+    if sender.kind is not AddressKind.PERSON and root != run.id:
+        found = conn.execute(_sender, {"run": root}).scalar()
+        sender = address.parse(found) if found else sender
+    return sender.name if sender.kind is AddressKind.PERSON else ""
+
+
+def _cost(terms: CallTerms, usage: Usage, reserved: int) -> tuple[int, bool]:
+    """What a call came to, and whether that is not known."""
+    if usage.cost_microusd and not usage.estimated:
+        return usage.cost_microusd, False
+    price = terms.price
+    if price is None:
+        return 0, True
+    if price.is_free:
+        return 0, False
+    if usage.estimated or usage == NO_USAGE:
+        bound = bound_microusd(price, input_tokens=terms.input_tokens_bound, output_tokens=terms.output_tokens_max)
+        return reserved or bound, True
+    return price.cost_microusd(usage), False
+
+
+def _standings(conn: sa.Connection, run: Run, caps: Caps, payer: Payer, days: Days, root: str) -> Sequence[Standing]:
+    """How each cap that is set stands now. Those of a person hold where there is one."""
+    kept = {what: cap for what, cap in caps.of_each().items() if cap is not None}
+    if not payer.person:
+        kept = {what: cap for what, cap in kept.items() if not what.startswith("person")}
+    sums: dict[str, tuple[int, int]] = {}
+    for what, statement, key in (("run", _of_run, {"run": run.id}), ("tree", _of_tree, {"root": root})):
+        if what in kept:
+            row = conn.execute(statement, key).one()
+            sums[what] = int(row.settled), int(row.held)
+    if kept.keys() - sums.keys():
+        sums |= _sums_of_days(conn, payer, days, month=any(what.endswith("month") for what in kept))
+    return [
+        Standing(what=what, cap_microusd=cap, settled_microusd=sums[what][0], held_microusd=sums[what][1])
+        for what, cap in kept.items()
+    ]
+
+
+def _sums_of_days(conn: sa.Connection, payer: Payer, days: Days, *, month: bool) -> dict[str, tuple[int, int]]:
+    found = conn.execute(
+        _of_days,
+        {
+            "the_agent": payer.agent,
+            "the_person": payer.person,
+            "the_day": days.day,
+            "day_from": days.month_from if month else days.day,
+            "day_to": days.month_to if month else days.day,
+        },
+    ).one()
+    return {
+        f"{who}'s {period}": (
+            int(getattr(found, f"{who}_{period}_settled")),
+            int(getattr(found, f"{who}_{period}_held")),
+        )
+        for who in _WHO
+        for period in _WHEN
+    }
+
+
+def _crossed(
+    conn: sa.Connection, run: Run, standings: Sequence[Standing], caps: Caps, payer: Payer, days: Days
+) -> tuple[str, ...]:
+    past = [each for each in standings if each.settled_microusd >= each.cap_microusd * caps.warn_share]
+    last = conn.execute(_last, {"run": run.id}).one_or_none() if past else None
+    if last is None:
+        return ()
+    said: list[str | None] = []
+    for standing in past:
+        counts = not standing.what.endswith("day") or last.day == days.day
+        counts = counts and (not standing.what.endswith("month") or days.month_from <= last.day <= days.month_to)
+        last_microusd = last.settled_microusd if counts else 0
+        said.append(warning(standing, caps.warn_share, last_microusd=last_microusd, payer=payer))
+    return tuple(each for each in said if each is not None)
+
+
+# Rows
+
+
+def _row_of(
+    conn: sa.Connection,
+    run: Run,
+    terms: CallTerms,
+    *,
+    turn: int,
+    index: int,
+    attempt: int,
+    days: Days,
+    root: str,
+    at_ms: int,
+) -> tuple[dict[str, Any], bool]:
+    """The row of a call, and whether it is new: nothing was set aside for what costs nothing."""
+    key = {"the_run": run.id, "the_turn": turn, "the_idx": index, "the_attempt": attempt}
+    found = conn.execute(_get, key).one_or_none() if terms.costs else None
+    if found is not None:
+        return {column.name: getattr(found, column.name) for column in _m.c}, False
+    payer = Payer(agent=run.agent, person=_person(conn, run, root))
+    made = _new_row(run, payer, terms, turn=turn, index=index, attempt=attempt, day=days.day, root=root, at_ms=at_ms)
+    return made, True
+
+
+def _new_row(
+    run: Run, payer: Payer, terms: CallTerms, *, turn: int, index: int, attempt: int, day: int, root: str, at_ms: int
+) -> dict[str, Any]:
+    return {
+        "run": run.id,
+        "turn": turn,
+        "idx": index,
+        "attempt": attempt,
+        "session": run.session,
+        "root": root,
+        "agent": payer.agent,
+        "person": payer.person,
+        "provider": terms.ref.provider,
+        "model": terms.ref.model,
+        "credential": terms.credential,
+        "day": day,
+        "reserved_microusd": 0,
+        "settled_microusd": 0,
+        "released_microusd": 0,
+        "held_microusd": 0,
+        "unknown": False,
+        **dict.fromkeys(TOKEN_SORTS, 0),
+        "estimated": False,
+        "failure": None,
+        "next_move": None,
+        "error": None,
+        "at_ms": at_ms,
+        "ended_ms": None,
+    }
+
+
+def _write(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *, is_new: bool) -> None:
+    """Close a row, and move the sums by what that changes: written twice, a call is still counted once."""
+    after = {**row, **changed, "held_microusd": 0}
+    after["released_microusd"] = after["reserved_microusd"] - after["settled_microusd"]
+    if is_new:
+        conn.execute(_insert, after)
+    else:
+        key = {f"the_{name}": row[name] for name in ("run", "turn", "idx", "attempt")}
+        conn.execute(_close, key | {f"new_{name}": after[name] for name in _CLOSED})
+    moved = {name: after[name] - row[name] for name in ("settled_microusd", "held_microusd")}
+    # Tokens as the sums count them: only those that the provider told of.
+    if not after["estimated"]:
+        moved |= {name: after[name] for name in TOKEN_SORTS}
+    if not is_new and not row["estimated"]:
+        moved |= {name: moved.get(name, 0) - row[name] for name in TOKEN_SORTS}
+    add(conn, row, calls=int(is_new), **moved)
+
+
+def add(conn: sa.Connection, key: dict[str, Any], **more: int) -> None:
+    """Move the sums of a key, which are begun with the first of a day."""
+    moved = {the_name: key[name] for the_name, name in _THE_KEY}
+    moved |= {more_name: more.get(name, 0) for more_name, name in _MORE}
+    if conn.execute(_raise, moved).rowcount == 0:
+        conn.execute(_begin, {name: key[name] for name in KEY} | {name: more.get(name, 0) for name in SUMMED})

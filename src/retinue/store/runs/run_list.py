@@ -1,0 +1,157 @@
+"""Runs as people look through them: newest first, a page at a time.
+
+A page walks along the index of a session, or of each agent, side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.run import Run, RunStatus, StepKind
+from retinue.store.core import row_visibility
+from retinue.store.core import tables as t
+from retinue.store.core.keyset_pagination import Place, walk
+from retinue.store.core.row_visibility import Scope, is_under, me, scope_of, under
+from retinue.store.envelopes.envelope_lists import MS_LAST
+from retinue.store.runs.runs import run_of
+
+LOOKED_AT_MAX = 20_000  # runs, for one page
+
+_b = sa.bindparam
+_r, _m = t.runs, t.money
+_status = _b("status", type_=sa.String)
+_sender = _b("sender", type_=sa.String)
+_person = _b("person", type_=sa.String)
+_model = _b("model", type_=sa.String)
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """Which runs. What is empty means all; `model` is as its provider calls it, or with that name before it."""
+
+    session: str = ""
+    agents: Sequence[str] = ()  # where no session is named
+    status: RunStatus | None = None
+    sender: str = ""
+    person: str = ""
+    model: str = ""
+    since_ms: int = 0
+    until_ms: int = MS_LAST
+
+
+def _walk(column: sa.Column[Any]) -> sa.Select[Any, Any]:
+    behind = sa.or_(_r.c.started_ms < _b("at"), _r.c.id < _b("id"))
+    return (
+        sa.select(_r.c.id, _r.c.started_ms)
+        .where(
+            column == _b("of"),
+            _r.c.started_ms >= _b("since"),
+            _r.c.started_ms <= _b("until"),
+            _r.c.started_ms <= _b("at"),
+            behind,
+        )
+        .order_by(_r.c.started_ms.desc(), _r.c.id.desc())
+    )
+
+
+def _page(scope: Scope, column: sa.Column[Any]) -> sa.Select[Any]:
+    walked = _walk(column).limit(_b("width")).subquery("walked")
+    nobody = t.word("''")
+    for_person = sa.or_(
+        _person == nobody,
+        is_under("whom", _r.c.sender),
+        sa.exists().where(_m.c.run == _r.c.id, _m.c.person == _person),
+    )
+    asked = sa.or_(
+        _model == nobody,
+        sa.exists().where(
+            _m.c.run == _r.c.id, sa.or_(_m.c.model == _model, _m.c.provider + t.word("'/'") + _m.c.model == _model)
+        ),
+    )
+    return (
+        sa.select(_r)
+        .join_from(walked, _r, walked.c.id == _r.c.id)
+        .where(
+            sa.or_(_status == nobody, _r.c.status == _status),
+            sa.or_(_sender == nobody, is_under("sender", _r.c.sender)),
+            for_person,
+            asked,
+            row_visibility.in_sessions(scope, _r.c.session),
+        )
+        .order_by(walked.c.started_ms.desc(), walked.c.id.desc())
+        .limit(_b("limit"))
+    )
+
+
+_of_agent = row_visibility.PerScope(lambda scope: _page(scope, _r.c.agent))
+_of_session = row_visibility.PerScope(lambda scope: _page(scope, _r.c.session))
+_agent_floor = _walk(_r.c.agent).limit(1).offset(_b("width"))
+_session_floor = _walk(_r.c.session).limit(1).offset(_b("width"))
+_who_ran = sa.select(t.agents.c.name)
+_counts = (
+    sa.select(t.steps.c.kind, sa.func.count())
+    .where(t.steps.c.run == _b("run"), sa.or_(t.steps.c.kind == t.word(f"'{StepKind.TOOL}'"), t.steps.c.idx == 0))
+    .group_by(t.steps.c.kind)
+)
+
+
+def page(
+    conn: sa.Connection, wanted: Wanted, *, after: Place, limit: int, seen_by: Principal = HOUSE
+) -> tuple[list[Run], Place | None]:
+    """Runs that fit, newest first; and where the next page begins, if there may be one."""
+    sources = [wanted.session] if wanted.session else wanted.agents or conn.execute(_who_ran).scalars().all()
+
+    def window(place: Place, width: int, most: int) -> tuple[list[Run], Place | None]:
+        return _window(conn, wanted, sources, place, width=width, limit=most, seen_by=seen_by)
+
+    return walk(window, after=after, limit=limit, looked_at_max=LOOKED_AT_MAX // max(1, len(sources)))
+
+
+def _window(
+    conn: sa.Connection,
+    wanted: Wanted,
+    sources: Sequence[str],
+    after: Place,
+    *,
+    width: int,
+    limit: int,
+    seen_by: Principal,
+) -> tuple[list[Run], Place | None]:
+    """Side by side, as much of every source as could be among the next."""
+    pages, floor = (_of_session, _session_floor) if wanted.session else (_of_agent, _agent_floor)
+    where = {"since": wanted.since_ms, "until": wanted.until_ms, "at": after.ms, "id": after.id}
+    fits = {
+        "status": wanted.status.value if wanted.status else "",
+        "person": wanted.person,
+        "model": wanted.model,
+        "limit": limit + 1,
+        **under("sender", wanted.sender),
+        **under("whom", f"person:{wanted.person}"),
+        **me(seen_by),
+    }
+    rows: list[Any] = []
+    floors: list[Place] = []
+    for source in sources:
+        found = conn.execute(pages[scope_of(seen_by)], {"of": source, "width": width, **where, **fits}).all()
+        rows += found
+        last = conn.execute(floor, {"of": source, "width": width - 1, **where}).first() if len(found) <= limit else None
+        if last is not None:
+            floors.append(Place(last.started_ms, last.id))
+    rows.sort(key=lambda row: (row.started_ms, row.id), reverse=True)
+    # Beyond where one of the windows has ended, nobody knows what comes next.
+    stop = max(floors, key=lambda place: (place.ms, place.id), default=None)
+    if stop is not None:
+        rows = [row for row in rows if (row.started_ms, row.id) >= (stop.ms, stop.id)]
+    if len(rows) > limit:
+        stop = Place(rows[limit - 1].started_ms, rows[limit - 1].id)
+    return [run_of(row) for row in rows[:limit]], stop
+
+
+def counts(conn: sa.Connection, run: str) -> tuple[int, int]:
+    """How many turns a run has begun and how many tools it has called, as long as its steps are kept."""
+    found = {str(row[0]): int(row[1]) for row in conn.execute(_counts, {"run": run})}
+    return found.get(StepKind.MODEL, 0), found.get(StepKind.TOOL, 0)

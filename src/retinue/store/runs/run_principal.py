@@ -1,0 +1,74 @@
+"""Whom a run works for in the end, which sessions they see, and which came of one that is theirs.
+
+An agent has one sight of its sessions, whoever speaks to it. So that nobody reads through an agent what is not theirs,
+what its tools tell a run of is bounded by what the person sees with whom it all began.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.address import AddressKind
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.principal import HOUSE, LEVEL_OF, TRUST_OF, Principal
+from retinue.domain.run import Run
+from retinue.domain.session import OriginKind, Session
+from retinue.domain.trust import Trust
+from retinue.store.core.row_visibility import sees_session
+from retinue.store.envelopes import envelopes
+from retinue.store.people import people
+from retinue.store.runs import runs
+from retinue.store.sessions import sessions
+
+ANCESTORS_MAX = 16
+
+
+def whose(conn: sa.Connection, run: Run) -> Principal | None:
+    """Who it works for. None where that is nobody: a clock, the house, or an agent that was asked by none of these."""
+    if _is_owners(conn, run):
+        return HOUSE
+    behalf = run.descent.behalf
+    match behalf.kind:
+        case AddressKind.PERSON:
+            known = people.find(conn, behalf.name)
+            level = LEVEL_OF[known.role] if known is not None else PermissionLevel.RESTRICTED
+            return Principal(
+                address=behalf, level=level, trust=TRUST_OF[known.role] if known is not None else Trust.UNTRUSTED
+            )
+        case AddressKind.CHANNEL:
+            return Principal(address=behalf, level=PermissionLevel.RESTRICTED, trust=Trust.UNTRUSTED)
+        case _:
+            return None
+
+
+def _is_owners(conn: sa.Connection, run: Run) -> bool:
+    """Whether it all began with nothing but the owner's own words, by whatever door they came."""
+    began = run if run.lineage is None else runs.get(conn, run.root)
+    read = [envelopes.get(conn, id_) for id_ in began.envelopes] if began is not None else []
+    return bool(read) and all(letter is not None and letter.trust is Trust.OWNER for letter in read)
+
+
+def sees(conn: sa.Connection, who: Principal | None, session: Session) -> bool:
+    """Whether somebody sees a session. Who speaks in a room sees what belongs to that room."""
+    if who is None or who.sees_all:
+        return True
+    if who.address.kind is AddressKind.CHANNEL:
+        return session.origin.kind is OriginKind.CHAT and session.origin.key == str(who.address)
+    return sees_session(conn, who, session.id)
+
+
+def came_of(conn: sa.Connection, other: Session, session: Session) -> bool:
+    """Whether a session is this one, was sent out from it, or is where it had somebody asked."""
+    ours = str(address.agent(session.agent, session.id))
+    at: Session | None = other
+    for _ in range(ANCESTORS_MAX):
+        if at is None:
+            return False
+        origin = at.origin
+        if at.id == session.id:
+            return True
+        if origin.kind is OriginKind.AGENT and (origin.key == ours or origin.key.startswith(f"{ours}/")):
+            return True
+        at = sessions.get(conn, origin.parent) if origin.parent is not None else None
+    return False

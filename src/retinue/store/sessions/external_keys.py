@@ -1,0 +1,30 @@
+"""Ids that were chosen for sessions of agents that run elsewhere. Each names one session, also a deleted one."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from retinue.domain.ids import SessionId
+from retinue.store.core import tables as t
+
+_b = sa.bindparam
+_k = t.external_keys
+_get = sa.select(_k.c.session).where(_k.c.key == _b("key"))
+_of = sa.select(_k.c.key).where(_k.c.session == _b("session"))
+_insert = _k.insert()
+_forget = _k.delete().where(_k.c.key == _b("the_key"))
+
+
+def get(conn: sa.Connection, key: str) -> SessionId | None:
+    found: str | None = conn.execute(_get, {"key": key}).scalar()
+    return SessionId(found) if found is not None else None
+
+
+def of(conn: sa.Connection, session: str) -> str | None:
+    return conn.execute(_of, {"session": session}).scalar()
+
+
+def put(conn: sa.Connection, key: str, session: SessionId) -> None:
+    """From now on it names this session."""
+    conn.execute(_forget, {"the_key": key})
+    conn.execute(_insert, {"key": key, "session": session})

@@ -1,0 +1,84 @@
+"""Results of which only a part was shown: which file holds the whole, and in which session it may be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.ids import SessionId
+from retinue.domain.record import Note, RecordKind
+from retinue.domain.tool import ToolResult
+from retinue.domain.trust import Trust
+from retinue.store.core import tables as t
+
+ROWS_AT_ONCE_MAX = 500
+
+_b = sa.bindparam
+_r = t.records.c
+# The result of a call that was performed after its turn had gone by is a note.
+_is_result = _r.kind.in_([t.word(f"'{RecordKind.TOOL}'"), t.word(f"'{RecordKind.NOTE}'")])
+# In a body, quotation marks stand bare only around its own names and values: no output can imitate these.
+_has_whole = sa.and_(_r.body.like('%"whole":"%'), _r.body.not_like('%"whole":""%'))
+_has_attachments = _r.body.like('%"attachments":[{%')
+_of_session = (
+    sa.select(_r.kind, _r.body)
+    .where(_r.session == _b("the_session"), _is_result, _r.body.like(_b("named")))
+    .order_by(sa.case((_r.body.like(f'%"trust":"{Trust.UNTRUSTED}"%'), 0), else_=1), _r.seq.desc())
+    .limit(1)
+)
+_naming = (
+    sa.select(_r.session, _r.seq, _r.kind, _r.body)
+    .where(
+        sa.or_(_r.session > _b("session"), sa.and_(_r.session == _b("session"), _r.seq > _b("seq"))),
+        _is_result,
+        sa.or_(_has_whole, _has_attachments),
+    )
+    .order_by(_r.session, _r.seq)
+    .limit(ROWS_AT_ONCE_MAX)
+)
+
+
+def find(conn: sa.Connection, session: SessionId, prefix: str) -> ToolResult | None:
+    """The result in this session whose whole has a hash that begins so; of several, one that is trusted least.
+
+    `prefix` is hex digits, and nothing else.
+    """
+    row = conn.execute(_of_session, {"the_session": session, "named": f'%"whole":"{prefix}%'}).first()
+    result = _decoded(row.kind, row.body) if row is not None else None
+    return result if result is not None and result.whole.startswith(prefix) else None
+
+
+def named_files(conn: sa.Connection) -> set[str]:
+    """The hashes of all files that a result in a session names: its whole, and what is attached to it."""
+    named: set[str] = set()
+    session, seq = "", 0
+    while rows := conn.execute(_naming, {"session": session, "seq": seq}).all():
+        for row in rows:
+            result = _decoded(row.kind, row.body)
+            if result is not None:
+                named |= {attachment.hash for attachment in result.attachments} | ({result.whole} - {""})
+        session, seq = rows[-1].session, rows[-1].seq
+    return named
+
+
+_result = msgspec.json.Decoder(ToolResult)
+_note = msgspec.json.Decoder(Note)
+
+
+def _decoded(kind: str, body: Any) -> ToolResult | None:
+    try:
+        if kind == RecordKind.TOOL:
+            return _result.decode(body)
+        note = _note.decode(body)
+        return ToolResult(
+            call=note.call,
+            tool="",
+            output=note.text,
+            trust=note.trust,
+            whole=note.whole,
+            attachments=note.attachments,
+        )
+    except msgspec.MsgspecError:  # `records.damaged` tells of it
+        return None

@@ -1,0 +1,60 @@
+"""What each session was last told, beside its history: the files its conversation began with, and the whole text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from retinue.domain.ids import SessionId
+from retinue.store.core import tables as t
+
+_b = sa.bindparam
+_i = t.instructions.c
+_get = sa.select(t.instructions).where(_i.session == _b("session"))
+_text = sa.select(_i.text).where(_i.session == _b("session"))
+_insert = t.instructions.insert()
+_change = (
+    t.instructions.update()
+    .where(_i.session == _b("the_session"))
+    .values(
+        began=_b("new_began"), snapshot=_b("new_snapshot"), text=_b("new_text"), parts=_b("new_parts"), at_ms=_b("now")
+    )
+)
+_forget = t.instructions.delete().where(_i.session == _b("the_session"))
+
+
+class Kept(NamedTuple):
+    """`began` tells one context of the session from the next; `snapshot` and `parts` are JSON."""
+
+    began: str
+    snapshot: str
+    text: str
+    parts: str
+    at_ms: int
+
+
+def get(conn: sa.Connection, session: SessionId) -> Kept | None:
+    row = conn.execute(_get, {"session": session}).one_or_none()
+    return Kept(row.began, row.snapshot, row.text, row.parts, row.at_ms) if row else None
+
+
+def text_of(conn: sa.Connection, session: SessionId) -> str | None:
+    row = conn.execute(_text, {"session": session}).one_or_none()
+    return row.text if row is not None else None
+
+
+def put(conn: sa.Connection, session: SessionId, kept: Kept) -> None:
+    values = {
+        "new_began": kept.began,
+        "new_snapshot": kept.snapshot,
+        "new_text": kept.text,
+        "new_parts": kept.parts,
+        "now": kept.at_ms,
+    }
+    if not conn.execute(_change, {"the_session": session, **values}).rowcount:
+        conn.execute(_insert, {"session": session, **kept._asdict()})
+
+
+def forget(conn: sa.Connection, session: SessionId) -> None:
+    conn.execute(_forget, {"the_session": session})

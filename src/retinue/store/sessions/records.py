@@ -1,0 +1,187 @@
+"""Records in the store: appended in the commit they belong to, read back with damaged ones left out and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, repeat
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import Struct
+
+from retinue.domain.ids import SessionId
+from retinue.domain.record import Record, RecordKind, plain_records
+from retinue.domain.times import MS_MAX, MS_MIN
+from retinue.domain.trust import Trust
+from retinue.store.core import tables as t
+from retinue.store.core.fast_connection import Rows
+from retinue.store.sessions import record_chunks
+from retinue.store.sessions.record_codec import DECODERS, PLAIN_KINDS, as_words, read_body, text_of
+
+_b = sa.bindparam
+_encode = msgspec.json.Encoder().encode
+_KINDS = {kind.value: (kind, decoder.decode) for kind, decoder in DECODERS.items()}
+ROWS_AT_ONCE = 128  # of those that are not all plain words, each is looked at for itself
+_DAMAGED = (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError)
+_TRUSTS = {trust.value: trust for trust in Trust}
+_made = Record._make  # pyright: ignore[reportPrivateUsage]
+_insert = t.records.insert()
+_since = (
+    sa.select(*(column for column in t.records.c if column is not t.records.c.session))
+    .where(t.records.c.session == _b("session"), t.records.c.seq >= _b("first"), t.records.c.seq <= _b("last"))
+    .order_by(t.records.c.seq)
+)
+_one = sa.select(t.records).where(t.records.c.session == _b("session"), t.records.c.seq == _b("seq"))
+_begun = sa.select(sa.func.max(t.records.c.seq)).where(
+    t.records.c.session == _b("session"),
+    t.records.c.seq < _b("before"),
+    t.records.c.kind.in_([t.word(f"'{RecordKind.START}'"), t.word(f"'{RecordKind.RESET}'")]),
+)
+_owner_turns = (
+    sa.select(t.records)
+    .where(
+        t.records.c.session == _b("session"),
+        t.records.c.seq > _b("after"),
+        t.records.c.seq < _b("before"),
+        t.records.c.kind == t.word(f"'{RecordKind.USER}'"),
+        t.records.c.trust == t.word(f"'{Trust.OWNER}'"),
+    )
+    .order_by(t.records.c.seq.desc())
+    .limit(_b("limit"))
+)
+_all = (
+    sa.select(t.records.c.session, t.records.c.seq, t.records.c.kind, t.records.c.body)
+    .order_by(t.records.c.session, t.records.c.seq)
+    .execution_options(yield_per=1000)
+)
+
+
+class Damage(Struct, frozen=True):
+    """A record that cannot be read back."""
+
+    session: SessionId
+    seq: int
+    because: str
+
+
+def add(conn: sa.Connection, records: Sequence[Record]) -> None:
+    conn.execute(
+        _insert,
+        [
+            {
+                "session": r.session,
+                "seq": r.seq,
+                "kind": r.kind.value,
+                "body": _encode(r.body).decode(),
+                "run": r.run,
+                "trust": r.trust.value,
+                "at_ms": r.at_ms,
+            }
+            for r in records
+        ],
+    )
+    for r in records:
+        if r.seq % record_chunks.CHAPTER_RECORDS == 0:
+            record_chunks.close(conn, r.session, next_seq=r.seq)
+
+
+def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[list[Record], list[Damage]]:
+    """The records first..last. A damaged one never hides its neighbours."""
+    found: list[Record] = []
+    damaged: list[Damage] = []
+    for begins, chapter in record_chunks.read(conn, session, first=first, last=last):
+        if begins > first:
+            _read_rows(conn, session, first, begins - 1, found, damaged)
+        found += chapter
+        first = begins + len(chapter)
+    _read_rows(conn, session, first, last, found, damaged)
+    return found, damaged
+
+
+def _read_rows(
+    conn: sa.Connection, session: str, first: int, last: int, found: list[Record], damaged: list[Damage]
+) -> None:
+    result: Any = conn.execute(_since, {"session": session, "first": first, "last": last})
+    rows: Iterator[Any] = result.plain() if isinstance(result, Rows) else iter(result)
+    # Many rows at once, first from the store and then out of JSON: going to and fro for each takes a tenth longer.
+    at_once = 1  # a context begins with a mark
+    while batch := list(islice(rows, at_once)):
+        at_once = ROWS_AT_ONCE
+        try:
+            found += _plain_records(session, batch)
+        except _DAMAGED:  # or not all of them plain
+            _read_each(session, batch, found, damaged)
+
+
+def _plain_records(session: str, rows: Sequence[Any]) -> Iterable[Record]:
+    """Rows of `records` that are plain words. Raises where any is not, or is damaged.
+
+    Column by column, so that no line of Python is run for each of thousands.
+    """
+    seqs, kinds, bodies, runs, trusts, at_ms = zip(*rows, strict=True)
+    if not MS_MIN <= min(at_ms) <= max(at_ms) <= MS_MAX:
+        raise ValueError("milliseconds out of range")
+    kinds = list(map(PLAIN_KINDS.__getitem__, kinds))
+    words = list(map(as_words, bodies))
+    if not all(runs):
+        runs = [run or None for run in runs]
+    trusts = map(_TRUSTS.__getitem__, trusts)
+    fields = zip(repeat(session), seqs, kinds, words, at_ms, runs, trusts, map(text_of, words))
+    return plain_records(fields)
+
+
+def _read_each(session: str, rows: Iterable[Any], found: list[Record], damaged: list[Damage]) -> None:
+    for row in rows:
+        try:
+            found.append(record_of(session, *row))
+        except _DAMAGED as error:
+            damaged.append(Damage(SessionId(session), row[0], _said(error)))
+
+
+def record_of(session: str, seq: int, kind: str, body: str, run: str | None, trust: str, at_ms: int) -> Record:
+    """A row of `records`. Raises where it is damaged."""
+    # Thousands of these stand between a person and the first answer after a restart: nothing here is looked up twice,
+    # and `_make` takes half the time of a call with names.
+    kind_, decode = _KINDS[kind]
+    if not MS_MIN <= at_ms <= MS_MAX:
+        raise ValueError(f"{at_ms} milliseconds are out of range")
+    return _made((session, seq, kind_, decode(body), at_ms, run or None, _TRUSTS[trust]))
+
+
+def _said(error: Exception) -> str:
+    return f"there is nothing that is called {error}" if isinstance(error, LookupError) else str(error)
+
+
+def damaged(conn: sa.Connection) -> list[Damage]:
+    """Every record of the house that cannot be read back."""
+    found: list[Damage] = []
+    for row in conn.execute(_all):
+        try:
+            read_body(row.kind, row.body)
+        except (ValueError, msgspec.MsgspecError) as error:
+            found.append(Damage(SessionId(row.session), row.seq, str(error)))
+    return found
+
+
+def owner_turns(conn: sa.Connection, session: str, *, before: int, limit: int) -> list[Record]:
+    """What the owner has said before a record, since the context was last begun afresh: the newest, oldest first."""
+    begun = conn.execute(_begun, {"session": session, "before": before}).scalar() or 0
+    rows = conn.execute(_owner_turns, {"session": session, "after": begun, "before": before, "limit": limit})
+    found: list[Record] = []
+    for row in rows:
+        try:
+            found.append(record_of(*row))
+        except (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError):
+            continue  # `damaged` tells of it; what cannot be read explains nothing
+    return found[::-1]
+
+
+def begun(conn: sa.Connection, session: str, *, before: int) -> int:
+    """The number of the mark with which the context began that a record stood in, or would stand in."""
+    return conn.execute(_begun, {"session": session, "before": before}).scalar() or 1
+
+
+def get(conn: sa.Connection, session: str, seq: int) -> Record | None:
+    row = conn.execute(_one, {"session": session, "seq": seq}).one_or_none()
+    return record_of(*row) if row else None

@@ -1,0 +1,30 @@
+"""With whom sessions are shared. What follows from it is decided in `sight`."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from retinue.store.core import tables as t
+
+_b = sa.bindparam
+_insert = t.shares.insert()
+_delete = t.shares.delete().where(t.shares.c.session == _b("the_session"), t.shares.c.person == _b("the_person"))
+_with = sa.select(t.shares.c.person).where(t.shares.c.session == _b("session")).order_by(t.shares.c.person)
+
+
+def people(conn: sa.Connection, session: str) -> list[str]:
+    """With whom this session is shared."""
+    return conn.execute(_with, {"session": session}).scalars().all()  # type: ignore[return-value]
+
+
+def add(conn: sa.Connection, session: str, person: str, *, at_ms: int) -> bool:
+    """Whether it was not shared with this person before."""
+    if person in people(conn, session):
+        return False
+    conn.execute(_insert, {"session": session, "person": person, "at_ms": at_ms})
+    return True
+
+
+def remove(conn: sa.Connection, session: str, person: str) -> bool:
+    """Whether it had been shared with this person."""
+    return conn.execute(_delete, {"the_session": session, "the_person": person}).rowcount == 1

@@ -1,0 +1,572 @@
+"""Sessions in the store. Every write of a run goes through `guard`, which an outdated worker cannot pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import Struct
+from msgspec.structs import replace
+
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.errors import Stale
+from retinue.domain.event import NewsKind
+from retinue.domain.ids import SessionId
+from retinue.domain.principal import HOUSE, Principal
+from retinue.domain.record import Mark, Record, RecordKind
+from retinue.domain.session import Mind, Origin, OriginKind, QueueOverride, Session, Wakefulness
+from retinue.domain.session_keys import ChatType
+from retinue.domain.times import from_ms
+from retinue.store.core import row_visibility
+from retinue.store.core import tables as t
+from retinue.store.core.lookup import Noun, find
+from retinue.store.core.row_visibility import PerScope, me, scope_of
+from retinue.store.core.transaction import Page
+from retinue.store.sessions import records
+
+_b = sa.bindparam
+_encode = msgspec.json.Encoder().encode
+_queue = msgspec.json.Decoder(QueueOverride)
+_attributes = msgspec.json.Decoder(dict[str, Any])
+_mind = msgspec.json.Decoder(Mind)
+NO_MIND = "{}"
+NO_OVERRIDE = _encode(QueueOverride()).decode()
+
+_here = t.sessions.c.deleted_ms.is_(None)
+_by_id = sa.select(t.sessions).where(t.sessions.c.id == _b("id"))
+_by_prefix = (
+    sa.select(t.sessions.c.id)
+    .where(t.sessions.c.id >= _b("low"), t.sessions.c.id < _b("high"), t.sessions.c.agent == _b("agent"), _here)
+    .limit(2)
+)
+_by_origin = sa.select(t.sessions).where(
+    t.sessions.c.agent == _b("agent"),
+    t.sessions.c.origin_kind == _b("kind"),
+    t.sessions.c.origin_key == _b("key"),
+    _here,
+)
+_by_name = sa.select(t.sessions.c.id).where(t.sessions.c.agent == _b("agent"), t.sessions.c.folded == _b("folded"))
+_insert = t.sessions.insert()
+_touch = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(wakefulness=_b("wake"), updated_ms=_b("now"), snippet=_b("words"))
+)
+_guard = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"), t.sessions.c.epoch == _b("the_epoch"))
+    .values(
+        epoch=_b("new_epoch"),
+        record_seq=_b("seq"),
+        wakefulness=_b("wake"),
+        updated_ms=_b("now"),
+        active_ms=sa.func.coalesce(_b("active", type_=sa.BigInteger), t.sessions.c.active_ms),
+    )
+)
+_guard_with_snippet = _guard.values(snippet=_b("words"))
+# What wakes a session is in an index, which a commit that so much as mentions it writes to.
+_guard_step = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"), t.sessions.c.epoch == _b("the_epoch"))
+    .values(record_seq=_b("seq"), updated_ms=_b("now"))
+)
+_reset = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(
+        record_seq=_b("seq"),
+        context_from=_b("seq"),
+        revision=t.sessions.c.revision + 1,
+        compactions=0,
+        updated_ms=_b("now"),
+        began_ms=_b("now"),
+        refresh=None,
+    )
+)
+_ask_refresh = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(refresh=_b("reasons"))
+_rewrite = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(
+        record_seq=_b("seq"),
+        context_from=_b("marker"),
+        revision=t.sessions.c.revision + 1,
+        compactions=_b("summaries"),
+        snippet=_b("words"),
+        updated_ms=_b("now"),
+    )
+)
+_set_queue = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(queue=_b("body"), updated_ms=_b("now"))
+_rename = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(name=_b("new_name"), folded=_b("new_folded"), updated_ms=_b("now"))
+)
+_pin = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(pinned_ms=_b("pinned"), updated_ms=_b("now"))
+_set_mind = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(mind=_b("body"))
+_compact = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(
+        context_from=_b("marker"),
+        revision=t.sessions.c.revision + 1,
+        compactions=t.sessions.c.compactions + 1,
+        updated_ms=_b("now"),
+    )
+)
+_set_attributes = (
+    t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(attributes=_b("body"), updated_ms=_b("now"))
+)
+_fill = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(record_seq=_b("seq"), context_from=_b("marker"), snippet=_b("words"), updated_ms=_b("now"))
+)
+_forget_snippet = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(snippet="", updated_ms=_b("now"))
+# Its name and its origin are free for another from here on.
+_delete = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"), _here)
+    .values(deleted_ms=_b("now"), folded=None, pinned_ms=None)
+)
+_archive = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(archived_ms=_b("archived"))
+_restore = (
+    t.sessions.update()
+    .where(t.sessions.c.id == _b("the_id"))
+    .values(
+        deleted_ms=None,
+        name=_b("new_name"),
+        folded=_b("new_folded"),
+        origin_kind=_b("kind"),
+        origin_key=_b("key"),
+        updated_ms=_b("now"),
+    )
+)
+_active = (
+    sa.select(t.sessions.c.id, t.sessions.c.agent, t.sessions.c.origin_kind)
+    .where(t.sessions.c.wakefulness == t.word("'active'"))
+    .order_by(t.sessions.c.updated_ms, t.sessions.c.id)
+    .limit(_b("limit"))
+)
+_FOREGROUND = (t.word("'chat'"), t.word("'web'"), t.word("'terminal'"))
+_latest_foreground = (
+    sa.select(t.sessions)
+    .where(_here, t.sessions.c.origin_kind.in_(_FOREGROUND))
+    .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+    .limit(_b("limit"))
+)
+_latest_of_kind = (
+    sa.select(t.sessions)
+    .where(_here, t.sessions.c.origin_kind == _b("kind"))
+    .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+    .limit(_b("limit"))
+)
+_latest_of = (
+    sa.select(t.sessions)
+    .where(
+        t.sessions.c.agent == _b("agent"),
+        t.sessions.c.origin_kind == _b("kind"),
+        sa.or_(
+            t.sessions.c.origin_key == _b("key"),
+            sa.and_(t.sessions.c.origin_key >= _b("below"), t.sessions.c.origin_key < _b("beyond")),
+        ),
+        _here,
+    )
+    .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+    .limit(1)
+)
+# Whoever may be at work comes first: who sleeps has nothing to do, unless its run waits for something.
+_at_work = sa.or_(
+    t.sessions.c.wakefulness == t.word("'active'"),
+    sa.exists().where(t.runs.c.session == t.sessions.c.id, t.runs.c.status == t.word("'parked'")),
+)
+_children = (
+    sa.select(t.sessions)
+    .where(t.sessions.c.parent == _b("parent"), _here, t.sessions.c.archived_ms.is_(None))
+    .order_by(sa.case((_at_work, 0), else_=1), t.sessions.c.id)
+    .limit(_b("limit"))
+)
+_recent = PerScope(
+    lambda scope: (
+        sa.select(t.sessions)
+        .where(t.sessions.c.deleted_ms.is_(None), t.sessions.c.archived_ms.is_(None), row_visibility.sessions(scope))
+        .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+        .limit(_b("limit"))
+    )
+)
+
+
+_latest = (
+    sa.select(t.sessions.c.origin_kind, t.sessions.c.origin_key)
+    .where(
+        t.sessions.c.agent == sa.select(t.agents.c.name).where(t.agents.c.folded == _b("folded")).scalar_subquery(),
+        _here,
+        row_visibility.origin_is(t.sessions),
+        # Nothing new, but a range: so the index finds one person's sessions among everybody's.
+        t.sessions.c.origin_key >= _b("me"),
+        t.sessions.c.origin_key < _b("me_to"),
+    )
+    .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+    .limit(1)
+)
+_pinned = sa.func.coalesce(t.sessions.c.pinned_ms, -1)
+_any_agent = sa.bindparam("agent", type_=sa.String)
+_archived = sa.bindparam("archived", type_=sa.Boolean)
+
+
+def _listed(scope: row_visibility.Scope) -> sa.Select[Any]:
+    same_pin = sa.and_(_pinned == _b("pinned"), t.sessions.c.updated_ms == _b("updated"))
+    beyond = sa.or_(
+        _pinned < _b("pinned"),
+        sa.and_(_pinned == _b("pinned"), t.sessions.c.updated_ms < _b("updated")),
+        sa.and_(same_pin, t.sessions.c.id > _b("id")),
+    )
+    return (
+        sa.select(t.sessions)
+        .where(
+            _here, row_visibility.sessions(scope), sa.or_(_any_agent == t.word("''"), t.sessions.c.agent == _any_agent)
+        )
+        .where(sa.or_(_archived == sa.true(), t.sessions.c.archived_ms.is_(None)))
+        .where(beyond)
+        .order_by(_pinned.desc(), t.sessions.c.updated_ms.desc(), t.sessions.c.id)
+        .limit(_b("limit"))
+    )
+
+
+_listing = PerScope(_listed)
+_deleted = PerScope(
+    lambda scope: (
+        sa.select(t.sessions)
+        .where(
+            t.sessions.c.id >= _b("low"),
+            t.sessions.c.id < _b("high"),
+            t.sessions.c.deleted_ms >= _b("since"),
+            row_visibility.sessions(scope),
+        )
+        .order_by(t.sessions.c.deleted_ms.desc(), t.sessions.c.id)
+        .limit(_b("limit"))
+    )
+)
+_every = sa.select(t.sessions.c.id).where(t.sessions.c.id > _b("after")).order_by(t.sessions.c.id).limit(_b("limit"))
+
+
+class Place(Struct, frozen=True):
+    """Where in a listing one stands: behind the session with this pin, this time and this id."""
+
+    pinned_ms: int = 2**62
+    updated_ms: int = 2**62
+    id: str = ""
+
+
+def session_of(row: sa.Row[Any]) -> Session:
+    return Session(
+        id=SessionId(row.id),
+        agent=row.agent,
+        origin=Origin(OriginKind(row.origin_kind), row.origin_key, SessionId(row.parent) if row.parent else None),
+        name=row.name,
+        wakefulness=Wakefulness(row.wakefulness),
+        queue=_queue.decode(row.queue),
+        epoch=row.epoch,
+        record_seq=row.record_seq,
+        context_from=row.context_from,
+        revision=row.revision,
+        created_at=from_ms(row.created_ms),
+        updated_at=from_ms(row.updated_ms),
+        snippet=row.snippet,
+        pinned_at=from_ms(row.pinned_ms) if row.pinned_ms is not None else None,
+        attributes=_attributes.decode(row.attributes) if row.attributes != "{}" else {},
+        mind=_mind.decode(row.mind) if row.mind != NO_MIND else Mind(),
+        compactions=row.compactions,
+        deleted_at=from_ms(row.deleted_ms) if row.deleted_ms is not None else None,
+        archived_at=from_ms(row.archived_ms) if row.archived_ms is not None else None,
+        began_ms=row.began_ms,
+        active_ms=row.active_ms,
+        refresh=row.refresh,
+        chat_type=ChatType(row.chat_type) if row.chat_type is not None else None,
+    )
+
+
+def get(conn: sa.Connection, id_: str) -> Session | None:
+    row = conn.execute(_by_id, {"id": id_}).one_or_none()
+    return session_of(row) if row else None
+
+
+def by_prefix(conn: sa.Connection, agent: str, digits: str) -> SessionId | None:
+    """The one session of this agent whose id begins so; None where there is none or more than one."""
+    found = conn.execute(_by_prefix, {"low": digits, "high": digits + "g", "agent": agent}).all()
+    return SessionId(found[0].id) if len(found) == 1 else None
+
+
+def by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
+    row = conn.execute(_by_origin, {"agent": agent, "kind": origin.kind.value, "key": origin.key}).one_or_none()
+    return session_of(row) if row else None
+
+
+def latest_of(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
+    """The session of an agent that was updated last, of those that belong to this or to something named below it."""
+    below = {"below": f"{origin.key}/", "beyond": f"{origin.key}0"}  # `0` comes right after `/`
+    row = conn.execute(_latest_of, {"agent": agent, "kind": origin.kind.value, "key": origin.key, **below}).first()
+    return session_of(row) if row else None
+
+
+def start(
+    page: Page,
+    id_: SessionId,
+    *,
+    agent: str,
+    origin: Origin,
+    name: str = "",
+    unique: bool = True,
+    attributes: Mapping[str, Any] | None = None,
+    chat_type: ChatType | None = None,
+) -> None:
+    """A new session with its start marker, told to whoever watches: it is there before anything is handled in it.
+
+    A name that is not `unique` is only shown: several may have it, and none is found by it.
+    """
+    add(
+        page.conn,
+        id_,
+        agent=agent,
+        origin=origin,
+        name=name,
+        at_ms=page.at_ms,
+        unique=unique,
+        attributes=attributes,
+        chat_type=chat_type,
+    )
+    records.add(page.conn, [Record(session=id_, seq=1, kind=RecordKind.START, body=Mark(), at_ms=page.at_ms)])
+    page.tell(NewsKind.SESSION_STARTED, session=id_, agent=agent, origin=f"{origin.kind}:{origin.key}")
+
+
+def add(
+    conn: sa.Connection,
+    id_: str,
+    *,
+    agent: str,
+    origin: Origin,
+    name: str,
+    at_ms: int,
+    unique: bool = True,
+    attributes: Mapping[str, Any] | None = None,
+    chat_type: ChatType | None = None,
+) -> None:
+    """A new session, whose first record (the start marker) the caller adds in the same commit."""
+    conn.execute(
+        _insert,
+        {
+            "id": id_,
+            "agent": agent,
+            "origin_kind": origin.kind.value,
+            "origin_key": origin.key,
+            "parent": origin.parent,
+            "name": name,
+            "wakefulness": Wakefulness.SLEEPING.value,
+            "queue": NO_OVERRIDE,
+            "attributes": _encode(attributes).decode() if attributes else "{}",
+            "mind": NO_MIND,
+            "compactions": 0,
+            "epoch": 0,
+            "record_seq": 1,
+            "context_from": 1,
+            "revision": 0,
+            "snippet": "",
+            "created_ms": at_ms,
+            "updated_ms": at_ms,
+            "pinned_ms": None,
+            "folded": (name.casefold() or None) if unique else None,
+            "deleted_ms": None,
+            "archived_ms": None,
+            "began_ms": at_ms,
+            "active_ms": at_ms,
+            "refresh": None,
+            "chat_type": chat_type,
+        },
+    )
+
+
+def touch(conn: sa.Connection, id_: str, *, wakefulness: Wakefulness, snippet: str, at_ms: int) -> None:
+    conn.execute(_touch, {"the_id": id_, "wake": wakefulness.value, "now": at_ms, "words": snippet})
+
+
+def guard(
+    conn: sa.Connection,
+    id_: str,
+    *,
+    epoch: int,
+    record_seq: int,
+    wakefulness: Wakefulness,
+    at_ms: int,
+    new_epoch: int | None = None,
+    snippet: str | None = None,
+    active_ms: int | None = None,
+) -> None:
+    """Go on only if this session is still ours: the first write of every commit of a run. `active_ms`, where this is
+    activity: see policy/refreshing."""
+    values = {
+        "the_id": id_,
+        "the_epoch": epoch,
+        "new_epoch": epoch if new_epoch is None else new_epoch,
+        "seq": record_seq,
+        "wake": wakefulness.value,
+        "now": at_ms,
+        "active": active_ms,
+    }
+    statement = _guard
+    if snippet is not None:
+        statement, values["words"] = _guard_with_snippet, snippet
+    if conn.execute(statement, values).rowcount != 1:
+        raise Stale(id_, epoch)
+
+
+def guard_step(conn: sa.Connection, id_: str, *, epoch: int, record_seq: int, at_ms: int) -> None:
+    """The same for a step of a run: its session is awake from the run's first commit to its last."""
+    values = {"the_id": id_, "the_epoch": epoch, "seq": record_seq, "now": at_ms}
+    if conn.execute(_guard_step, values).rowcount != 1:
+        raise Stale(id_, epoch)
+
+
+def set_context_from(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
+    """The record `seq` is a marker: the context begins there from now on, and whoever shows another one is outdated."""
+    conn.execute(_reset, {"the_id": id_, "seq": seq, "now": at_ms})
+
+
+def ask_refresh(conn: sa.Connection, id_: str, reasons: str) -> None:
+    """The next run begins afresh, for these reasons. Whoever runs now goes on as it is."""
+    conn.execute(_ask_refresh, {"the_id": id_, "reasons": reasons})
+
+
+def set_queue(conn: sa.Connection, id_: str, queue: QueueOverride, *, at_ms: int) -> None:
+    conn.execute(_set_queue, {"the_id": id_, "body": _encode(queue).decode(), "now": at_ms})
+
+
+def set_mind(conn: sa.Connection, id_: str, mind: Mind) -> None:
+    """Not a change that anyone waits for: it does not bring the session to the top of a list."""
+    conn.execute(_set_mind, {"the_id": id_, "body": _encode(mind).decode()})
+
+
+def compact(conn: sa.Connection, id_: str, *, kept_from: int, at_ms: int) -> None:
+    """The context begins later from here on. What came before stays in the history."""
+    conn.execute(_compact, {"the_id": id_, "marker": kept_from, "now": at_ms})
+
+
+def by_name(conn: sa.Connection, agent: str, name: str) -> SessionId | None:
+    """The session of this agent that has this name, in whatever case it is written."""
+    found = conn.execute(_by_name, {"agent": agent, "folded": name.casefold()}).scalar()
+    return SessionId(found) if found else None
+
+
+def rename(conn: sa.Connection, id_: str, name: str, *, at_ms: int) -> None:
+    conn.execute(_rename, {"the_id": id_, "new_name": name, "new_folded": name.casefold() or None, "now": at_ms})
+
+
+def pin(conn: sa.Connection, id_: str, *, pinned: bool, at_ms: int) -> None:
+    conn.execute(_pin, {"the_id": id_, "pinned": at_ms if pinned else None, "now": at_ms})
+
+
+def set_attributes(conn: sa.Connection, id_: str, attributes: Mapping[str, Any], *, at_ms: int) -> None:
+    conn.execute(_set_attributes, {"the_id": id_, "body": _encode(attributes).decode(), "now": at_ms})
+
+
+def fill(conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, snippet: str, at_ms: int) -> None:
+    """A session that brings its history with it."""
+    conn.execute(_fill, {"the_id": id_, "seq": record_seq, "marker": context_from, "words": snippet, "now": at_ms})
+
+
+def rewrite(
+    conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, compactions: int, snippet: str, at_ms: int
+) -> None:
+    """Another context, made of the old one, stands at the end of the records. Whoever shows the old one is outdated."""
+    values = {"seq": record_seq, "marker": context_from, "summaries": compactions, "words": snippet, "now": at_ms}
+    conn.execute(_rewrite, {"the_id": id_, **values})
+
+
+def forget_snippet(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
+    conn.execute(_forget_snippet, {"the_id": id_, "now": at_ms})
+
+
+def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
+    """Out of every list and road. Its records stay, for what points to them."""
+    conn.execute(_delete, {"the_id": id_, "now": at_ms})
+
+
+def archive(conn: sa.Connection, id_: str, *, at_ms: int | None) -> None:
+    """Put away, or with None brought back. Whatever asks for it by its id finds it as before."""
+    conn.execute(_archive, {"the_id": id_, "archived": at_ms})
+
+
+def restore(conn: sa.Connection, id_: str, *, name: str, origin: Origin, at_ms: int) -> None:
+    """Back where it was. Its name and its origin may have gone to another meanwhile: the caller has looked."""
+    values = {"new_name": name, "new_folded": name.casefold() or None, "kind": origin.kind.value, "key": origin.key}
+    conn.execute(_restore, {"the_id": id_, **values, "now": at_ms})
+
+
+def deleted(
+    conn: sa.Connection, *, since_ms: int, limit: int, digits: str = "", seen_by: Principal = HOUSE
+) -> list[Session]:
+    """What was deleted since a moment, the last one first; of ids that begin so."""
+    values = {"low": digits, "high": digits + "g", "since": since_ms, "limit": limit}
+    rows = conn.execute(_deleted[scope_of(seen_by)], {**values, **me(seen_by)})
+    return [session_of(row) for row in rows]
+
+
+def latest(conn: sa.Connection, agent: str, *, whose: Principal) -> Origin | None:
+    """What the most recently updated session of an agent belongs to, among those that are this principal's own."""
+    asker = replace(whose, level=PermissionLevel.RESTRICTED)  # as one of the house, not as one who sees all
+    row = conn.execute(_latest, {"folded": agent.casefold(), **me(asker)}).first()
+    return Origin(OriginKind(row.origin_kind), row.origin_key) if row else None
+
+
+def listed(
+    conn: sa.Connection,
+    *,
+    after: Place,
+    limit: int,
+    agent: str = "",
+    archived: bool = False,
+    seen_by: Principal = HOUSE,
+) -> list[Session]:
+    """Pinned ones first, the newest pin first; then by what was updated last. With `archived`, also what was put
+    away."""
+    bounds = {"pinned": after.pinned_ms, "updated": after.updated_ms, "id": after.id, "agent": agent, "limit": limit}
+    values = {**bounds, "archived": archived, **me(seen_by)}
+    return [session_of(row) for row in conn.execute(_listing[scope_of(seen_by)], values)]
+
+
+def every(conn: sa.Connection, *, after: str, limit: int) -> list[SessionId]:
+    """All there ever were, deleted ones too, by id."""
+    return [SessionId(id_) for id_ in conn.execute(_every, {"after": after, "limit": limit}).scalars()]
+
+
+def active(conn: sa.Connection, *, limit: int) -> list[tuple[SessionId, str, OriginKind]]:
+    """The sessions that have something to do; all others sleep and are not loaded."""
+    return [(SessionId(r.id), r.agent, OriginKind(r.origin_kind)) for r in conn.execute(_active, {"limit": limit})]
+
+
+def latest_foreground(conn: sa.Connection, *, limit: int) -> list[Session]:
+    """The conversations that people last had, with whichever agent, the last one first."""
+    return [session_of(row) for row in conn.execute(_latest_foreground, {"limit": limit})]
+
+
+def latest_of_kind(conn: sa.Connection, kind: OriginKind, *, limit: int) -> list[Session]:
+    """Those of one sort, whichever agent's, the last one first."""
+    return [session_of(row) for row in conn.execute(_latest_of_kind, {"kind": kind.value, "limit": limit})]
+
+
+def children(conn: sa.Connection, parent: str, *, limit: int) -> list[Session]:
+    """Those below it that were not put away, and first whoever may be at work."""
+    return [session_of(row) for row in conn.execute(_children, {"parent": parent, "limit": limit})]
+
+
+def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> Session:
+    """The one session a short id names."""
+    session = get(conn, find(conn, text, (Noun.SESSION,), seen_by=seen_by)[1])
+    assert session is not None  # found by its id, in the same picture of the store
+    return session
+
+
+def recent(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Session]:
+    rows = conn.execute(_recent[scope_of(seen_by)], {"limit": limit, **me(seen_by)})
+    return [session_of(row) for row in rows]

@@ -1,0 +1,50 @@
+"""What a list of sessions marks: where somebody is at work, and where something lies that one has not read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import sqlalchemy as sa
+
+from retinue.domain import address
+from retinue.domain.ids import RunId, SessionId
+from retinue.domain.run import RunStatus
+from retinue.store.core import tables as t
+
+UNREAD_COUNTED_MAX = 1_000  # the newest; whoever has more sees that there are many
+
+_b = sa.bindparam
+_unread = (
+    sa.select(t.inbox.c.envelope, t.envelopes.c.sender)
+    .join_from(t.inbox, t.envelopes, t.inbox.c.envelope == t.envelopes.c.id)
+    .where(t.inbox.c.person == _b("person"), t.inbox.c.read_ms.is_(None))
+    .order_by(t.inbox.c.seq.desc())
+    .limit(UNREAD_COUNTED_MAX)
+)
+_unread_from = _unread.where(t.envelopes.c.sender == _b("sender"))
+_open_run = sa.select(t.runs.c.id, t.runs.c.status).where(
+    t.runs.c.session == _b("session"), t.runs.c.status.in_(t.OPEN_RUN)
+)
+
+
+def unread(conn: sa.Connection, person: str) -> Mapping[SessionId, int]:
+    """How much mail from each session a person has not read."""
+    senders = (address.parse(row.sender) for row in conn.execute(_unread, {"person": person}))
+    return Counter(sender.session for sender in senders if sender.session is not None)
+
+
+def unread_from(conn: sa.Connection, person: str, *, agent: str, session: str) -> list[str]:
+    """The mail from this session that a person has not read."""
+    asked = {"person": person, "sender": str(address.agent(agent, session))}
+    return [row.envelope for row in conn.execute(_unread_from, asked)]
+
+
+def at_work(conn: sa.Connection, sessions: Iterable[SessionId]) -> Mapping[SessionId, tuple[RunId, RunStatus]]:
+    """The runs that are open in these sessions."""
+    found: dict[SessionId, tuple[RunId, RunStatus]] = {}
+    for session in sessions:
+        row = conn.execute(_open_run, {"session": session}).one_or_none()
+        if row is not None:
+            found[session] = RunId(row.id), RunStatus(row.status)
+    return found
